@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 from serve.api.observe.audit import AuditLog
@@ -12,9 +14,17 @@ def open_observers(audit_log: Path | None, traces: str | None) -> list[Observer]
     """Those that were asked for. Raises GuardError if a file cannot be opened."""
     asked_for: list[Observer] = []
     if audit_log is not None:
-        asked_for.append(AuditLog(audit_log))
+        asked_for.append(AuditLog(_of_this_process(audit_log)))
     if traces is not None:
         from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
 
         asked_for.append(Traces.to_collector(traces))
     return asked_for
+
+
+def _of_this_process(path: Path) -> Path:
+    """The path with {hostname} and {pid} filled in: on a file system of several machines, lines
+    that two of them append to one file may mix.
+    """
+    name = str(path).replace("{hostname}", socket.gethostname())
+    return Path(name.replace("{pid}", str(os.getpid())))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from guard.card import check_rule, load_card, read_card
+from guard.card import Card, check_rule, read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import Runs
@@ -52,7 +52,7 @@ def served_parts(selection: Selection) -> list[ServedPart]:
     """
     models = selection.models.split(",")
     if len(models) == 1:
-        return [_part(load_recipe(models[0]), selection, selection.rules)]
+        return [_checked(_part(load_recipe(models[0]), selection, selection.rules))]
     if selection.is_merged:
         raise GuardError(
             "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
@@ -66,7 +66,7 @@ def served_parts(selection: Selection) -> list[ServedPart]:
         folders = {name: path for name, path in part.folders.items() if name in wanted - served}
         served |= set(folders)
         if folders:
-            parts.append(ServedPart(part.recipe, part.method, folders))
+            parts.append(_checked(replace(part, folders=folders)))
     if left - served:
         remedy = "Run `make train` for it"
         raise GuardError("not trained", got=", ".join(sorted(left - served)), remedy=remedy)
@@ -79,13 +79,18 @@ def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart
     else:
         method = served_method(recipe, selection.method)
     folders = trained(selection.runs, recipe.name, method, rules)
-    for rule, folder in folders.items():
-        check_rule(read_card(folder), rule, folder)
     if selection.is_merged and len(folders) > 1:
         raise GuardError(
             "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
         )
     return ServedPart(recipe, method, folders)
+
+
+def _checked(part: ServedPart) -> ServedPart:
+    """The part. Raises GuardError for a folder that is another rule's."""
+    for rule, folder in part.folders.items():
+        check_rule(read_card(folder), rule, folder)
+    return part
 
 
 def served_method(recipe: Recipe, name: str | None) -> str:
@@ -108,7 +113,7 @@ def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[
     def find(rule: str) -> Path | None:
         for part in parts:
             with contextlib.suppress(GuardError):  # nothing is trained there any more
-                folders = trained(selection.runs, part.recipe.name, part.method)
+                folders = trained(selection.runs, part.recipe.name, part.method, rule)
                 if rule in folders and not selection.is_merged:
                     return folders[rule]
         return None
@@ -143,21 +148,18 @@ def start_engine(
     """The engine that answers the rules of all parts, or those of `folders`, by name, each on the
     base of its card.
 
-    Raises GuardError if it does not start.
+    Raises GuardError if it does not start, or a folder is of another rule or of no part's base.
     """
-    for rule, folder in (folders or {}).items():  # what may have been put there since
-        check_rule(read_card(folder), rule, folder)
     if is_merged:
         (folder,) = parts[0].folders.values()
         return merged_engine(parts[0].recipe, folder.with_name(MERGED))
+    if folders is not None:
+        parts = _with_folders(parts, folders)
     engines: list[GuardEngine] = []
     with contextlib.ExitStack() as on_failure:
         for part in parts:
-            served = part.folders
-            if folders is not None:
-                served = _of_model(folders, part.recipe.name)
-            if served:
-                engines.append(GuardEngine(part.recipe, served))
+            if part.folders:
+                engines.append(GuardEngine(part.recipe, part.folders))
                 on_failure.callback(engines[-1].close)
         mixed = MixedEngine(engines)
         on_failure.pop_all()
@@ -166,9 +168,29 @@ def start_engine(
     return mixed
 
 
-def _of_model(folders: Mapping[str, Path], model: str) -> dict[str, Path]:
-    """Those whose weights are trained on this base. Raises GuardError for a folder without card."""
-    return {name: folder for name, folder in folders.items() if load_card(folder).model == model}
+def _with_folders(parts: Sequence[ServedPart], folders: Mapping[str, Path]) -> list[ServedPart]:
+    """The parts, each with those of the folders that are of its base.
+
+    Raises GuardError for a folder of another rule, or of no part's base.
+    """
+    by_recipe: dict[str, dict[str, Path]] = {part.recipe.name: {} for part in parts}
+    for rule, folder in folders.items():
+        card = read_card(folder)  # which may have been put there since
+        check_rule(card, rule, folder)
+        by_recipe[_recipe_of(card, folder, parts)][rule] = folder
+    return [replace(part, folders=by_recipe[part.recipe.name]) for part in parts]
+
+
+def _recipe_of(card: Card, folder: Path, parts: Sequence[ServedPart]) -> str:
+    """The recipe of the part that has the weights' base; of several, the card's own."""
+    base = (card.base, card.base_revision)
+    recipes = [part.recipe for part in parts]
+    names = [each.name for each in recipes if (each.base, each.base_revision) == base]
+    if not names:
+        got = f"{card.base} {card.base_revision[:12]}"
+        remedy = f"Served here: {', '.join(each.name for each in recipes)}"
+        raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
+    return card.model if card.model in names else names[0]
 
 
 def warm_up(engine: GuardEngine | MixedEngine) -> None:

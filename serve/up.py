@@ -63,7 +63,12 @@ def _arguments() -> argparse.Namespace:
     )
     add("--rule-sets", type=Path, help="a YAML file of named rule sets (docs/server.md)")
     add("--tenants", type=Path, help="a YAML file of tenants and their keys (docs/server.md)")
-    add("--audit-log", type=Path, help="a file that gets a line of JSON for every check")
+    add(
+        "--audit-log",
+        type=Path,
+        help="a file that gets a line of JSON for every check; "
+        "{hostname} and {pid} in its name are filled in",
+    )
     add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
     add("--watch", action="store_true", help="serve rules that are trained again by new weights")
     _add_tls_options(parser)

@@ -19,9 +19,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from guard.errors import GuardError
-from serve.api.limits import RETRY_AFTER
 from serve.api.observe.requests import REQUEST_ID
-from serve.engine.thread import CallerGone, Overloaded
+from serve.engine.thread import CallerGone, Overloaded, TooLate
 
 log = logging.getLogger(__name__)
 
@@ -108,15 +107,28 @@ class ErrorResponses:
         message = engine_failure(error)
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
         # is what this is.
-        headers = RETRY_AFTER
-        if isinstance(error, Overloaded):
-            headers = {"retry-after": str(math.ceil(error.retry_after_s))}
+        headers: dict[str, str] = {}
+        if math.isfinite(after_s := retry_after_s(error)):
+            headers["retry-after"] = str(math.ceil(after_s))
+        else:
+            headers["x-should-retry"] = "false"  # OpenAI's SDKs ask again by themselves otherwise
         return self.response(request.scope, 503, message, headers)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         # Starlette sends this one past the middleware that names all others.
         headers = {REQUEST_ID: request.scope["facts"].request_id}
         return self.response(request.scope, 500, SERVER_FAILED, headers)
+
+
+def retry_after_s(error: Exception) -> float:
+    """In how many seconds there may be room for a check that was refused for want of it.
+
+    Infinite for one that was begun, or may have been: what has just killed an engine, or held it up
+    for long, would do so again.
+    """
+    if isinstance(error, Overloaded) and not isinstance(error, TooLate):
+        return error.retry_after_s
+    return math.inf
 
 
 def engine_failure(error: Exception) -> str:

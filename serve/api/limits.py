@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from serve.engine.thread import MAX_OPEN, MAX_QUEUED
+from serve.policy.logic import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
 MAX_MESSAGES = 10_000  # of a conversation; a message costs five tokens at least
 MAX_RULES = 1_000  # of a check
@@ -33,9 +34,6 @@ MAX_CALL_ID = 200  # characters by which a reply's conversation is found
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
 MAX_TURNS = 500  # of a conversation that is checked at the end of each
 STREAM_S = 1800.0  # that a reply may be written for
-MAX_METADATA = 32  # keys of a request
-MAX_METADATA_KEY = 64  # characters
-MAX_METADATA_VALUE = 200
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
 
 TIMEOUT_HEADER = "guard-timeout-ms"  # how long the caller waits, where that is less

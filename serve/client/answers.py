@@ -98,5 +98,5 @@ class CheckAnswer:
                     for rule, entry in body.get("explanations", {}).items()
                 },
             )
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise CheckFailed(f"the response is no check of this version: {error!r}") from error

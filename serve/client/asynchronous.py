@@ -21,7 +21,8 @@ class AsyncGuardClient:
     """Checks conversations on the server at `base_url`.
 
     A check has `deadline_s` seconds, retries included. `messages` are OpenAI's: dicts with a role
-    and a content. `http_client` is one of the caller's own, with its proxies and certificates.
+    and a content. `http_client` is one of the caller's own, with its proxies and certificates; it
+    is not closed here.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class AsyncGuardClient:
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         self._http = http_client or httpx.AsyncClient()
+        self._closes_http = http_client is None
         self._url = base_url.rstrip("/") + PATH
         self._api_key = api_key
         self._deadline_s = deadline_s
@@ -88,8 +90,9 @@ class AsyncGuardClient:
                 yield text
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections, unless they are a client's of the caller's own."""
+        if self._closes_http:
+            await self._http.aclose()
 
     async def __aenter__(self) -> AsyncGuardClient:
         return self
@@ -103,13 +106,13 @@ class AsyncGuardClient:
             raise NotAllowed(answer)
 
     async def _check(self, messages: Sequence[Mapping[str, Any]], selection: Asked) -> CheckAnswer:
-        attempts, body = Attempts(self._deadline_s), selection.body(messages)
+        attempts, content = Attempts(self._deadline_s), selection.content(messages)
         while True:
             headers, left = attempts.headers(self._api_key), attempts.seconds_left
             try:
                 async with asyncio.timeout(left):
                     response = await self._http.post(
-                        self._url, json=body, headers=headers, timeout=left
+                        self._url, content=content, headers=headers, timeout=left
                     )
             except (httpx.HTTPError, TimeoutError) as error:
                 raise unreachable(error) from error

@@ -1,12 +1,14 @@
 """One check as HTTP: what is sent, what a response means, and when to try again. Knows nothing of
 connections.
 
-Only 503 is tried again, after what its Retry-After says: the server had no room. Whatever else goes
-wrong would go wrong again, and is raised; nothing that failed reads as "allow".
+Only a 503 with Retry-After is tried again, after what that says: the server had no room. Whatever
+else goes wrong would go wrong again, and a conversation that has just ended an engine would end the
+next one: it is raised. Nothing that failed reads as "allow".
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from serve.client.answers import CheckAnswer, CheckFailed
 PATH = "/v1/check"
 NO_ROOM = 503
 DEADLINE_S = 10.0
+SHORTEST_WAIT_S = 0.3  # whatever the server says
+UNREADABLE_WAIT_S = 1.0  # a Retry-After that is no number of seconds
 LONGEST_MESSAGE = 500  # characters of a server's error that are shown
 TIMEOUT_HEADER = "guard-timeout-ms"
 RETRY_AFTER = "retry-after"
@@ -50,6 +54,14 @@ class Asked:
             body["explain"] = True
         return body
 
+    def content(self, messages: Sequence[Mapping[str, Any]]) -> bytes:
+        """The body as it is sent. Raises CheckFailed for what no JSON in Unicode says."""
+        body = self.body(messages)
+        try:
+            return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckFailed(f"the check cannot be sent: {error!r}") from error
+
 
 class Attempts:
     """The attempts at one check, which has `seconds` in all."""
@@ -70,7 +82,8 @@ class Attempts:
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         """Of the next attempt: the server too gives up at the deadline."""
-        headers = {TIMEOUT_HEADER: str(max(1, round(self.seconds_left * 1000)))}
+        headers = {"content-type": "application/json"}
+        headers[TIMEOUT_HEADER] = str(max(1, round(self.seconds_left * 1000)))
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
         return headers
@@ -95,15 +108,15 @@ class Attempts:
             raise CheckFailed(_message(response), response.status_code)
         try:
             return CheckAnswer.of(response.json())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckFailed("the response is no JSON", response.status_code) from error
 
     def _wait(self, response: httpx.Response) -> float:
         stated = response.headers.get(RETRY_AFTER, "")
-        seconds = 1.0
-        if stated.isdigit():
-            seconds = float(stated)
-        if seconds >= self.seconds_left:
+        seconds = UNREADABLE_WAIT_S
+        if stated.isdecimal():
+            seconds = max(SHORTEST_WAIT_S, float(stated))
+        if not stated or seconds >= self.seconds_left:
             raise CheckFailed(_message(response), response.status_code)
         return seconds
 

@@ -19,7 +19,8 @@ class GuardClient:
     A check has `deadline_s` seconds, retries included. Each wait for the server (to connect, to
     send, for a piece of the answer) ends after what is left of them when the request begins; so one
     that is slow at several of these may take a multiple. `messages` are OpenAI's: dicts with a role
-    and a content. `http_client` is one of the caller's own, with its proxies and certificates.
+    and a content. `http_client` is one of the caller's own, with its proxies and certificates; it
+    is not closed here.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class GuardClient:
         http_client: httpx.Client | None = None,
     ) -> None:
         self._http = http_client or httpx.Client()
+        self._closes_http = http_client is None
         self._url = base_url.rstrip("/") + PATH
         self._api_key = api_key
         self._deadline_s = deadline_s
@@ -86,8 +88,9 @@ class GuardClient:
                 yield text
 
     def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        """Close the connections, unless they are a client's of the caller's own."""
+        if self._closes_http:
+            self._http.close()
 
     def __enter__(self) -> GuardClient:
         return self
@@ -101,12 +104,12 @@ class GuardClient:
             raise NotAllowed(answer)
 
     def _check(self, messages: Sequence[Mapping[str, Any]], selection: Asked) -> CheckAnswer:
-        attempts, body = Attempts(self._deadline_s), selection.body(messages)
+        attempts, content = Attempts(self._deadline_s), selection.content(messages)
         while True:
             headers, left = attempts.headers(self._api_key), attempts.seconds_left
             try:
                 with self._http.stream(
-                    "POST", self._url, json=body, headers=headers, timeout=left
+                    "POST", self._url, content=content, headers=headers, timeout=left
                 ) as receiving:
                     response = attempts.received(receiving)
             except httpx.HTTPError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,22 +14,28 @@ REPLICA_HEADER = "x-guard-replica"  # which replica answered, in every response 
 
 
 class ReplicaLost(Overloaded):
-    """No replica answered: the one that was asked has died, or none takes more.
+    """No replica answered: none is there, or none takes more."""
+
+
+class CheckLost(ReplicaLost):
+    """The replica that was asked has not answered, and may have died of it.
 
     Nothing is asked a second time by itself: what kills a replica would kill the next one too.
     """
+
+    retry_after_s = math.inf
 
 
 @dataclass(frozen=True)
 class Named:
     """What one replica answered, of several that were asked the same; `error` says why not, and
-    `retry_after_s` when it may.
+    `retry_after_s` when it may be asked again: infinite, if not by itself.
     """
 
     replica: str
     value: Any = None
     error: str | None = None
-    retry_after_s: float = Overloaded.retry_after_s
+    retry_after_s: float = math.inf
 
 
 @dataclass(frozen=True)

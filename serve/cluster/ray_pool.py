@@ -26,7 +26,7 @@ from ray.serve.handle import DeploymentHandle
 from guard.errors import GuardError
 from guard.machine.cores import usable_cores
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import Named, RelayedCheck, ReplicaLost
+from serve.cluster.pool import CheckLost, Named, RelayedCheck, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
 from serve.cluster.snapshots import Snapshots
@@ -130,11 +130,11 @@ def _lost(error: BaseException) -> ReplicaLost:
     if isinstance(error, BackPressureError):
         return ReplicaLost("too many checks are waiting", remedy="Try again later")
     if isinstance(error, RayActorError):
-        return ReplicaLost("the replica that had the check has died", remedy="Try again")
+        return CheckLost("the replica that had the check has died", remedy="Try again")
     if isinstance(error, RayTaskError):
         error = error.cause
     log.error("a replica could not be asked: %s: %s", type(error).__name__, error)
-    return ReplicaLost("no replica could be asked; the server's log says why", remedy="Try again")
+    return CheckLost("no replica could be asked; the server's log says why", remedy="Try again")
 
 
 @contextlib.contextmanager

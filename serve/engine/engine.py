@@ -91,6 +91,7 @@ class GuardEngine:
         start = start_backend or STARTS[recipe.kind]
         self._backend = start(recipe, adapters, engine_overrides, builder)
         self._model = recipe.name
+        self._base = (recipe.base, recipe.base_revision)
         self._slots_first = slots_first
         self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
@@ -107,6 +108,11 @@ class GuardEngine:
     def model(self) -> str:
         """The name of its recipe."""
         return self._model
+
+    @property
+    def base(self) -> tuple[str, str]:
+        """The base and its revision, as the cards of its weights name them."""
+        return self._base
 
     @property
     def rules(self) -> Mapping[str, Card]:

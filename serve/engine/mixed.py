@@ -201,21 +201,27 @@ class MixedEngine:
         return MixedCheck(names, tuple(checks), MixedCall(tuple(parts)))
 
     def serve(self, name: str, folder: Path | None = None) -> None:
-        """As `GuardEngine.serve`, in the engine that serves the rule, or that of its card's model.
+        """As `GuardEngine.serve`, in the engine that serves the rule, or one of its card's base.
 
-        Raises GuardError for a new rule of another model, too.
+        Raises GuardError for a new rule of another base, too.
         """
         if name in self.rules or folder is None:
             self._engine(name).serve(name, folder)
-            return
-        model = load_card(folder).model
-        for engine in self._engines:
-            if engine.model == model:
-                engine.serve(name, folder)
-                return
-        models = ", ".join(engine.model for engine in self._engines)
-        remedy = f"Served here: {models}"
-        raise GuardError("no engine of this model", where=folder, got=model, remedy=remedy)
+        else:
+            self._engine_for(load_card(folder), folder).serve(name, folder)
+
+    def _engine_for(self, card: Card, folder: Path) -> GuardEngine:
+        """The engine of the weights' base; of several, the card's own. Raises GuardError."""
+        base = (card.base, card.base_revision)
+        engines = [engine for engine in self._engines if engine.base == base]
+        if not engines:
+            got = f"{card.base} {card.base_revision[:12]}"
+            remedy = f"Served here: {', '.join(engine.model for engine in self._engines)}"
+            raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
+        for engine in engines:
+            if engine.model == card.model:
+                return engine
+        return engines[0]
 
     def remove(self, name: str) -> None:
         """As `GuardEngine.remove`, in the engine that serves the rule."""

@@ -20,6 +20,9 @@ from guard.errors import GuardError, choose_from
 from serve.policy.ruling import Ruling, all_of, any_of
 
 MAX_DEPTH = 16  # of combinations inside one another
+MAX_METADATA = 32  # keys that a request states
+MAX_METADATA_KEY = 64  # characters
+MAX_METADATA_VALUE = 200
 KINDS = ("rule", "any_of", "all_of", "metadata")
 KEYS = (*KINDS, "unless")
 
@@ -206,6 +209,7 @@ def _metadata(content: Any, where: str, depth: int) -> Expression:
         raise GuardError("not a mapping", where=where, got=repr(content)[:60], remedy=remedy)
     terms = []
     for key, values in content.items():
+        _check_text(key, MAX_METADATA_KEY, where)
         terms.append(MetadataTerm(key, _values(values, f"{where}.{key}")))
     return Connective(all_of, tuple(terms))
 
@@ -214,12 +218,20 @@ def _values(content: Any, where: str) -> frozenset[str]:
     """The texts that are listed, or the only one. Raises GuardError for anything but text."""
     values: Sequence[Any] = content if isinstance(content, list) else [content]
     for value in values:
-        if not isinstance(value, str):
-            remedy = "Metadata are texts; numbers and true need quotes"
-            raise GuardError("not a text", where=where, got=repr(value)[:60], remedy=remedy)
+        _check_text(value, MAX_METADATA_VALUE, where)
     if not values:
         raise GuardError("no value", where=where, got="[]", remedy="Write at least one")
     return frozenset(values)
+
+
+def _check_text(content: Any, max_characters: int, where: str) -> None:
+    """Raise GuardError for what no request can state."""
+    if not isinstance(content, str):
+        remedy = "Metadata are texts; numbers and true need quotes"
+        raise GuardError("not a text", where=where, got=repr(content)[:60], remedy=remedy)
+    if len(content) > max_characters:
+        problem = f"longer than the {max_characters} characters that a request can state"
+        raise GuardError(problem, where=where, got=repr(content)[:60], remedy="Shorten it")
 
 
 _PARSERS: Mapping[str, Callable[[Any, str, int], Expression]] = {

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
-from serve.policy.logic import Decision, Expression, Facts, any_rule, parse
+from serve.policy.logic import MAX_METADATA, Decision, Expression, Facts, any_rule, parse
 from serve.policy.ruling import Ruling
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
@@ -104,4 +104,9 @@ def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
         if rule not in violated_if.rules:
             remedy = "Name it there, or strike it from `rules`: it would be asked for nothing"
             raise GuardError("a rule decides nothing", where=where, got=rule, remedy=remedy)
+    reads = violated_if.evaluate(Facts({}, {})).decided_by  # all of it, where nothing is known
+    keys = set(reads) - violated_if.rules
+    if len(keys) > MAX_METADATA:
+        problem = f"conditions on more than the {MAX_METADATA} keys that a request can state"
+        raise GuardError(problem, where=where, got=len(keys), remedy="Split the set")
     return RuleSet(tuple(entry.rules), violated_if, name)

@@ -105,7 +105,7 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
 class PartJudge:
     """The engine of one actor, whose process works in `working_folder`.
 
-    Raises GuardError if it does not start.
+    Raises GuardError if it does not start, or not with what the scan began with.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class PartJudge:
     ) -> None:
         os.chdir(working_folder)
         self._engine = start_engine()
+        manifest.check_served(self._engine.rules)
         self._folder = PartFolder(folder, manifest)
 
     def __call__(self, batch: Batch) -> Batch:

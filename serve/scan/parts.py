@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from guard.card import Card
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 
@@ -61,6 +62,22 @@ class ScanManifest:
     verdicts: Mapping[str, Mapping[str, int]] | None = None
     calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
+    def check_served(self, cards: Mapping[str, Card]) -> None:
+        """Raise GuardError if an engine with these cards, by rule, answers by other weights or by
+        another calibration: its verdicts would stand under the names of these.
+        """
+        changed: list[str] = []
+        for rule, answers in self.rules.items():
+            card = cards[rule]
+            if (weights_of(card), calibration_of(card)) != (answers, self.calibrations[rule]):
+                changed.append(rule)
+        if changed:
+            raise GuardError(
+                "trained again since the scan began",
+                got=", ".join(changed),
+                remedy="Wait for the training to end, and begin anew with FORCE=1 or OUT=",
+            )
+
     @property
     def inputs(self) -> dict[str, Any]:
         """All that the verdicts depend on."""
@@ -68,6 +85,16 @@ class ScanManifest:
         for outcome in ("is_finished", "conversations", "verdicts"):
             del facts[outcome]
         return dict(json.loads(json.dumps(facts)))
+
+
+def weights_of(card: Card) -> tuple[str, float]:
+    """What `ScanManifest.rules` says of a rule with this card."""
+    return card.weights_sha256, card.threshold
+
+
+def calibration_of(card: Card) -> tuple[float, ...]:
+    """What `ScanManifest.calibrations` says of it."""
+    return card.temperature, card.bias, *card.uncertainty_band
 
 
 class PartFolder:

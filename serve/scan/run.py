@@ -21,7 +21,15 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
-from serve.scan.parts import FORMATS, MANIFEST, Format, PartFolder, ScanManifest
+from serve.scan.parts import (
+    FORMATS,
+    MANIFEST,
+    Format,
+    PartFolder,
+    ScanManifest,
+    calibration_of,
+    weights_of,
+)
 from serve.scan.scan import scan
 from serve.scan.sources import find_sources, state_of
 from serve.selection import Selection, ServedPart, served_parts, start_engine
@@ -41,8 +49,7 @@ def manifest_of(
     for part in parts:
         for name, folder in part.folders.items():
             card = load_card(folder)
-            rules[name] = (card.weights_sha256, card.threshold)
-            calibrations[name] = (card.temperature, card.bias, *card.uncertainty_band)
+            rules[name], calibrations[name] = weights_of(card), calibration_of(card)
     states = {source: state_of(source) for source in sources}
     model = ",".join(part.recipe.name for part in parts)
     return ScanManifest(model, states, rules, rows_a_part, format_, calibrations=calibrations)
@@ -95,7 +102,7 @@ def judge_all(
 ) -> ScanManifest:
     """Scan in this process, or by so many actors of a cluster; the finished manifest.
 
-    Raises GuardError as they do.
+    Raises GuardError as they do, and for rules that were trained again meanwhile.
     """
     manifest = folder.manifest
     warn_if_busy("it may take several times as long")
@@ -106,6 +113,7 @@ def judge_all(
         return scan_on_cluster(partial(start_engine, parts), folder, actors)
     print(f"loading {manifest.model} with {len(manifest.rules)} rules", flush=True)
     with start_engine(parts) as engine:
+        manifest.check_served(engine.rules)
         return scan(engine, folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from serve.api.app import create_app
+from serve.api.limits import MAX_BYTES
 from tests.deploy.clients import DEPLOY, addressed, output
 from tests.serve.serving import serving
 from tests.serve.word_engine import WordEngine
@@ -44,8 +46,55 @@ def run(access: str, bodies: list[str | None], answers: list[Any] | None = None)
     return result
 
 
-def test_only_an_allow_is_passed_on() -> None:
+def accessed(client: httpx.Client, bodies: list[str | None]) -> list[dict[str, Any]]:
+    """What becomes of requests with these bodies, in front of the server that the client asks."""
     (access,) = plugin("pre-function", "pre-function.yaml")["access"]
+    server = str(client.base_url).rstrip("/")
+    outcomes: list[dict[str, Any]] = run(addressed(access, {SERVER: server}), bodies)["access"]
+    return outcomes
+
+
+@pytest.mark.parametrize("file", ["pre-function.yaml", "ai-custom-guardrail.yaml"])
+def test_kong_listens_where_nobody_else_of_the_file_does(file: str) -> None:
+    text = (FOLDER / file).read_text(encoding="utf-8")
+    (port,) = re.findall(r"^#.*KONG_PROXY_LISTEN=0\.0\.0\.0:(\d+)", text, re.MULTILINE)
+    assert port not in re.findall(r"http://localhost:(\d+)", text)
+
+
+def test_kong_holds_as_large_a_body_as_the_server_takes() -> None:
+    text = (FOLDER / "pre-function.yaml").read_text(encoding="utf-8")
+    setting = r"^#.*KONG_NGINX_HTTP_CLIENT_BODY_BUFFER_SIZE=(\d+)m"
+    (mebibytes,) = re.findall(setting, text, re.MULTILINE)
+    assert int(mebibytes) * 2**20 >= MAX_BYTES
+
+
+def test_of_a_key_that_stands_twice_what_was_judged_is_passed_on() -> None:
+    harmless = json.dumps([{"role": "user", "content": "My head hurts."}])
+    violating = json.dumps([{"role": "user", "content": "Is ibuprofen good?"}])
+    doubled = '{{"messages": {}, "model": "assistant", "messages": {}}}'
+    bodies: list[str | None] = [
+        doubled.format(violating, harmless),
+        doubled.format(harmless, violating),
+        '{"messages": [{"role": "user", "content": "ibuprofen", "content": "Hi"}]}',
+    ]
+    with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
+        hidden, open_, inner = accessed(client, bodies)
+    assert open_["status"] == 403
+    for outcome in (hidden, inner):
+        passed_on = outcome["passed_on"]
+        assert passed_on.count("content") == 1 and "ibuprofen" not in passed_on
+
+
+def test_what_is_passed_on_says_what_came() -> None:
+    fields = {"stop": [], "metadata": {}, "user": None, "seed": 2**53 - 1, "temperature": 0.1}
+    body = asked('Größe: "9/10"', top_p=1, stream=True, **fields)
+    with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
+        same, no_number = accessed(client, [body, asked("Hi", top_p=float("nan"))])
+    assert json.loads(same["passed_on"]) == json.loads(body)
+    assert no_number["status"] == 400
+
+
+def test_only_an_allow_is_passed_on() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": [call]}]
     bodies = [
@@ -61,9 +110,8 @@ def test_only_an_allow_is_passed_on() -> None:
     ]
     engine = WordEngine()
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        results = run(addressed(access, {SERVER: str(client.base_url).rstrip("/")}), bodies)
-    exits = results["access"]
-    assert exits[:2] == [None, None]
+        exits = accessed(client, bodies)
+    assert [list(left) for left in exits[:2]] == [["passed_on"], ["passed_on"]]
     violation = {"message": "violates medical_advice", "type": "guardrail"}
     assert exits[2] == {"status": 403, "body": {"error": violation}}
     assert [left["status"] for left in exits[3:]] == [503, 503, 503, 400, 400, 400]

@@ -115,6 +115,22 @@ def test_every_pod_has_the_image_and_the_volume_and_room_for_a_replica() -> None
     assert documents()["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
+def test_the_head_has_the_port_by_which_the_operator_starts_the_application() -> None:
+    head = documents()["RayService"]["spec"]["rayClusterConfig"]["headGroupSpec"]
+    (container,) = head["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+    # KubeRay 1.5 takes those of Ray where the container has none, and no other where it has some.
+    needed = {"dashboard": 8265, "gcs-server": 6379, "serve": 8000}
+    assert not ports or needed.items() <= ports.items()
+
+
+def test_every_process_of_the_cluster_has_an_audit_log_of_its_own() -> None:
+    text = (FOLDER / "rayservice.yaml").read_text(encoding="utf-8")
+    (path,) = re.findall(r"^ *(?:# )?audit_log: (\S+)", text, re.MULTILINE)
+    assert path.startswith(application()["args"]["runs"])
+    assert "{hostname}" in path and "{pid}" in path
+
+
 def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
     assert "FROM centurion:${DEVICE}" in DOCKERFILE
     (install,) = re.findall(r"^RUN .*(bash setup/\S+)$", DOCKERFILE, re.MULTILINE)

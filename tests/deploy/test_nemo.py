@@ -6,6 +6,7 @@ What its rails see, and what the user gets where there is no verdict.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,6 +103,13 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
         for messages in engine.conversations:
             chats.judged.append([(message.role, message.content) for message in messages])
     return chats
+
+
+@pytest.mark.parametrize("config", CONFIGURATIONS)
+def test_nemo_listens_where_nobody_else_of_the_file_does(config: str) -> None:
+    text = (DEPLOY / "nemo" / config / "config.yml").read_text(encoding="utf-8")
+    (port,) = re.findall(r"^#.*nemoguardrails server --port (\d+) ", text, re.MULTILINE)
+    assert port not in re.findall(r"http://localhost:(\d+)", text)
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS)

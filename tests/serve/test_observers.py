@@ -16,3 +16,15 @@ def test_observers_are_those_that_were_asked_for(tmp_path: Path) -> None:
         observer.close()
     with pytest.raises(GuardError, match="no audit log"):
         open_observers(tmp_path, None)
+
+
+def test_processes_on_several_machines_have_an_audit_log_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, pid in (("one", 7), ("two", 7), ("two", 8)):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+        (log,) = open_observers(tmp_path / "audit-{hostname}-{pid}.jsonl", None)
+        log.close()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["audit-one-7.jsonl", "audit-two-7.jsonl", "audit-two-8.jsonl"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +16,14 @@ from guard.recipe import MethodSettings, Recipe
 from serve.engine import Refusal
 from serve.selection import (
     Selection,
+    ServedPart,
     find_trained,
     served_method,
     served_parts,
     start_engine,
     warm_up,
 )
-from tests.serve.guarded import recipe
+from tests.serve.guarded import recipe, save_card
 
 
 def with_methods(*names: str) -> Recipe:
@@ -93,6 +95,17 @@ def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(
         served_parts(selected(trained_on_both, "tiny"))
 
 
+def test_a_broken_rule_that_is_not_asked_for_keeps_no_other_from_being_served(
+    trained_on_both: Path,
+) -> None:
+    (trained_on_both / "tiny/shared/alora/card.json").write_text("{}")
+    (part,) = served_parts(selected(trained_on_both, "tiny,minilm", "own"))
+    assert list(part.folders) == ["own"]
+    for rules in ("own,shared", None):
+        with pytest.raises(GuardError, match=r"shared.*card\.json"):
+            served_parts(selected(trained_on_both, "tiny,minilm", rules))
+
+
 def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
     with pytest.raises(GuardError, match="a merged base answers alone"):
         served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))
@@ -103,10 +116,38 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(trained_on_both
     find = find_trained(selection, served_parts(selection))
     assert find("shared") == trained_on_both / "tiny/shared/alora"
     assert find("read") is None  # on a base that is not served
-    for name in ("..", "../minilm/read", "", "nobody"):
+    for name in ("..", "../minilm/read", "", "nobody", "own,shared"):
         assert find(name) is None
     merged = selected(trained_on_both, "tiny", "own", is_merged=True)
     assert find_trained(merged, served_parts(selection))("shared") is None
+
+
+def test_a_link_that_leads_elsewhere_is_not_found_and_hides_no_other_rule(
+    trained_on_both: Path,
+) -> None:
+    selection = selected(trained_on_both, "tiny", "own")
+    find = find_trained(selection, served_parts(selection))
+    shutil.move(trained_on_both / "tiny/own", trained_on_both / "elsewhere")
+    (trained_on_both / "tiny/own").symlink_to(trained_on_both / "elsewhere")
+    assert find("own") is None
+    assert find("shared") == trained_on_both / "tiny/shared/alora"
+
+
+def test_of_two_recipes_of_one_base_the_one_of_the_card_answers_again(
+    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: dict[str, list[str]] = {}
+
+    def engine(part_recipe: Recipe, folders: Any) -> Any:
+        started[part_recipe.name] = sorted(folders)
+        return SimpleNamespace(close=lambda: None, rules=dict.fromkeys(folders))
+
+    monkeypatch.setattr("serve.selection.GuardEngine", engine)
+    folders = {name: trained_on_both / f"tiny/{name}/alora" for name in ("own", "shared")}
+    save_card(folders["shared"], "shared", model="longer")
+    recipes = [recipe(), recipe().model_copy(update={"name": "longer"})]
+    start_engine([ServedPart(each, "alora", {}) for each in recipes], folders)
+    assert started == {"tiny": ["own"], "longer": ["shared"]}
 
 
 def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
@@ -121,16 +162,19 @@ def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
     monkeypatch.setattr("serve.selection.GuardEngine", engine)
     parts = served_parts(selected(trained_on_both, "tiny,minilm"))
     start_engine(parts)
-    models = {"own": "tiny", "new": "tiny", "read": "minilm"}
-    for reader in ("read_card", "load_card"):
-        monkeypatch.setattr(
-            f"serve.selection.{reader}",
-            lambda folder: SimpleNamespace(model=models[folder.name], rule=folder.name),
-        )
-    start_engine(parts, {name: Path(name) for name in models})
-    start_engine(parts, {"read": Path("read")})
+    own, read = trained_on_both / "tiny/own/alora", trained_on_both / "minilm/read/lora"
+    minilm = parts[1].recipe
+    bases = {"base": minilm.base, "base_revision": minilm.base_revision}
+    save_card(read, "read", "lora", model="minilm", **bases)
+    new = trained_on_both / "new"
+    shutil.copytree(own, new)
+    save_card(new, "new", model="another recipe of this base")
+    start_engine(parts, {"own": own, "new": new, "read": read})
+    start_engine(parts, {"read": read})
     with pytest.raises(GuardError, match="not of the rule 'read'"):
-        start_engine(parts, {"read": Path("own")})
+        start_engine(parts, {"read": own})
+    with pytest.raises(GuardError, match=r"no base that is served.*Served here: minilm"):
+        start_engine(parts[1:], {"read": read, "own": own})
     assert started == [
         ("tiny", ["own", "shared"]),
         ("minilm", ["read"]),

@@ -17,6 +17,7 @@ from guard.card import Card
 from guard.errors import GuardError
 from guard.example import Message
 from serve.api.access import Caller
+from serve.api.errors import retry_after_s
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService
 from serve.cluster.front.session import SESSION_HEADER, conversation_key
@@ -104,7 +105,9 @@ def _joined(
     by_shard: Mapping[int, Sequence[str]],
     asking: Mapping[int, asyncio.Task[Named]],
 ) -> Check:
-    """The shards' checks as one. Raises the first failure if no shard has answered."""
+    """The shards' checks as one. If no shard has answered, raises the failure that is to be tried
+    again last, or never.
+    """
     checks: list[Check] = []
     failures: list[GuardError] = []
     refused: dict[str, Refusal] = {}
@@ -118,7 +121,7 @@ def _joined(
             checks.append(named.value)
             request.scope["replicas"].append(named.replica)
     if failures and not checks:
-        raise failures[0]
+        raise max(failures, key=retry_after_s)
     judged = [rule for names in by_shard.values() for rule in names]
     gone = [rule for rule in rules if rule not in judged]  # removed while the request came in
     refused |= _refusals(gone, "it is served no longer")

@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 
 from guard.example import Message
-from serve.cluster.pool import Named, RelayedCheck, ReplicaLost, Replicas
+from serve.cluster.pool import CheckLost, Named, RelayedCheck, ReplicaLost, Replicas
 from serve.cluster.rules import ClusterRules
 
 LOOK_S = 1.0  # how old it may be what is known of a shard's replicas
+NOBODY, LATER = "no replica is there", "Try again in a few seconds"
 
 
 class Shard:
@@ -37,8 +38,8 @@ class Shard:
         `deadline` is by time.monotonic. Raises Overloaded; so it does while no replica is there,
         whatever time is left: others' verdicts should not wait for one to start.
         """
-        if self._is_lost:
-            await self._look()
+        if self._is_lost and await self._look():
+            raise ReplicaLost(NOBODY, remedy=LATER)
         async with self.rules.answering(deadline - time.monotonic()) as version:
             within_s = deadline - time.monotonic()
             relayed = RelayedCheck(tuple(messages), tuple(rules), cache_salt, within_s)
@@ -46,18 +47,17 @@ class Shard:
             try:
                 while not asking.done():
                     await asyncio.wait([asking], timeout=LOOK_S)
-                    if not asking.done():
-                        await self._look()
+                    if not asking.done() and await self._look():
+                        raise CheckLost(NOBODY, remedy=LATER)
                 return asking.result()
             finally:
                 asking.cancel()
 
-    async def _look(self) -> None:
-        """Raise ReplicaLost if no replica is there, or was a moment ago."""
+    async def _look(self) -> bool:
+        """Whether no replica is there, or was a moment ago."""
         if time.monotonic() > self._looked + LOOK_S:
             self._looked = time.monotonic()
             with contextlib.suppress(ReplicaLost, TimeoutError):  # then nobody knows
                 running = await asyncio.wait_for(self.replicas.running(), LOOK_S)
                 self._is_lost = not running
-        if self._is_lost:
-            raise ReplicaLost("no replica is there", remedy="Try again in a few seconds")
+        return self._is_lost

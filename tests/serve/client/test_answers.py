@@ -41,6 +41,12 @@ def test_a_body_that_lacks_something_is_no_answer(missing: str) -> None:
         CheckAnswer.of({key: value for key, value in BODY.items() if key != missing})
 
 
+@pytest.mark.parametrize("explanations", [None, [], {"fine": None}, {"fine": {"turn": 0}}])
+def test_explanations_that_are_none_are_no_answer(explanations: object) -> None:
+    with pytest.raises(CheckFailed, match="no check of this version"):
+        CheckAnswer.of({**BODY, "explanations": explanations})
+
+
 def test_an_explanation_of_a_first_turn_has_nothing_before_it() -> None:
     explanations = {"fine": {"turn": 0, "p_after": 0.9}}
     answer = CheckAnswer.of({**BODY, "explanations": explanations})

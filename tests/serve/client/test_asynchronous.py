@@ -22,8 +22,10 @@ async def in_pieces(*pieces: str) -> AsyncIterator[str]:
 
 def test_checks_and_streams_are_those_of_the_synchronous_client() -> None:
     async def run(base_url: str) -> None:
-        own = httpx.AsyncClient(trust_env=False)
-        async with AsyncGuardClient(base_url, http_client=own) as guard:
+        async with (
+            httpx.AsyncClient(trust_env=False) as own,
+            AsyncGuardClient(base_url, http_client=own) as guard,
+        ):
             answers = await asyncio.gather(*(guard.check(ASKED) for _ in range(5)))
             assert all(answer.is_allowed for answer in answers)
             with pytest.raises(CheckFailed, match="not served"):
@@ -41,22 +43,34 @@ def test_checks_and_streams_are_those_of_the_synchronous_client() -> None:
 
 def test_no_room_is_tried_again() -> None:
     responses = [httpx.Response(503, headers={"retry-after": "0"}), httpx.Response(500, text="why")]
-    own = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: responses.pop(0)))
 
     async def run() -> None:
-        async with AsyncGuardClient("http://guard", http_client=own) as guard:
-            await guard.check(ASKED)
+        transport = httpx.MockTransport(lambda _: responses.pop(0))
+        async with httpx.AsyncClient(transport=transport) as own:
+            await AsyncGuardClient("http://guard", http_client=own).check(ASKED)
 
     with pytest.raises(CheckFailed, match="why"):
         asyncio.run(run())
     assert responses == []
 
 
+def test_a_client_of_the_caller_s_own_is_left_open_and_one_of_its_own_closed() -> None:
+    async def run() -> None:
+        async with httpx.AsyncClient() as own:
+            async with AsyncGuardClient("http://guard", http_client=own):
+                pass
+            assert not own.is_closed
+        async with AsyncGuardClient("http://guard") as guard:
+            pass
+        assert guard._http.is_closed
+
+    asyncio.run(run())
+
+
 def test_a_response_that_drips_in_ends_at_the_deadline() -> None:
     async def run(address: str) -> None:
-        own = httpx.AsyncClient(trust_env=False)
-        async with AsyncGuardClient(address, http_client=own, deadline_s=0.5) as guard:
-            await guard.check(ASKED)
+        async with httpx.AsyncClient(trust_env=False) as own:
+            await AsyncGuardClient(address, http_client=own, deadline_s=0.5).check(ASKED)
 
     with dripping() as address, pytest.raises(CheckFailed, match="no response"):
         asyncio.run(run(address))

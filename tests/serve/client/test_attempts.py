@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -39,14 +40,39 @@ def test_nothing_is_sent_after_the_deadline() -> None:
         Attempts(0.0).headers(None)
 
 
-@pytest.mark.parametrize(("stated", "seconds"), [("2", 2.0), ("", 1.0), ("soon", 1.0)])
-def test_no_room_means_to_wait_as_long_as_the_server_says(stated: str, seconds: float) -> None:
+@pytest.mark.parametrize(("stated", "seconds"), [("2", 2.0), ("0", 0.3), ("soon", 1.0)])
+def test_no_room_means_to_wait_as_long_as_the_server_says_and_a_moment_at_least(
+    stated: str, seconds: float
+) -> None:
     response = httpx.Response(503, headers={"retry-after": stated})
     assert Attempts(10).answer(response) == seconds
     with pytest.raises(CheckFailed, match="503"):
-        Attempts(0.5).answer(response)
+        Attempts(0.2).answer(response)
 
 
-def test_a_page_that_is_no_json_is_no_answer() -> None:
+@pytest.mark.parametrize("headers", [{}, {"retry-after": ""}])
+def test_what_failed_for_another_reason_than_room_is_not_asked_again(
+    headers: dict[str, str],
+) -> None:
+    response = httpx.Response(503, headers=headers, text="the engine failed")
+    with pytest.raises(CheckFailed, match="the engine failed"):
+        Attempts(10).answer(response)
+
+
+@pytest.mark.parametrize("text", ["<html>", "[" * 100_000])
+def test_a_page_that_is_no_json_is_no_answer(text: str) -> None:
     with pytest.raises(CheckFailed, match="no JSON"):
-        Attempts(1).answer(httpx.Response(200, text="<html>"))
+        Attempts(1).answer(httpx.Response(200, text=text))
+
+
+def nested(depth: int) -> list[Any]:
+    content: list[Any] = []
+    for _ in range(depth):
+        content = [content]
+    return content
+
+
+@pytest.mark.parametrize("content", ["\ud800", float("nan"), b"bytes", nested(100_000)])
+def test_what_cannot_be_sent_is_no_answer(content: object) -> None:
+    with pytest.raises(CheckFailed, match="cannot be sent"):
+        Asked().content([{"role": "user", "content": content}])

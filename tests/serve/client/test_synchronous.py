@@ -108,7 +108,7 @@ def test_an_allowed_stream_is_released_whole_and_its_end_is_held_back_till_then(
     assert [len(messages) for messages in engine.conversations] == [2, 2, 2]
 
 
-def test_only_503_is_tried_again_and_after_what_the_server_says() -> None:
+def test_only_no_room_is_tried_again_and_after_what_the_server_says() -> None:
     busy = httpx.Response(503, headers={"retry-after": "0"})
     guard, requests = answering([busy, busy, ok()])
     assert guard.check(ASKED).is_allowed
@@ -119,6 +119,30 @@ def test_only_503_is_tried_again_and_after_what_the_server_says() -> None:
         with pytest.raises(CheckFailed, match="why") as raised:
             guard.check(ASKED)
         assert raised.value.status == status and len(requests) == 1
+
+
+def test_an_engine_that_failed_is_not_asked_again() -> None:
+    guard, requests = answering([httpx.Response(503, text="the engine failed"), ok()])
+    with pytest.raises(CheckFailed, match="the engine failed"):
+        guard.check(ASKED)
+    assert len(requests) == 1
+
+
+def test_text_that_is_no_unicode_is_not_sent() -> None:
+    guard, requests = answering([ok()])
+    with pytest.raises(CheckFailed, match="cannot be sent"):
+        list(guard.guarded_stream(ASKED, ["The sea \ud800 is wide."]))
+    assert not requests
+
+
+def test_a_client_of_the_caller_s_own_is_left_open(engine: Censor) -> None:
+    with serving(create_app(engine)) as http, httpx.Client(trust_env=False) as own:
+        for _ in range(2):
+            with GuardClient(str(http.base_url), http_client=own) as guard:
+                assert guard.check(ASKED).is_allowed
+    with GuardClient("http://guard") as guard:
+        pass
+    assert guard._http.is_closed
 
 
 def test_no_wait_is_longer_than_the_deadline() -> None:

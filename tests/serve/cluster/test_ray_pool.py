@@ -155,6 +155,9 @@ def test_killed_replicas_lose_nothing_allow_nothing_and_come_back_by_themselves(
             os.kill(replica_processes()[0], signal.SIGKILL)
             time.sleep(0.5)
         counts = load.assert_nothing_lost_or_allowed()
+        # What kills a replica would kill the next one too.
+        died = [answer for answer in load.answers if "has died" in answer.text]
+        assert not any("retry-after" in answer.headers for answer in died)
         assert counts[200, "violation"] > 0
         unjudged += counts[503, "unjudged"]
         assert client.get("/healthz").status_code == 200
@@ -252,6 +255,7 @@ def test_more_than_replicas_take_is_unjudged_and_never_lost(
     )
     assert set(counts) <= {(200, "violation"), (503, "unjudged")}
     assert sum(counts.values()) == 400 and counts[200, "violation"] > 64
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

@@ -92,9 +92,12 @@ def test_rules_are_served_and_removed_in_the_engine_of_their_model(
     mixed.remove("new")
     mixed.remove("b")
     assert list(mixed.rules) == ["pii_leak", "a", "refund_promise"]
-    save_card(new, "other", model="another")
-    with pytest.raises(GuardError, match=r"no engine of this model.*another.*Served here: tiny"):
-        mixed.serve("other", new)
+    save_card(new, "other", model="renamed")  # a recipe of another name on the same base
+    mixed.serve("other", new)
+    assert "other" in mixed.rules
+    save_card(new, "third", base="another")
+    with pytest.raises(GuardError, match=r"no base that is served.*another.*Served here: tiny"):
+        mixed.serve("third", new)
 
 
 def test_a_rule_that_none_serves_is_refused_and_the_others_answer(mixed: MixedEngine) -> None:

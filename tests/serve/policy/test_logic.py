@@ -176,6 +176,9 @@ def test_an_expression_may_be_deep_but_not_endless() -> None:
         ({"metadata": {}}, r"test\.metadata: not a mapping"),
         ({"metadata": {"tier": 1}}, r"test\.metadata\.tier: not a text \(got 1\).*quotes"),
         ({"metadata": {"tier": []}}, r"test\.metadata\.tier: no value"),
+        ({"metadata": {1: "a"}}, r"test\.metadata: not a text \(got 1\)"),
+        ({"metadata": {"k" * 65: "a"}}, r"test\.metadata: longer than the 64 characters"),
+        ({"metadata": {"tier": ["a", "v" * 201]}}, r"metadata\.tier: longer than the 200"),
     ],
 )
 def test_what_is_no_expression_is_told_where_and_how_to_write_it(content: Any, error: str) -> None:

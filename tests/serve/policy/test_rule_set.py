@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
+from serve.policy.logic import MAX_METADATA
 from serve.policy.rule_set import RuleSet, load_rule_sets
 from serve.policy.ruling import Ruling
 
@@ -85,6 +86,19 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, error: str)
     with pytest.raises(GuardError, match=error) as raised:
         load_text(tmp_path, text)
     assert raised.value.remedy
+
+
+def with_conditions(keys: int) -> str:
+    conditions = [f"metadata: {{k{number}: v}}" for number in range(keys)]
+    exception = ", ".join(f"{{{condition}}}" for condition in conditions)
+    logic = f"{{rule: pii_leak, unless: {{any_of: [{exception}]}}}}"
+    return f"rule_sets: {{a: {{rules: [pii_leak], violated_if: {logic}}}}}"
+
+
+def test_no_set_reads_more_metadata_than_a_request_can_state(tmp_path: Path) -> None:
+    assert load_text(tmp_path, with_conditions(MAX_METADATA))["a"].rules == ("pii_leak",)
+    with pytest.raises(GuardError, match=r"violated_if: conditions on more than.*\(got 33\)"):
+        load_text(tmp_path, with_conditions(MAX_METADATA + 1))
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

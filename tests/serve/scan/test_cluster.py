@@ -141,6 +141,19 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
         time.sleep(0.1)
 
 
+def test_an_actor_with_other_weights_than_the_scan_began_with_does_not_start(
+    tmp_path: Path, rules: dict[str, Path]
+) -> None:
+    from serve.scan.cluster import PartJudge
+
+    folder = words_folder(write_words(tmp_path / "a.jsonl", 1), rules, tmp_path / "out")
+    start = partial(WordsEngine, rules)
+    PartJudge(start, folder.folder, folder.manifest, Path.cwd())
+    save_words(rules["stern"], b"trained again")
+    with pytest.raises(GuardError, match=r"trained again since the scan began \(got stern\)"):
+        PartJudge(start, folder.folder, folder.manifest, Path.cwd())
+
+
 def noting_engine(folders: dict[str, Path], file: Path) -> WordsEngine:
     """An engine that writes down how long the threads of its process spin."""
     file.write_text(os.environ.get("GOMP_SPINCOUNT", "as long as they like"))

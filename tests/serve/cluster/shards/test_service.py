@@ -191,6 +191,9 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -
         await asyncio.sleep(30)
         raise ReplicaLost("too late")
 
+    async def full(*_: object) -> Named:
+        raise ReplicaLost("too many checks are waiting")
+
     async def failed(*_: object) -> Named:
         return Named("a replica", error="the engine failed; the server's log says why")
 
@@ -200,6 +203,14 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -
         assert {rule["reason"] for rule in content["unjudged"]} == {
             "the engine failed; the server's log says why"
         }
+        # One has no room, and may soon; the other has just failed, and would do so again.
+        cluster.pools[0].check = full  # type: ignore[method-assign]
+        for rules in ((*FIRST, *SECOND), SECOND):
+            refused = client.post("/v1/check", json=body("Hello.", *rules))
+            assert refused.status_code == 503 and "retry-after" not in refused.headers
+        refused = client.post("/v1/check", json=body("Hello.", *FIRST))
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        del cluster.pools[0].check
         cluster.pools[1].check = hangs  # type: ignore[method-assign]
         began = time.monotonic()
         headers = {"guard-timeout-ms": "100"}
@@ -207,6 +218,11 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -
         assert time.monotonic() < began + 10
         assert [result["rule"] for result in content["results"]] == FIRST
         assert "too long" in content["unjudged"][0]["reason"]
+        cluster.pools[1].replicas = []
+        gone = client.post("/v1/check", json=body("Hello.", *SECOND))  # they may have died of it
+        assert "no replica is there" in gone.text and "retry-after" not in gone.headers
+        unasked = client.post("/v1/check", json=body("Hello.", *SECOND))
+        assert "no replica is there" in unasked.text and unasked.headers["retry-after"] == "1"
 
 
 def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
