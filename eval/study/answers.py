@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from eval.bag_of_words.baseline import fit_bag_of_words
 from eval.contender import BAG_OF_WORDS
-from guard.card import read_card
+from eval.trial import TrialRequirements
 from guard.errors import GuardError
 from guard.example import Example, read_examples
 from guard.layout import (
@@ -47,14 +47,19 @@ Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seed
 def study_logits(folder: Path, study: Study, recipe: Recipe, rule: Rule) -> Logits:
     """The logits of every size and method, bag of words first, of a study in `folder`.
 
-    Raises GuardError where a point's weights are missing or were trained on other rows.
+    Raises GuardError where a point's weights are missing, or were trained on other rows or another
+    base, for another wording, or by other settings.
     """
     tests = shared_test_rows(folder, study)
+    balanced = rule.model_copy(update={"max_fpr": None})  # as the weights are trained
+    base_revision = recipe.base_revision
     by_point: dict[tuple[StudyPoint, str], list[float]] = {}
     for point in study.points:
         runs = point_runs(folder, point)
+        data_hash = fingerprint(*split_files(runs.data(rule.id)))
+        required = TrialRequirements(runs, recipe, balanced, base_revision, data_hash, tests)
         for method in recipe.methods:
-            by_point[point, method] = _kept_logits(runs, recipe, rule, point, method, tests)
+            by_point[point, method] = _kept_logits(required, point, method)
     for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
         by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
     logits: Logits = {}
@@ -74,24 +79,15 @@ def shared_test_rows(folder: Path, study: Study) -> list[Example]:
     return read_examples(files[0])
 
 
-def _kept_logits(
-    runs: Runs,
-    recipe: Recipe,
-    rule: Rule,
-    point: StudyPoint,
-    method: str,
-    tests: Sequence[Example],
-) -> list[float]:
+def _kept_logits(required: TrialRequirements, point: StudyPoint, method: str) -> list[float]:
     seed = point.seed if METHODS[method].is_seeded else 0
-    folder = runs.adapter(recipe.name, rule.id, method, seed)
-    remedy = "Run the study's command again: it trains what is missing"
-    if read_card(folder).data_hash != fingerprint(*split_files(runs.data(rule.id))):
-        raise GuardError("the weights were trained on other rows", where=folder, remedy=remedy)
-    predictions = read_predictions(folder, "test", remedy)
-    missing = [row.id for row in tests if row.id not in predictions]
-    if missing:
-        raise GuardError("no prediction", where=folder, got=missing[0], remedy=remedy)
-    return [predictions[row.id] for row in tests]
+    try:
+        weights = required.contestant(method, seed)
+    except GuardError as error:
+        remedy = "Run the study's command again: it trains what is missing"
+        problem, where, got = error.problem, error.where, error.got
+        raise GuardError(problem, where=where, got=got, remedy=remedy) from error
+    return [weights.reference_logits[row.id] for row in required.examples]
 
 
 def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]:

@@ -151,17 +151,21 @@ class StudyReport(Strict):
             lines.append(f"- {size:,} rows: {label_of(best)} is best{self._margin(size, best)}.")
         most = self.study.sizes[-1]
         for method in self.methods:
-            last = self.cell(most, method).auroc
-            enough = [
-                size
-                for size in self.study.sizes
-                if self.cell(size, method).auroc >= last - SUFFICIENT
-            ]
             lines.append(
-                f"- {label_of(method)}: from {enough[0]:,} rows on within {SUFFICIENT:g} of its "
-                f"AUROC with {most:,}."
+                f"- {label_of(method)}: from {self._enough(method):,} rows on no more than "
+                f"{SUFFICIENT:g} below its AUROC with {most:,}."
             )
         return lines
+
+    def _enough(self, method: str) -> int:
+        """The fewest rows that are sufficient, as all larger numbers of them are."""
+        enough = self.study.sizes[-1]
+        last = self.cell(enough, method).auroc
+        for size in reversed(self.study.sizes):
+            if self.cell(size, method).auroc < last - SUFFICIENT:
+                break
+            enough = size
+        return enough
 
     def _margin(self, size: int, best: str) -> str:
         """Whether `best` is clear of the bag of words."""

@@ -12,14 +12,18 @@ what the first way could reach if turns erred independently. Knows nothing of HT
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.markdown import markdown_table
-from eval.metrics import wilson_interval
+from eval.metrics import Outcomes, accuracy_interval
+from eval.quality import group_numbers
 from eval.served import OpenPredictor, open_engine
 from eval.study.report import save_figures
 from guard.card import Card, load_card
@@ -38,18 +42,23 @@ TURNS = 3  # that a row must have at least: with two, there is little to choose 
 
 
 class RightShare(Strict):
-    """How often something was right, of how many, with its 95 % interval (Wilson)."""
+    """How often something was right, of how many, with its 95 % interval (`accuracy_interval`): the
+    turns of a row stand or fall together.
+    """
 
     right: int
     total: int
     ci95: tuple[float, float]
 
     @classmethod
-    def of(cls, outcomes: Iterable[bool]) -> RightShare:
-        """The share of these that are true."""
-        values = list(outcomes)
-        share = sum(values) / len(values) if values else 0.0
-        return cls(right=sum(values), total=len(values), ci95=wilson_interval(share, len(values)))
+    def of(cls, by_row: Sequence[Sequence[bool]], groups: NDArray[np.int64]) -> RightShare:
+        """The share that is true of each row's outcomes; `groups` are the rows' own."""
+        right = np.array([list(itertools.chain.from_iterable(by_row))], dtype=np.int8)
+        ci95 = 0.0, 1.0
+        if right.size:
+            of_outcomes = np.repeat(groups, [len(row) for row in by_row])
+            ci95 = accuracy_interval(Outcomes(right, of_outcomes))
+        return cls(right=int(right.sum()), total=right.size, ci95=ci95)
 
     @property
     def text(self) -> str:
@@ -129,6 +138,19 @@ class Curve:
         verdicts = self.verdicts(calibration)
         return verdicts.index(True) if True in verdicts else None
 
+    def right(self, calibration: Calibration) -> dict[str, list[bool]]:
+        """What is right about the row, by the fields of ViolatingTurns."""
+        verdicts = self.verdicts(calibration)
+        return {
+            "first_violation": [self.first_violation(calibration) == self.violating],
+            "largest_rise": [self.largest_rise == self.violating],
+            "leave_one_out": [self.most_needed == self.violating],
+            "detected": [verdicts[-1]],
+            "turns_before": [not verdict for verdict in verdicts[: self.violating]],
+            "turn_itself": [verdicts[self.violating]],
+            "turns_after": verdicts[self.violating + 1 :],
+        }
+
 
 def violating_turn(row: Example) -> int | None:
     """The first turn that performs the row's violating act; None where the row does not say."""
@@ -160,7 +182,7 @@ def measure(
             return scores
 
         curves = [_curve(row, logits) for row in tqdm(judged, unit="row")]
-    return _report(curves, card, recipe.name, method)
+    return _report(curves, group_numbers(judged), card, recipe.name, method)
 
 
 def _curve(row: Example, logits: Callable[[Sequence[tuple[Message, ...]]], list[float]]) -> Curve:
@@ -174,33 +196,23 @@ def _curve(row: Example, logits: Callable[[Sequence[tuple[Message, ...]]], list[
     )
 
 
-def _report(curves: Sequence[Curve], card: Card, model: str, method: str) -> ViolatingTurns:
-    calibration = card.calibration
-    before: list[bool] = []
-    at: list[bool] = []
-    after: list[bool] = []
-    for curve in curves:
-        verdicts = curve.verdicts(calibration)
-        before += [not verdict for verdict in verdicts[: curve.violating]]
-        at.append(verdicts[curve.violating])
-        after += verdicts[curve.violating + 1 :]
-    turns_before = RightShare.of(before)
-    accuracy_before = turns_before.right / turns_before.total if before else 1.0
-    reachable = [accuracy_before**curve.violating * sum(at) / len(at) for curve in curves]
-    firsts = [curve.first_violation(calibration) == curve.violating for curve in curves]
+def _report(
+    curves: Sequence[Curve], groups: NDArray[np.int64], card: Card, model: str, method: str
+) -> ViolatingTurns:
+    of_rows = [curve.right(card.calibration) for curve in curves]
+    shares: dict[str, Any] = {}
+    for name in of_rows[0]:
+        shares[name] = RightShare.of([right[name] for right in of_rows], groups)
+    before, itself = shares["turns_before"], shares["turn_itself"]
+    accuracy_before = before.right / before.total if before.total else 1.0
+    reachable = [accuracy_before**curve.violating * itself.right / itself.total for curve in curves]
     return ViolatingTurns(
         model=model,
         rule=card.rule,
         method=method,
         mean_turns=float(np.mean([len(curve.at_end) for curve in curves])),
-        first_violation=RightShare.of(firsts),
-        largest_rise=RightShare.of(curve.largest_rise == curve.violating for curve in curves),
-        leave_one_out=RightShare.of(curve.most_needed == curve.violating for curve in curves),
-        detected=RightShare.of(curve.verdicts(calibration)[-1] for curve in curves),
-        turns_before=turns_before,
-        turn_itself=RightShare.of(at),
-        turns_after=RightShare.of(after),
         allowed_by_accuracy=float(np.mean(reachable)),
+        **shares,
         **provenance(),
     )
 

@@ -24,9 +24,10 @@ class EarlyStopping:
     recorded computes it again, with the same result, and records it again.
     """
 
-    def __init__(self, folder: Path, patience: int) -> None:
+    def __init__(self, folder: Path, patience: int, min_steps: int = 0) -> None:
         self._file = folder / FILE
         self._patience = patience
+        self._min_steps = min_steps
         self._state: dict[str, Any] = {"losses": {}, "weights": []}
         if self._file.is_file():
             self._state = torch.load(self._file, weights_only=True)
@@ -45,7 +46,9 @@ class EarlyStopping:
         return _best(self._losses)
 
     def ended(self, step: int) -> bool:
-        """Whether the epochs up to `step` have had their chance."""
+        """Whether the epochs up to `step` have had their chance, and the least steps are done."""
+        if step < self._min_steps:
+            return False
         losses = {end: loss for end, loss in self._losses.items() if end <= step}
         best = _best(losses)
         return sum(end > best for end in losses) >= self._patience

@@ -71,6 +71,8 @@ NOT_OUR_LOSS = (
     "use_liger_kernel",
 )
 POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
+# Schedules that wait for a metric, which no training hands them.
+OF_A_METRIC = ("reduce_lr_on_plateau", "greedy")
 LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
 # What PEFT calls the model that an adapter of each kind of base makes of it. A token classifier has
 # a head, which PEFT trains and saves with the adapter; GLiNER2's classifier is the base's.
@@ -101,7 +103,7 @@ def lora_config(job: Job) -> LoraConfig:
 def trainer_config(job: Job) -> SFTConfig:
     """The recipe's `trainer` as TRL's SFTConfig, checkpoints in the job's scratch folder.
 
-    Raises GuardError naming a key that is bad or that an aLoRA would be trained without, or the
+    Raises GuardError naming a key that is bad or that the method would be trained without, or the
     package that the optimizer needs.
     """
     owned = _trainer_owned(job)
@@ -115,11 +117,13 @@ def trainer_config(job: Job) -> SFTConfig:
     _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}: trainer")
     _check_keys(job.settings.trainer, SFTConfig, owned, f"{recipe}: {section}")
     where = f"{recipe}: trainer and {section}"
+    _check_schedule(job.trainer.get("lr_scheduler_type"), where)
     config = _construct(SFTConfig, defaults | job.trainer | owned, where)
-    _check_positive(config, where)
+    _check_range(config, where)
+    _check_budget(job, config)
     optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
     _check_read(job, SFTConfig(**defaults | owned), where)
-    if _acts_from_suffix(job) and config.fp16:
+    if config.fp16 and (_acts_from_suffix(job) or job.recipe.is_encoder):
         remedy = "Set the recipe's dtype to bfloat16 or float32"
         raise GuardError(_is_trained_without(job, "fp16"), where=where, remedy=remedy)
     return config
@@ -153,12 +157,19 @@ def steps_per_epoch(config: SFTConfig, rows: int) -> int:
 
 
 def total_steps(config: SFTConfig, rows: int, min_steps: int) -> int:
-    """Optimizer steps of a training on `rows`: the recipe's max_steps, or else its epochs, and at
-    least `min_steps`.
+    """Optimizer steps of a training on `rows` that does not stop early: the recipe's max_steps, or
+    else its epochs, and at least `min_steps`.
     """
     if config.max_steps > 0:
         return config.max_steps
     return max(math.ceil(config.num_train_epochs * steps_per_epoch(config, rows)), min_steps)
+
+
+def interval(every: float, steps: int) -> int:
+    """The `save_steps` or `eval_steps` of a training of so many steps: below 1 they are a share."""
+    if every < 1:
+        every = math.ceil(every * steps)
+    return int(every)
 
 
 def _acts_from_suffix(job: Job) -> bool:
@@ -228,7 +239,14 @@ def _check_rank(job: Job, where: str) -> None:
         raise GuardError(problem, where=where, got=f"{rank} > {limit}", remedy=remedy)
 
 
-def _check_positive(config: SFTConfig, where: str) -> None:
+def _check_schedule(schedule: object, where: str) -> None:
+    if schedule in OF_A_METRIC:
+        problem = "a schedule that waits for a metric, which training does not hand it"
+        remedy = "Take another lr_scheduler_type, such as cosine"
+        raise GuardError(problem, where=where, got=schedule, remedy=remedy)
+
+
+def _check_range(config: SFTConfig, where: str) -> None:
     for key in POSITIVE:
         value = getattr(config, key)
         with refusals("SFTConfig", where):
@@ -236,6 +254,23 @@ def _check_positive(config: SFTConfig, where: str) -> None:
         if not is_positive:
             problem = f"'{key}' must be above 0"
             raise GuardError(problem, where=where, got=value, remedy="Raise it or remove it")
+    norm: float | None = config.max_grad_norm
+    with refusals("SFTConfig", where):
+        is_norm = norm is not None and norm >= 0
+    if not is_norm:
+        problem = "'max_grad_norm' must be a number, 0 or above"
+        remedy = "Write 0 for no clipping, or remove it"
+        raise GuardError(problem, where=where, got=str(norm), remedy=remedy)
+
+
+def _check_budget(job: Job, config: SFTConfig) -> None:
+    if job.min_steps and config.max_steps > 0:
+        raise GuardError(
+            "training would take max_steps, whatever min_steps says",
+            where=job.where("min_steps"),
+            got=f"{job.min_steps} beside max_steps {config.max_steps}",
+            remedy="Remove one of them",
+        )
 
 
 def _check_read(job: Job, default: SFTConfig, where: str) -> None:

@@ -219,8 +219,13 @@ class StepBar(TrainerCallback):
         self._bar = tqdm(total=steps, initial=first, desc="train", unit="step", leave=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move to the trainer's step."""
+        """Move to the trainer's step.
+
+        The last one has no checkpoint: resumed there, the trainer would take a step more.
+        """
         self._bar.update(state.global_step - self._bar.n)
+        if state.global_step >= state.max_steps:
+            control.should_save = False
 
     def on_log(
         self,
@@ -249,7 +254,7 @@ class StopEarly(TrainerCallback):
 
     def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
         self._builder = job.builder
-        self._stopping = EarlyStopping(job.scratch, patience)
+        self._stopping = EarlyStopping(job.scratch, patience, job.min_steps)
         self._per_epoch = per_epoch
         self._prompts = [row.prompt for row in validation]
         self._labels = [row.label for row in validation]
@@ -261,7 +266,9 @@ class StopEarly(TrainerCallback):
             logits = verdict_logits(model, self._prompts, self._builder)
             loss = validation_loss(logits, self._labels)
             self._stopping.record(state.global_step, loss, _trainable(model))
-        control.should_training_stop |= self._stopping.ended(state.global_step)
+        if self._stopping.ended(state.global_step):
+            control.should_training_stop = True
+            control.should_save = False  # as after the last step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put the best weights back."""

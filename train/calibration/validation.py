@@ -1,6 +1,7 @@
-"""How good verdicts are on the validation split, calibrated ones with honest intervals.
+"""How good verdicts are on the validation split, with intervals that take rows as independent.
 
-Knows nothing of models or files.
+Rows come in groups that share a context: of such the intervals are too narrow. Those of the test
+split draw groups (`eval/metrics.py`). Knows nothing of models or files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RESAMPLES = 999
 def validation_metrics(
     logits: Sequence[float], labels: Sequence[int], calibration: Calibration
 ) -> dict[str, Any]:
-    """Metrics of calibrated verdicts, with 95 % intervals.
+    """Metrics of calibrated verdicts, with 95 % intervals of independent rows.
 
     Wilson's for shares, percentile bootstrap within the classes for the AUROC. On the split that
     chose the threshold they flatter a little: the figures to quote are the test split's, from

@@ -85,14 +85,19 @@ def _begun_token_classifier(job: Job, rows: Rows) -> Begun:
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)
-    classifier = cast(nn.Linear, base.classifier)
+    # In bfloat16 small steps would be lost. Of the low-rank weights PEFT sees to that itself; here
+    # it trains a copy, hook and all.
+    classifier = cast(nn.Linear, base.classifier).float()
+    classifier.register_forward_pre_hook(_as_its_weight)
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    validation_logits: Sequence[float] = ()
-    if job.recipe.dtype == "float32":  # otherwise the classifier is a rounded head
-        validation_logits = trained.validation_logits
-    return Begun(frozen(base), head.words, held_out, validation_logits)
+    return Begun(frozen(base), head.words, held_out, trained.validation_logits)
+
+
+def _as_its_weight(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The states as a layer of another dtype than the base's takes them."""
+    return tuple(states.to(cast(nn.Linear, layer).weight.dtype) for states in inputs)
 
 
 def _begun_gliner2(job: Job, rows: Rows) -> Begun:

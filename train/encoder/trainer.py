@@ -38,6 +38,7 @@ from guard.prompt.encoder import EncoderPromptBuilder, Window
 from train.adapter.early_stopping import FILE as BEST
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import (
+    interval,
     lora_config,
     optimizer_of,
     steps_per_epoch,
@@ -117,7 +118,7 @@ class Training:
         self.model = _adapted(job, begun.base)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         (job.scratch / BEST).unlink(missing_ok=True)  # of a run that was interrupted
-        self.best = EarlyStopping(job.scratch, job.patience or self.steps)
+        self.best = EarlyStopping(job.scratch, job.patience or self.steps, job.min_steps)
         self._train()
         self.best.restore(self.weights)
         return TrainedEncoder(self.model, job, self.words, self.best_logits)
@@ -222,7 +223,7 @@ class Training:
 
     @property
     def _eval_steps(self) -> int:
-        return int(self.config.eval_steps or self._steps_per_epoch)
+        return interval(self.config.eval_steps or self._steps_per_epoch, self.steps)
 
     @property
     def _steps_per_epoch(self) -> int:

@@ -19,7 +19,7 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.progress import Progress
-from train.adapter.settings import optimizer_of, steps_per_epoch, total_steps
+from train.adapter.settings import interval, optimizer_of, steps_per_epoch, total_steps
 from train.adapter.trl import LengthGrouped, diverged
 from train.examples import Row, Rows
 from train.job import Job
@@ -57,7 +57,7 @@ class Member:
         self.optimizer, self.schedule = optimizer_of(self.config, weights, self.steps, job.name)
         job.open_scratch()
         if job.patience:
-            self.early_stopping = EarlyStopping(job.scratch, job.patience)
+            self.early_stopping = EarlyStopping(job.scratch, job.patience, job.min_steps)
         if self._checkpoint.is_file():
             self._resume()
         self.progress = Progress(
@@ -101,7 +101,7 @@ class Member:
         if not math.isfinite(loss):
             self.failure = diverged(self.job.name, self.step, loss)
             return
-        if self.config.max_grad_norm:  # TRL's values for no clipping are 0 and null
+        if self.config.max_grad_norm:  # 0: no clipping
             nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm)
         self.optimizer.step()
         self.schedule.step()
@@ -112,9 +112,7 @@ class Member:
 
     def save(self) -> None:
         """Write the checkpoint, if one is due after this step."""
-        every = self.config.save_steps
-        if every < 1:
-            every = math.ceil(every * self.steps)  # a share of all steps
+        every = interval(self.config.save_steps, self.steps)
         if self.failure or not every or self.step % every or self.step == self.steps:
             return
         state = {

@@ -13,8 +13,9 @@ from guard.files.yaml_file import Strict
 class SweepPoint(Strict):
     """One combination with one seed: metrics of the validation split.
 
-    `point` names the combination, `inputs` is the fingerprint of all that decides the adapter,
-    `correct` says which validation rows were judged right.
+    `point` names the combination, `inputs` is the fingerprint of all that decides adapter and
+    metrics, `correct` says which validation rows were judged right, `groups` which of them share a
+    context, by number.
     """
 
     point: str
@@ -25,6 +26,7 @@ class SweepPoint(Strict):
     auroc: float
     nll: float
     correct: list[bool]
+    groups: list[int]
 
 
 def by_combination(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
@@ -40,7 +42,7 @@ def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
 
     And how much worse it is, in accuracy. Each rank stands by its best combination. Noise is that
     of the validation rows: the 95 % interval of the mean paired difference of the rows'
-    correctness, each averaged over the seeds.
+    correctness, each averaged over the seeds; rows of one group stand or fall together.
     """
     correct: dict[str, np.ndarray] = {}
     by_rank: dict[int, list[str]] = {}
@@ -51,9 +53,17 @@ def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
     for rank in sorted(by_rank):
         best_of_rank = max(by_rank[rank], key=lambda name: correct[name].mean())
         worse = correct[best] - correct[best_of_rank]
-        if worse.mean() <= 1.96 * worse.std(ddof=1) / len(worse) ** 0.5:
+        if worse.mean() <= 1.96 * _standard_error(worse, points[0].groups):
             return best_of_rank, float(worse.mean())
     raise AssertionError("the best combination is not worse than itself")
+
+
+def _standard_error(values: np.ndarray, groups: Sequence[int]) -> float:
+    """Of the mean, by the spread of the groups' sums; infinite for one group, which shows none."""
+    sums = np.bincount(groups, weights=values - values.mean())
+    if len(sums) < 2:
+        return np.inf
+    return float(sums.std(ddof=1) * len(sums) ** 0.5 / len(values))
 
 
 def table(points: Sequence[SweepPoint], seeds: int) -> str:

@@ -7,10 +7,10 @@ only. The table is of the validation split; the test split stays untouched.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +18,28 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from guard.calibration_rows import for_calibration
+from guard.calibration_rows import own_rows_decide
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
-from guard.layout import ROOT, Runs
+from guard.layout import ROOT, Runs, fingerprint
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule, RuleTurn, load_rule
-from train.examples import Rows
+from train.examples import Row, Rows
 from train.examples import load as load_rows
 from train.job import Job
 from train.process import process_of
 from train.sweep.report import SweepPoint, picture, table
 
 GRIDS = ROOT / "recipes" / "sweeps"
+# What a point's figures depend on besides the adapter.
+FIGURES_CODE = (
+    *sorted((ROOT / "train/calibration").glob("*.py")),
+    ROOT / "train/sweep/run.py",
+    ROOT / "guard/calibration_rows.py",
+    ROOT / "guard/verdict.py",
+)
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
@@ -125,9 +132,9 @@ def sweep(
     done: dict[str, SweepPoint] = {}
     if not force:
         done = {point.inputs: point for point in _read(out)}
-    missing = [(combination, job) for combination, job in work if job.inputs not in done]
+    missing = [(combination, job) for combination, job in work if _inputs(job) not in done]
     print(f"{len(work)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
-    for _, job in missing:
+    for _, job in work:
         job.claim()
         if force:
             job.forget()
@@ -136,8 +143,12 @@ def sweep(
         _write(out, done.values())  # kept if what follows is interrupted
     points: list[SweepPoint] = []
     for combination, job in work:
-        if job.inputs in done:
-            points.append(done[job.inputs].model_copy(update={"point": combination.name}))
+        if _inputs(job) in done:
+            points.append(done[_inputs(job)].model_copy(update={"point": combination.name}))
+    for _, job in work:
+        job.close_scratch()
+        with contextlib.suppress(OSError):  # another sweep may have a seed of the combination
+            job.folder.parent.rmdir()
     _report(points, len(stated.seeds), f"{rule} on {recipe.name}", out)
     return points
 
@@ -207,26 +218,27 @@ def _trained(
             if isinstance(trained, GuardError):
                 raise trained
             validation = rows[job.recipe.rule_turn].validation
-            logits, labels = for_calibration(
-                trained.validation_logits,
-                [row.label for row in validation],
-                [row.is_generated for row in validation],
-                None,
-            )
-            yield _point(combination, job, logits, labels)
+            yield _point(combination, job, _compared(validation, trained.validation_logits))
         except GuardError as error:
             print(f"{combination.name}: {error}", flush=True)
-    for job, _ in jobs:
-        job.close_scratch()
-        shutil.rmtree(job.folder.parent, ignore_errors=True)  # the combination's checkpoints
 
 
-def _point(
-    combination: Combination, job: Job, logits: Sequence[float], labels: Sequence[int]
-) -> SweepPoint:
+def _compared(validation: Sequence[Row], logits: Sequence[float]) -> list[tuple[Row, float]]:
+    """The rows that combinations are compared on, those that a threshold is for, with logits."""
+    labels = [row.label for row in validation]
+    own_decide = own_rows_decide(labels, [row.is_generated for row in validation], None)
+    of_rows = zip(validation, logits, strict=True)
+    return [(row, logit) for row, logit in of_rows if not (own_decide and row.is_generated)]
+
+
+def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, float]]) -> SweepPoint:
     from train.calibration.calibrate import calibrate
     from train.calibration.validation import validation_metrics
 
+    labels = [row.label for row, _ in compared]
+    logits = [logit for _, logit in compared]
+    names = [row.group or row.id for row, _ in compared]
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(names))}
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
     verdicts = [calibration.p_violation(logit) >= calibration.threshold for logit in logits]
@@ -234,12 +246,17 @@ def _point(
         point=combination.name,
         rank=job.lora.get("r", 8),
         seed=job.seed,
-        inputs=job.inputs,
+        inputs=_inputs(job),
         accuracy=metrics["accuracy"],
         auroc=metrics["auroc"],
         nll=metrics["nll"],
         correct=[verdict == bool(label) for verdict, label in zip(verdicts, labels, strict=True)],
+        groups=[number_of[name] for name in names],
     )
+
+
+def _inputs(job: Job) -> str:
+    return fingerprint(job.inputs, *FIGURES_CODE)
 
 
 @exits_cleanly

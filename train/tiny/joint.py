@@ -36,6 +36,7 @@ PASS_TOKENS = 4096  # padded
 ADAPTERS_LR = 5e-4
 CLIP_BASE = 1.0
 CLIP_ADAPTERS = 0.3
+SCALING_OF_ITS_OWN = ("use_rslora", "alpha_pattern", "rank_pattern")
 LORA_A = ".lora_A.weight"
 LORA_B = ".lora_B.weight"
 
@@ -84,7 +85,8 @@ class JointModel:
     """A base whose weights are trained, all but the embedding's, with the aLoRAs in `folders` on
     the layers that they act on.
 
-    Raises GuardError naming an adapter of another shape than the first.
+    Raises GuardError naming an adapter of another shape than the first, or one whose layers are
+    not all scaled by lora_alpha / r.
     """
 
     def __init__(self, base: Path, folders: Sequence[Path]) -> None:
@@ -158,6 +160,11 @@ def _shapes_of(factors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 def _scaling_of(folder: Path) -> float:
     config = cast(LoraConfig, LoraConfig.from_pretrained(str(folder)))
+    for key in SCALING_OF_ITS_OWN:
+        value = getattr(config, key)
+        if value:
+            problem = f"'{key}' would not be read: every layer is scaled by lora_alpha / r"
+            raise GuardError(problem, where=folder, got=value, remedy="Train it without")
     return config.lora_alpha / config.r
 
 

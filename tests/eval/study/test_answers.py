@@ -61,18 +61,45 @@ def test_weights_of_other_rows_are_refused(curve: StudyWorld) -> None:
     data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
     rows = read_examples(data / "train.jsonl")
     write_examples(data / "train.jsonl", rows[:-2])
-    with pytest.raises(GuardError, match=r"trained on other rows.*again"):
+    with pytest.raises(GuardError, match=r"weights' data_hash is not.*again"):
         logits_of(curve)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rule_hash", "other"),
+        ("base_revision", "2" * 40),
+        ("reads", "assistant"),
+        ("recipe", {"dtype": "bfloat16"}),
+    ],
+)
+def test_weights_of_another_rule_base_or_recipe_are_refused(
+    curve: StudyWorld, field: str, value: object
+) -> None:
+    curve.world.runs = point_runs(curve.folder, curve.study.points[-1])
+    curve.world.add_adapter(NAME, "lora", 1, {}, **{field: value})
+    with pytest.raises(GuardError, match=rf"weights' {field} is not.*Run the study's command"):
+        logits_of(curve)
+
+
+def test_weights_are_trained_for_a_balanced_threshold_whatever_rate_the_rule_wants(
+    curve: StudyWorld,
+) -> None:
+    file = curve.world.rules / f"{NAME}.yaml"
+    file.write_text(file.read_text() + "max_fpr: 0.1\n")
+    assert curve.rule.max_fpr == 0.1
+    assert logits_of(curve)
 
 
 def test_a_missing_prediction_or_method_is_named(curve: StudyWorld) -> None:
     folder = curve.world.runs.adapter("toy", NAME, "lora", 1)
     lines = (folder / "predictions.jsonl").read_text().splitlines()
     (folder / "predictions.jsonl").write_text("\n".join(lines[1:]))
-    with pytest.raises(GuardError, match=r"no prediction.*real/0"):
+    with pytest.raises(GuardError, match=r"no reference prediction.*real/0.*study's command"):
         logits_of(curve)
     (folder / "card.json").unlink()
-    with pytest.raises(GuardError, match="make train"):
+    with pytest.raises(GuardError, match=r"not finished weights.*study's command"):
         logits_of(curve)
 
 

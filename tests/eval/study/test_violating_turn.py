@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
-from eval.study.violating_turn import ViolatingTurns, main, measure, violating_turn
+from eval.metrics import wilson_interval
+from eval.study.violating_turn import (
+    RightShare,
+    ViolatingTurns,
+    main,
+    measure,
+    violating_turn,
+)
 from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.rule import load_rule
@@ -58,6 +66,17 @@ def test_each_way_is_right_where_its_logits_say_so(world: World) -> None:
     low, high = report.first_violation.ci95
     assert low < 1 / 3 < high
     assert "33.3 [" in report.as_markdown() and "1 of 3" in report.as_markdown()
+
+
+def test_the_turns_of_a_row_stand_or_fall_together() -> None:
+    """Forty turns are no more certain than the four rows of which one is wrong."""
+    by_row = [[row > 0] * 10 for row in range(4)]
+    apart = RightShare.of([[turn] for row in by_row for turn in row], np.arange(40))
+    together = RightShare.of(by_row, np.arange(4))
+    assert (together.right, together.total) == (apart.right, apart.total) == (30, 40)
+    assert apart.ci95 == pytest.approx(wilson_interval(0.75, 40), abs=0.03)
+    assert together.ci95 == (0.25, 1.0)
+    assert RightShare.of([[], []], np.arange(2)).ci95 == (0.0, 1.0)
 
 
 def test_a_row_says_which_turn_violates_only_if_one_does() -> None:

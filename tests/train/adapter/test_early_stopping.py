@@ -25,6 +25,13 @@ def test_the_first_of_the_lowest_losses_is_kept_and_patience_counts_from_it(tmp_
     assert [float(weight.flatten()[0]) for weight in target] == [20, -20]
 
 
+def test_nothing_ends_before_the_least_steps(tmp_path: Path) -> None:
+    stopping = EarlyStopping(tmp_path, patience=1, min_steps=25)
+    for step, loss in ((10, 0.5), (20, 0.6)):
+        stopping.record(step, loss, weights(step))
+    assert [stopping.ended(step) for step in (20, 24, 25)] == [False, False, True]
+
+
 def test_a_run_resumed_before_a_recorded_epoch_is_not_ended_by_it(tmp_path: Path) -> None:
     stopping = EarlyStopping(tmp_path, patience=1)
     stopping.record(10, 0.5, weights(10))

@@ -9,7 +9,7 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import MODELS, load_recipe
 from tests.train.conftest import ADAPTERS, MakeJob, with_lora, with_settings
-from train.adapter.settings import lora_config, total_steps, trainer_config
+from train.adapter.settings import interval, lora_config, total_steps, trainer_config
 from train.job import Job
 
 
@@ -27,13 +27,23 @@ def test_settings_pass_straight_through_to_peft_and_trl(make_job: MakeJob) -> No
         ({"num_train_epochs": 3}, 64, 20, 24),
         ({"num_train_epochs": 3}, 64, 30, 30),
         ({"num_train_epochs": 0.5}, 60, 0, 4),
-        ({"max_steps": 5}, 64, 30, 5),
+        ({"max_steps": 5}, 64, 0, 5),
     ],
 )
-def test_training_takes_its_epochs_at_least_the_floor_and_max_steps_before_either(
+def test_training_takes_its_epochs_at_least_the_floor_or_else_max_steps(
     make_job: MakeJob, settings: dict[str, float], rows: int, min_steps: int, steps: int
 ) -> None:
     assert total_steps(trainer_config(make_job(**settings)), rows, min_steps) == steps
+
+
+def test_a_least_number_of_steps_beside_the_number_of_steps_is_refused(make_job: MakeJob) -> None:
+    job = with_settings(make_job(max_steps=5), min_steps=30)
+    with pytest.raises(GuardError, match=r"lora\.min_steps: .*30 beside max_steps 5.*Remove one"):
+        trainer_config(job)
+
+
+def test_an_interval_is_a_number_of_steps_or_a_share_of_all() -> None:
+    assert [interval(every, 7) for every in (0, 0.25, 0.4, 1, 3, 50)] == [0, 2, 3, 1, 3, 50]
 
 
 def test_only_the_alora_carries_the_invocation(make_job: MakeJob) -> None:
@@ -134,6 +144,9 @@ def test_what_an_alora_would_be_trained_without_is_refused_and_left_to_the_lora(
         {"learning_rate": "fast"},
         {"lr_scheduler_type": "cosine_with_min_lr"},
         {"label_smoothing_factor": 0.2},
+        {"max_grad_norm": None},
+        {"max_grad_norm": -1},
+        {"max_grad_norm": "some"},
     ],
 )
 def test_a_value_that_training_would_trip_over_or_ignore_is_refused_first(
@@ -141,6 +154,13 @@ def test_a_value_that_training_would_trip_over_or_ignore_is_refused_first(
 ) -> None:
     with pytest.raises(GuardError, match=r"recipe toy"):
         trainer_config(make_job(method, **setting))
+
+
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
+def test_a_schedule_that_waits_for_a_metric_is_refused(make_job: MakeJob, schedule: str) -> None:
+    job = make_job(lr_scheduler_type=schedule, eval_strategy="steps", eval_steps=5)
+    with pytest.raises(GuardError, match=rf"waits for a metric.*{schedule}.*such as cosine"):
+        trainer_config(job)
 
 
 def test_what_only_trl_reads_is_left_to_the_lora(make_job: MakeJob) -> None:

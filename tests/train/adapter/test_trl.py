@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
 from guard.layout import ROOT
-from tests.train.conftest import ADAPTERS, MakeJob, data, weights
+from tests.train.conftest import ADAPTERS, MakeJob, data, weights, with_settings
+from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import trainer_config
 from train.adapter.trl import LengthGrouped, VerdictTrainer, fit, whole_checkpoint
 
@@ -205,6 +206,31 @@ def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
     assert order(0, 1) == order(0, 1)
     assert order(0, 1) != order(0, 2)
     assert order(0, 1) != order(1, 1)
+
+
+def test_a_run_killed_after_its_last_step_takes_no_other(make_job: MakeJob) -> None:
+    """Its scratch folder is left, as where it is killed while its weights are written."""
+    job = make_job(max_steps=20, lr_scheduler_type="constant")
+    first, resumed = (weights(fit(job, data(job))) for _ in range(2))
+    assert whole_checkpoint(job.scratch) == str(job.scratch / "checkpoint-15")
+    assert all(torch.equal(weight, resumed[name]) for name, weight in first.items())
+
+
+def test_a_run_killed_after_it_stopped_early_takes_no_other_step(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops at step 15, whose checkpoint is due, before an epoch's end that would be better."""
+    losses = {8: 0.5, 16: 0.1}
+    record = EarlyStopping.record
+    monkeypatch.setattr(
+        EarlyStopping, "record", lambda self, step, _, best: record(self, step, losses[step], best)
+    )
+    monkeypatch.setattr(EarlyStopping, "ended", lambda self, step: step >= 15)
+    job = with_settings(
+        make_job(max_steps=-1, lr_scheduler_type="constant"), early_stopping_patience=1
+    )
+    first, resumed = (weights(fit(job, data(job))) for _ in range(2))
+    assert all(torch.equal(weight, resumed[name]) for name, weight in first.items())
 
 
 def test_a_checkpoint_cut_off_while_it_was_written_is_passed_over(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from guard.errors import GuardError
@@ -39,6 +41,12 @@ def test_a_setting_that_training_would_not_read_is_refused(
 ) -> None:
     with pytest.raises(GuardError, match=f"is trained without '{key}'"):
         check_adapter(make_encoder_job(**{key: 7}))
+
+
+def test_a_base_in_float16_is_refused(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job()
+    with pytest.raises(GuardError, match=r"without 'fp16'.*bfloat16"):
+        check_adapter(replace(job, recipe=job.recipe.model_copy(update={"dtype": "float16"})))
 
 
 def test_the_settings_of_a_head_are_refused(make_encoder_job: MakeEncoderJob) -> None:

@@ -224,15 +224,38 @@ def test_the_validation_logits_that_are_kept_are_those_of_the_best_weights(
     assert is_the_head == (best == 0)
 
 
-@pytest.mark.parametrize(("dtype", "are_known"), [("float32", True), ("bfloat16", False)])
-def test_of_a_rounded_head_the_validation_logits_are_not_known(
-    make_encoder_job: MakeEncoderJob, dtype: str, are_known: bool
+def in_bfloat16(job: Job) -> Job:
+    return replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"}))
+
+
+def test_on_a_base_in_bfloat16_training_begins_with_the_head_as_it_is(
+    make_encoder_job: MakeEncoderJob,
 ) -> None:
-    job = make_encoder_job()
-    job = replace(job, recipe=job.recipe.model_copy(update={"dtype": dtype}))
+    job = in_bfloat16(make_encoder_job(learning_rate=10.0))
     rows = data(job)
-    known = BASES["encoder"].begun(job, rows).validation_logits
-    assert len(known) == (len(rows.validation) if are_known else 0)
+    head = first_head(in_bfloat16(make_encoder_job("head")), rows)
+    adapter = trained(job, rows)
+    np.testing.assert_array_equal(adapter.validation_logits, head.validation_logits)
+    logits = adapter.logits([row.prompt for row in rows.validation])
+    np.testing.assert_allclose(logits, head.validation_logits, atol=1e-4)
+
+
+def test_small_steps_change_the_classifier_on_a_base_in_bfloat16(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each is a thousandth of what bfloat16 tells apart in most of its weights."""
+    monkeypatch.setattr(EarlyStopping, "restore", lambda self, weights: None)  # to the last step's
+    job = in_bfloat16(make_encoder_job(learning_rate=1e-7))
+    rows = data(job)
+    adapter = trained(job, rows)
+    trainable = [weight for weight in adapter.model.parameters() if weight.requires_grad]
+    assert {weight.dtype for weight in trainable} == {torch.float32}
+    assert next(adapter.model.parameters()).dtype == torch.bfloat16
+    adapter.save(tmp_path)
+    written = load_file(tmp_path / "adapter_model.safetensors")
+    weight = written["base_model.model.classifier.weight"]
+    begun = first_head(in_bfloat16(make_encoder_job("head")), rows).head.weight
+    assert (weight[1] != begun / 2).mean() > 0.9
 
 
 def test_a_run_begins_without_what_an_interrupted_one_has_left(
@@ -260,13 +283,30 @@ def test_training_ends_after_so_many_evaluations_without_a_lower_loss(
     make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(make_encoder_job(learning_rate=10.0, max_steps=200, patience=2))
+    assert evaluated(capsys) == ["step 0", "step 10", "step 20"]
+
+
+def test_the_weights_are_evaluated_after_every_share_of_the_steps(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(make_encoder_job(max_steps=6, eval_steps=0.4))
+    assert evaluated(capsys) == ["step 0", "step 3", "step 6"]
+
+
+def test_training_stops_early_after_the_least_steps_alone(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_encoder_job(
+        learning_rate=10.0, max_steps=-1, num_train_epochs=25, patience=1, min_steps=25
+    )
+    trained(job)
+    assert evaluated(capsys) == ["step 0", "step 10", "step 20", "step 30"]
+
+
+def evaluated(capsys: pytest.CaptureFixture[str]) -> list[str]:
     written = capsys.readouterr()
-    steps = [line for line in (written.out + written.err).splitlines() if "of 200" in line]
-    assert [line.split(": ")[1].split(" of")[0] for line in steps] == [
-        "step 0",
-        "step 10",
-        "step 20",
-    ]
+    lines = [line for line in (written.out + written.err).splitlines() if "validation loss" in line]
+    return [line.split(": ")[1].split(" of")[0] for line in lines]
 
 
 def test_few_rows_are_trained_for_as_many_steps_as_the_recipe_wants_at_least(

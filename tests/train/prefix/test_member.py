@@ -109,6 +109,28 @@ def test_a_checkpoint_every_share_of_the_steps(
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
+def test_training_stops_early_after_the_least_steps_alone(
+    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of epochs of two steps the first is the best."""
+    losses: list[float] = []
+    note, record = Progress.loss, EarlyStopping.record
+    monkeypatch.setattr(
+        Progress, "loss", lambda self, nats: (losses.append(nats), note(self, nats))
+    )
+    monkeypatch.setattr(
+        EarlyStopping, "record", lambda self, step, _, best: record(self, step, step, best)
+    )
+    job = make_job(method, n_train=16, num_train_epochs=10)
+    job = with_settings(job, early_stopping_patience=1, min_steps=7)
+    if method == "alora":
+        fitted(job)
+    else:
+        trl.fit(job, data(job))
+    assert len(losses) == 7
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_few_rows_are_trained_for_as_many_steps_as_the_floor(
     make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from train.sweep.report import SweepPoint, advice, by_combination, table
 
 
-def sweep_point(name: str, rank: int, seed: int, right: int) -> SweepPoint:
+def sweep_point(name: str, rank: int, seed: int, right: int, group_rows: int = 1) -> SweepPoint:
     correct = [row < right for row in range(100)]
     return SweepPoint(
         point=name,
@@ -18,6 +18,7 @@ def sweep_point(name: str, rank: int, seed: int, right: int) -> SweepPoint:
         auroc=0.5,
         nll=0.7,
         correct=correct,
+        groups=[row // group_rows for row in range(100)],
     )
 
 
@@ -32,6 +33,13 @@ def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
     told = table(points, 2)
     assert "100 validation rows): **r=8**, 2.0 points below it" in told
     assert "| r=8 | 2 of 2 | 88.0 | 88.0 to 88.0 |" in told
+
+
+@pytest.mark.parametrize(("group_rows", "rank"), [(1, 8), (5, 4), (100, 4)])
+def test_rows_that_stand_or_fall_together_are_less_certain(group_rows: int, rank: int) -> None:
+    """Ten rows less are beyond chance, unless they are two groups of twenty, or all are one."""
+    points = [sweep_point(f"r={r}", r, 0, right, group_rows) for r, right in ((4, 80), (8, 90))]
+    assert advice(points)[0] == f"r={rank}"
 
 
 def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:

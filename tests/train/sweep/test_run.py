@@ -124,13 +124,15 @@ def test_beside_generated_rows_combinations_are_compared_on_the_others(
     file = job.data / "validation.jsonl"
     examples = read_examples(file)
     generated = [replace(row, source=GENERATOR) for row in examples[:12]]
-    write_examples(file, [*generated, *examples[12:]])
+    own = [replace(row, group="pair") for row in examples[12:14]] + examples[14:]
+    write_examples(file, [*generated, *own])
     logits = [2.0 * row.label - 1 for row in generated] + [
         1.0 - 2 * row.label for row in examples[12:]
     ]
     monkeypatch.setattr(shared_prefix, "fit", Told(logits, logits, logits, logits))
     for point in sweep.sweep("toy", grid, job.recipe, runs=job.runs):
         assert len(point.correct) == 20 and point.auroc == 0.0
+        assert point.groups == [0, 0, *range(1, 19)]  # of rows 12 and 13, and each other
 
 
 def test_points_of_another_version_are_named_before_any_training(
@@ -184,6 +186,34 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
         sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
     assert len(forced.asked) == 4
     assert not left.exists()
+
+
+def test_code_that_computes_the_figures_makes_them_anew(
+    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job, code = make_job("alora"), tmp_path / "calibrate.py"
+    assert {"calibrate.py", "validation.py"} < {path.name for path in sweep.FIGURES_CODE}
+    monkeypatch.setattr(sweep, "FIGURES_CODE", [code])
+    for content, trained in (("a", 4), ("a", 0), ("b", 4)):
+        code.write_text(content)
+        told = Told(*[GOOD] * trained)
+        monkeypatch.setattr(shared_prefix, "fit", told)
+        assert len(sweep.sweep("toy", grid, job.recipe, runs=job.runs)) == 4
+        assert len(told.asked) == trained
+
+
+def test_what_an_interrupted_sweep_left_of_finished_adapters_is_cleared(
+    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("alora")
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
+    sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    left = interrupted_at(job, "r=2 learning_rate=0.01")
+    of_another = left.parents[1] / ".alora-seed7.part"
+    of_another.mkdir()
+    sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert not left.exists()
+    assert of_another.exists()
 
 
 def test_a_point_that_diverges_leaves_the_others(

@@ -114,6 +114,17 @@ def test_an_adapter_of_another_shape_is_refused(job: Job, course: Course, tmp_pa
         JointModel(course.base, [*course.folders, smaller])
 
 
+@pytest.mark.parametrize(
+    "scaling", [{"use_rslora": True}, {"alpha_pattern": {"q_proj": 4}}, {"rank_pattern": {"q": 4}}]
+)
+def test_an_adapter_whose_layers_are_scaled_otherwise_is_refused(
+    job: Job, course: Course, tmp_path: Path, scaling: dict[str, object]
+) -> None:
+    other = save_adapter(with_lora(job, **scaling), tmp_path / "other", 3)
+    with pytest.raises(GuardError, match=rf"other: '{next(iter(scaling))}' would not be read"):
+        JointModel(course.base, [*course.folders, other])
+
+
 def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(MODELS / "tiny")
     with torch.no_grad():

@@ -33,7 +33,8 @@ from train.tiny.lessons.situations import (
 from train.tiny.teacher import Teacher
 
 QUESTIONS_PER_CONVERSATION = 6
-RULE_TALK_SHARE = 0.6  # of the conversations, where phrase books are given
+RULE_TALK_DRAWS = 0.6  # where phrase books are given; such a draw brings two conversations
+RULE_TALK_SHARE = 2 * RULE_TALK_DRAWS / (1 + RULE_TALK_DRAWS)  # of the conversations
 SITUATION_SHARE = 0.4  # of the others
 SIMILAR = 0.6  # cosine to a turn from which on it says something like that
 DISSIMILAR = 0.42  # and below which it does not
@@ -123,7 +124,7 @@ class Lessons:
         words, count, _ = rng.choices(self._shapes, weights=weights)[0]
         drafts: list[LessonDraft] = []
         while len(drafts) < count:
-            if self._rule_talk and rng.random() < RULE_TALK_SHARE:
+            if self._rule_talk and rng.random() < RULE_TALK_DRAWS:
                 drafts += self._rule_talk.pair(words, rng)
             elif rng.random() < SITUATION_SHARE:
                 drafts.append(_situation_draft(words, rng))

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from tests.train.tiny.conftest import TALK, toy_lessons
-from train.tiny.lessons.lesson import QUESTIONS_PER_CONVERSATION, Lessons, sentences_of
+from train.tiny.lessons.lesson import (
+    QUESTIONS_PER_CONVERSATION,
+    RULE_TALK_SHARE,
+    Lessons,
+    sentences_of,
+)
+from train.tiny.lessons.rule_talk import LessonDraft
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +41,21 @@ def test_a_step_has_as_many_lessons_as_its_shape_and_repeats_itself(lessons: Les
         assert lesson.messages == repeated.messages
         assert lesson.questions == repeated.questions
         assert torch.equal(lesson.turn_embeddings, repeated.turn_embeddings)
+
+
+def test_three_quarters_of_the_conversations_are_from_the_phrase_books(
+    lessons: Lessons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Talk:
+        def pair(self, words: int, rng: random.Random) -> list[LessonDraft]:
+            return [LessonDraft([], [], [])] * 2
+
+    monkeypatch.setattr(lessons, "_rule_talk", Talk())
+    rng = random.Random(6)
+    drafts = list(chain.from_iterable(lessons._drafts(rng) for _ in range(300)))
+    from_books = sum(not draft.messages for draft in drafts)
+    assert f"{RULE_TALK_SHARE:.0%}" == "75%"  # as the model card says
+    assert from_books / len(drafts) == pytest.approx(RULE_TALK_SHARE, abs=0.05)
 
 
 def test_embeddings_belong_to_their_texts(lessons: Lessons) -> None:
