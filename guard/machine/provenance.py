@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from guard.layout import ROOT
 from guard.machine.cores import usable_cores
@@ -88,13 +88,15 @@ def host_memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
-def peak_memory_mib() -> float:
-    """The most host memory that this process has had so far, resident.
+def peak_memory_mib(process: int | Literal["self"] = "self") -> float:
+    """The most host memory that a process, this one by default, has had so far, resident; 0 for one
+    that has ended and is not waited for yet. Raises OSError for one that is not there.
 
     It is not getrusage's ru_maxrss, which a process inherits from the one that started it.
     """
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10  # type: ignore[index]
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(peak[1]) / 2**10 if peak else 0.0
 
 
 def versions() -> dict[str, str]:

@@ -46,7 +46,7 @@ BENCHES: dict[str, Bench] = {
     "soak": Bench(
         "serve.bench.http.soak",
         "the server at 70 % of saturation for an hour: its memory and its latencies",
-        "1 h, --quick 3 min",
+        "1 h, --quick 4 min",
         takes=("model", "quick"),
     ),
     "cluster": Bench(

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from guard.arguments import count
+from guard.errors import choose_from
 from guard.layout import Runs
 
 OFFER = "--offer="
@@ -84,3 +85,18 @@ def add_option(
 def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
     """Add an option that is a whole number of at least 1."""
     add_option(parser, flag, default, text, type=count)
+
+
+def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    """Add --parts, a list of some of a benchmark's parts: all of them by default."""
+
+    def chosen(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in parts:
+                problem = f"no such part: {name!r}. {choose_from(name, parts)}"
+                raise argparse.ArgumentTypeError(problem)
+        return names
+
+    text = "what to measure, separated by commas; the report has nothing else"
+    add_option(parser, "--parts", ",".join(parts), text, type=chosen)

@@ -23,7 +23,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from guard.card import read_card
 from guard.errors import GuardError
@@ -37,7 +37,16 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count, add_option
 from serve.bench.memory import memory_beside
 from serve.bench.plot import METHOD_COLOURS, METHOD_MARKERS, new_figure, plot_spreads, save_figure
-from serve.bench.report import BenchReport, Spread, engine_settings, origin, publish, source
+from serve.bench.report import (
+    BenchReport,
+    Spread,
+    engine_settings,
+    origin,
+    publish,
+    source,
+    threads,
+)
+from serve.bench.scores import judged
 from serve.bench.workload.adapter_folders import copies
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.random_adapter import random_adapters
@@ -46,9 +55,12 @@ from serve.engine.adapter import trained
 
 LARGEST_CELL = 50_000  # tokens read: half a minute a check on one core
 REPEATS = 5
+BESIDE = "tiny"
 NOBODY = "none"
 LINES = {True: "-", False: "--"}  # of the encoder, of the decoder beside it
 REPORT = "encoder_bench.json"
+
+Weights = Literal["trained", "random weights"]
 
 
 @dataclass(frozen=True)
@@ -76,14 +88,18 @@ class EncoderCell(Strict):
     rules: int
     wall_ms: Spread
     computed_tokens: int  # in a repeat
+    swap_ins: int  # while the clock ran, the most of any repeat: each adapter has a slot of its own
 
 
 class EncoderReport(BenchReport):
     """Everything in `runs/encoder_bench.json`."""
 
     inputs: str  # fingerprint of what the numbers depend on
+    threads: int  # of each engine
     engine: dict[str, str]
     beside: str  # the decoder's recipe, or NOBODY
+    engine_beside: dict[str, str]  # the decoder's; empty without one
+    adapters: dict[str, dict[str, Weights]]  # by model and method, heads among them
     repeats: int
     cells: tuple[EncoderCell, ...]
 
@@ -108,6 +124,7 @@ class MethodOnBase:
 
     model: str
     method: str
+    weights: Weights
     engine: GuardEngine
     names: Sequence[str]
 
@@ -116,6 +133,15 @@ class MethodOnBase:
         if METHODS[self.method].shares_conversation:
             return tokens
         return tokens * rules
+
+
+@dataclass(frozen=True)
+class EncoderSample:
+    """One check of a cell."""
+
+    wall_ms: float
+    computed_tokens: int
+    swap_ins: int
 
 
 @dataclass(frozen=True)
@@ -136,17 +162,24 @@ def run(
     """Measure every cell of the grid. Raises GuardError for a decoder."""
     _check_encoder(recipe)
     recipes = _recipes(recipe, beside)
+    rules = max(grid.rules)
     with contextlib.ExitStack() as stack:
         contestants: list[MethodOnBase] = []
         for one_of_both in recipes:
-            of_recipe = _contestants(one_of_both, runs, max(grid.rules), len(recipes))
+            of_recipe = _contestants(one_of_both, runs, rules, len(recipes))
             contestants += stack.enter_context(of_recipe)
         cells = _measured(recipe, contestants, grid)
+    adapters: dict[str, dict[str, Weights]] = {one_of_both.name: {} for one_of_both in recipes}
+    for contestant in contestants:
+        adapters[contestant.model][contestant.method] = contestant.weights
     return EncoderReport(
         **origin(recipe),
         inputs=_inputs(recipe, runs, beside, grid),
-        engine=engine_settings(recipe) | {"max_loras": str(max(grid.rules))},
+        threads=threads(),
+        engine=_settings(recipe, rules),
         beside=beside.name if beside else NOBODY,
+        engine_beside=_settings(beside, rules) if beside else {},
+        adapters=adapters,
         repeats=grid.repeats,
         cells=tuple(cells),
     )
@@ -164,14 +197,26 @@ def _recipes(recipe: Recipe, beside: Recipe | None) -> list[Recipe]:
     return [recipe, beside]
 
 
+def _slots(recipe: Recipe, rules: int) -> int:
+    """One for each adapter that so many rules have by each method; heads need none."""
+    return max(1, rules * len(recipe.adapter_methods))
+
+
+def _settings(recipe: Recipe, rules: int) -> dict[str, str]:
+    return engine_settings(recipe) | {"max_loras": str(_slots(recipe, rules))}
+
+
 def _inputs(recipe: Recipe, runs: Runs, beside: Recipe | None, grid: EncoderGrid) -> str:
-    """Recipes, weights, grid, machine, packages, and our code that runs while the clock does."""
-    inputs: list[Any] = [asdict(grid), hardware(), versions()]
+    """Recipes, weights, grid, machine, threads, packages, and our code that measures and is
+    measured.
+    """
+    inputs: list[Any] = [asdict(grid), hardware(), versions(), threads()]
     for one_of_both in _recipes(recipe, beside):
         inputs += [one_of_both.model_dump(), one_of_both.base_revision]
         for card in sorted((runs.root / one_of_both.name).glob("*/*/card.json")):
             inputs.append(read_card(card.parent).weights_sha256)
-    return fingerprint(*inputs, *CODE, Path(__file__))
+    here = Path(__file__)
+    return fingerprint(*inputs, *CODE, here, *sorted((here.parent / "workload").glob("*.py")))
 
 
 @contextlib.contextmanager
@@ -184,18 +229,25 @@ def _contestants(
         methods = recipe.adapter_methods  # heads would change the dtype of the base
     with contextlib.ExitStack() as stack:
         folders: dict[str, list[Path]] = {}
+        weights: dict[str, Weights] = dict.fromkeys(methods, "trained")
         for method in methods:
             try:
                 folders[method] = list(trained(runs, recipe.name, method).values())
             except GuardError:
                 made = stack.enter_context(random_adapters(recipe, [method], 1))
                 folders[method] = list(made[method].values())
+                weights[method] = "random weights"
                 print(f"{recipe.name} {method}: random weights, no rule is trained", flush=True)
         names, copied = copies(folders, rules)
         print(f"loading {recipe.name} with {len(copied)} rules", flush=True)
-        engine = GuardEngine(recipe, copied, max_loras=rules, **memory_beside(engines))
+        slots = _slots(recipe, rules)
+        engine = GuardEngine(recipe, copied, max_loras=slots, **memory_beside(engines))
         stack.enter_context(engine)
-        yield [MethodOnBase(recipe.name, method, engine, names[method]) for method in methods]
+        contestants: list[MethodOnBase] = []
+        for method in methods:
+            of_method = MethodOnBase(recipe.name, method, weights[method], engine, names[method])
+            contestants.append(of_method)
+        yield contestants
 
 
 def _measured(
@@ -206,41 +258,39 @@ def _measured(
     for contestant, size, count in itertools.product(contestants, grid.tokens, grid.rules):
         if contestant.reads(size, count) <= LARGEST_CELL:
             planned.append(PlannedCell(contestant, size, count))
-    walls: list[list[float]] = [[] for _ in planned]
-    computed = [0] * len(planned)
+    samples: list[list[EncoderSample]] = [[] for _ in planned]
     for repeat in range(-1, grid.repeats):  # the first warms up
         order = random.Random(repeat).sample(range(len(planned)), len(planned))
         for index in order:
             cell = planned[index]
             messages = conversation(prompts, cell.tokens, seed=repeat + 1)
-            wall_ms, computed[index] = _check(cell, messages)
+            sample = _check(cell, messages)
             if repeat >= 0:
-                walls[index].append(wall_ms)
+                samples[index].append(sample)
     cells: list[EncoderCell] = []
-    for cell, of_cell, tokens_computed in zip(planned, walls, computed, strict=True):
+    for cell, of_cell in zip(planned, samples, strict=True):
         measured = EncoderCell(
             model=cell.contestant.model,
             method=cell.contestant.method,
             tokens=cell.tokens,
             rules=cell.rules,
-            wall_ms=Spread.of(of_cell),
-            computed_tokens=tokens_computed,
+            wall_ms=Spread.of([sample.wall_ms for sample in of_cell]),
+            computed_tokens=of_cell[-1].computed_tokens,
+            swap_ins=max(sample.swap_ins for sample in of_cell),
         )
         cells.append(measured)
     return cells
 
 
-def _check(cell: PlannedCell, messages: tuple[Message, ...]) -> tuple[float, int]:
-    """Milliseconds, and computed tokens. Raises GuardError if a rule was not judged."""
+def _check(cell: PlannedCell, messages: tuple[Message, ...]) -> EncoderSample:
+    """Raises GuardError if a rule was not judged."""
     engine, names = cell.contestant.engine, cell.contestant.names[: cell.rules]
     engine.forget()
-    started = time.perf_counter()
+    swap_ins, started = engine.swap_ins, time.perf_counter()
     check = engine.check(messages, names)
     wall_ms = (time.perf_counter() - started) * 1000
-    if check.refused:
-        rule, refusal = next(iter(check.refused.items()))
-        raise GuardError("a rule was not judged", where=rule, got=refusal.why)
-    return wall_ms, check.computed_tokens
+    judged(check, where=f"{cell.contestant.method} on {cell.contestant.model}")
+    return EncoderSample(wall_ms, check.computed_tokens, engine.swap_ins - swap_ins)
 
 
 def crossover(first: Sequence[EncoderCell], second: Sequence[EncoderCell]) -> float | None:
@@ -267,9 +317,20 @@ def table(report: EncoderReport) -> str:
     for cell in report.cells:
         counts = f"{cell.tokens:>8,}{cell.rules:>8}{cell.computed_tokens:>10,}"
         lines.append(f"{cell.model:<16}{cell.method:<8}{counts}  {cell.wall_ms.text(1)}")
+    swap_ins = max(cell.swap_ins for cell in report.cells)
+    lines.append(f"swap-ins while the clock ran: {swap_ins}; {_adapters(report)}")
     if report.beside != NOBODY:
         lines += _crossovers(report)
     return "\n".join(lines)
+
+
+def _adapters(report: EncoderReport) -> str:
+    """Which rules are trained and which are not: `trained: minilm lora, minilm head`."""
+    names: dict[Weights, list[str]] = {}
+    for model, methods in report.adapters.items():
+        for method, weights in methods.items():
+            names.setdefault(weights, []).append(f"{model} {method}")
+    return "; ".join(f"{weights}: {', '.join(of_these)}" for weights, of_these in names.items())
 
 
 def _crossovers(report: EncoderReport) -> list[str]:
@@ -313,14 +374,15 @@ def draw(report: EncoderReport, path: Path) -> None:
         axes.set_title(f"{tokens:,} tokens")
     panels[0].set_ylabel("ms to all verdicts")
     panels[0].legend(frameon=False)
-    save_figure(figure, f"{source(report)}; median of {report.repeats} repeats.", path, columns=140)
+    caption = f"{source(report)}; median of {report.repeats} repeats; {_adapters(report)}."
+    save_figure(figure, caption, path, columns=140)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     add_count(parser, "--repeats", REPEATS, "conversations per cell")
     text = f"the decoder to measure beside it, or {NOBODY}"
-    add_option(parser, "--beside", "tiny", text)
+    add_option(parser, "--beside", BESIDE, text)
     parser.add_argument("--quick", action="store_true", help="a coarse grid, a minute")
     parser.add_argument(
         "--force", action="store_true", help="measure again although nothing changed"
@@ -350,12 +412,15 @@ def publish_run(
     """Measure, or say that nothing changed; write the report and the plot, print the table."""
     _check_encoder(recipe)
     path = runs.root / REPORT
-    report = _current(path, {_inputs(recipe, runs, beside, of_grid) for of_grid in (grid, FULL)})
-    if report is not None and not force:
+    grids = {grid}
+    if grid.repeats <= FULL.repeats:
+        grids.add(FULL)
+    report = _current(path, {_inputs(recipe, runs, beside, of_grid) for of_grid in grids})
+    if report is None or force:
+        report = run(recipe, runs, beside, grid)
+    else:
         print(f"nothing changed since {path} was measured; FORCE=1 measures again")
-        print(table(report))
-        return
-    publish(run(recipe, runs, beside, grid), path, table, draw)
+    publish(report, path, table, draw)
 
 
 def _current(path: Path, inputs: Collection[str]) -> EncoderReport | None:

@@ -104,7 +104,8 @@ class Arrival:
 def arrivals(
     prompts: PromptBuilder, rate: float, checks: int, seed: int, rules: tuple[int, int] = RULES
 ) -> list[Arrival]:
-    """Conversations of real lengths, by a Poisson process of `rate` a second.
+    """Conversations of real lengths, by a Poisson process of `rate` a second; no two seeds have one
+    in common.
 
     `rules`: how many each is put to, least and most; there are no more than the most.
     """
@@ -116,7 +117,7 @@ def arrivals(
     ]
     drawn = []
     for number, due_s in enumerate(poisson(rate, checks, seed)):
-        messages = conversation(prompts, lengths[number], 1000 * seed + number)
+        messages = conversation(prompts, lengths[number], (seed << 32) + number)
         count = draw.randint(least, most)
         drawn.append(Arrival(messages, due_s, tuple(draw.sample(range(most), count))))
     return drawn

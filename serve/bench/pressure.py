@@ -51,7 +51,12 @@ from serve.bench.report import (
     source,
 )
 from serve.bench.scores import scores_of_calls
-from serve.bench.workload.prompts import conversation, random_rule_text, wordings
+from serve.bench.workload.prompts import (
+    common_tokens,
+    conversation,
+    random_rule_text,
+    wordings,
+)
 from serve.bench.workload.random_adapter import adapter_mib, by_name, random_adapters
 from serve.engine import GuardEngine, ScoreRequest
 
@@ -229,11 +234,7 @@ class PressureDriver:
         token_ids = self._prompts.prefix_ids(messages)
         if not seen:
             return len(token_ids)
-        seen_ids = self._prompts.prefix_ids(seen)
-        common = 0
-        while common < min(len(token_ids), len(seen_ids)) and token_ids[common] == seen_ids[common]:
-            common += 1
-        return len(token_ids) - common
+        return len(token_ids) - common_tokens(token_ids, self._prompts.prefix_ids(seen))
 
 
 def run(

@@ -5,7 +5,9 @@ Knows nothing of what was measured.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import psutil
 
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
+from guard.machine.cores import usable_cores
 from guard.machine.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe
 
@@ -79,12 +83,29 @@ class BenchReport(Strict):
 SomeReport = TypeVar("SomeReport", bound=BenchReport)
 
 
-def origin(recipe: Recipe) -> dict[str, Any]:
-    """The fields that every report has, of this process.
+def origin(recipe: Recipe, *other_peaks_mib: float) -> dict[str, Any]:
+    """The fields that every report has, of this process; `other_peaks_mib` are those of others.
 
     Call it last: the peak of the memory is so far.
     """
-    return {**provenance(), "model": recipe.name, "peak_memory_mib": peak_memory_mib()}
+    peak_mib = max([peak_memory_mib(), *other_peaks_mib])
+    return {**provenance(), "model": recipe.name, "peak_memory_mib": peak_mib}
+
+
+def peak_of_processes_mib() -> float:
+    """The most memory that one of the processes which this one has started, and which are still
+    there, has had so far: of a server, ask before it ends.
+    """
+    peak_mib = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError):  # it has just ended
+            peak_mib = max(peak_mib, peak_memory_mib(process.pid))
+    return peak_mib
+
+
+def threads() -> int:
+    """How many threads an engine of this process computes with, or of one that it starts."""
+    return int(os.environ.get("OMP_NUM_THREADS", len(usable_cores())))
 
 
 def engine_settings(recipe: Recipe) -> dict[str, str]:
@@ -125,12 +146,16 @@ def publish(
     table: Callable[[SomeReport], str],
     draw: Callable[[SomeReport, Path], None] | None = None,
 ) -> None:
-    """Write the report to `path`, and its plot beside it if `draw` is given; print the table."""
-    written = [path]
+    """Write the report to `path`, and its plot beside it if `draw` is given; print the table.
+
+    Without `draw` no plot of an earlier report stays there.
+    """
+    written, plot = [path], path.with_suffix(".png")
     report.save(path)
+    plot.unlink(missing_ok=True)
     if draw is not None:
-        written.append(path.with_suffix(".png"))
-        draw(report, written[-1])
+        written.append(plot)
+        draw(report, plot)
     print(table(report))
     print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
     print(f"written: {', '.join(map(str, written))}")

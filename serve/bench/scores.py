@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from guard.errors import GuardError
-from serve.engine import Call, Refusal, Score
+from serve.engine import Call, Check, Refusal, Score
 
 
 def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:
@@ -13,8 +13,7 @@ def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:
     scores = []
     for outcome in outcomes:
         if not isinstance(outcome, Score):
-            problem, remedy = "a benchmark request was refused", "Run `make doctor`"
-            raise GuardError(problem, where=where, got=outcome, remedy=remedy)
+            raise _refused(outcome, where)
         scores.append(outcome)
     return scores
 
@@ -25,3 +24,15 @@ def scores_of_calls(calls: Iterable[Call], where: str) -> list[Score]:
     for call in calls:
         scores += scores_of(call.results(), where)
     return scores
+
+
+def judged(check: Check, where: str) -> Check:
+    """The check, of which every rule has a verdict. Raises GuardError if one was refused."""
+    for refusal in check.refused.values():
+        raise _refused(refusal, where)
+    return check
+
+
+def _refused(refusal: Refusal, where: str) -> GuardError:
+    problem, remedy = "a benchmark request was refused", "Run `make doctor`"
+    return GuardError(problem, where=where, got=refusal, remedy=remedy)

@@ -14,12 +14,12 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from guard.errors import GuardError
 from guard.example import Message
 from guard.files.yaml_file import Strict
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.report import BenchReport, Spread, notes, origin, percentile, publish
+from serve.bench.scores import judged
 from serve.bench.workload.prompts import WORDS, conversation
 from serve.bench.workload.random_adapter import random_adapters
 from serve.engine import GuardEngine
@@ -147,10 +147,7 @@ def _checked(
         began = time.perf_counter()
         check = engine.check(messages)
         seconds.append(time.perf_counter() - began)
-        if check.refused:
-            rule, refusal = next(iter(check.refused.items()))
-            raise GuardError("a check was refused", where=rule, got=refusal, remedy="make doctor")
-        computed += check.computed_tokens
+        computed += judged(check, where="the reply").computed_tokens
     return computed, seconds
 
 

@@ -12,12 +12,14 @@ import httpx
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
 from serve.bench.cluster.load import JudgedAnswer, LoadOutcomes, UndisturbedCheck, under_load
-from serve.bench.cluster.servers import wait_for_number
+from serve.bench.cluster.servers import replica_processes, wait_for_number
 from serve.bench.report import percentile
 
 FEW, MANY = 4, 40  # senders: fewer than the checks under way that a replica is to have, and more
 STEADY_S = 20.0  # that each load is measured for
-SETTLING = 0.25  # of that time: after the first answer of the second replica
+# Of that time: from a change until it is measured. Both together end before a second replica
+# starts, which `ScalingPace.up_s` of more load bring.
+SETTLING = 0.25
 SECOND_S = 300.0  # that the second replica may take
 LOOK_S = 0.1
 
@@ -58,7 +60,8 @@ def autoscaled(
 ) -> Autoscaled:
     """A few senders all the time, and many more until two replicas have judged for a while.
 
-    Raises GuardError if a second replica does not come, or does not go again.
+    Raises GuardError if a second replica does not come, or comes while the first is measured, or
+    does not go again.
     """
     settling_s = SETTLING * steady_s
     with under_load(client, checks, FEW) as outcomes:
@@ -66,6 +69,8 @@ def autoscaled(
         time.sleep(steady_s)
         rose_s = time.monotonic()
         with under_load(client, checks, MANY - FEW) as more:
+            time.sleep(settling_s + steady_s)
+            _check_one_replica()
             second_s = _second_answers(outcomes, more) - rose_s
             on_event()
             time.sleep(settling_s + steady_s)
@@ -76,13 +81,14 @@ def autoscaled(
         on_event()
         time.sleep(settling_s)  # who loses checks by the end of a replica does so by now
     answers = [*outcomes.answers, *more.answers]
+    alone_s = rose_s + settling_s
     settled_s = rose_s + second_s + settling_s
     return Autoscaled(
         second_s=second_s,
         down_s=down_s,
         windows=(
             _window(answers, began_s, rose_s, FEW, 1),
-            _window(answers, rose_s, rose_s + second_s, MANY, 1),
+            _window(answers, alone_s, alone_s + steady_s, MANY, 1),
             _window(answers, settled_s, fell_s, MANY, 2),
         ),
         judged=outcomes.judged + more.judged,
@@ -91,6 +97,13 @@ def autoscaled(
         false_allows=outcomes.false_allows + more.false_allows,
         contradicted=outcomes.contradicted + more.contradicted,
     )
+
+
+def _check_one_replica() -> None:
+    replicas = len(replica_processes())
+    if replicas != 1:
+        remedy = "Measure for less time: what one replica does alone is not known"
+        raise GuardError("a second replica came too soon", got=replicas, remedy=remedy)
 
 
 def _second_answers(*loads: LoadOutcomes) -> float:

@@ -71,14 +71,10 @@ class LoadOutcomes:
     def _note(
         self, check: UndisturbedCheck, response: httpx.Response | None, took_s: float
     ) -> None:
-        if response is None:
+        if response is None or (answer := _answer(response)) is None:
             self.lost += 1
-            return
-        answer = response.json()
-        if response.status_code == 503 and answer["verdict"] == "unjudged":
+        elif response.status_code == 503:
             self.unjudged += 1
-        elif response.status_code != 200:
-            self.lost += 1
         else:
             self.judged += 1
             replica = response.headers.get(REPLICA_HEADER, "")
@@ -89,6 +85,19 @@ class LoadOutcomes:
             contradicted = check.is_contradicted_by(answer)
             self.contradicted += contradicted
             self.false_allows += is_allow and check.verdict != "allow" and contradicted
+
+
+def _answer(response: httpx.Response) -> dict[str, Any] | None:
+    """What status 200 says, or status 503 of a check that could not be judged; else None."""
+    if response.status_code not in (200, 503):
+        return None
+    try:
+        answer: dict[str, Any] = response.json()
+    except ValueError:
+        return None
+    if response.status_code == 503 and answer.get("verdict") != "unjudged":
+        return None
+    return answer
 
 
 def expected_of(

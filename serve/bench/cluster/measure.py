@@ -4,11 +4,12 @@ are killed, rules that change. Each on the real server over HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-import shutil
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,17 +17,18 @@ from typing import Any
 
 import httpx
 
-from guard.card import read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
-from serve.bench.cluster.load import MARGIN, LoadOutcomes, UndisturbedCheck, expected_of, under_load
+from serve.bench.cluster.load import LoadOutcomes, UndisturbedCheck, expected_of, under_load
 from serve.bench.cluster.servers import MeasuredServer, replica_processes, wait_for_all
 from serve.bench.cluster.words import VIOLATES
-from serve.bench.http.overhead import as_body
+from serve.bench.http.overhead import as_body, judged_answer
+from serve.bench.http.reload import SCALE, put_in_place
 from serve.bench.http.server import rule_names
 from serve.bench.workload.prompts import conversation
+from serve.bench.workload.random_adapter import random_adapters
 from serve.cluster.pool import REPLICA_HEADER
 
 RULES = 8
@@ -35,6 +37,9 @@ CONVERSATIONS = 24
 WARM_UP = 3  # checks by each server
 SENDERS = 4
 BEFORE_KILL_S = 0.3
+# Of p_violation, by two versions of a rule: batches of other sizes round by a quarter of it at most
+TOLD_APART = 0.05
+FEWEST_APART = 4  # texts
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,14 @@ def check_costs(
 def _check_cost(client: httpx.Client, body: dict[str, Any]) -> tuple[float, int]:
     """Milliseconds and computed tokens."""
     began = time.perf_counter()
-    answer = client.post("/v1/check", json=body).raise_for_status()
+    response = client.post("/v1/check", json=body)
     took_ms = 1000 * (time.perf_counter() - began)
-    content = answer.json()
-    if content["unjudged"]:
-        raise GuardError("a rule was not judged", got=content["unjudged"][0])
-    return took_ms, content["usage"]["computed_tokens"]
+    return took_ms, _computed_tokens(response)
+
+
+def _computed_tokens(response: httpx.Response) -> int:
+    tokens: int = judged_answer(response)["usage"]["computed_tokens"]
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -108,33 +115,24 @@ def affinity(
     random.Random(0).shuffle(order)
     replica_of: dict[int, str] = {}
     length = dict.fromkeys(range(conversations), 0)
-    kept = checks = 0
-    affinity_counts = Affinity(0, 0, 0, [], [], [])
+    kept: list[bool] = []
+    computed: dict[int, list[int]] = defaultdict(list)  # by a check's number in its conversation
+    second_anew: list[int] = []
     for number in order:
         messages = texts[number][: 3 + 2 * length[number]]
         length[number] += 1
         body = as_body(messages, rules)
-        answer = client.post("/v1/check", json=body).raise_for_status()
-        computed = answer.json()["usage"]["computed_tokens"]
-        replica = answer.headers[REPLICA_HEADER]
+        response = client.post("/v1/check", json=body)
+        computed[length[number]].append(_computed_tokens(response))
+        replica = response.headers[REPLICA_HEADER]
         if number in replica_of:
-            checks += 1
-            kept += replica == replica_of[number]
+            kept.append(replica == replica_of[number])
         replica_of[number] = replica
-        if length[number] == 1:
-            affinity_counts.first_computed.append(computed)
-        elif length[number] == 2:
-            affinity_counts.second_computed.append(computed)
+        if length[number] == 2:
             salted = client.post("/v1/check", json=body | {"cache_salt": "anew"})
-            affinity_counts.second_anew.append(salted.json()["usage"]["computed_tokens"])
-    return Affinity(
-        checks,
-        kept,
-        len(set(replica_of.values())),
-        affinity_counts.first_computed,
-        affinity_counts.second_computed,
-        affinity_counts.second_anew,
-    )
+            second_anew.append(_computed_tokens(salted))
+    replicas = len(set(replica_of.values()))
+    return Affinity(len(kept), sum(kept), replicas, computed[1], computed[2], second_anew)
 
 
 def checks_of(
@@ -194,26 +192,26 @@ def changed(
 ) -> Changed:
     """Change a rule to and fro under load, and watch by which version each answer was given."""
     method = recipe.sharing_methods[0]
-    rule, other_rule = server.rules[0], server.rules[1]
+    rule = server.rules[0]
     folder = server.runs.adapter(recipe.name, rule, method)
-    versions = [server.runs.root / "first", server.runs.adapter(recipe.name, other_rule, method)]
-    shutil.copytree(folder, versions[0])
     checks = checks_of(server, recipe, server.rules[1:])
     prompts = PromptBuilder.of(recipe)
     words = [" ".join(m.content for m in conversation(prompts, 40, seed)) for seed in range(16)]
     request = {"input": words, "model": rule}
-    scores: list[list[float]] = []
-    for version in (1, 0):
-        _serve(server, rule, versions[version], folder)
-        scores.insert(0, _scores(server.client, request, rule))
     change_ms: list[float] = []
     answers = mixed = late = 0
-    with under_load(server.client, checks, SENDERS) as outcomes:
+    with contextlib.ExitStack() as until_measured:
+        made = until_measured.enter_context(random_adapters(recipe, [method], 2, SCALE))
+        versions = list(made[method].values())
+        scores: list[list[float]] = []
+        for version in versions:
+            _serve(server, rule, version, folder)
+            scores.append(_scores(server.client, request, rule))
+        check_told_apart(*scores)
+        outcomes = until_measured.enter_context(under_load(server.client, checks, SENDERS))
         for number in range(changes):
-            began = time.perf_counter()
-            now = (number + 1) % 2
-            _serve(server, rule, versions[now], folder)
-            change_ms.append(1000 * (time.perf_counter() - began))
+            now = number % 2
+            change_ms.append(_serve(server, rule, versions[now], folder))
             for _ in range(3):
                 versions_given = _versions(_scores(server.client, request, rule), scores)
                 answers += 1
@@ -223,11 +221,12 @@ def changed(
     return Changed(outcomes, change_ms, answers, mixed, late)
 
 
-def _serve(server: MeasuredServer, rule: str, version: Path, folder: Path) -> None:
-    shutil.rmtree(folder)
-    shutil.copytree(version, folder)
-    read_card(folder).model_copy(update={"rule": rule}).save(folder)
+def _serve(server: MeasuredServer, rule: str, version: Path, folder: Path) -> float:
+    """Put a version in the place of a rule's weights, and the milliseconds that serving it took."""
+    put_in_place(version, folder)
+    began = time.perf_counter()
     server.client.post(f"/admin/rules/{rule}").raise_for_status()
+    return 1000 * (time.perf_counter() - began)
 
 
 def _scores(client: httpx.Client, request: dict[str, Any], rule: str) -> list[float]:
@@ -235,10 +234,20 @@ def _scores(client: httpx.Client, request: dict[str, Any], rule: str) -> list[fl
     return [result["category_scores"][rule] for result in answer["results"]]
 
 
+def check_told_apart(first: Sequence[float], second: Sequence[float]) -> None:
+    """Raise GuardError if two versions of a rule score nearly all texts alike: no answer would tell
+    by which of them it was given.
+    """
+    apart = sum(abs(one - other) > TOLD_APART for one, other in zip(first, second, strict=True))
+    if apart < FEWEST_APART:
+        got = f"{apart} of {len(first)} texts, fewer than {FEWEST_APART}"
+        raise GuardError("two versions of a rule say nearly the same", got=got)
+
+
 def _versions(answered_scores: Sequence[float], scores: Sequence[Sequence[float]]) -> set[int]:
     """By which versions the texts were judged, as far as these differ on a text."""
     versions = set()
     for score, first, second in zip(answered_scores, scores[0], scores[1], strict=True):
-        if abs(first - second) > MARGIN:
+        if abs(first - second) > TOLD_APART:
             versions.add(int(abs(score - second) < abs(score - first)))
     return versions

@@ -35,9 +35,18 @@ from serve.bench.cluster.measure import (
     words_of,
 )
 from serve.bench.cluster.servers import REPLICAS, served, served_words
-from serve.bench.command import add_count, add_option
+from serve.bench.command import add_count, add_parts
 from serve.bench.http.server import random_runs, server_process
-from serve.bench.report import BenchReport, Spread, median_count, notes, origin, publish, source
+from serve.bench.report import (
+    BenchReport,
+    Spread,
+    median_count,
+    notes,
+    origin,
+    peak_of_processes_mib,
+    publish,
+    source,
+)
 
 PARTS = ("cost", "shards", "affinity", "changes", "kills", "engine_kills", "autoscaling")
 PART_FIELDS = ("affinity", "changes", "versions_seen", "kills", "engine_kills")
@@ -131,8 +140,9 @@ def run(
     engine_kills: int = ENGINE_KILLS,
 ) -> ClusterReport:
     """Measure the parts."""
-    cost = _cost(recipe, repeats) if "cost" in parts else None
-    shards = _shards(recipe, repeats) if "shards" in parts else None
+    peaks_mib: list[float] = []  # of the servers and their replicas, part by part
+    cost = _cost(recipe, repeats, peaks_mib) if "cost" in parts else None
+    shards = _shards(recipe, repeats, peaks_mib) if "shards" in parts else None
     measured: dict[str, Any] = dict.fromkeys(PART_FIELDS)
     events = {"changes": changes, "kills": kills, "engine_kills": engine_kills}
     total = sum(count for part, count in events.items() if part in parts)
@@ -152,14 +162,16 @@ def run(
                     measured["engine_kills"] = _under_fault(
                         *killed(server, checks, engine_kills, bar.update)
                     )
+                peaks_mib.append(peak_of_processes_mib())
         if "kills" in parts:
             with served_words(RULES) as server:
                 measured["kills"] = _under_fault(
                     *killed(server, words_of(server), kills, bar.update)
                 )
-    scaled = _autoscaling(recipe) if "autoscaling" in parts else None
+                peaks_mib.append(peak_of_processes_mib())
+    scaled = _autoscaling(recipe, peaks_mib) if "autoscaling" in parts else None
     return ClusterReport(
-        **origin(recipe),
+        **origin(recipe, *peaks_mib),
         replicas=REPLICAS,
         cost=cost,
         shards=shards,
@@ -168,7 +180,7 @@ def run(
     )
 
 
-def _cost(recipe: Recipe, repeats: int) -> LayerCost:
+def _cost(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> LayerCost:
     with (
         random_runs(recipe, COST_RULES) as runs,
         server_process(recipe, runs) as server,
@@ -177,6 +189,7 @@ def _cost(recipe: Recipe, repeats: int) -> LayerCost:
         httpx.Client(base_url=cluster.address, timeout=90, trust_env=False) as second,
     ):
         alone, layered = check_costs((first, second), recipe, COST_RULES, COST_TOKENS, repeats)
+        peaks_mib.append(peak_of_processes_mib())
     return LayerCost(
         rules=COST_RULES,
         tokens=COST_TOKENS,
@@ -187,7 +200,7 @@ def _cost(recipe: Recipe, repeats: int) -> LayerCost:
     )
 
 
-def _shards(recipe: Recipe, repeats: int) -> list[ShardCost]:
+def _shards(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> list[ShardCost]:
     """The same rules on as many shards as each of SHARDS says, one replica each."""
     with contextlib.ExitStack() as until_measured:
         runs = until_measured.enter_context(random_runs(recipe, COST_RULES))
@@ -198,6 +211,7 @@ def _shards(recipe: Recipe, repeats: int) -> list[ShardCost]:
             client = httpx.Client(base_url=server.address, timeout=90, trust_env=False)
             clients.append(until_measured.enter_context(client))
         costs = check_costs(clients, recipe, COST_RULES, COST_TOKENS, repeats)
+        peaks_mib.append(peak_of_processes_mib())
     measured: list[ShardCost] = []
     for shards, cost in zip(SHARDS, costs, strict=True):
         of_shards = ShardCost(
@@ -213,14 +227,16 @@ def _shards(recipe: Recipe, repeats: int) -> list[ShardCost]:
     return measured
 
 
-def _autoscaling(recipe: Recipe) -> Autoscaled:
+def _autoscaling(recipe: Recipe, peaks_mib: list[float]) -> Autoscaled:
     options = ("--replicas", SCALED, "--scale-down", str(SCALE_DOWN_S))
     with (
         served(recipe, RULES, *options) as server,
         tqdm(total=SCALING_EVENTS, desc="autoscaling", unit="event") as bar,
     ):
         checks = checks_of(server, recipe, server.rules)
-        return autoscaled(server.client, checks, on_event=bar.update)
+        scaled = autoscaled(server.client, checks, on_event=bar.update)
+        peaks_mib.append(peak_of_processes_mib())
+        return scaled
 
 
 def _affinity(
@@ -316,7 +332,7 @@ def _autoscaling_lines(scaled: Autoscaled) -> list[str]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    add_option(parser, "--parts", ",".join(PARTS), "what to measure, separated by commas")
+    add_parts(parser, PARTS)
     add_count(parser, "--repeats", REPEATS, "checks by each server for the cost")
     add_count(parser, "--sessions", SESSIONS, "conversations that grow")
     add_count(parser, "--changes", CHANGES, "changes of a rule")
@@ -328,7 +344,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report, print the table."""
     report = run(
         load_recipe(arguments.model),
-        arguments.parts.split(","),
+        arguments.parts,
         repeats=arguments.repeats,
         sessions=arguments.sessions,
         changes=arguments.changes,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +12,12 @@ from pathlib import Path
 
 import httpx
 import psutil
-import uvicorn
 
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import Recipe
 from serve.bench.cluster.words import WordsStart, save_words, words
-from serve.bench.http.server import random_runs, rule_names, server_process
+from serve.bench.http.server import random_runs, rule_names, served_here, server_process
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.rules import ShardedRules
@@ -67,25 +64,8 @@ def served_words(rules: int, size: ReplicaRange = FIXED) -> Iterator[MeasuredSer
         with ray_replicas(size, WordsStart(), [snapshots], root / "ray") as (pool,):
             shard = Shard(pool, ClusterRules(pool, snapshots, folders))
             app = create_ingress(ShardedRules([shard]), words, most_replicas=size.high)
-            config = uvicorn.Config(app, log_level="critical")
-            with _listening(uvicorn.Server(config)) as client:
+            with served_here(app) as client:
                 yield MeasuredServer(client, Runs(root / "runs"), names)
-
-
-@contextlib.contextmanager
-def _listening(server: uvicorn.Server) -> Iterator[httpx.Client]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        try:
-            with httpx.Client(base_url=address, timeout=90, trust_env=False) as client:
-                while not server.started:
-                    time.sleep(0.01)
-                yield client
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def replica_processes() -> list[int]:

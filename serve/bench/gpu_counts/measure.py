@@ -28,6 +28,7 @@ from serve.bench.gpu_counts.report import CountedStep, Settings, StepCounts
 from serve.bench.gpu_counts.shape import LAYERS, PACKED_LAYERS
 from serve.bench.gpu_counts.waits import KernelWaits, Waits
 from serve.bench.narrow import narrow_base
+from serve.bench.scores import judged
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
@@ -104,7 +105,7 @@ def count(settings: Settings) -> StepCounts:
             both = []
             for _ in ("new", "known"):
                 steps.clear()
-                engine.check(messages, names)
+                judged(engine.check(messages, names), where=f"{tokens} tokens, {rules} rules")
                 both.append(steps.copy())
             checks.append((both[0], both[1]))
     return StepCounts(checks=checks)

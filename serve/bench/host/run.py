@@ -23,6 +23,7 @@ from serve.bench.command import add_count
 from serve.bench.host.stopwatch import Stopwatch
 from serve.bench.narrow import narrow_base
 from serve.bench.report import BenchReport, Spread, origin, publish
+from serve.bench.scores import judged
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
@@ -159,14 +160,19 @@ def _measure(
 def _check_ms(
     engine: GuardEngine, prompts: PromptBuilder, cell: tuple[int, int], seed: int
 ) -> float:
-    """The wall time of one check of a conversation that is not in the cache."""
+    """The wall time of one check of a conversation that is not in the cache.
+
+    Raises GuardError if a rule was not judged.
+    """
     tokens, rules = cell
     messages = conversation(prompts, tokens, seed)
     names = list(engine.rules)[:rules]
     engine.forget()
     started = time.perf_counter()
-    engine.check(messages, names)
-    return (time.perf_counter() - started) * 1000
+    check = engine.check(messages, names)
+    wall_ms = (time.perf_counter() - started) * 1000
+    judged(check, where=f"{tokens} tokens, {rules} rules")
+    return wall_ms
 
 
 def _mean_ms(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from serve.bench.report import percentile
+
 PATIENCE_S = 30.0  # beyond a check's deadline
 
 
@@ -39,6 +41,12 @@ class HttpRun:
         """The latencies of the checks that have verdicts, in seconds."""
         return [check.latency_s for check in self.sent if check.status == 200]
 
+    def percentile_ms(self, percent: float) -> float | None:
+        """Of the latencies of the checks that have verdicts; None where there are none."""
+        if not self.answered_s:
+            return None
+        return 1000 * percentile(self.answered_s, percent)
+
     def count(self, status: int) -> int:
         """Checks with this HTTP status."""
         return sum(check.status == status for check in self.sent)
@@ -54,12 +62,14 @@ def send(
     due_s: Sequence[float],
     deadline_s: float,
     answered: Callable[[], object],
+    at_once: int | None = None,
 ) -> HttpRun:
     """Send each body when it is due, in seconds from the start, with `deadline_s` to answer it.
 
-    `answered` is called at each answer.
+    `answered` is called at each answer. With `at_once` no more than so many are under way: the next
+    one is then sent when one of them is answered.
     """
-    return asyncio.run(_send(address, bodies, due_s, deadline_s, answered))
+    return asyncio.run(_send(address, bodies, due_s, deadline_s, answered, at_once))
 
 
 async def _send(
@@ -68,7 +78,9 @@ async def _send(
     due_s: Sequence[float],
     deadline_s: float,
     answered: Callable[[], object],
+    at_once: int | None,
 ) -> HttpRun:
+    places = asyncio.Semaphore(at_once or len(bodies))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     headers = {"guard-timeout-ms": str(round(1000 * deadline_s))}
     async with httpx.AsyncClient(
@@ -82,13 +94,14 @@ async def _send(
 
         async def check(body: dict[str, Any], due: float) -> SentCheck:
             await asyncio.sleep(started + due - time.perf_counter())
-            began = time.perf_counter()
-            try:
-                status = (await client.post("/v1/check", json=body)).status_code
-            except httpx.TransportError:
-                status = 0
-            answered()
-            ended = time.perf_counter()
+            async with places:
+                began = time.perf_counter()
+                try:
+                    status = (await client.post("/v1/check", json=body)).status_code
+                except httpx.TransportError:
+                    status = 0
+                answered()
+                ended = time.perf_counter()
             return SentCheck(status, ended - started - due, ended - began)
 
         pairs = zip(bodies, due_s, strict=True)

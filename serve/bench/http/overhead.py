@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
-import uvicorn
 
+from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.api.app import create_app
-from serve.bench.http.server import random_runs, rule_names
+from serve.bench.http.server import random_runs, rule_names, served_here
+from serve.bench.scores import judged
 from serve.bench.workload.prompts import conversation
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 
 WARM_UP = 3  # pairs that are not counted
+REST_S = 0.01  # before each: the engine's thread reads its counters after an answer
+
+Ask = Callable[[tuple[Message, ...]], object]
 
 
 def as_body(messages: Sequence[Message], rules: Sequence[str]) -> dict[str, Any]:
     """The request of a check."""
     turns = [{"role": message.role, "content": message.content} for message in messages]
     return {"messages": turns, "rules": list(rules)}
+
+
+def judged_answer(response: httpx.Response) -> dict[str, Any]:
+    """The answer to a check, in which every rule has a verdict.
+
+    Raises GuardError if one was not judged, HTTPStatusError for what is no answer.
+    """
+    answer: dict[str, Any] = response.raise_for_status().json()
+    if answer["unjudged"]:
+        raise GuardError("a rule was not judged", got=answer["unjudged"][0], remedy="make doctor")
+    return answer
 
 
 def overhead(
@@ -40,44 +53,33 @@ def overhead(
     names = rule_names(rules)
     count = 2 * (repeats + WARM_UP)
     conversations = [conversation(prompts, tokens, 7000 + number) for number in range(count)]
-    engine_ms: list[float] = []
-    http_ms: list[float] = []
     with random_runs(recipe, rules) as runs:
         folders = trained(runs, recipe.name, recipe.sharing_methods[0], None)
-        with GuardEngine(recipe, folders) as engine, _ServedEngine(engine) as client:
-            for number in range(0, count, 2):
-                first, second = conversations[number : number + 2]
-                started = time.perf_counter()
-                engine.check(first, names)
-                between = time.perf_counter()
-                client.post("/v1/check", json=as_body(second, names)).raise_for_status()
-                ended = time.perf_counter()
-                engine_ms.append(1000 * (between - started))
-                http_ms.append(1000 * (ended - between))
-                time.sleep(0.01)  # the engine's thread reads its counters after an answer
+        with GuardEngine(recipe, folders) as engine, served_here(create_app(engine)) as client:
+
+            def over_http(messages: tuple[Message, ...]) -> None:
+                judged_answer(client.post("/v1/check", json=as_body(messages, names)))
+
+            def directly(messages: tuple[Message, ...]) -> None:
+                judged(engine.check(messages, names), where="the engine")
+
+            engine_ms, http_ms = in_turns((directly, over_http), conversations)
     return engine_ms[WARM_UP:], http_ms[WARM_UP:]
 
 
-class _ServedEngine:
-    """The app around an engine, on a free port of this machine."""
+def in_turns(
+    ways: tuple[Ask, Ask], conversations: Sequence[tuple[Message, ...]]
+) -> list[list[float]]:
+    """The milliseconds of both ways to ask, each with every second conversation.
 
-    def __init__(self, engine: GuardEngine) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="critical"))
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._listener]}
-        )
-        address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._client = httpx.Client(base_url=address, timeout=60, trust_env=False)
-
-    def __enter__(self) -> httpx.Client:
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        return self._client
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-        self._server.should_exit = True
-        self._thread.join()
-        self._listener.close()
+    The other one goes first in every pair, each after the same rest: who comes first may wake what
+    has gone to sleep.
+    """
+    took_ms: list[list[float]] = [[], []]
+    for number, messages in enumerate(conversations):
+        way = (number + number // 2) % 2
+        time.sleep(REST_S)
+        started = time.perf_counter()
+        ways[way](messages)
+        took_ms[way].append(1000 * (time.perf_counter() - started))
+    return took_ms

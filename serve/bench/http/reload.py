@@ -34,7 +34,16 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.http.overhead import as_body
 from serve.bench.http.server import random_runs, rule_names, server_process
-from serve.bench.report import BenchReport, Spread, notes, origin, publish, source
+from serve.bench.report import (
+    BenchReport,
+    Spread,
+    notes,
+    origin,
+    peak_of_processes_mib,
+    publish,
+    source,
+)
+from serve.bench.scores import judged
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.random_adapter import random_adapters
 from serve.engine import GuardEngine
@@ -109,9 +118,7 @@ def expected(
     logits: list[dict[str, list[float]]] = []
     with GuardEngine(recipe, folders) as engine:
         for messages in conversations:
-            check = engine.check(messages)
-            if check.refused:
-                raise GuardError("a check was refused", got=check.refused, remedy="make doctor")
+            check = judged(engine.check(messages), where="the expected logits")
             of_conversation: dict[str, list[float]] = {rule: [] for rule in versions}
             for verdict in check.verdicts:  # in the order of the folders
                 rule = verdict.rule.partition("@")[0]
@@ -282,9 +289,10 @@ def run(
         ):
             reloading = Reloading(server.address, folders, versions, conversations, logits)
             reloading.run(checks, replacements, clients, bar)
+            peak_mib = peak_of_processes_mib()
     outcomes = reloading.outcomes
     return ReloadReport(
-        **origin(recipe),
+        **origin(recipe, peak_mib),
         checks=checks,
         replacements=len(reloading.replacement_ms),
         rules=RULES,

@@ -2,8 +2,8 @@
 
 Overhead: one engine in this process, asked directly and by `/v1/check`, in turns, each time with a
 conversation that it has not seen. Load: the server in a process of its own; saturation is what it
-answers when all checks of a run come at once, and the rates are shares of it. A check that is
-answered after its deadline is late. Knows nothing of what the verdicts mean.
+answers while more checks are under way than its engine takes at once, and the rates are shares of
+it. A check that is answered after its deadline is late. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ from tqdm import tqdm
 
 from guard.files.yaml_file import Strict
 from guard.recipe import Recipe, load_recipe
-from serve.bench.command import add_count, add_option
+from serve.bench.command import add_count, add_option, add_parts
 from serve.bench.http.load import HttpRun
 from serve.bench.http.overhead import overhead
 from serve.bench.http.server import random_runs, server_process
-from serve.bench.http.traffic import AT_ONCE, OpenLoopTraffic
+from serve.bench.http.traffic import SATURATING_CHECKS, OpenLoopTraffic
 from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
-from serve.bench.report import BenchReport, Spread, notes, origin, percentile, publish, source
+from serve.bench.report import (
+    BenchReport,
+    Spread,
+    notes,
+    origin,
+    peak_of_processes_mib,
+    publish,
+    source,
+)
 
 PARTS = ("overhead", "load")
 TOKENS, OVERHEAD_RULES, REPEATS = 1000, 20, 30
@@ -75,10 +83,10 @@ class HttpReport(BenchReport):
 
 def load_rows(
     recipe: Recipe, shares: Sequence[float], checks: int, deadline_s: float
-) -> tuple[float, list[HttpLoadRow]]:
-    """Saturation in checks a second, and a run at each share of it."""
+) -> tuple[float, list[HttpLoadRow], float]:
+    """Saturation in checks a second, a run at each share of it, and the server's most memory."""
     rows: list[HttpLoadRow] = []
-    total = 2 * AT_ONCE + len(shares) * checks
+    total = SATURATING_CHECKS + len(shares) * checks
     with (
         random_runs(recipe, RULES[1]) as runs,
         server_process(recipe, runs) as server,
@@ -89,26 +97,23 @@ def load_rows(
         for number, share in enumerate(shares):
             run, due_s = traffic.run(share * saturation, checks, 10 + number, deadline_s)
             rows.append(_row(run, share, due_s, deadline_s))
-    return saturation, rows
+        peak_mib = peak_of_processes_mib()
+    return saturation, rows, peak_mib
 
 
 def _row(run: HttpRun, share: float, due_s: Sequence[float], deadline_s: float) -> HttpLoadRow:
-    latencies_ms = [1000 * latency for latency in run.answered_s]
-    late = run.late(deadline_s)
-    shed = run.count(503)
-    percentiles: dict[str, float | None] = {}
-    for percent in (50, 95, 99):
-        value = percentile(latencies_ms, percent) if latencies_ms else None
-        percentiles[f"p{percent}_ms"] = value
+    answered, shed, late = run.count(200), run.count(503), run.late(deadline_s)
     return HttpLoadRow(
         share=share,
         offered_per_second=len(due_s) / due_s[-1],
-        goodput_per_second=(len(latencies_ms) - late) / run.wall_s,
-        **percentiles,
-        answered=len(latencies_ms),
+        goodput_per_second=(answered - late) / run.wall_s,
+        p50_ms=run.percentile_ms(50),
+        p95_ms=run.percentile_ms(95),
+        p99_ms=run.percentile_ms(99),
+        answered=answered,
         shed=shed,
         late=late,
-        failed=len(run.sent) - len(latencies_ms) - shed,
+        failed=len(run.sent) - answered - shed,
     )
 
 
@@ -125,6 +130,7 @@ def run(
     measured: HttpOverhead | None = None
     saturation: float | None = None
     rows: list[HttpLoadRow] = []
+    peak_mib = 0.0
     if "overhead" in parts:
         engine_ms, http_ms = overhead(recipe, OVERHEAD_RULES, TOKENS, repeats)
         measured = HttpOverhead(
@@ -134,9 +140,9 @@ def run(
             http_ms=Spread.of(http_ms, with_p95=True),
         )
     if "load" in parts:
-        saturation, rows = load_rows(recipe, shares, checks, deadline_s)
+        saturation, rows, peak_mib = load_rows(recipe, shares, checks, deadline_s)
     return HttpReport(
-        **origin(recipe),
+        **origin(recipe, peak_mib),
         overhead=measured,
         checks=checks,
         deadline_s=deadline_s,
@@ -205,7 +211,7 @@ def draw(report: HttpReport, path: Path) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    add_option(parser, "--parts", ",".join(PARTS), "what to measure, separated by commas")
+    add_parts(parser, PARTS)
     add_count(parser, "--checks", CHECKS, "checks at each rate")
     add_count(parser, "--repeats", REPEATS, "pairs of calls for the overhead")
     add_option(parser, "--deadline", DEADLINE_S, "seconds that a check may take", type=float)
@@ -220,7 +226,7 @@ def main(arguments: argparse.Namespace) -> None:
         shares, checks, repeats = QUICK_SHARES, QUICK_CHECKS, QUICK_REPEATS
     report = run(
         load_recipe(arguments.model),
-        arguments.parts.split(","),
+        arguments.parts,
         checks=checks,
         repeats=repeats,
         deadline_s=arguments.deadline,

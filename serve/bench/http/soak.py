@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from guard.errors import GuardError
 from guard.files.yaml_file import Strict
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count, add_option
@@ -21,7 +22,14 @@ from serve.bench.http.server import RunningServer, random_runs, server_process
 from serve.bench.http.traffic import OpenLoopTraffic
 from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
-from serve.bench.report import BenchReport, notes, origin, percentile, publish, source
+from serve.bench.report import (
+    BenchReport,
+    notes,
+    origin,
+    peak_of_processes_mib,
+    publish,
+    source,
+)
 
 MINUTES = 60
 SHARE = 0.7  # of saturation
@@ -32,15 +40,17 @@ THIRDS = 3
 
 
 class SoakWindow(Strict):
-    """One window: latencies of what was answered, and the server's memory at its end."""
+    """One window: latencies of what was answered, None without an answer, and the server's memory
+    at its end.
+    """
 
     minute: int
     checks: int
     answered: int
     shed: int  # 503
     failed: int  # other statuses, or none
-    p50_ms: float
-    p95_ms: float
+    p50_ms: float | None
+    p95_ms: float | None
     memory_mib: float
 
 
@@ -52,15 +62,21 @@ class SoakReport(BenchReport):
     deadline_s: float
     warm_up: int  # windows that are not judged
     windows: tuple[SoakWindow, ...]
+    ended_by: str | None = None  # the error that ended it before its time
 
     @property
     def judged(self) -> tuple[SoakWindow, ...]:
         """The windows after those that warm up."""
         return self.windows[self.warm_up :]
 
-    def growth(self, quantity: str) -> float:
-        """The median of a quantity in the last third of the judged windows over the first's."""
+    def growth(self, quantity: str) -> float | None:
+        """The median of a quantity in the last third of the judged windows that have it over the
+        first's; None if none has.
+        """
         values = [getattr(window, quantity) for window in self.judged]
+        values = [value for value in values if value is not None]
+        if not values:
+            return None
         third = max(1, len(values) // THIRDS)
         return float(statistics.median(values[-third:]) / statistics.median(values[:third]))
 
@@ -73,8 +89,16 @@ def run(
     share: float = SHARE,
     warm_up: int = WARM_UP,
 ) -> SoakReport:
-    """Soak a server in a process of its own."""
+    """Soak a server in a process of its own.
+
+    What was soaked before an error is reported. Raises GuardError for one in the first window, and
+    for fewer windows than growth takes.
+    """
+    if windows - warm_up < THIRDS:
+        remedy = f"Ask for at least {warm_up + THIRDS}: {warm_up} of them warm up"
+        raise GuardError("too few minutes", got=windows, remedy=remedy)
     soaked: list[SoakWindow] = []
+    ended_by: str | None = None
     with (
         random_runs(recipe, RULES[1]) as runs,
         server_process(recipe, runs) as server,
@@ -84,32 +108,40 @@ def run(
         saturation = traffic.saturation()
         rate = share * saturation
         for minute in range(windows):
-            soaked.append(_window(traffic, server, minute, rate, round(rate * window_s)))
+            try:
+                soaked.append(_window(traffic, server, minute, rate, round(rate * window_s)))
+            except GuardError as error:
+                if not soaked:
+                    raise
+                ended_by = str(error)
+                break
             bar.set_postfix_str(f"{soaked[-1].memory_mib:,.0f} MiB, minute {minute + 1}/{windows}")
+        peak_mib = peak_of_processes_mib()
     return SoakReport(
-        **origin(recipe),
+        **origin(recipe, peak_mib),
         saturation_per_second=saturation,
         share=share,
         deadline_s=DEADLINE_S,
-        warm_up=min(warm_up, windows - 1),
+        warm_up=min(warm_up, len(soaked) - 1),
         windows=tuple(soaked),
+        ended_by=ended_by,
     )
 
 
 def _window(
     traffic: OpenLoopTraffic, server: RunningServer, minute: int, rate: float, checks: int
 ) -> SoakWindow:
+    """Raises GuardError if the server has ended."""
     run, _ = traffic.run(rate, checks, 100 + minute, DEADLINE_S)
-    latencies_ms = [1000 * latency for latency in run.answered_s]
-    shed = run.count(503)
+    answered, shed = run.count(200), run.count(503)
     return SoakWindow(
         minute=minute,
         checks=checks,
-        answered=len(latencies_ms),
+        answered=answered,
         shed=shed,
-        failed=checks - len(latencies_ms) - shed,
-        p50_ms=percentile(latencies_ms, 50),
-        p95_ms=percentile(latencies_ms, 95),
+        failed=checks - answered - shed,
+        p50_ms=run.percentile_ms(50),
+        p95_ms=run.percentile_ms(95),
         memory_mib=server.memory_mib(),
     )
 
@@ -128,13 +160,21 @@ def table(report: SoakReport) -> str:
         f"{'growth':>9}",
     ]
     for label, quantity in (("p50 ms", "p50_ms"), ("p95 ms", "p95_ms"), ("MiB", "memory_mib")):
-        before, after = getattr(first, quantity), getattr(last, quantity)
-        lines.append(f"  {label:<7}{before:>12,.0f}{after:>12,.0f}{report.growth(quantity):>8.3f}x")
+        before, after = _whole(getattr(first, quantity)), _whole(getattr(last, quantity))
+        growth = report.growth(quantity)
+        times = "-" if growth is None else f"{growth:.3f}x"
+        lines.append(f"  {label:<7}{before:>12}{after:>12}{times:>9}")
+    if report.ended_by is not None:
+        lines.append(f"ENDED BEFORE ITS TIME: {report.ended_by}")
     lines += notes(
         f"Growth: the median of the last third of the minutes over the first third's, without the "
         f"first {report.warm_up}, which warm up. MiB: resident, of the server's processes."
     )
     return "\n".join([*lines, caption(report)])
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def caption(report: SoakReport) -> str:
@@ -169,15 +209,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     add_count(parser, "--minutes", MINUTES, "how long")
     add_option(parser, "--share", SHARE, "the load, as a share of saturation", type=float)
-    parser.add_argument("--quick", action="store_true", help="three minutes")
+    parser.add_argument("--quick", action="store_true", help="four minutes")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Measure, write the report and the plot, print the table."""
+    """Measure, write the report and the plot, print the table.
+
+    Raises GuardError, once that is written, if an error ended it before its time.
+    """
     windows, warm_up = arguments.minutes, WARM_UP
     if arguments.quick:
-        windows, warm_up = 3, 1
+        windows, warm_up = 4, 1
     report = run(
         load_recipe(arguments.model), windows=windows, share=arguments.share, warm_up=warm_up
     )
     publish(report, arguments.runs / "soak_bench.json", table, draw)
+    if report.ended_by is not None:
+        raise GuardError("the soak ended before its time", got=report.ended_by)

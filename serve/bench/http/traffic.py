@@ -5,19 +5,22 @@ Knows nothing of what is made of their latencies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
 
+from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.bench.http.load import HttpRun, send
 from serve.bench.http.overhead import as_body
 from serve.bench.http.server import rule_names
 from serve.bench.load import RULES, arrivals
+from serve.engine.thread import MAX_OPEN
 
-AT_ONCE = 64  # checks that saturate a server: no more than it takes
-AT_ONCE_PER_SECOND = 1000.0
+AT_ONCE = 2 * MAX_OPEN  # checks under way that saturate a server: its engine's, and as many behind
+SATURATING_CHECKS = 8 * AT_ONCE
 SATURATING_DEADLINE_S = 60.0
 
 
@@ -30,22 +33,42 @@ class OpenLoopTraffic:
         self._address, self._bar = address, bar
 
     def saturation(self) -> float:
-        """Checks a second that are answered when AT_ONCE of them come at once.
+        """Checks a second that are answered while AT_ONCE of them are under way.
 
-        The second of two runs: first times are slow everywhere.
+        From the first quarter of the answers to the last: before, first times are slow and batches
+        not full yet, behind it they are no more.
         """
-        for seed in (1, 2):
-            run, _ = self.run(AT_ONCE_PER_SECOND, AT_ONCE, seed, SATURATING_DEADLINE_S)
-        return run.count(200) / run.wall_s
+        bodies, _ = self._drawn(1.0, SATURATING_CHECKS, seed=1)
+        at_once = [0.0] * len(bodies)
+        run = send(self._address, bodies, at_once, SATURATING_DEADLINE_S, self._bar.update, AT_ONCE)
+        return steady_rate(run.answered_s)
 
     def run(
         self, rate: float, checks: int, seed: int, deadline_s: float
     ) -> tuple[HttpRun, list[float]]:
         """Checks that come at `rate` a second, and when they were due, in seconds."""
+        bodies, due_s = self._drawn(rate, checks, seed)
+        return send(self._address, bodies, due_s, deadline_s, self._bar.update), due_s
+
+    def _drawn(
+        self, rate: float, checks: int, seed: int
+    ) -> tuple[list[dict[str, Any]], list[float]]:
         bodies: list[dict[str, Any]] = []
         due_s: list[float] = []
         for arrival in arrivals(self._prompts, rate, checks, seed):
             rules = [self._names[rule] for rule in arrival.rules]
             bodies.append(as_body(arrival.messages, rules))
             due_s.append(arrival.due_s)
-        return send(self._address, bodies, due_s, deadline_s, self._bar.update), due_s
+        return bodies, due_s
+
+
+def steady_rate(answered_s: Sequence[float]) -> float:
+    """Answers a second from the first quarter of them to the last, by when each came, in seconds.
+
+    Raises GuardError if there are too few.
+    """
+    in_order, quarter = sorted(answered_s), len(answered_s) // 4
+    if not quarter:
+        problem, remedy = "hardly a check was answered", "See the server's log"
+        raise GuardError(problem, got=f"{len(answered_s)} answers", remedy=remedy)
+    return 2 * quarter / (in_order[3 * quarter - 1] - in_order[quarter - 1])

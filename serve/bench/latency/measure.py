@@ -107,9 +107,12 @@ class LatencyMeter:
         needed = len(self._prompts.prefix_ids(messages)) + sum(map(self._suffix_tokens, texts))
         return Repeat(samples, needed, self._lower_bound(needed))
 
-    def suffix_tokens(self, rules: int) -> int:
-        """What a rule adds to an adapter's prompt, mean over the first `rules`."""
-        return round(statistics.mean(map(self._suffix_tokens, self.texts[:rules])))
+    def suffix_tokens(self, rules: int, mode: str) -> int:
+        """What a rule adds to the mode's prompt, mean over the first `rules`."""
+        return round(statistics.mean(map(self._suffix_tokens, self._texts_of(mode)[:rules])))
+
+    def _texts_of(self, mode: str) -> list[str]:
+        return self.titles if mode == BASE else self.texts
 
     def _suffix_tokens(self, text: str) -> int:
         return len(self._prompts.suffix_ids(text))
@@ -124,10 +127,11 @@ class LatencyMeter:
         return LowerBound(sample.wall_ms * scale, sample.engine_ms * scale, sample.computed_tokens)
 
     def _requests(self, messages: tuple[Message, ...], rules: int, mode: str) -> list[ScoreRequest]:
+        texts = self._texts_of(mode)[:rules]
         if mode == BASE:
-            return [ScoreRequest(messages, text, None) for text in self.titles[:rules]]
+            return [ScoreRequest(messages, text, None) for text in texts]
         requests = []
-        for text, name in zip(self.texts[:rules], self._adapters[mode], strict=False):
+        for text, name in zip(texts, self._adapters[mode], strict=False):
             requests.append(ScoreRequest(messages, text, name))
         return requests
 

@@ -5,10 +5,11 @@ Knows nothing of engines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from guard.files.yaml_file import Strict
-from serve.bench.latency.grid import label_of, method_that_shares
+from serve.bench.latency.grid import BASE, label_of, method_that_shares
 from serve.bench.report import BenchReport, Spread, notes, source
 
 
@@ -23,7 +24,7 @@ class CellRow(Strict):
     """
 
     prompt_tokens: int
-    suffix_tokens: int  # mean over the rules
+    suffix_tokens: int  # of the mode's prompts, mean over the rules
     rules: int
     mode: str  # "base" or a method
     wall_ms: Spread
@@ -87,9 +88,11 @@ class MarginalCostRow(Strict):
 class LatencyReport(BenchReport):
     """Everything in `runs/latency.json`.
 
-    `inputs`: a fingerprint of all the numbers depend on but the grid, which is `cells`.
+    `inputs`: a fingerprint of all the numbers depend on but the grid, which is `cells`. `threads`
+    are the engine's.
     """
 
+    threads: int | None = None  # in files of before none is stated
     adapters: Literal["trained", "random weights"]
     engine: dict[str, str]
     inputs: str
@@ -170,10 +173,15 @@ def _ratios(ratio: RatioRow) -> str:
 def _notes(report: LatencyReport) -> list[str]:
     """What the columns mean, and what a reader has to know of this run."""
     swap_ins = max(row.swap_ins for row in report.cells)
+    of_methods = _suffixes(report, [mode for mode in report.modes if mode != BASE])
+    of_base = _suffixes(report, [BASE])
+    suffixes = f"A rule's own suffix has {of_methods} tokens."
+    if of_base != of_methods:
+        suffixes += f" The bare base's, which carries the rule's title, has {of_base}."
     lines = notes(
         "wall: all verdicts of one conversation, median over the repeats, and their p95.",
         "p50, p99: the single requests of all repeats, from submission.",
-        f"A rule's own suffix has {_suffixes(report)} tokens. What the conversation has beyond",
+        f"{suffixes} What the conversation has beyond",
         "whole blocks of the prefix cache (the repeats spread it evenly over 0 to a block) aLoRA",
         "computes once, the bare base for every rule. lower bound: the bare base prefilling one",
         "prompt of as many tokens as the conversation and all suffixes have.",
@@ -195,8 +203,8 @@ def _notes(report: LatencyReport) -> list[str]:
     return lines
 
 
-def _suffixes(report: LatencyReport) -> str:
-    return _range({row.suffix_tokens for row in report.cells})
+def _suffixes(report: LatencyReport, modes: Sequence[str]) -> str:
+    return _range({row.suffix_tokens for row in report.cells if row.mode in modes})
 
 
 def _range(counts: set[int]) -> str:

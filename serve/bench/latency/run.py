@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guard.arguments import count
 from guard.card import load_card
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint
@@ -28,7 +29,6 @@ from guard.machine.provenance import hardware, versions
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench import encoder
-from serve.bench.command import add_count
 from serve.bench.latency.grid import (
     LENGTHS_OF_RULES_SWEEP,
     LORA_REPEATS,
@@ -42,7 +42,7 @@ from serve.bench.latency.measure import LatencyMeter, Measured, measure
 from serve.bench.latency.plots import draw_length, draw_rules
 from serve.bench.latency.report import CellRow, LatencyReport, table
 from serve.bench.latency.summary import cell_rows, marginal_costs, ratio_row
-from serve.bench.report import engine_settings, origin
+from serve.bench.report import engine_settings, origin, threads
 from serve.bench.workload.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.engine import CODE, GuardEngine
 
@@ -54,12 +54,12 @@ QUICK_S = 120  # what the coarse grid may take to measure
 class EnginePart:
     """What one engine measured.
 
-    Its arguments beside the recipe's, and a rule's tokens by number of rules.
+    Its arguments beside the recipe's, and a rule's tokens by number of rules and mode.
     """
 
     engine: dict[str, Any]
     measured: Measured
-    suffix_tokens: dict[int, int]
+    suffix_tokens: dict[int, dict[str, int]]
 
     def cell_rows(self) -> list[CellRow]:
         """A row for every mode of every cell."""
@@ -90,6 +90,7 @@ def run(
         left_out += part.measured.left_out
     return LatencyReport(
         **origin(recipe),
+        threads=threads(),
         adapters="random weights" if is_random else "trained",
         inputs=_inputs(recipe, folders, is_random),
         engine=engine_settings(recipe) | _own_arguments(parts),
@@ -126,7 +127,10 @@ def _part(
         meter = LatencyMeter(engine, PromptBuilder.of(recipe), context_tokens, names)
         meter.warm_up()
         measured = measure(meter, grid, seconds)
-        suffix_tokens = {cell.rules: meter.suffix_tokens(cell.rules) for cell in grid}
+        suffix_tokens: dict[int, dict[str, int]] = {}
+        for cell in grid:
+            of_mode = {mode: meter.suffix_tokens(cell.rules, mode) for mode in meter.modes}
+            suffix_tokens[cell.rules] = of_mode
     return EnginePart(overrides, measured, suffix_tokens)
 
 
@@ -161,15 +165,15 @@ def publish(report: LatencyReport, runs: Runs) -> None:
 def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:
     """What the numbers depend on besides the grid.
 
-    Adapters, recipe, machine, packages, and our code that runs while the clock does.
+    Adapters, recipe, machine, threads, packages, and our code that measures and is measured.
     """
     weights = []
     for of_method in folders.values():
         weights += [load_card(folder).weights_sha256 for folder in of_method]
     here = Path(__file__).parent
-    code = (*CODE, here / "grid.py", here / "measure.py", here.parent / "workload/prompts.py")
+    code = (*CODE, *sorted(here.glob("*.py")), *sorted((here.parent / "workload").glob("*.py")))
     made_with = recipe.model_dump(), recipe.base_revision, weights, is_random
-    return fingerprint(*made_with, hardware(), versions(), *code)
+    return fingerprint(*made_with, hardware(), versions(), threads(), *code)
 
 
 def _current(path: Path, inputs: str, grid: Sequence[Cell]) -> LatencyReport | None:
@@ -195,8 +199,9 @@ def _current(path: Path, inputs: str, grid: Sequence[Cell]) -> LatencyReport | N
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    capped = f"conversations per cell; at most 2 with --quick, {LORA_REPEATS} with LoRA"
-    add_count(parser, "--repeats", REPEATS, capped)
+    capped = f"at most 2 with --quick, {LORA_REPEATS} with LoRA"
+    text = f"conversations per cell; {capped} (default: {REPEATS})"
+    parser.add_argument("--repeats", type=count, help=text)
     texts = {
         "--quick": "a coarse grid, about two minutes on two cores with the tiny base",
         "--wide": "also 500 rules, with 1,000 adapters resident, and 10,000 to 32,000 tokens",
@@ -210,23 +215,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure, or say that nothing changed, and print the table.
 
-    An encoder has neither aLoRAs nor a base that answers: what it has is measured in its place.
+    An encoder has neither aLoRAs nor a base that answers: what it has is measured in its place, as
+    `make bench NAME=encoder` does. Raises GuardError for options that this does not take.
     """
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
     if recipe.is_encoder:
+        _refuse_options_of_a_decoder(recipe, arguments)
         encoder_grid = encoder.FULL
         if arguments.quick:
             encoder_grid = encoder.QUICK
-        encoder.publish_run(recipe, runs, encoder_grid, force=arguments.force)
+        beside = load_recipe(encoder.BESIDE)
+        encoder.publish_run(recipe, runs, encoder_grid, beside, force=arguments.force)
         return
-    grid, seconds = full_grid(arguments.repeats, wide=arguments.wide), None
+    repeats = arguments.repeats or REPEATS
+    grid, seconds = full_grid(repeats, wide=arguments.wide), None
     if arguments.quick:
-        grid, seconds = quick_grid(arguments.repeats), QUICK_S
+        grid, seconds = quick_grid(repeats), QUICK_S
     with adapter_folders(recipe, runs, is_random=arguments.random) as folders:
         report = _current(runs.latency, _inputs(recipe, folders, arguments.random), grid)
-        if report is not None and not arguments.force:
+        if report is None or arguments.force:
+            report = run(recipe, folders, grid, is_random=arguments.random, seconds=seconds)
+        else:
             print(f"nothing changed since {runs.latency} was measured; FORCE=1 measures again")
-            print(table(report))
-            return
-        report = run(recipe, folders, grid, is_random=arguments.random, seconds=seconds)
     publish(report, runs)
+
+
+def _refuse_options_of_a_decoder(recipe: Recipe, arguments: argparse.Namespace) -> None:
+    for option in ("wide", "random", "repeats"):
+        if getattr(arguments, option):
+            raise GuardError(
+                "this is measured of decoders alone",
+                where=f"recipe {recipe.name}",
+                got=f"--{option}",
+                remedy="Leave it out; make bench NAME=encoder OPTIONS=--help has an encoder's own",
+            )

@@ -17,12 +17,17 @@ RESAMPLES = 2000  # of the bootstrap
 INTERVAL = (2.5, 97.5)  # percentiles
 
 
-def cell_rows(cell: Cell, repeats: Sequence[Repeat], suffix_tokens: int) -> list[CellRow]:
-    """A row for each mode: medians over the repeats, and single requests of all repeats."""
+def cell_rows(
+    cell: Cell, repeats: Sequence[Repeat], suffix_tokens: Mapping[str, int]
+) -> list[CellRow]:
+    """A row for each mode: medians over the repeats, and single requests of all repeats.
+
+    `suffix_tokens`: what a rule adds to each mode's prompt.
+    """
     rows = []
     for mode in repeats[0].samples:
         samples = [repeat.samples[mode] for repeat in repeats if mode in repeat.samples]
-        rows.append(_cell_row(cell, mode, samples, suffix_tokens))
+        rows.append(_cell_row(cell, mode, samples, suffix_tokens[mode]))
     return rows
 
 

@@ -15,7 +15,12 @@ from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.bench.scores import scores_of_calls
-from serve.bench.workload.prompts import conversation, random_rule_text, wordings
+from serve.bench.workload.prompts import (
+    common_tokens,
+    conversation,
+    random_rule_text,
+    wordings,
+)
 from serve.engine import Call, GuardEngine, ScoreRequest
 from serve.plan.device.calibration import BurstRow
 from serve.plan.device.step_cost import StepWork
@@ -123,7 +128,4 @@ class BurstMeter:
 def scaffold_tokens(prompts: PromptBuilder, block_size: int) -> int:
     """Whole blocks of tokens with which every conversation's prompt begins."""
     first, second = (prompts.prefix_ids((Message("user", text),)) for text in ("one", "two"))
-    common = 0
-    while common < min(len(first), len(second)) and first[common] == second[common]:
-        common += 1
-    return common // block_size * block_size
+    return common_tokens(first, second) // block_size * block_size

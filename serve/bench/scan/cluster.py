@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from serve.bench.scan.measure import threads
+from serve.bench.report import threads
 from serve.bench.scan.report import ClusterRow
 from serve.scan.cluster import JudgedPart, scan_on_cluster
 from serve.scan.parts import PartFolder, ScanManifest

@@ -71,7 +71,7 @@ def measure_kills(
 
 
 def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, part_s: float) -> int:
-    """Start and kill so often; how many of the kills came before anything new was judged.
+    """Start and kill so often; how many of the kills came before a new part was written.
 
     A kill comes while the scan loads, or a random moment after it has written a few parts more.
     """

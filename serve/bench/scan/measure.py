@@ -5,13 +5,11 @@ Knows nothing of reports on disk.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from guard.machine.cores import usable_cores
-from serve.bench.report import Spread
+from serve.bench.report import Spread, threads
 from serve.bench.scan.report import ThroughputRow
 from serve.scan.judge import judge
 from serve.scan.parts import PartFolder, ScanManifest
@@ -56,8 +54,3 @@ def measure_throughput(
         ratio=Spread.of(ratios),
         reading_s=reading_s,
     )
-
-
-def threads() -> int:
-    """How many threads an engine of this process computes with."""
-    return int(os.environ.get("OMP_NUM_THREADS", len(usable_cores())))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from guard.errors import GuardError
 from guard.files.yaml_file import Strict
 from serve.bench.report import BenchReport, Spread, notes
 
@@ -12,8 +9,8 @@ from serve.bench.report import BenchReport, Spread, notes
 class KilledRow(Strict):
     """A scan that was killed again and again against one that was not.
 
-    `kills_before_judging`: of `kills`, while the process was still loading. `different_rows` have
-    other verdicts or probabilities in the two outputs; missing and repeated ones would be among
+    `kills_before_judging`: of `kills`, before a new part was written. `different_rows` have other
+    verdicts or probabilities in the two outputs; missing and repeated ones would be among
     `missing_rows` and `repeated_rows`.
     """
 
@@ -66,26 +63,6 @@ class ScanReport(BenchReport):
     throughput: ThroughputRow | None = None
     cluster: tuple[ClusterRow, ...] = ()
 
-    def with_rest_of(self, path: Path) -> ScanReport:
-        """With the sections that this run did not measure, from a report of the same commit,
-        machine, base and rules.
-        """
-        try:
-            earlier = ScanReport.load(path)
-        except (GuardError, OSError, ValueError):
-            return self
-        facts = ("commit", "hardware", "model", "rules")
-        if any(getattr(self, name) != getattr(earlier, name) for name in facts):
-            return self
-        return self.model_copy(
-            update={
-                "killed": self.killed or earlier.killed,
-                "throughput": self.throughput or earlier.throughput,
-                "cluster": self.cluster or earlier.cluster,
-                "peak_memory_mib": max(self.peak_memory_mib, earlier.peak_memory_mib),
-            }
-        )
-
 
 def table(report: ScanReport) -> str:
     """The report as text."""
@@ -116,7 +93,7 @@ def _throughput_lines(row: ThroughputRow) -> list[str]:
 def _killed_lines(row: KilledRow) -> list[str]:
     return [
         f"  {row.conversations:,} conversations, {row.kills} times killed "
-        f"({row.kills_before_judging} while loading), {row.rows_a_part} a part:",
+        f"({row.kills_before_judging} before a new part was written), {row.rows_a_part} a part:",
         f"    {row.identical_files} of {row.files} files byte for byte those of a scan that was "
         f"not; of {row.rows:,} rows {row.missing_rows} missing, {row.repeated_rows} repeated, "
         f"{row.different_rows} different (probabilities by at most {row.largest_change:.2g})",

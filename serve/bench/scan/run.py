@@ -12,10 +12,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from guard.errors import GuardError, choose_from
 from guard.layout import Runs
 from guard.recipe import Recipe, load_recipe
-from serve.bench.command import add_count, add_option
+from serve.bench.command import add_count, add_parts
 from serve.bench.report import origin, publish
 from serve.bench.scan.kills import measure_kills
 from serve.bench.scan.measure import measure_throughput
@@ -100,8 +99,7 @@ def run(
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    parts = ",".join(PARTS)
-    add_option(parser, "--parts", parts, "which to measure; the report keeps the others")
+    add_parts(parser, PARTS)
     add_count(parser, "--conversations", CONVERSATIONS, "how many are stored")
     add_count(parser, "--kills", KILLS, "how often a scan is killed")
     add_count(parser, "--repeats", REPEATS, "turns of engine and scan")
@@ -111,14 +109,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and print the table."""
-    chosen = arguments.parts.split(",")
-    for name in chosen:
-        if name not in PARTS:
-            raise GuardError("no such part", got=name, remedy=choose_from(name, PARTS))
-    if "cluster" in chosen:
+    if "cluster" in arguments.parts:
         check_ray()
     conversations = QUICK_CONVERSATIONS if arguments.quick else arguments.conversations
     recipe = load_recipe(arguments.model)
-    report = run(recipe, chosen, conversations, arguments.kills, arguments.repeats)
-    path = arguments.runs / "scan_bench.json"
-    publish(report.with_rest_of(path), path, table)
+    report = run(recipe, arguments.parts, conversations, arguments.kills, arguments.repeats)
+    publish(report, arguments.runs / "scan_bench.json", table)

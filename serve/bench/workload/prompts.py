@@ -55,6 +55,16 @@ def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple
     return nearest
 
 
+def common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
+    """With how many tokens both begin."""
+    common = 0
+    for token, other_token in zip(first, second, strict=False):
+        if token != other_token:
+            break
+        common += 1
+    return common
+
+
 def random_rule_text(recipe: Recipe) -> str:
     """What a random adapter of this recipe reads of its rule."""
     if recipe.rule_turn == "none":

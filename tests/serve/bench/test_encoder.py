@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,16 @@ from PIL import Image
 
 from guard.errors import GuardError
 from guard.layout import Runs
+from guard.recipe import Recipe
+from serve.bench import encoder
 from serve.bench.encoder import (
+    FULL,
+    NOBODY,
+    QUICK,
     EncoderCell,
     EncoderGrid,
     EncoderReport,
+    _inputs,
     crossover,
     draw,
     publish_run,
@@ -38,7 +45,9 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     assert all(0 < cell.wall_ms.min <= cell.wall_ms.max for cell in report.cells)
     report.save(tmp_path / "encoder_bench.json")
     assert EncoderReport.load(tmp_path / "encoder_bench.json") == report
-    assert len(table(report).splitlines()) == 2 + len(report.cells)
+    assert report.adapters == {"minilm": {"lora": "trained", "head": "trained"}}
+    assert report.engine["max_loras"] == "3" and report.engine_beside == {}
+    assert len(table(report).splitlines()) == 3 + len(report.cells)
 
 
 @pytest.mark.slow
@@ -49,12 +58,42 @@ def test_what_has_not_changed_is_not_measured_again(
     folder = save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
     eager = recipe().model_copy(update={"engine": recipe().engine | {"enforce_eager": True}})
     said: list[bool] = []
+    picture = tmp_path / "encoder_bench.png"
     for seed in (None, None, 2):
         if seed is not None:
             save_encoder_rule(folder, seed=seed)
         publish_run(eager, runs, EncoderGrid((1,), (80,), 1))
         said.append("nothing changed" in capsys.readouterr().out)
+        picture.unlink()  # it is there each time
     assert said == [False, True, False]
+
+
+def test_a_full_grid_stands_for_one_of_no_more_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(recipe: Recipe, runs: Runs, _: object, grid: EncoderGrid) -> EncoderReport:
+        return toy_report(_inputs(recipe, runs, None, grid), grid.repeats)
+
+    monkeypatch.setattr(encoder, "run", measured)
+    said: list[bool] = []
+    for grid in (FULL, QUICK, FULL, replace(FULL, repeats=FULL.repeats + 1)):
+        publish_run(recipe(), Runs(tmp_path), grid)
+        said.append("nothing changed" in capsys.readouterr().out)
+    assert said == [False, True, True, False]
+
+
+def test_a_report_depends_on_its_machine_s_threads_and_on_the_code_of_its_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _inputs(recipe(), Runs(tmp_path), None, FULL)
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "7")
+        assert _inputs(recipe(), Runs(tmp_path), None, FULL) != before
+    named: list[object] = []
+    monkeypatch.setattr(encoder, "fingerprint", lambda *inputs: named.extend(inputs))
+    _inputs(recipe(), Runs(tmp_path), None, FULL)
+    files = {path.name for path in named if isinstance(path, Path)}
+    assert files >= {"encoder.py", "prompts.py", "random_adapter.py", "adapter_folders.py"}
 
 
 @pytest.mark.slow
@@ -69,10 +108,32 @@ def test_beside_a_decoder_the_conversation_is_read_once_by_its_aloras(tmp_path: 
     }
     assert computed["tiny", "lora", 3] == 3 * computed["tiny", "lora", 1]
     assert computed["tiny", "alora", 3] < computed["tiny", "alora", 1] + 20
+    assert [cell.swap_ins for cell in report.cells] == [0] * len(report.cells)
+    assert report.engine_beside["dtype"] == small_recipe().serving_dtype
+    assert report.engine_beside["max_loras"] == "6"  # of both methods
+    assert report.adapters["tiny"] == {"lora": "random weights", "alora": "random weights"}
     assert "aLoRAs on tiny are faster than adapters on minilm" in table(report)
     draw(report, tmp_path / "plot.png")
     with Image.open(tmp_path / "plot.png") as image:
         assert image.height == 750
+
+
+def toy_report(inputs: str, repeats: int) -> EncoderReport:
+    return EncoderReport(
+        commit="abc1234",
+        hardware="two cores",
+        versions={},
+        model="minilm",
+        peak_memory_mib=1.0,
+        inputs=inputs,
+        threads=2,
+        engine={},
+        beside=NOBODY,
+        engine_beside={},
+        adapters={"minilm": {"lora": "trained"}},
+        repeats=repeats,
+        cells=tuple(_line(1, 2, 3)),
+    )
 
 
 def _line(*walls_ms: float) -> list[EncoderCell]:
@@ -85,6 +146,7 @@ def _line(*walls_ms: float) -> list[EncoderCell]:
             rules=rules,
             wall_ms=Spread.of([wall_ms]),
             computed_tokens=1,
+            swap_ins=0,
         )
         cells.append(cell)
     return cells

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from guard.example import Message
 from serve.bench.load import LENGTHS, RULES, LoadReport, LoadRun, arrivals, draw, run, table
 from serve.bench.workload.traffic import Timed
 from tests.serve.bench.small_engine import small_recipe
@@ -38,6 +39,15 @@ def test_conversations_have_real_lengths_and_a_few_rules_each() -> None:
     assert all(len(set(arrival.rules)) == len(arrival.rules) for arrival in drawn)
     assert drawn[-1].due_s == pytest.approx(40, rel=0.3)
     assert drawn == arrivals(prompts(), 5.0, 200, seed=3) != arrivals(prompts(), 5.0, 200, seed=4)
+
+
+def test_no_two_runs_have_a_conversation_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(_: object, __: int, seed: int) -> tuple[Message, ...]:
+        return (Message("user", f"conversation {seed}"),)
+
+    monkeypatch.setattr("serve.bench.load.conversation", named)
+    runs = [arrivals(prompts(), 5.0, 1200, seed) for seed in (0, 1, 2)]
+    assert len({arrival.messages for run in runs for arrival in run}) == 3 * 1200
 
 
 def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from guard.errors import GuardError
 from guard.layout import ROOT
+from guard.recipe import load_recipe
 from serve.bench.ablation.report import AblationReport
 from serve.bench.ablation.report import table as ablation_table
 from serve.bench.fleet.report import FleetReport
@@ -18,7 +21,16 @@ from serve.bench.load import LoadReport
 from serve.bench.load import table as load_table
 from serve.bench.pressure import PressureReport
 from serve.bench.pressure import table as pressure_table
-from serve.bench.report import BenchReport, Spread, notes, percentile, percentiles, publish
+from serve.bench.report import (
+    BenchReport,
+    Spread,
+    notes,
+    origin,
+    peak_of_processes_mib,
+    percentile,
+    percentiles,
+    publish,
+)
 from serve.bench.sgmv import SgmvReport
 from serve.bench.sgmv import table as sgmv_table
 
@@ -60,6 +72,21 @@ def base_report() -> BenchReport:
     )
 
 
+HOLDS_MEMORY = "held = bytearray(b'1') * (300 * 2**20); del held; print(flush=True); input()"
+
+
+def test_the_peak_of_memory_is_the_largest_of_the_processes() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOLDS_MEMORY], stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        peak_mib = peak_of_processes_mib()
+        child.kill()
+    assert peak_mib > 300
+    own_mib = origin(load_recipe("tiny"))["peak_memory_mib"]
+    assert origin(load_recipe("tiny"), peak_mib, own_mib + 500)["peak_memory_mib"] == own_mib + 500
+
+
 def test_a_report_is_published_as_file_plot_and_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +101,7 @@ def test_a_report_is_published_as_file_plot_and_table(
 def test_a_report_without_a_plot_is_published_as_file_and_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "report.png").write_text("of an earlier report")
     publish(base_report(), tmp_path / "report.json", lambda _: "a table")
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     assert f"written: {tmp_path / 'report.json'}\n" in capsys.readouterr().out

@@ -31,6 +31,14 @@ def test_every_answer_is_judged_unjudged_or_lost_and_an_allow_may_be_false() -> 
     assert (outcomes.contradicted, outcomes.false_allows) == (2, 1)
 
 
+def test_what_is_no_answer_to_a_check_is_lost_whatever_its_body() -> None:
+    outcomes = LoadOutcomes()
+    for status in (500, 503, 200):
+        outcomes.note(UNDISTURBED, httpx.Response(status, text="Internal Server Error"), 0.1)
+    outcomes.note(UNDISTURBED, httpx.Response(503, json={"error": "busy"}), 0.1)
+    assert (outcomes.judged, outcomes.unjudged, outcomes.lost) == (0, 0, 4)
+
+
 def test_a_verdict_near_its_threshold_may_differ_and_no_other() -> None:
     near = UndisturbedCheck({}, "violation", {"near": (0.51, 0.5)})
     outcomes = LoadOutcomes()

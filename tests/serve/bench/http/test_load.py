@@ -27,6 +27,20 @@ def test_checks_are_sent_when_they_are_due_and_each_is_accounted_for() -> None:
     assert all(0 < latency < run.wall_s for latency in run.answered_s)
 
 
+def test_no_more_checks_are_under_way_than_may_be() -> None:
+    engine = ToyEngine({"fine": -2.0})
+    engine.on_step = lambda: time.sleep(0.02)
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        run = send(str(client.base_url), [BODY] * 9, [0.0] * 9, 5.0, list, at_once=3)
+    assert run.count(200) == 9
+    began_s = [check.latency_s - check.waited_s for check in run.sent]
+    under_way: list[int] = []
+    for moment_s in began_s:
+        spans = zip(began_s, run.answered_s, strict=True)
+        under_way.append(sum(since_s <= moment_s < until_s for since_s, until_s in spans))
+    assert max(under_way) == 3
+
+
 @pytest.mark.slow
 def test_what_the_server_sheds_is_counted_and_has_no_latency_of_an_answer(
     monkeypatch: pytest.MonkeyPatch,

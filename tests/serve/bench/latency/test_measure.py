@@ -99,7 +99,10 @@ def test_adapters_that_read_nothing_get_nothing_and_the_base_with_titles() -> No
     assert [request.rule_text for request in (*lora, *alora)] == [""] * 4
     assert len({request.rule_text for request in base}) == 2
     assert all(request.rule_text for request in (*base, *bound))
-    assert meter.suffix_tokens(2) == len(prompts().suffix_ids(""))
+    assert meter.suffix_tokens(2, "lora") == meter.suffix_tokens(2, "alora")
+    assert meter.suffix_tokens(2, "alora") == len(prompts().suffix_ids(""))
+    lengths = [len(prompts().suffix_ids(request.rule_text)) for request in base]
+    assert meter.suffix_tokens(2, "base") == round(sum(lengths) / 2) > len(prompts().suffix_ids(""))
 
 
 def test_repeats_have_fresh_conversations_and_begin_with_another_mode() -> None:
@@ -151,7 +154,7 @@ def test_lora_is_measured_in_the_first_repeats_only() -> None:
         None,
         NAMES["alora"][0],
     }  # begins with the one, then with the other
-    rows = cell_rows(cell, repeats, suffix_tokens=25)
+    rows = cell_rows(cell, repeats, dict.fromkeys(MODES, 25))
     assert {row.mode: row.repeats for row in rows} == {
         "base": cell.repeats,
         "lora": LORA_REPEATS,

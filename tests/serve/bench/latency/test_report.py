@@ -44,6 +44,12 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     assert "RANDOM WEIGHTS" not in text and "RANDOM WEIGHTS" in table(toy_report("random weights"))
 
 
+def test_the_table_says_that_the_base_reads_more_of_a_rule_where_it_does() -> None:
+    assert "A rule's own suffix has 30 tokens. What" in table(toy_report())
+    text = " ".join(table(toy_report(base_suffix_tokens=47)).split())
+    assert "suffix has 30 tokens. The bare base's, which carries the rule's title, has 47." in text
+
+
 def test_the_order_of_the_recipe_s_methods_does_not_change_what_the_columns_say() -> None:
     report = toy_report()
     cells = sorted(report.cells, key=lambda row: ["base", "alora", "lora"].index(row.mode))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from guard.layout import Runs
-from guard.recipe import MODELS, Recipe
+from guard.recipe import MODELS, Recipe, load_recipe
+from serve.bench import encoder
 from serve.bench.__main__ import main
 from serve.bench.latency import grid as latency_grid
 from serve.bench.latency import run as latency
@@ -67,6 +68,16 @@ def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
         with monkeypatch.context() as patch:
             patch.setattr(latency, name, value)
             assert _inputs(recipe(), folders, False) != before
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "7")
+        assert _inputs(recipe(), folders, False) != before
+    named: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(latency, "fingerprint", lambda *inputs: named.extend(inputs))
+        _inputs(recipe(), folders, False)
+    files = {path.name for path in named if isinstance(path, Path)}
+    own = {"run.py", "grid.py", "measure.py", "summary.py"}
+    assert files >= own | {"adapter_folders.py", "prompts.py", "random_adapter.py"}
     retrained = save_adapter(runs.root / "other", "medical_advice", seed=2)
     shutil.copytree(retrained, folders["alora"][0], dirs_exist_ok=True)
     save_card(folders["alora"][0], "medical_advice")
@@ -106,14 +117,41 @@ def test_the_command_measures_once_and_then_says_that_nothing_changed(
     monkeypatch.setattr("sys.argv", ["bench", "latency", "--quick", "--runs", str(runs.root)])
     main()
     assert "LoRA/aLoRA" in capsys.readouterr().out
+    picture = runs.root / "latency_rules.png"
+    picture.write_text("of an older report")
     main()
     assert "nothing changed" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert len(calls) == 1 and calls[0]["seconds"] is not None
     monkeypatch.setattr(
         "sys.argv", ["bench", "latency", "--quick", "--force", "--runs", str(runs.root)]
     )
     main()
     assert len(calls) == 2
+
+
+def test_an_encoder_is_measured_as_by_its_own_benchmark_beside_a_decoder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    published: list[tuple[object, ...]] = []
+    monkeypatch.setattr(encoder, "publish_run", lambda *settings, **_: published.append(settings))
+    options = ["--model", "minilm", "--runs", str(tmp_path), "--quick"]
+    for name in ("latency", "encoder"):
+        monkeypatch.setattr("sys.argv", ["bench", name, *options])
+        main()
+    of_latency, of_encoder = published
+    assert of_latency == of_encoder and of_latency[3] == load_recipe("tiny")
+
+
+@pytest.mark.parametrize("option", [["--random"], ["--wide"], ["--repeats", "3"]])
+def test_what_is_measured_of_decoders_alone_is_refused_of_an_encoder(
+    option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(encoder, "publish_run", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr("sys.argv", ["bench", "latency", "--model", "minilm", *option])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"got {option[0]}" in capsys.readouterr().err
 
 
 def recipe_of_short_context(folder: Path) -> Recipe:

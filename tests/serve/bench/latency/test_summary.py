@@ -24,8 +24,9 @@ REPEATS = [repeat_of(10, 100, 20, 8), repeat_of(11, 300, 30, 10), repeat_of(12, 
 
 
 def test_a_cell_is_summed_up_by_medians_with_their_spread() -> None:
-    rows = cell_rows(Cell(1000, 5, 3), REPEATS, suffix_tokens=25)
+    rows = cell_rows(Cell(1000, 5, 3), REPEATS, {"base": 25, "lora": 3, "alora": 3})
     assert [row.mode for row in rows] == ["base", "lora", "alora"]
+    assert [row.suffix_tokens for row in rows] == [25, 3, 3]
     alora = rows[2]
     assert (alora.wall_ms.median, alora.wall_ms.min, alora.wall_ms.max) == (20, 10, 30)
     assert (alora.wall_ms.p95, alora.engine_ms) == (29, 10)

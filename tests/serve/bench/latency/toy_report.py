@@ -32,12 +32,14 @@ def toy_report(
     left_out: tuple[str, ...] = (),
     grid: Sequence[Cell] = tuple(full_grid(2)),
     inputs: str = "inputs",
+    base_suffix_tokens: int = 30,
 ) -> LatencyReport:
     """A report of a grid."""
+    suffix_tokens = {"base": base_suffix_tokens, "lora": 30, "alora": 30}
     rows, ratios = [], []
     for cell in grid:
         repeats = [toy_repeat(cell)] * cell.repeats
-        rows += cell_rows(cell, repeats, suffix_tokens=30)
+        rows += cell_rows(cell, repeats, suffix_tokens)
         ratios.append(ratio_row(cell, repeats))
     return LatencyReport(
         commit="abc1234",
