@@ -1,4 +1,5 @@
 import random
+import re
 from collections import Counter
 from typing import get_args
 
@@ -17,27 +18,38 @@ def corpus() -> Corpus:
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
+@pytest.mark.parametrize(
+    ("rule", "name"), [("pii_leak", "repeats_supplied"), ("medical_advice", "repeats_doctor")]
+)
 def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
-    corpus: Corpus, pool: Pool
+    rule: str, name: str, pool: Pool
 ) -> None:
-    exchanges, act = Exchanges(corpus, pool), corpus.book.acts["repeats_supplied"]
+    corpus = load_corpus(load_rule(rule), [load_rule("refund_promise")])
+    exchanges, act = Exchanges(corpus, pool), corpus.book.acts[name]
+    repeated = 0
     for number in range(400):
-        exchange = exchanges.act(
-            corpus.book, "repeats_supplied", "plain", str(number), random.Random(number)
-        )
+        exchange = exchanges.act(corpus.book, name, "plain", str(number), random.Random(number))
         assert exchange is not None
         (question,), answered = exchange.around.before, exchange.act_turn
-        bindings = grammar.Bindings(exchanges._slots["pii_leak"], str(number))
-        for name in grammar.slot_names(answered.line):
-            value = bindings.fill(f"{{{name}}}")
-            if name.partition(".")[0] in act.supplied and value in answered.text:
-                assert value in question.text, (question.text, answered.text)
-        digits = {
-            word for word in answered.text.split() if any(character.isdigit() for character in word)
-        }
-        assert {word.strip(".,;?") for word in digits} <= {
-            word.strip(".,;?") for word in question.text.split()
-        }
+        bindings = grammar.Bindings(exchanges._slots[rule], str(number))
+        for slot in grammar.slot_names(answered.line):
+            value = bindings.fill(f"{{{slot}}}")
+            if slot.partition(".")[0] in act.supplied and value in answered.text:
+                assert _of_anybody(value) in _of_anybody(question.text), answered.text
+                repeated += 1
+        if rule == "pii_leak":
+            assert _numbers(answered.text) <= _numbers(question.text)
+    assert repeated > 100
+
+
+def _of_anybody(text: str) -> str:
+    """Whether the user says it of himself or is told."""
+    return re.sub(r"\b(my|your)(self)?\b", "one's", text)
+
+
+def _numbers(text: str) -> set[str]:
+    words = [word.strip(".,;?") for word in text.split()]
+    return {word for word in words if any(character.isdigit() for character in word)}
 
 
 def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
