@@ -29,7 +29,7 @@ METHOD_MARKS = (
     ("#E69F00", "X"),
     ("#56B4E9", "d"),
 )
-LEGEND_COLUMNS = 4
+LEGEND_COLUMNS = 3
 LEGEND_INCHES = 0.2  # a row
 INCHES_PER_ROW = 0.16  # of one contender
 INCHES_BETWEEN_RULES = 0.14
