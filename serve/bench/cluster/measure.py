@@ -238,7 +238,8 @@ def check_told_apart(first: Sequence[float], second: Sequence[float]) -> None:
     """Raise GuardError if two versions of a rule score nearly all texts alike: no answer would tell
     by which of them it was given.
     """
-    apart = sum(abs(one - other) > TOLD_APART for one, other in zip(first, second, strict=True))
+    pairs = zip(first, second, strict=True)
+    apart = sum(abs(score - new_score) > TOLD_APART for score, new_score in pairs)
     if apart < FEWEST_APART:
         got = f"{apart} of {len(first)} texts, fewer than {FEWEST_APART}"
         raise GuardError("two versions of a rule say nearly the same", got=got)
