@@ -1,128 +1,38 @@
-"""Evaluate rules: test examples -> served engine, judge, bag of words -> metrics -> one report.
+"""Evaluate rules on one base, or on several side by side: a stage for each base, one bag of words
+for all of them -> one report. Entry of `make eval`.
 
-Knows nothing of training or of serving's insides.
+Knows nothing of training, or of how a rule is answered on a base.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from eval.agreement import Agreement, agreement
-from eval.answer import Answer
-from eval.bag_of_words.baseline import BagVariant, fit_bag_of_words
-from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
+from eval.bag_of_words.baseline import fit_bag_of_words
+from eval.evaluation import Evaluation, load_evaluation
 from eval.judge.judges import JUDGES, Judge, judge_from, judge_on
 from eval.report.report import Report, write_report
 from eval.report.side_by_side import side_by_side
-from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
-from eval.served import OpenPredictor, Served, answering_code, open_engine, score_missing
-from eval.trial import Trial, answering_recipe, load_trial
+from eval.served import OpenPredictor, open_engine
+from eval.stage import (
+    BagAnswers,
+    Stage,
+    StageTrials,
+    earlier_evaluations,
+    evaluate_outdated,
+    selected_trials,
+)
+from eval.trial import Trial
 from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, read_splits
-from guard.machine.provenance import provenance
+from guard.layout import Runs, read_splits
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, rule_names
-
-# What turns answers into figures, besides the code that makes the answers.
-CODE = (
-    *sorted((ROOT / "eval").rglob("*.py")),
-    ROOT / "guard/calibration_rows.py",
-    ROOT / "guard/rule.py",
-    ROOT / "guard/verdict.py",
-    ROOT / "guard/prompt/text.py",
-    *sorted((ROOT / "data/generator").glob("*.py")),
-)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What evaluating a rule on one base takes besides the rule."""
-
-    runs: Runs
-    recipe: Recipe
-    base_revision: str
-    rules: Path
-    judge: Judge
-
-    def trial(
-        self, name: str, seeds: Sequence[int] | None = None, limit: int | None = None
-    ) -> Trial:
-        """The rule's trial. Raises GuardError for bad inputs."""
-        return load_trial(
-            self.runs,
-            self.recipe,
-            self.base_revision,
-            name,
-            seeds=seeds,
-            limit=limit,
-            rules=self.rules,
-        )
-
-    def inputs(self, trial: Trial) -> str:
-        """Fingerprint of everything an evaluation depends on."""
-        return fingerprint(trial.inputs, self.judge.identity, answering_code(), *CODE)
-
-    def is_evaluated(self, trial: Trial) -> bool:
-        """Whether a readable evaluation is kept that still holds."""
-        if not is_current(trial.folder, self.inputs(trial)):
-            return False
-        try:
-            load_evaluation(trial.folder)
-        except GuardError:  # torn or deleted: it is made again from the kept answers
-            return False
-        return True
-
-
-class RuleAnswers:
-    """The engine's answers on one rule: its test examples, and their perturbations put to the
-    weights that are served.
-    """
-
-    def __init__(self, trial: Trial, with_base: bool) -> None:
-        self.trial = trial
-        self.plain = Served(trial, with_base=with_base)
-        self.perturbations: list[Perturbation] = perturbations(trial)
-        self.perturbed = Served(perturbed_trial(trial, self.perturbations), with_base=False)
-
-    def agreement(self) -> dict[str, Agreement]:
-        """The engine against PEFT, by method. Raises GuardError where they disagree."""
-        agreements = {}
-        for method in self.trial.methods:
-            contestants = self.trial.by_seed(method).values()
-            served = [(contestant, self.plain.rows(contestant)) for contestant in contestants]
-            agreements[method] = agreement(served, self.trial.recipe.serving_dtype)
-        return agreements
-
-    def robustness(self) -> Robustness:
-        """Of the weights that are served."""
-        plain, perturbed = {}, {}
-        for method in self.trial.methods:
-            contestant = self.trial.served(method)
-            plain[method] = self.plain.answers(contestant)
-            perturbed[method] = self.perturbed.answers(contestant)
-        return robustness(self.trial, self.perturbations, plain, perturbed)
-
-
-@dataclass(frozen=True)
-class StageTrials:
-    """The selected rules' trials on one base, and those of them that are to be evaluated."""
-
-    stage: Stage
-    trials: Sequence[Trial]
-    outdated: Sequence[Trial]
-
-    def without(self, rules: Collection[str]) -> StageTrials:
-        """All but those of the given rules."""
-        trials = [trial for trial in self.trials if trial.rule.id not in rules]
-        outdated = [trial for trial in self.outdated if trial.rule.id not in rules]
-        return StageTrials(self.stage, trials, outdated)
 
 
 def run(
@@ -155,14 +65,14 @@ def run(
     if not all(on_base.trials for on_base in on_bases):
         raise next(iter(without_bag.values()))
     for on_base in on_bases:
-        _evaluate_all(on_base, bags, force, open_predictor)
+        evaluate_outdated(on_base, bags, force, open_predictor)
     selected = rule_names(selection, rules)
     by_rule: dict[str, list[Evaluation]] = {}
     for on_base in on_bases:
         for trial in on_base.trials:
             left_out += trial.left_out
         evaluations = [load_evaluation(trial.folder) for trial in on_base.trials]
-        earlier, no_longer = _other_rules(on_base.stage, selected=selected)
+        earlier, no_longer = earlier_evaluations(on_base.stage, selected=selected)
         left_out += no_longer
         for evaluation in (*evaluations, *earlier):
             by_rule.setdefault(evaluation.rule, []).append(evaluation)
@@ -170,6 +80,58 @@ def run(
     report = Report(joint, (*left_out, *not_joint))
     write_report(report, stages[0].runs.report)
     return report
+
+
+def _on_bases(
+    stages: Sequence[Stage],
+    selection: str,
+    seeds: Sequence[int] | None,
+    limit: int | None,
+    force: bool,
+) -> tuple[list[StageTrials], list[str]]:
+    """Every base's trials, and what is left out of them, with the reason. Raises GuardError."""
+    on_bases: list[StageTrials] = []
+    left_out: list[str] = []
+    for stage in stages:
+        on_base, reasons = selected_trials(stage, selection, seeds=seeds, limit=limit, force=force)
+        on_bases.append(on_base)
+        left_out += reasons
+    return on_bases, left_out
+
+
+def _bags_of_words(
+    on_bases: Sequence[StageTrials], selection: str
+) -> tuple[dict[str, BagAnswers], dict[str, GuardError]]:
+    """The baseline's answers by rule, which are the same on every base; of `all` rules, those on
+    which it cannot be fitted, and why.
+
+    Raises GuardError for one that was selected by name.
+    """
+    trials: dict[str, Trial] = {}
+    for on_base in on_bases:
+        trials |= {trial.rule.id: trial for trial in on_base.outdated}
+    bags: dict[str, BagAnswers] = {}
+    errors: dict[str, GuardError] = {}
+    for name, trial in tqdm(trials.items(), "bag of words", unit="rule", disable=not trials):
+        try:
+            bags[name] = _bag_of_words(trial)
+        except GuardError as error:
+            if selection != "all":
+                raise
+            errors[name] = error
+    return bags, errors
+
+
+def _bag_of_words(trial: Trial) -> BagAnswers:
+    """The baseline fitted on the rule's other splits, and its answers.
+
+    Raises GuardError where these do not do.
+    """
+    splits = read_splits(trial.data)
+    fitted = fit_bag_of_words(
+        splits["train"], splits["validation"], trial.rule.reads, trial.rule.max_fpr
+    )
+    return fitted.variant, fitted.answers(trial.examples)
 
 
 def _joint(
@@ -200,147 +162,6 @@ def _joint(
             remedy=f"Run `make train eval MODEL=…` of one rule for each of {', '.join(models)}",
         )
     return tuple(joint), not_joint
-
-
-def _on_bases(
-    stages: Sequence[Stage],
-    selection: str,
-    seeds: Sequence[int] | None,
-    limit: int | None,
-    force: bool,
-) -> tuple[list[StageTrials], list[str]]:
-    """Every base's trials, and what is left out of them, with the reason. Raises GuardError."""
-    on_bases: list[StageTrials] = []
-    left_out: list[str] = []
-    for stage in stages:
-        trials, reasons = _trials(stage, selection, seeds, limit)
-        outdated = [trial for trial in trials if force or not stage.is_evaluated(trial)]
-        on_bases.append(StageTrials(stage, trials, outdated))
-        left_out += reasons
-    return on_bases, left_out
-
-
-def _trials(
-    stage: Stage, selection: str, seeds: Sequence[int] | None, limit: int | None
-) -> tuple[list[Trial], list[str]]:
-    """The trials of the selected rules, and of `all` those that are left out, with the reason.
-
-    Raises GuardError if none remains.
-    """
-    trials: list[Trial] = []
-    left_out: list[str] = []
-    for name in rule_names(selection, stage.rules):
-        try:
-            trials.append(stage.trial(name, seeds, limit))
-        except GuardError as error:
-            if selection != "all":
-                raise
-            left_out.append(f"{name}: {error}")
-    if not trials:
-        raise GuardError(
-            "no rule can be evaluated",
-            where=stage.runs.root,
-            got="; ".join(left_out),
-            remedy=f"Run `make data RULE=all` and `make train RULE=all MODEL={stage.recipe.name}`",
-        )
-    return trials, left_out
-
-
-BagAnswers = tuple[BagVariant, list[Answer]]
-
-
-def _bags_of_words(
-    on_bases: Sequence[StageTrials], selection: str
-) -> tuple[dict[str, BagAnswers], dict[str, GuardError]]:
-    """The baseline's answers by rule, which are the same on every base; of `all` rules, those on
-    which it cannot be fitted, and why.
-
-    Raises GuardError for one that was selected by name.
-    """
-    trials: dict[str, Trial] = {}
-    for on_base in on_bases:
-        trials |= {trial.rule.id: trial for trial in on_base.outdated}
-    bags: dict[str, BagAnswers] = {}
-    errors: dict[str, GuardError] = {}
-    for name, trial in tqdm(trials.items(), "bag of words", unit="rule", disable=not trials):
-        try:
-            bags[name] = _bag_of_words(trial)
-        except GuardError as error:
-            if selection != "all":
-                raise
-            errors[name] = error
-    return bags, errors
-
-
-def _evaluate_all(
-    on_base: StageTrials,
-    bags: Mapping[str, BagAnswers],
-    force: bool,
-    open_predictor: OpenPredictor,
-) -> None:
-    """Evaluate and keep. Whatever costs nothing comes before a judge is paid."""
-    stage = on_base.stage
-    answers = [RuleAnswers(trial, stage.judge.is_served) for trial in on_base.outdated]
-    served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
-    if force:
-        for kept in served:
-            kept.forget()
-    score_missing(served, answering_recipe(stage.recipe), open_predictor)
-    agreements = [rule.agreement() for rule in answers]
-    for rule, agreed in zip(answers, agreements, strict=True):
-        evaluation = _evaluate(stage, rule, bags[rule.trial.rule.id], agreed)
-        evaluation.save(rule.trial.folder)
-        mark_current(rule.trial.folder, stage.inputs(rule.trial))
-
-
-def _bag_of_words(trial: Trial) -> BagAnswers:
-    """The baseline fitted on the rule's other splits, and its answers.
-
-    Raises GuardError where these do not do.
-    """
-    splits = read_splits(trial.data)
-    fitted = fit_bag_of_words(
-        splits["train"], splits["validation"], trial.rule.reads, trial.rule.max_fpr
-    )
-    return fitted.variant, fitted.answers(trial.examples)
-
-
-def _evaluate(
-    stage: Stage,
-    rule: RuleAnswers,
-    bag_of_words: BagAnswers,
-    agreed: dict[str, Agreement],
-) -> Evaluation:
-    judgement = stage.judge.judge(rule.plain, stage.runs.root / "judge")
-    methods = {method: rule.plain.answers_by_seed(method) for method in rule.trial.methods}
-    return evaluate(
-        rule.trial,
-        TrialAnswers(judgement, stage.judge.is_served, bag_of_words, methods),
-        agreement=agreed,
-        robustness=rule.robustness(),
-        provenance=provenance(),
-    )
-
-
-def _other_rules(stage: Stage, *, selected: Sequence[str]) -> tuple[list[Evaluation], list[str]]:
-    """Earlier evaluations on this base that still hold, and for each that does not, why."""
-    current, left_out = [], []
-    for path in sorted((stage.runs.root / stage.recipe.name).glob("*/eval/stage.json")):
-        name = path.parent.parent.name
-        if name in selected:
-            continue
-        try:
-            earlier = load_evaluation(path.parent)
-            trial = stage.trial(name, earlier.seeds, earlier.limit)
-        except GuardError as error:
-            left_out.append(f"{name}: {error}")
-            continue
-        if is_current(path.parent, stage.inputs(trial)):
-            current.append(earlier)
-        else:
-            remedy = f"run `make eval RULE={name} MODEL={stage.recipe.name}`"
-            left_out.append(f"{name}: its data, adapters or judge changed since; {remedy}")
-    return current, left_out
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -57,6 +57,11 @@ def evidence(messages: Iterable[Message]) -> float:
     )
 
 
+def guess_or_read(request: ScoreRequest) -> float:
+    """The bare base always says yes; adapters read the evidence."""
+    return 1.0 if request.adapter is None else evidence(request.messages)
+
+
 def words_rows(name: str, split: Split, rows: int = 8) -> list[Example]:
     """What the bag of words is fitted on: violating rows speak of tablets, others of doctors."""
     texts = ("ask a doctor about case", "take two tablets in case")

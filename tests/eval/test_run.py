@@ -5,31 +5,23 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import eval.run
-import guard.recipe
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import EndpointJudge
 from eval.report.report import Report
-from eval.run import CODE, main, run
+from eval.run import main, run
 from eval.trial import Trial
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.layout import ROOT
 from guard.recipe import Recipe
-from serve.engine import ScoreRequest
-from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence, words_rows
+from tests.eval.conftest import WITH_HEAD, ToyEngine, World, guess_or_read, words_rows
 
 pytestmark = pytest.mark.slow
-
-
-def guess_or_read(request: ScoreRequest) -> float:
-    """The bare base always says yes; adapters read the evidence."""
-    return 1.0 if request.adapter is None else evidence(request.messages)
 
 
 def evaluate(
@@ -127,52 +119,6 @@ def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
         for path in world.runs.root.rglob("*")
         if path.is_file()
     } == written
-
-
-def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.add_rule("medical", examples=10)
-    evaluate(world)
-    for name in ("eval.served", "eval.run"):
-        monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
-    engine = ToyEngine(guess_or_read)
-    evaluate(world, engine=engine)
-    assert sum(request.adapter is None for request in engine.requests) == 10
-
-
-def test_another_decision_rule_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world.add_rule("medical", examples=10)
-    evaluate(world)
-    evaluation = world.runs.root / "toy/medical/eval/evaluation.json"
-    before = evaluation.stat().st_mtime_ns
-    edited = tmp_path / "verdict.py"
-    edited.write_text("# another version")
-    monkeypatch.setattr(
-        "eval.run.CODE", tuple(edited if path.name == "verdict.py" else path for path in CODE)
-    )
-    engine = ToyEngine(guess_or_read)
-    evaluate(world, engine=engine)
-    assert evaluation.stat().st_mtime_ns > before
-    assert engine.requests == []  # the logits are what they were
-
-
-@pytest.mark.parametrize("content", [None, "", '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
-def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: World) -> None:
-    world.add_rule("medical", examples=10)
-    world.add_rule("legal", examples=10)
-    whole = evaluate(world).as_json()
-    evaluation = world.runs.root / "toy/medical/eval/evaluation.json"
-    evaluation.unlink() if content is None else evaluation.write_text(content, encoding="latin-1")
-    left_out = evaluate(world, "legal").left_out
-    assert len(left_out) == 1
-    assert left_out[0].startswith("medical: ")
-    assert left_out[0].endswith("Run `make eval RULE=medical MODEL=toy`")
-    engine = ToyEngine(guess_or_read)
-    assert evaluate(world, "medical", engine=engine).as_json() == whole
-    assert engine.opened_with == []
 
 
 def test_force_asks_the_engine_again(world: World) -> None:
@@ -302,18 +248,6 @@ def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
     assert "refused by the engine, counted as wrong: {'judge': 1, 'LoRA': 1, 'aLoRA': 1}" in text
 
 
-def test_an_engine_that_disagrees_with_peft_stops_before_the_judge_is_paid(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    engine = ToyEngine(
-        lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
-    )
-    judge = EndpointJudge("http://nowhere/v1", "never asked")
-    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        evaluate(world, engine=engine, judge=judge)
-    assert not world.runs.report.exists()
-    assert not (world.runs.root / "judge").exists()
-
-
 def test_bad_input_stops_before_an_engine_starts(world: World) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
@@ -410,24 +344,6 @@ def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_star
     with pytest.raises(GuardError, match="rows have one label"):
         evaluate(world, engine=engine)
     assert engine.opened_with == []
-
-
-def test_the_engine_has_the_type_that_answers_are_kept_under_whichever_are_missing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a head among the methods all are answered in the type of training."""
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
-    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
-    world.recipe = WITH_HEAD
-    assert world.recipe.serving_dtype == "bfloat16"
-    world.add_rule("medical", examples=40)
-    engine = ToyEngine(guess_or_read)
-    evaluate(world, engine=engine)
-    rows = read_examples(world.runs.data("medical") / "test.jsonl")
-    world.write_test("medical", rows, seeds=(0, 1))  # an adapter's answers are missing, no head's
-    evaluate(world, engine=engine)
-    assert engine.dtypes == ["float32", "float32"]
-    assert not [folder for name, folder in engine.opened_with[1].items() if "head" in name]
 
 
 def test_a_recipe_may_have_one_method_or_several(world: World) -> None:

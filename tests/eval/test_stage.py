@@ -1,0 +1,123 @@
+"""A base's stage by itself: which evaluations hold, and what is asked before a judge is paid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import guard.recipe
+from eval.bag_of_words.baseline import BagVariant
+from eval.judge.endpoint import EndpointJudge
+from eval.judge.judges import BareBase, Judge
+from eval.stage import CODE, Stage, earlier_evaluations, evaluate_outdated, selected_trials
+from guard.errors import GuardError
+from guard.example import read_examples
+from guard.layout import ROOT
+from tests.eval.conftest import WITH_HEAD, ToyEngine, World, answers, guess_or_read
+
+pytestmark = pytest.mark.slow
+
+BAG = BagVariant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
+
+
+def stage(world: World, judge: Judge | None = None) -> Stage:
+    recipe = world.recipe
+    return Stage(world.runs, recipe, recipe.base_revision, world.rules, judge or BareBase())
+
+
+def evaluated(
+    world: World,
+    selection: str = "all",
+    engine: ToyEngine | None = None,
+    judge: Judge | None = None,
+) -> ToyEngine:
+    """The engine, once the selected rules are evaluated; the bag of words always says yes."""
+    engine = engine or ToyEngine(guess_or_read)
+    on_base, _ = selected_trials(stage(world, judge), selection)
+    bags = {trial.rule.id: (BAG, answers([1.0] * len(trial.examples))) for trial in on_base.trials}
+    evaluate_outdated(on_base, bags, force=False, open_predictor=engine.open)
+    return engine
+
+
+def evaluation_file(world: World) -> Path:
+    return world.runs.root / "toy/medical/eval/evaluation.json"
+
+
+def test_an_evaluation_depends_on_all_code_that_makes_figures() -> None:
+    assert set((ROOT / "eval").rglob("*.py")) < set(CODE)
+    assert {"verdict.py", "calibration_rows.py", "tricks.py"} < {path.name for path in CODE}
+
+
+def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add_rule("medical", examples=10)
+    evaluated(world)
+    for name in ("eval.served", "eval.stage"):
+        monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
+    engine = evaluated(world)
+    assert sum(request.adapter is None for request in engine.requests) == 10
+
+
+def test_another_decision_rule_makes_an_evaluation_outdated(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world.add_rule("medical", examples=10)
+    evaluated(world)
+    before = evaluation_file(world).stat().st_mtime_ns
+    edited = tmp_path / "verdict.py"
+    edited.write_text("# another version")
+    monkeypatch.setattr(
+        "eval.stage.CODE", tuple(edited if path.name == "verdict.py" else path for path in CODE)
+    )
+    engine = evaluated(world)
+    assert evaluation_file(world).stat().st_mtime_ns > before
+    assert engine.requests == []  # the logits are what they were
+
+
+@pytest.mark.parametrize("content", [None, "", '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
+def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: World) -> None:
+    world.add_rule("medical", examples=10)
+    world.add_rule("legal", examples=10)
+    evaluated(world)
+    evaluation = evaluation_file(world)
+    whole = evaluation.read_bytes()
+    evaluation.unlink() if content is None else evaluation.write_text(content, encoding="latin-1")
+    earlier, left_out = earlier_evaluations(stage(world), selected=["legal"])
+    assert earlier == [] and len(left_out) == 1
+    assert left_out[0].startswith("medical: ")
+    assert left_out[0].endswith("Run `make eval RULE=medical MODEL=toy`")
+    assert evaluated(world, "medical").opened_with == []
+    assert evaluation.read_bytes() == whole
+    earlier, left_out = earlier_evaluations(stage(world), selected=["legal"])
+    assert [kept.rule for kept in earlier] == ["medical"] and left_out == []
+
+
+def test_an_engine_that_disagrees_with_peft_stops_before_the_judge_is_paid(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    engine = ToyEngine(
+        lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
+    )
+    judge = EndpointJudge("http://nowhere/v1", "never asked")
+    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
+        evaluated(world, engine=engine, judge=judge)
+    assert not evaluation_file(world).exists()
+    assert not (world.runs.root / "judge").exists()
+
+
+def test_the_engine_has_the_type_that_answers_are_kept_under_whichever_are_missing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a head among the methods all are answered in the type of training."""
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
+    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
+    world.recipe = WITH_HEAD
+    assert world.recipe.serving_dtype == "bfloat16"
+    world.add_rule("medical", examples=40)
+    engine = evaluated(world)
+    rows = read_examples(world.runs.data("medical") / "test.jsonl")
+    world.write_test("medical", rows, seeds=(0, 1))  # an adapter's answers are missing, no head's
+    evaluated(world, engine=engine)
+    assert engine.dtypes == ["float32", "float32"]
+    assert not [folder for name, folder in engine.opened_with[1].items() if "head" in name]
