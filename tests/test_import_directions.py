@@ -81,7 +81,8 @@ ROOMS = {
     "serve/bench/cluster": ("serve/bench/workload", "serve/cluster"),
     "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/fleet": ("serve/bench/workload",),
-    "serve/bench/latency": ("serve/bench/workload",),
+    "serve/bench/encoder": ("serve/bench/workload",),
+    "serve/bench/latency": ("serve/bench/workload", "serve/bench/encoder"),
     "serve/bench/race": ("serve/bench/workload",),
     "serve/bench/scan": ("serve/bench/workload", "serve/scan"),
 }

@@ -21,7 +21,7 @@ BENCHES: dict[str, Bench] = {
         takes=("model", "quick", "wide", "force"),
     ),
     "encoder": Bench(
-        "serve.bench.encoder",
+        "serve.bench.encoder.run",
         "1 to 100 rules of an encoder on one conversation, and of a decoder beside it",
         "6 min, --quick 1",
         takes=("model", "quick", "force"),

@@ -28,7 +28,7 @@ from guard.layout import Runs, fingerprint
 from guard.machine.provenance import hardware, versions
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from serve.bench import encoder
+from serve.bench.encoder import run as encoder
 from serve.bench.latency.grid import (
     LENGTHS_OF_RULES_SWEEP,
     LORA_REPEATS,

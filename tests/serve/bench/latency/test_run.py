@@ -11,8 +11,8 @@ import pytest
 
 from guard.layout import Runs
 from guard.recipe import MODELS, Recipe, load_recipe
-from serve.bench import encoder
 from serve.bench.__main__ import main
+from serve.bench.encoder import run as encoder
 from serve.bench.latency import grid as latency_grid
 from serve.bench.latency import run as latency
 from serve.bench.latency.grid import Cell, full_grid, quick_grid

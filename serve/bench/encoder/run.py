@@ -1,0 +1,161 @@
+"""How long N rules on an encoder take on one conversation, and beside them N aLoRAs on a decoder.
+
+    lora    on the encoder: N adapters, each with its head: each reads the conversation
+    head    on the encoder: N heads on the frozen base, which reads the conversation once
+    alora   on the decoder of --beside: N adapters behind a conversation that is read once
+    lora    on the decoder: N adapters, each of which reads the conversation
+
+From some number of rules on, the conversation that is read once is the faster: the table says from
+which. Both engines are in one process, and every check is put to one of them, in another order in
+every repeat; nothing is cached from one to the next. Rules that are trained are loaded again and
+again under other names, else adapters with random weights are timed; every adapter has a slot.
+Cells that read more than LARGEST_CELL tokens are left out. Knows nothing of what the verdicts mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Collection
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from guard.card import read_card
+from guard.errors import GuardError
+from guard.layout import Runs, fingerprint
+from guard.machine.provenance import hardware, versions
+from guard.recipe import Recipe, load_recipe
+from serve.bench.command import add_count, add_option
+from serve.bench.encoder.measure import EncoderGrid, MethodOnBase, measure, methods_on, slots
+from serve.bench.encoder.plot import draw
+from serve.bench.encoder.report import NOBODY, EncoderReport, Weights, table
+from serve.bench.report import engine_settings, origin, publish, threads
+from serve.engine import CODE
+
+REPEATS = 5
+BESIDE = "tiny"
+REPORT = "encoder_bench.json"
+
+FULL = EncoderGrid((1, 2, 5, 20, 100), (120, 450, 2000), REPEATS)  # the last in several windows
+QUICK = EncoderGrid((1, 20, 100), (120, 450), 2)
+
+
+def run(
+    recipe: Recipe,
+    runs: Runs,
+    beside: Recipe | None = None,
+    grid: EncoderGrid = FULL,
+) -> EncoderReport:
+    """Measure every cell of the grid. Raises GuardError for a decoder."""
+    _check_encoder(recipe)
+    recipes = _recipes(recipe, beside)
+    rules = max(grid.rules)
+    with contextlib.ExitStack() as stack:
+        contestants: list[MethodOnBase] = []
+        for one_of_both in recipes:
+            of_recipe = methods_on(one_of_both, runs, rules, len(recipes))
+            contestants += stack.enter_context(of_recipe)
+        cells = measure(recipe, contestants, grid)
+    adapters: dict[str, dict[str, Weights]] = {one_of_both.name: {} for one_of_both in recipes}
+    for contestant in contestants:
+        adapters[contestant.model][contestant.method] = contestant.weights
+    return EncoderReport(
+        **origin(recipe),
+        inputs=_inputs(recipe, runs, beside, grid),
+        threads=threads(),
+        engine=_settings(recipe, rules),
+        beside=beside.name if beside else NOBODY,
+        engine_beside=_settings(beside, rules) if beside else {},
+        adapters=adapters,
+        repeats=grid.repeats,
+        cells=tuple(cells),
+    )
+
+
+def _check_encoder(recipe: Recipe) -> None:
+    if not recipe.is_encoder:
+        remedy = "Name an encoder, as MODEL=minilm; for this one, `make serve`"
+        raise GuardError("not an encoder", where=f"recipe {recipe.name}", remedy=remedy)
+
+
+def _recipes(recipe: Recipe, beside: Recipe | None) -> list[Recipe]:
+    if beside is None:
+        return [recipe]
+    return [recipe, beside]
+
+
+def _settings(recipe: Recipe, rules: int) -> dict[str, str]:
+    return engine_settings(recipe) | {"max_loras": str(slots(recipe, rules))}
+
+
+def _inputs(recipe: Recipe, runs: Runs, beside: Recipe | None, grid: EncoderGrid) -> str:
+    """Recipes, weights, grid, machine, threads, packages, and our code that measures and is
+    measured.
+    """
+    inputs: list[Any] = [asdict(grid), hardware(), versions(), threads()]
+    for one_of_both in _recipes(recipe, beside):
+        inputs += [one_of_both.model_dump(), one_of_both.base_revision]
+        for card in sorted((runs.root / one_of_both.name).glob("*/*/card.json")):
+            inputs.append(read_card(card.parent).weights_sha256)
+    here = Path(__file__).parent
+    code = (*CODE, *sorted(here.glob("*.py")), *sorted((here.parent / "workload").glob("*.py")))
+    return fingerprint(*inputs, *code)
+
+
+def publish_run(
+    recipe: Recipe,
+    runs: Runs,
+    grid: EncoderGrid,
+    beside: Recipe | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Measure, or say that nothing changed; write the report and the plot, print the table."""
+    _check_encoder(recipe)
+    path = runs.root / REPORT
+    grids = {grid}
+    if grid.repeats <= FULL.repeats:
+        grids.add(FULL)
+    report = _current(path, {_inputs(recipe, runs, beside, of_grid) for of_grid in grids})
+    if report is None or force:
+        report = run(recipe, runs, beside, grid)
+    else:
+        print(f"nothing changed since {path} was measured; FORCE=1 measures again")
+    publish(report, path, table, draw)
+
+
+def _current(path: Path, inputs: Collection[str]) -> EncoderReport | None:
+    """The report at `path` if it was made from one of these inputs: a full grid stands for a
+    coarse one.
+    """
+    try:
+        report = EncoderReport.load(path)
+    except (OSError, ValueError, GuardError):  # none, or of another version: measured again
+        return None
+    if report.inputs not in inputs:
+        return None
+    return report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    add_count(parser, "--repeats", REPEATS, "conversations per cell")
+    text = f"the decoder to measure beside it, or {NOBODY}"
+    add_option(parser, "--beside", BESIDE, text)
+    parser.add_argument("--quick", action="store_true", help="a coarse grid, a minute")
+    parser.add_argument(
+        "--force", action="store_true", help="measure again although nothing changed"
+    )
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure, or say that nothing changed, and print the table."""
+    grid = replace(FULL, repeats=arguments.repeats)
+    if arguments.quick:
+        grid = QUICK
+    beside = None
+    if arguments.beside != NOBODY:
+        beside = load_recipe(arguments.beside)
+    recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
+    publish_run(recipe, runs, grid, beside, force=arguments.force)
