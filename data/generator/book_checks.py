@@ -14,8 +14,19 @@ from pathlib import Path
 from typing import get_args
 
 from data.generator import grammar
-from data.generator.excerpts import HOLE, Excerpt, ExcerptBook
-from data.generator.phrasebook import Act, Corpus, Phrasebook, Pool, Speaker, cores_of, turns_of
+from data.generator.excerpts import HOLE, RIGHT_OR_WRONG, WRONG, Excerpt, ExcerptBook
+from data.generator.phrasebook import (
+    HELD_OUT_VALUES,
+    LONG_SLOT,
+    Act,
+    Corpus,
+    Phrasebook,
+    Pool,
+    Speaker,
+    cores_of,
+    slot_pool,
+    turns_of,
+)
 from data.generator.registers import EXCERPT_REGISTERS
 from guard.errors import GuardError, choose_from
 from guard.rule import Rule
@@ -300,7 +311,11 @@ def check_excerpts(rule: Rule, book: ExcerptBook, path: Path) -> None:
 def _check_excerpt(book: ExcerptBook, excerpt: Excerpt, path: Path, name: str) -> None:
     """One form: its lines are templates, each layout has one hole, each pool has fillings."""
     where = f"{path}: excerpts.{name}"
-    for key in ("layouts", "does", "allowed"):
+    fillings: tuple[str, ...] = ("does", "allowed")
+    if excerpt.either:
+        fillings = ("either",)
+        _check_either(book, excerpt, where)
+    for key in ("layouts", *fillings):
         _check_lines(book, getattr(excerpt, key), f"{where}.{key}")
     for layout in excerpt.layouts:
         if layout.count(HOLE) != 1:
@@ -310,7 +325,7 @@ def _check_excerpt(book: ExcerptBook, excerpt: Excerpt, path: Path, name: str) -
                 got=layout,
                 remedy="Put it where the rows of a pair differ",
             )
-    for key in ("does", "allowed"):
+    for key in fillings:
         lines = getattr(excerpt, key)
         if not all(cores_of(lines, pool) for pool in get_args(Pool)):
             raise GuardError(
@@ -324,6 +339,51 @@ def _check_excerpt(book: ExcerptBook, excerpt: Excerpt, path: Path, name: str) -
         _refuse_unknown(problem, choices, EXCERPT_REGISTERS, path)
 
 
+def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
+    """It stands alone, each of its lines says something that can be wrong, and what is wrong stands
+    nowhere else in the row.
+    """
+    if excerpt.does or excerpt.allowed:
+        remedy = "Make it a form of its own"
+        raise GuardError("`either` stands beside `does` or `allowed`", where=where, remedy=remedy)
+    for line in excerpt.either:
+        if RIGHT_OR_WRONG not in line:
+            raise GuardError(
+                "a line says nothing that can be wrong",
+                where=f"{where}.either",
+                got=line,
+                remedy="Put {slot.?} where the value stands that the layouts have as {slot}",
+            )
+        for slot in grammar.slot_names(line.replace(RIGHT_OR_WRONG, WRONG)):
+            if slot.endswith(WRONG):
+                _check_values(book, slot.removesuffix(WRONG), f"{where}.either")
+    for layout in excerpt.layouts:
+        if WRONG in layout:
+            raise GuardError(
+                "a layout has the number of wrong values",
+                where=f"{where}.layouts",
+                got=layout,
+                remedy=f"Take another number than {WRONG}",
+            )
+
+
+def _check_values(book: ExcerptBook, name: str, where: str) -> None:
+    """Every pool has so many values of a slot that the wrong one is none of the row's others.
+
+    A slot that the book does not know is refused elsewhere.
+    """
+    fewest = int(WRONG.removeprefix("."))
+    for pool in get_args(Pool):
+        values = slot_pool(book.slots, pool).get(name)
+        if values is not None and len(values) < fewest:
+            raise GuardError(
+                f"too few values of the slot '{name}' for one to be wrong",
+                where=where,
+                got=f"{len(values)} for {pool} rows",
+                remedy=f"Write {fewest} to {LONG_SLOT - 1}, or {fewest * HELD_OUT_VALUES} and more",
+            )
+
+
 def _check_lines(book: ExcerptBook, lines: Sequence[str], where: str) -> None:
     """A block is not empty and repeats nothing, and its lines are templates."""
     if not lines or len(set(lines)) != len(lines):
@@ -331,7 +391,7 @@ def _check_lines(book: ExcerptBook, lines: Sequence[str], where: str) -> None:
             "a block is empty or repeats a line", where=where, remedy="Each line once, at least one"
         )
     for line in lines:
-        grammar.check(line, book.slots, where=where)
+        grammar.check(line.replace(RIGHT_OR_WRONG, ""), book.slots, where=where)
         if "#" in line:
             raise GuardError(
                 "a digit's mark outside a slot's value",

@@ -8,9 +8,11 @@ splits' sizes.
 
 The `layouts` of an excerpt say who speaks, turn by turn, with one hole, `*`, in a turn of the
 judged speaker. A pair has one layout and one set of slot values; the hole is filled from `does` in
-the violating row and from `allowed` in the other, so that a pair differs in one turn. Both blocks
-are split into pools as the cores of an act are. In a layout, a line or a slot's value `¦` is an
-upright bar and `¶` begins a new line.
+the violating row and from `allowed` in the other, so that a pair differs in one turn. Where only
+what else stands in the row tells right from wrong, both are filled from `either`: `{land.?}` there
+is the layouts' `{land}` in the allowed row; in the violating one it is another land, or another
+slot with `.?` in the line is. All blocks are split into pools as the cores of an act are. In a
+layout, a line or a slot's value `¦` is an upright bar and `¶` begins a new line.
 """
 
 from __future__ import annotations
@@ -30,25 +32,30 @@ from guard.files.yaml_file import Strict
 from guard.rule import SPEAKERS, Rule
 
 HOLE = "*"
+RIGHT_OR_WRONG = ".?"  # behind a slot's name in a line of `either`
+WRONG = ".5"  # the number of another value of that slot, which no layout has
 SHARE = 3
 STANCES = {1: "does", 0: "resembles"}  # by label
 STRATA = {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}
 
 
 class Excerpt(Strict):
-    """One form.
+    """One form, with `either` alone or with both of `does` and `allowed`.
 
     A conversation draws one of the `registers` of each speaker; who has none writes as the lines
     stand.
     """
 
     layouts: Lines
-    does: Lines
-    allowed: Lines
+    does: Lines = ()
+    allowed: Lines = ()
+    either: Lines = ()
     registers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     def fillings(self, label: int) -> Lines:
         """What may fill the hole of a row with this label."""
+        if self.either:
+            return self.either
         if label:
             return self.does
         return self.allowed
@@ -77,8 +84,10 @@ class ExcerptWriter:
         registers = {speaker: rng.choice(choices) for speaker, choices in excerpt.registers.items()}
         examples = []
         for label in (1, 0):
+            if excerpt.either:
+                rng = random.Random(f"{key}/either")  # both say the same but for a value
             core = rng.choice(cores_of(excerpt.fillings(label), self.pool))
-            filling = grammar.resolve(core, rng)
+            filling = _with_value_of(label, grammar.resolve(core, rng), rng)
             messages = self._messages(layout, filling, registers, key)
             meta = self._meta(name, label, core, filling, layout)
             if self.corpus.rule.turns == "last":
@@ -148,6 +157,16 @@ def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], r
         if messages[turn].role in SPEAKERS[rule.reads]:
             return turn
     return len(messages)
+
+
+def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
+    """The filling with the values of the row's other turns, one of them wrong where it violates."""
+    asked = filling.count(RIGHT_OR_WRONG)
+    if label and asked:
+        right_before = rng.randrange(asked)
+        filling = filling.replace(RIGHT_OR_WRONG, "", right_before)
+        filling = filling.replace(RIGHT_OR_WRONG, WRONG, 1)
+    return filling.replace(RIGHT_OR_WRONG, "")
 
 
 def _marked(text: str) -> str:

@@ -1,11 +1,15 @@
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
 
 from data.generator import grammar
+from data.generator.book_checks import check_excerpts
 from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
 from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
@@ -177,6 +181,58 @@ def test_a_book_that_cannot_be_used_is_refused(
         load_excerpts(load_rule("toxicity"), tmp_path)
 
 
+def either_writer(*, values: int = 5, **changes: tuple[str, ...]) -> ExcerptWriter:
+    lines = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
+    fields = {"layouts": ("tool: {n}, {n.2} >> user: *",), "either": lines} | changes
+    slots = {"n": tuple(f"value{number}" for number in range(values))}
+    book = ExcerptBook(rule="toxicity", slots=slots, excerpts={"toy": Excerpt(**fields)})
+    check_excerpts(load_rule("toxicity"), book, Path("toy.yaml"))
+    return ExcerptWriter(corpus_of("toxicity"), book, "seen")
+
+
+def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates() -> None:
+    writer = either_writer()
+    wrong_places: set[int] = set()
+    for number in range(30):
+        violating, allowed = writer.group("toy", "train", str(number))
+        given, other = allowed.messages[0].content.split(", ")
+        said, truth = violating.messages[1].content.split(), allowed.messages[1].content.split()
+        different = [place for place, word in enumerate(said) if word != truth[place]]
+        assert len(said) == len(truth) and len(different) == 1
+        assert {truth[3], truth[5]} == {given}
+        assert said[different[0]] not in (given, other)
+        wrong_places |= set(different)
+    assert wrong_places == {3, 5}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"does": ("a", "b", "c", "d")}, "stands beside"),
+        ({"either": ("it was {n}",)}, "nothing that can be wrong"),
+        ({"layouts": ("tool: {n.5} >> user: *",)}, "number of wrong values"),
+        ({"values": 4}, "too few values"),
+        ({"values": 12}, "too few values"),  # three of them held out
+    ],
+)
+def test_a_form_of_either_in_which_wrong_could_be_right_is_refused(
+    change: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(GuardError, match=problem):
+        either_writer(**change)
+
+
+def test_words_of_a_statement_do_not_tell_groundedness() -> None:
+    writer = ExcerptWriter(corpus_of("groundedness"), book_of("groundedness"), "seen")
+    texts: list[str] = []
+    for number in range(400):
+        texts += [filled_text(row) for row in writer.group("statement", "train", str(number))]
+    labels = np.array([1, 0] * 400)
+    counts = CountVectorizer(ngram_range=(1, 2), min_df=2).fit_transform(texts)
+    fitted = LogisticRegression(max_iter=500).fit(counts[:400], labels[:400])
+    assert 0.4 < auroc(labels[400:], fitted.decision_function(counts[400:])) < 0.6
+
+
 def test_fillings_are_drawn_from_all_of_their_pool() -> None:
     writer = ExcerptWriter(corpus_of("toxicity"), book_of("toxicity"), "seen")
     keys = [str(random.Random(number).random()) for number in range(80)]
@@ -214,11 +270,11 @@ def test_the_length_of_the_filled_turn_says_little_about_the_label(rule_name: st
         for number in range(400):
             rows += writer.group(name, "train", f"{name}/{number}")
         labels = np.array([row.label for row in rows])
-        lengths = np.array([filled_length(row) for row in rows], dtype=float)
+        lengths = np.array([len(filled_text(row)) for row in rows], dtype=float)
         assert 0.25 < auroc(labels, lengths) < 0.75, name
 
 
-def filled_length(row: Example) -> int:
-    """Characters of the turns that the excerpt's hole stands in."""
+def filled_text(row: Example) -> str:
+    """The turns that the excerpt's hole stands in."""
     turns = zip(row.messages, row.meta["acts"], strict=True)
-    return sum(len(message.content) for message, act in turns if act)
+    return " ".join(message.content for message, act in turns if act)
