@@ -78,7 +78,10 @@ ROOMS = {
         "serve/plan/replay",
     ),
     "serve/cluster": ("serve/policy", "serve/tenants", "serve/api/formats", "serve/api/observe"),
-    "serve/bench/cluster": ("serve/bench/workload", "serve/cluster"),
+    "serve/bench/http": ("serve/bench/workload",),
+    "serve/bench/cluster": ("serve/bench/workload", "serve/bench/http", "serve/cluster"),
+    "serve/bench/host": ("serve/bench/workload",),
+    "serve/bench/gpu_counts": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/fleet": ("serve/bench/workload",),
     "serve/bench/encoder": ("serve/bench/workload",),
@@ -199,6 +202,8 @@ def test_every_import_goes_in_an_allowed_direction() -> None:
 def test_every_room_imports_only_the_rooms_it_may_and_nothing_that_imports_it() -> None:
     assert room_violations(ROOT) == []
     assert all((ROOT / room).is_dir() for room in ROOMS)
+    for benchmark in (ROOT / "serve/bench").glob("*/__init__.py"):
+        assert benchmark.parent.relative_to(ROOT).as_posix() in ROOMS
 
 
 def test_a_planted_import_of_another_room_is_found_and_a_way_back(tmp_path: Path) -> None:

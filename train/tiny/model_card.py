@@ -69,12 +69,13 @@ def _corpus_row(corpus: Mapping[str, Any]) -> list[str]:
 
 def _generated(rules: Sequence[str], joint: Mapping[str, Any] | None) -> str:
     """What the generated conversations are about, and what of the served rules the base has met."""
-    text = """A third to two fifths of the conversations are generated situations about everyday
-        acts (`train/tiny/lessons/situations.yaml`), of none of the served rules' domains."""
+    text = """A third to two fifths of the conversations that no rule's phrase book wrote are
+        generated situations about everyday acts (`train/tiny/lessons/situations.yaml`), of none of
+        the served rules' domains."""
     if rules:
-        text += f""" In the last run, {RULE_TALK_SHARE:.0%} were written from the phrase books of
-            these rules (`data/generator/phrases`): {", ".join(rules)}. **So the base has met what
-            these rules are about**, as a large model has; of their phrasings only those that
+        text += f""" In the last run, {RULE_TALK_SHARE:.0%} of all were written from the phrase
+            books of these rules (`data/generator/phrases`): {", ".join(rules)}. **So the base has
+            met what these rules are about**, as a large model has; of their phrasings only those that
             adapters are trained on, none of the test's `unseen` ones; and it was asked about single
             acts ("The assistant must not repeat the doctor."), not a rule's own question."""
     if not joint:
