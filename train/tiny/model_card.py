@@ -75,9 +75,9 @@ def _generated(rules: Sequence[str], joint: Mapping[str, Any] | None) -> str:
     if rules:
         text += f""" In the last run, {RULE_TALK_SHARE:.0%} of all were written from the phrase
             books of these rules (`data/generator/phrases`): {", ".join(rules)}. **So the base has
-            met what these rules are about**, as a large model has; of their phrasings only those that
-            adapters are trained on, none of the test's `unseen` ones; and it was asked about single
-            acts ("The assistant must not repeat the doctor."), not a rule's own question."""
+            met what these rules are about**, as a large model has; of their phrasings only those
+            that adapters are trained on, none of the test's `unseen` ones; and it was asked about
+            single acts ("The assistant must not repeat the doctor."), not a rule's own question."""
     if not joint:
         return _wrapped(text)
     return f"{_wrapped(text)}\n\n{_wrapped(_joint(joint))}"
