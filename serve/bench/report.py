@@ -24,6 +24,7 @@ from guard.machine.provenance import peak_memory_mib, provenance
 from guard.recipe import Recipe
 
 NOTE_COLUMNS = 110
+BENCH = Path(__file__).parent
 
 
 class Spread(Strict):
@@ -159,3 +160,11 @@ def publish(
     print(table(report))
     print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
     print(f"written: {', '.join(map(str, written))}")
+
+
+def shared_code() -> list[Path]:
+    """The files with which every benchmark measures; its own room and the engine are not among
+    them.
+    """
+    files = [BENCH / name for name in ("memory.py", "report.py", "scores.py")]
+    return [*files, *sorted((BENCH / "workload").glob("*.py"))]

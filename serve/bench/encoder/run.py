@@ -30,7 +30,7 @@ from serve.bench.command import add_count, add_option
 from serve.bench.encoder.measure import EncoderGrid, MethodOnBase, measure, methods_on, slots
 from serve.bench.encoder.plot import draw
 from serve.bench.encoder.report import NOBODY, EncoderReport, Weights, table
-from serve.bench.report import engine_settings, origin, publish, threads
+from serve.bench.report import engine_settings, origin, publish, shared_code, threads
 from serve.engine import CODE
 
 REPEATS = 5
@@ -99,7 +99,7 @@ def _inputs(recipe: Recipe, runs: Runs, beside: Recipe | None, grid: EncoderGrid
         for card in sorted((runs.root / one_of_both.name).glob("*/*/card.json")):
             inputs.append(read_card(card.parent).weights_sha256)
     here = Path(__file__).parent
-    code = (*CODE, *sorted(here.glob("*.py")), *sorted((here.parent / "workload").glob("*.py")))
+    code = (*CODE, *sorted(here.glob("*.py")), *shared_code())
     return fingerprint(*inputs, *code)
 
 

@@ -42,7 +42,7 @@ from serve.bench.latency.measure import LatencyMeter, Measured, measure
 from serve.bench.latency.plots import draw_length, draw_rules
 from serve.bench.latency.report import CellRow, LatencyReport, table
 from serve.bench.latency.summary import cell_rows, marginal_costs, ratio_row
-from serve.bench.report import engine_settings, origin, threads
+from serve.bench.report import engine_settings, origin, shared_code, threads
 from serve.bench.workload.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.engine import CODE, GuardEngine
 
@@ -171,7 +171,7 @@ def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:
     for of_method in folders.values():
         weights += [load_card(folder).weights_sha256 for folder in of_method]
     here = Path(__file__).parent
-    code = (*CODE, *sorted(here.glob("*.py")), *sorted((here.parent / "workload").glob("*.py")))
+    code = (*CODE, *sorted(here.glob("*.py")), *shared_code())
     made_with = recipe.model_dump(), recipe.base_revision, weights, is_random
     return fingerprint(*made_with, hardware(), versions(), threads(), *code)
 

@@ -69,6 +69,7 @@ def test_a_report_depends_on_its_machine_s_threads_and_on_all_code_that_measures
     for room in ("encoder", "workload"):
         of_room = set((ROOT / "serve" / "bench" / room).glob("*.py"))
         assert of_room and of_room < files
+    assert {ROOT / "serve/bench" / f"{name}.py" for name in ("memory", "report", "scores")} < files
 
 
 @pytest.mark.slow

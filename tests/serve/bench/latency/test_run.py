@@ -78,6 +78,7 @@ def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
     files = {path.name for path in named if isinstance(path, Path)}
     own = {"run.py", "grid.py", "measure.py", "summary.py"}
     assert files >= own | {"adapter_folders.py", "prompts.py", "random_adapter.py"}
+    assert files >= {"memory.py", "report.py", "scores.py"}
     retrained = save_adapter(runs.root / "other", "medical_advice", seed=2)
     shutil.copytree(retrained, folders["alora"][0], dirs_exist_ok=True)
     save_card(folders["alora"][0], "medical_advice")
