@@ -75,7 +75,7 @@ BENCHES: dict[str, Bench] = {
         "9 min a round",
     ),
     "sgmv": Bench(
-        "serve.bench.sgmv",
+        "serve.bench.sgmv.run",
         "SGMV microbenchmark: a step's low-rank products, ours, vLLM's, a loop over adapters",
         "minutes",
     ),

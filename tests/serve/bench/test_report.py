@@ -31,8 +31,8 @@ from serve.bench.report import (
     percentiles,
     publish,
 )
-from serve.bench.sgmv import SgmvReport
-from serve.bench.sgmv import table as sgmv_table
+from serve.bench.sgmv.report import SgmvReport
+from serve.bench.sgmv.report import table as sgmv_table
 
 # Beginning of the files' names -> the class that wrote them, its table
 KEPT = {

@@ -1,0 +1,66 @@
+"""What the machine can do: the lower bound that the operators' times are held against.
+
+Knows nothing of adapters.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+BANDWIDTH_NUMBERS = 2**27  # 512 MiB: beyond any cache
+GEMM_SIZE = 2048
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine reaches with all its threads.
+
+    Bytes read, and floating-point operations, a second.
+    """
+
+    bytes_per_second: float
+    flop_per_second: float
+
+    def lower_bound_s(self, bytes_read: float, flop: float) -> float:
+        """The roofline: no faster than reading so many bytes and computing so many products."""
+        return max(bytes_read / self.bytes_per_second, flop / self.flop_per_second)
+
+
+def measured_machine(dtype: str) -> Machine:
+    """What this machine reaches, now, in products of this type."""
+    return Machine(_bytes_per_second(), _flop_per_second(dtype))
+
+
+def _bytes_per_second() -> float:
+    """What the machine reads with all its threads."""
+    import torch
+
+    numbers = torch.ones(BANDWIDTH_NUMBERS)
+    numbers.sum()
+    return 4 * len(numbers) / _median_seconds(lambda: numbers.sum(), 5)
+
+
+def _flop_per_second(dtype: str) -> float:
+    """Of a large matrix product, with all threads: by MKL or oneDNN, whichever is faster here."""
+    import torch
+
+    matrix = torch.ones(GEMM_SIZE, GEMM_SIZE, dtype=getattr(torch, dtype))
+    packed = matrix.to_mkldnn()
+    products = (lambda: matrix @ matrix, lambda: torch.nn.functional.linear(packed, packed))
+    medians = []
+    for product in products:
+        product()
+        medians.append(_median_seconds(product, 5))
+    return 2 * GEMM_SIZE**3 / min(medians)
+
+
+def _median_seconds(action: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from serve.bench.sgmv import machine as machines
+from serve.bench.sgmv.machine import Machine, measured_machine
+
+
+def test_the_lower_bound_is_the_longer_of_reading_and_multiplying() -> None:
+    machine = Machine(bytes_per_second=10, flop_per_second=100)
+    assert machine.lower_bound_s(bytes_read=20, flop=100) == 2
+    assert machine.lower_bound_s(bytes_read=20, flop=300) == 3
+
+
+def test_what_a_machine_reaches_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "BANDWIDTH_NUMBERS", 2**20)
+    monkeypatch.setattr(machines, "GEMM_SIZE", 64)
+    machine = measured_machine("float32")
+    assert machine.bytes_per_second > 1e6 and machine.flop_per_second > 1e6
