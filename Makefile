@@ -158,7 +158,7 @@ replay: $(ready) $(if $(CLUSTER),$(cluster)) ##   A=folder B=folder FILES="logs/
 		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
 retest: $(ready) ##   the evaluated rules on an independent second test draw of the offline generator -> table, runs/retest.json
-	$(python) -m eval.retest --rule '$(RULE)' --model $(MODEL)
+	$(python) -m eval.retest.run --rule '$(RULE)' --model $(MODEL)
 
 # Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
 define study

@@ -57,6 +57,7 @@ ROOMS = {
     "eval/bag_of_words": (),
     "eval/judge": (),
     "eval/report": ("eval/bag_of_words", "eval/judge"),
+    "eval/retest": (),
     "eval/study": ("eval/bag_of_words", "eval/report", "eval/judge"),
     "serve/engine/backends": (),
     "serve/client": (),

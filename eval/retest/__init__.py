@@ -1,0 +1,1 @@
+"""The evaluated weights on an independent second test draw, beside the first."""
