@@ -12,8 +12,11 @@ def test_the_lower_bound_is_the_longer_of_reading_and_multiplying() -> None:
     assert machine.lower_bound_s(bytes_read=20, flop=300) == 3
 
 
-def test_what_a_machine_reaches_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_a_machine_reaches_is_measured_with_or_without_its_instructions(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machines, "BANDWIDTH_NUMBERS", 2**20)
     monkeypatch.setattr(machines, "GEMM_SIZE", 64)
-    machine = measured_machine("float32")
+    machine = measured_machine(dtype)
     assert machine.bytes_per_second > 1e6 and machine.flop_per_second > 1e6
