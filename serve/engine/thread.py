@@ -46,9 +46,8 @@ CLOSING_S = 5.0  # beyond that, for the last batch
 COUNTERS_S = 0.5  # how old the engine's counters may be while it works
 # Beyond what a check may take: a batch that hangs for longer is not waited for any more.
 HANGS_FOR_GOOD_S = 30.0
-LOADING_S = (
-    900.0  # that a restart, or a rule's new weights, may take: large ones are read for minutes
-)
+# That a restart, or a rule's new weights, may take: large ones are read for minutes.
+LOADING_S = 900.0
 
 
 class Overloaded(GuardError):
