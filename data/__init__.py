@@ -1,1 +1,4 @@
-"""Rules to labelled examples, from any of `SOURCES` in `data/build.py`. Knows nothing of models."""
+"""Rules to labelled examples, from any of `SOURCES` in `data/sources.py`.
+
+Knows nothing of models.
+"""

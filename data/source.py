@@ -1,6 +1,6 @@
 """What a data source takes and gives.
 
-Knows nothing of any single source: `SOURCES` in `data/build.py` lists them.
+Knows nothing of any single source: `SOURCES` in `data/sources.py` lists them.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ import pytest
 
 import data.build as command
 from data import manifest
-from data.build import SOURCES, build, code_files
+from data.build import build, code_files
 from data.generator.generate import Counts
 from data.generator.library import BACKGROUND, PHRASES
 from data.new_rule import WHO
 from data.rows import read_rows
+from data.sources import SOURCES
 from guard.errors import GuardError
 from guard.example import GENERATOR, SPLITS, Example, read_examples, write_examples
 from guard.layout import ROOT, split_files

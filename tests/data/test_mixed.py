@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from data.build import build, source_named
+from data.build import build
 from data.generator.generate import Counts
 from data.manifest import load
+from data.sources import source_named
 from guard.errors import GuardError
 from guard.example import GENERATOR, SPLITS, Example, read_examples
 from guard.layout import split_files

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 import data.build as command
-from data.build import LLM, SOURCES, build, source_named
+from data.build import build
 from data.manifest import load
 from data.mixed import GENERATOR_AND
 from data.rows import HUB, SourceRow
 from data.source import DataSource, labelled_rows, no_files
+from data.sources import LLM, SOURCES, source_named
 from guard.errors import GuardError
 from guard.example import GENERATOR, read_examples
 from guard.rule import load_rule
