@@ -32,7 +32,7 @@ from guard.files.yaml_file import Strict
 from guard.rule import SPEAKERS, Rule
 
 HOLE = "*"
-RIGHT_OR_WRONG = ".?"  # behind a slot's name in a line of `either`
+RIGHT_OR_WRONG = re.compile(r"\{([a-z_]+)\.\?\}")  # a slot in a line of `either`
 WRONG = ".5"  # the number of another value of that slot, which no layout has
 SHARE = 3
 STANCES = {1: "does", 0: "resembles"}  # by label
@@ -161,12 +161,12 @@ def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], r
 
 def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
     """The filling with the values of the row's other turns, one of them wrong where it violates."""
-    asked = filling.count(RIGHT_OR_WRONG)
+    asked = len(RIGHT_OR_WRONG.findall(filling))
     if label and asked:
-        right_before = rng.randrange(asked)
-        filling = filling.replace(RIGHT_OR_WRONG, "", right_before)
-        filling = filling.replace(RIGHT_OR_WRONG, WRONG, 1)
-    return filling.replace(RIGHT_OR_WRONG, "")
+        for _ in range(rng.randrange(asked)):
+            filling = RIGHT_OR_WRONG.sub(r"{\1}", filling, count=1)
+        filling = RIGHT_OR_WRONG.sub(rf"{{\1{WRONG}}}", filling, count=1)
+    return RIGHT_OR_WRONG.sub(r"{\1}", filling)
 
 
 def _marked(text: str) -> str:

@@ -93,11 +93,34 @@ def slot_names(template: str) -> set[str]:
     return {match[1] + (match[2] or "") for match in _SLOT.finditer(template)}
 
 
+def without_choices(template: str) -> str:
+    """What of a template stands in every phrasing: all but its alternatives."""
+    while _CHOICE.search(template):
+        template = _CHOICE.sub("", template)
+    return template
+
+
+def reached(template: str, slots: Mapping[str, Sequence[str]]) -> set[str]:
+    """Every slot that the filled template may hold, also inside other slots' values, as
+    `slot_names` writes them. Unknown ones are among them.
+    """
+    names: set[str] = set()
+    waiting = slot_names(template)
+    while waiting:
+        name = waiting.pop()
+        names.add(name)
+        base, dot, number = name.partition(".")
+        for value in slots.get(base, ()):
+            for inner in slot_names(value):
+                # Without a number of its own it has that of the slot that it stands in.
+                numbered = inner if "." in inner else f"{inner}{dot}{number}"
+                waiting |= {numbered} - names
+    return names
+
+
 def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -> None:
     """Raise GuardError if brackets do not match, or a slot, a form or a person is unknown."""
-    flat = template
-    while _CHOICE.search(flat):
-        flat = _CHOICE.sub("", flat)
+    flat = without_choices(template)
     if re.search(r"[()|]", flat):
         raise GuardError(
             "brackets do not match, or '|' outside brackets",

@@ -163,8 +163,8 @@ def publish(
 
 
 def shared_code() -> list[Path]:
-    """The files with which every benchmark measures; its own room and the engine are not among
-    them.
+    """What the benchmarks that keep their report measure with, besides their own room and the
+    engine.
     """
     files = [BENCH / name for name in ("memory.py", "report.py", "scores.py")]
     return [*files, *sorted((BENCH / "workload").glob("*.py"))]

@@ -9,7 +9,8 @@ From some number of rules on, the conversation that is read once is the faster: 
 which. Both engines are in one process, and every check is put to one of them, in another order in
 every repeat; nothing is cached from one to the next. Rules that are trained are loaded again and
 again under other names, else adapters with random weights are timed; every adapter has a slot.
-Cells that read more than LARGEST_CELL tokens are left out. Knows nothing of what the verdicts mean.
+Cells that read more tokens than `measure.LARGEST_CELL` are left out. Knows nothing of what the
+verdicts mean.
 """
 
 from __future__ import annotations

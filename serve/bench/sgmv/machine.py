@@ -5,6 +5,7 @@ Knows nothing of adapters.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -39,7 +40,6 @@ def _bytes_per_second() -> float:
     import torch
 
     numbers = torch.ones(BANDWIDTH_NUMBERS)
-    numbers.sum()
     return 4 * len(numbers) / _median_seconds(lambda: numbers.sum(), 5)
 
 
@@ -49,20 +49,16 @@ def _flop_per_second(dtype: str) -> float:
 
     matrix = torch.ones(GEMM_SIZE, GEMM_SIZE, dtype=getattr(torch, dtype))
     packed = matrix.to_mkldnn()
-    medians = []
-    for product in (
-        lambda: matrix @ matrix,
-        lambda: torch.nn.functional.linear(packed, packed),
-    ):
-        try:
-            product()
-        except RuntimeError:  # oneDNN has half types only where the CPU has instructions for them
-            continue
-        medians.append(_median_seconds(product, 5))
+    medians = [_median_seconds(lambda: matrix @ matrix, 5)]
+    # oneDNN has half types only where the CPU has instructions for them.
+    with contextlib.suppress(RuntimeError):
+        medians.append(_median_seconds(lambda: torch.nn.functional.linear(packed, packed), 5))
     return 2 * GEMM_SIZE**3 / min(medians)
 
 
 def _median_seconds(action: Callable[[], object], repeats: int) -> float:
+    """After one call that warms up."""
+    action()
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -1,7 +1,7 @@
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from data.generator.book_checks import check_excerpts
 from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
 from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
-from data.generator.phrasebook import line_id
+from data.generator.phrasebook import Pool, cores_of, line_id
 from data.splits import refuse_leaks, text_of
 from eval.metrics import auroc
 from guard.errors import GuardError
@@ -181,10 +181,13 @@ def test_a_book_that_cannot_be_used_is_refused(
         load_excerpts(load_rule("toxicity"), tmp_path)
 
 
-def either_writer(*, values: int = 5, **changes: tuple[str, ...]) -> ExcerptWriter:
-    lines = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
-    fields = {"layouts": ("tool: {n}, {n.2} >> user: *",), "either": lines} | changes
-    slots = {"n": tuple(f"value{number}" for number in range(values))}
+VALUES = tuple(f"value{number}" for number in range(5))
+EITHER = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
+
+
+def either_writer(values: tuple[str, ...] = VALUES, **changes: tuple[str, ...]) -> ExcerptWriter:
+    fields = {"layouts": ("tool: {text} >> user: *",), "either": EITHER} | changes
+    slots = {"n": values, "text": ("{n}, {n.2}",), "wrong": ("{n.5}",)}
     book = ExcerptBook(rule="toxicity", slots=slots, excerpts={"toy": Excerpt(**fields)})
     check_excerpts(load_rule("toxicity"), book, Path("toy.yaml"))
     return ExcerptWriter(corpus_of("toxicity"), book, "seen")
@@ -210,9 +213,16 @@ def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates
     [
         ({"does": ("a", "b", "c", "d")}, "stands beside"),
         ({"either": ("it was {n}",)}, "nothing that can be wrong"),
-        ({"layouts": ("tool: {n.5} >> user: *",)}, "number of wrong values"),
-        ({"values": 4}, "too few values"),
-        ({"values": 12}, "too few values"),  # three of them held out
+        ({"either": ("it was.?",)}, "nothing that can be wrong"),
+        ({"either": ("(it was {n.?}|no idea)",)}, "or not always"),
+        ({"either": ("{n.?} and {n.2.?}",)}, "malformed slot"),
+        ({"either": ("{m.?}",)}, "a layout does not say 'm'"),
+        ({"layouts": ("tool: {text} >> user: *", "user: *")}, "a layout does not say 'n'"),
+        ({"layouts": ("tool: {text}, {wrong} >> user: *",)}, "number of the wrong 'n'"),
+        ({"layouts": ("tool: {text}, {n.?} >> user: *",)}, "malformed slot"),
+        ({"values": VALUES[:4]}, "too few values"),
+        ({"values": (*VALUES[:4], *VALUES[:3])}, "too few values"),
+        ({"values": tuple(map(str, range(12)))}, "too few values"),  # three of them held out
     ],
 )
 def test_a_form_of_either_in_which_wrong_could_be_right_is_refused(
@@ -220,6 +230,22 @@ def test_a_form_of_either_in_which_wrong_could_be_right_is_refused(
 ) -> None:
     with pytest.raises(GuardError, match=problem):
         either_writer(**change)
+
+
+def test_a_line_that_is_held_out_in_one_block_and_trained_on_in_another_is_refused() -> None:
+    lines = tuple(f"line {number}" for number in range(9))
+    held = cores_of(lines, "unseen")[0]
+    others = (tuple(f"{word} {number}" for number in range(8)) for word in ("a", "b", "c", "d"))
+    block = next((*other, held) for other in others if held in cores_of((*other, held), "seen"))
+    one = Excerpt(layouts=("user: *",), does=tuple("klmno"), allowed=lines)
+    for allowed in (lines, block):
+        other = Excerpt(layouts=("user: *",), does=tuple("klmno"), allowed=allowed)
+        book = ExcerptBook(rule="toxicity", slots={}, excerpts={"one": one, "other": other})
+        if allowed == lines:
+            check_excerpts(load_rule("toxicity"), book, Path("toy.yaml"))
+            continue
+        with pytest.raises(GuardError, match="held out in one block and not in another"):
+            check_excerpts(load_rule("toxicity"), book, Path("toy.yaml"))
 
 
 def test_words_of_a_statement_do_not_tell_groundedness() -> None:
@@ -245,33 +271,30 @@ def test_a_customer_s_messages_hold_personal_data_in_the_hole_alone() -> None:
     personal = {"name", "first", "last", "address", "email", "phone", "ssn", "four", "card"}
     personal |= {"account", "password", "username"}
     for excerpt in book.excerpts.values():
-        assert all(personal & _slots_within(book, line) for line in excerpt.does)
+        assert all(personal & slots_within(book, line) for line in excerpt.does)
         for line in (*excerpt.layouts, *excerpt.allowed):
-            assert not personal & _slots_within(book, line), line
+            assert not personal & slots_within(book, line), line
 
 
-def _slots_within(book: ExcerptBook, line: str) -> set[str]:
-    """The slots of a line, and those inside their values."""
-    names: set[str] = set()
-    waiting = {slot.partition(".")[0] for slot in grammar.slot_names(line)}
-    while waiting:
-        name = waiting.pop()
-        names.add(name)
-        for value in book.slots[name]:
-            waiting |= {slot.partition(".")[0] for slot in grammar.slot_names(value)} - names
-    return names
+def slots_within(book: ExcerptBook, line: str) -> set[str]:
+    return {name.partition(".")[0] for name in grammar.reached(line, book.slots)}
 
 
-def test_the_length_of_the_filled_turn_says_little_about_the_label(rule_name: str) -> None:
+@pytest.mark.parametrize("pool", get_args(Pool))
+def test_the_length_of_the_filled_turn_says_little_about_the_label(
+    rule_name: str, pool: Pool
+) -> None:
+    # A few lines are held out: their lengths are further apart.
+    margin = 0.2 if pool == "seen" else 0.3
     book = book_of(rule_name)
-    writer = ExcerptWriter(corpus_of(rule_name), book, "seen")
+    writer = ExcerptWriter(corpus_of(rule_name), book, pool)
     for name in book.excerpts:
         rows: list[Example] = []
         for number in range(400):
             rows += writer.group(name, "train", f"{name}/{number}")
         labels = np.array([row.label for row in rows])
         lengths = np.array([len(filled_text(row)) for row in rows], dtype=float)
-        assert 0.25 < auroc(labels, lengths) < 0.75, name
+        assert abs(auroc(labels, lengths) - 0.5) < margin, name
 
 
 def filled_text(row: Example) -> str:
