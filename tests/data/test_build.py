@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import data.build as command
-from data import manifest
+from data import manifest, sources
 from data.build import build, code_files
 from data.generator.generate import Counts
 from data.generator.library import BACKGROUND, PHRASES
@@ -260,8 +260,9 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (RULES / "pii_leak.yaml").read_text().replace("id: pii_leak", "id: quiet")
     )
     monkeypatch.setattr(command, "rule_names", partial(rule_names, rules=folder))
-    monkeypatch.setattr(command, "load_rule", partial(load_rule, rules=folder))
-    monkeypatch.setattr(command, "RULES", folder)
+    for module in (command, sources):
+        monkeypatch.setattr(module, "load_rule", partial(load_rule, rules=folder))
+        monkeypatch.setattr(module, "RULES", folder)
     return folder
 
 
