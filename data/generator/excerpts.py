@@ -161,9 +161,9 @@ def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], r
 
 def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
     """The filling with the values of the row's other turns, one of them wrong where it violates."""
-    asked = len(RIGHT_OR_WRONG.findall(filling))
-    if label and asked:
-        for _ in range(rng.randrange(asked)):
+    value_count = len(RIGHT_OR_WRONG.findall(filling))
+    if label and value_count:
+        for _ in range(rng.randrange(value_count)):
             filling = RIGHT_OR_WRONG.sub(r"{\1}", filling, count=1)
         filling = RIGHT_OR_WRONG.sub(rf"{{\1{WRONG}}}", filling, count=1)
     return RIGHT_OR_WRONG.sub(r"{\1}", filling)
