@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.generator import grammar
-from data.generator.book_checks import BOOK_CHECKS, check_excerpts
+from data.generator.book_checks import BOOK_CHECKS
+from data.generator.excerpt_checks import check_excerpts
 from data.generator.excerpts import ExcerptBook
 from data.generator.phrasebook import Background, Corpus, Phrasebook
 from guard.errors import GuardError

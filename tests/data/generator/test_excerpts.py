@@ -1,7 +1,6 @@
 import random
 from collections import Counter
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,14 +8,12 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from data.generator import grammar
-from data.generator.book_checks import check_excerpts
 from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
 from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
-from data.generator.phrasebook import Pool, cores_of, line_id
+from data.generator.phrasebook import Pool, line_id
 from data.splits import refuse_leaks, text_of
 from eval.metrics import auroc
-from guard.errors import GuardError
 from guard.example import Example
 from guard.rule import load_rule
 from tests.data.generator.corpora import corpus_of
@@ -153,48 +150,12 @@ def test_a_pair_shares_its_registers_and_a_speaker_without_any_writes_as_the_lin
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"rule": "toxicity_2"}, "rule differs"),
-        ({"layouts": "user: nothing here"}, "one hole"),
-        ({"layouts": "user: * and *"}, "one hole"),
-        ({"does": "a\nb"}, "too few lines"),
-        ({"does": "a\na\nb\nc\nd"}, "repeats a line"),
-        ({"allowed": "a {unknown}\nb\nc\nd"}, "unknown slot"),
-        ({"allowed": "a #\nb\nc\nd"}, "digit's mark"),
-        ({"registers": "{user: [shouted]}"}, "unknown register"),
-    ],
-)
-def test_a_book_that_cannot_be_used_is_refused(
-    tmp_path: Path, change: dict[str, str], problem: str
-) -> None:
-    lines = {"layouts": "user: *", "does": "a\nb\nc\nd", "allowed": "e\nf\ng\nh"} | change
-    rule = lines.pop("rule", "toxicity")
-    registers = lines.pop("registers", "{}")
-    text = f"rule: {rule}\nslots: {{}}\nexcerpts:\n  chat:\n    registers: {registers}\n"
-    for key, block in lines.items():
-        indented = block.replace("\n", "\n      ")
-        text += f"    {key}: |\n      {indented}\n"
-    (tmp_path / "toxicity.yaml").write_text(text)
-    with pytest.raises(GuardError, match=problem):
-        load_excerpts(load_rule("toxicity"), tmp_path)
-
-
-VALUES = tuple(f"value{number}" for number in range(5))
-EITHER = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
-
-
-def either_writer(values: tuple[str, ...] = VALUES, **changes: tuple[str, ...]) -> ExcerptWriter:
-    fields = {"layouts": ("tool: {text} >> user: *",), "either": EITHER} | changes
-    slots = {"n": values, "text": ("{n}, {n.2}",), "wrong": ("{n.5}",)}
-    book = ExcerptBook(rule="toxicity", slots=slots, excerpts={"toy": Excerpt(**fields)})
-    check_excerpts(load_rule("toxicity"), book, Path("toy.yaml"))
-    return ExcerptWriter(corpus_of("toxicity"), book, "seen")
-
-
 def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates() -> None:
-    writer = either_writer()
+    lines = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
+    excerpt = Excerpt(layouts=("tool: {n}, {n.2} >> user: *",), either=lines)
+    slots = {"n": tuple(f"value{number}" for number in range(5))}
+    book = ExcerptBook(rule="toxicity", slots=slots, excerpts={"toy": excerpt})
+    writer = ExcerptWriter(corpus_of("toxicity"), book, "seen")
     wrong_places: set[int] = set()
     for number in range(30):
         violating, allowed = writer.group("toy", "train", str(number))
@@ -206,46 +167,6 @@ def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates
         assert said[different[0]] not in (given, other)
         wrong_places |= set(different)
     assert wrong_places == {3, 5}
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"does": ("a", "b", "c", "d")}, "stands beside"),
-        ({"either": ("it was {n}",)}, "nothing that can be wrong"),
-        ({"either": ("it was.?",)}, "nothing that can be wrong"),
-        ({"either": ("(it was {n.?}|no idea)",)}, "or not always"),
-        ({"either": ("{n.?} and {n.2.?}",)}, "malformed slot"),
-        ({"either": ("{m.?}",)}, "a layout does not say 'm'"),
-        ({"layouts": ("tool: {text} >> user: *", "user: *")}, "a layout does not say 'n'"),
-        ({"layouts": ("tool: {text}, {wrong} >> user: *",)}, "number of the wrong 'n'"),
-        ({"layouts": ("tool: {text}, {n.?} >> user: *",)}, "malformed slot"),
-        ({"values": VALUES[:4]}, "too few values"),
-        ({"values": (*VALUES[:4], *VALUES[:3])}, "too few values"),
-        ({"values": tuple(map(str, range(12)))}, "too few values"),  # three of them held out
-    ],
-)
-def test_a_form_of_either_in_which_wrong_could_be_right_is_refused(
-    change: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(GuardError, match=problem):
-        either_writer(**change)
-
-
-def test_a_line_that_is_held_out_in_one_block_and_trained_on_in_another_is_refused() -> None:
-    lines = tuple(f"line {number}" for number in range(9))
-    held = cores_of(lines, "unseen")[0]
-    others = (tuple(f"{word} {number}" for number in range(8)) for word in ("a", "b", "c", "d"))
-    block = next((*other, held) for other in others if held in cores_of((*other, held), "seen"))
-    one = Excerpt(layouts=("user: *",), does=tuple("klmno"), allowed=lines)
-    for allowed in (lines, block):
-        other = Excerpt(layouts=("user: *",), does=tuple("klmno"), allowed=allowed)
-        book = ExcerptBook(rule="toxicity", slots={}, excerpts={"one": one, "other": other})
-        if allowed == lines:
-            check_excerpts(load_rule("toxicity"), book, Path("toy.yaml"))
-            continue
-        with pytest.raises(GuardError, match="held out in one block and not in another"):
-            check_excerpts(load_rule("toxicity"), book, Path("toy.yaml"))
 
 
 def test_words_of_a_statement_do_not_tell_groundedness() -> None:
