@@ -258,9 +258,9 @@ def _missing_memory(recipe: Recipe) -> str:
     if installed_device() == "cpu":
         wanted = {"host": device_gib + host_gib}
     lacking = [
-        f"serving takes {gib:.1f} GiB of {place} memory, here are {here[place]:.1f}"
-        for place, gib in wanted.items()
-        if gib > here[place]
+        f"serving takes {gib:.1f} GiB of {kind} memory, here are {here[kind]:.1f}"
+        for kind, gib in wanted.items()
+        if gib > here[kind]
     ]
     return "; ".join(lacking)
 

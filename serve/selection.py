@@ -185,10 +185,10 @@ def _recipe_of(card: Card, folder: Path, parts: Sequence[ServedPart]) -> str:
     """The recipe of the part that has the weights' base; of several, the card's own."""
     base = (card.base, card.base_revision)
     recipes = [part.recipe for part in parts]
-    names = [each.name for each in recipes if (each.base, each.base_revision) == base]
+    names = [recipe.name for recipe in recipes if (recipe.base, recipe.base_revision) == base]
     if not names:
         got = f"{card.base} {card.base_revision[:12]}"
-        remedy = f"Served here: {', '.join(each.name for each in recipes)}"
+        remedy = f"Served here: {', '.join(recipe.name for recipe in recipes)}"
         raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
     return card.model if card.model in names else names[0]
 

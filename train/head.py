@@ -228,10 +228,10 @@ def fitted_with_held_out_words(
         return chosen, held_out
     labels = np.array(train.labels)
     mean = np.concatenate([row.states for row in train.spans]).mean(axis=0, dtype=np.float64)
-    for others, fold in _folds(rows.train, labels):
-        if len(np.unique(labels[others])) == 1:
+    for other_rows, fold in _folds(rows.train, labels):
+        if len(np.unique(labels[other_rows])) == 1:
             continue
-        of_others = train.at(others)
+        of_others = train.at(other_rows)
         fold_head = _Regression(of_others, of_others.vocabulary()).fitted(*settings)
         # Both biases where the states say nothing.
         offset = float((fold_head.weight - head.weight) @ mean) + fold_head.bias - head.bias

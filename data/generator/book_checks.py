@@ -30,12 +30,13 @@ def _blocks(book: Phrasebook) -> Iterator[tuple[str, Sequence[str]]]:
             yield f"{kind}.{name}", lines
 
 
-def refuse_unknown(problem: str, names: Iterable[str], known: Iterable[str], path: Path) -> None:
-    """Raises GuardError at the first of `names` that is not `known`."""
-    valid = list(known)
+def refuse_unknown(problem: str, names: Iterable[str], valid: Iterable[str], path: Path) -> None:
+    """Raises GuardError at the first of `names` that is not `valid`."""
+    valid_names = list(valid)
     for name in names:
-        if name not in valid:
-            raise GuardError(problem, where=path, got=name, remedy=choose_from(name, valid))
+        if name not in valid_names:
+            remedy = choose_from(name, valid_names)
+            raise GuardError(problem, where=path, got=name, remedy=remedy)
 
 
 def book_is_the_rules(corpus: Corpus, path: Path) -> None:

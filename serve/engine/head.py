@@ -149,8 +149,8 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
     words = NO_WORDS
-    for each in of_words:
-        words = WordWeights.of_tensors(each, folder / WORDS, _remedy(card))
+    for word_tensors in of_words:
+        words = WordWeights.of_tensors(word_tensors, folder / WORDS, _remedy(card))
     no, yes = weight.astype(np.float32)
     head = Head(yes - no, float(bias[1]) - float(bias[0]), words)
     return ServableHead(name, folder, card, head)

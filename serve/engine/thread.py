@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.mixed import CheckEngine, OpenedCheck
 from serve.engine.pace import Pace
+from serve.engine.pending import PendingChange, PendingCheck
+from serve.engine.refusals import Overloaded, too_late
 from serve.engine.restart import Restartable, RestartAttempts
 from serve.engine.score import Check, EngineCounters
 
@@ -48,59 +50,6 @@ COUNTERS_S = 0.5  # how old the engine's counters may be while it works
 HANGS_FOR_GOOD_S = 30.0
 # That a restart, or a rule's new weights, may take: large ones are read for minutes.
 LOADING_S = 900.0
-
-
-class Overloaded(GuardError):
-    """The engine has more work than it can do soon, or is shutting down, or has stopped.
-
-    There may be room again after `retry_after_s` seconds.
-    """
-
-    retry_after_s = 1.0
-
-
-class TooLate(Overloaded):
-    """A check was not answered in time."""
-
-
-class CallerGone(GuardError):
-    """Nobody waits for the check any more."""
-
-
-def too_late() -> TooLate:
-    """What a check is refused with that was not answered in time."""
-    return TooLate(
-        "the check took too long",
-        remedy="Try again later, or give it more time: the caller's own, or TIMEOUT= of `make up`",
-    )
-
-
-@dataclass
-class PendingCheck:
-    """A check that was asked for, and where its answer goes."""
-
-    messages: tuple[Message, ...]
-    rules: tuple[str, ...] | None
-    cache_salt: str | None
-    deadline: float  # by time.monotonic
-    future: Future[Check] = field(default_factory=Future)
-    is_given_up: bool = False
-
-    def failure(self) -> GuardError | None:
-        """Why it is not worth any more work, if it is not."""
-        if self.is_given_up:
-            return CallerGone("the caller is gone")
-        if time.monotonic() > self.deadline:
-            return too_late()
-        return None
-
-
-@dataclass
-class PendingChange:
-    """What is to be changed of the engine's rules, and who waits for it."""
-
-    change: Callable[[], None]
-    future: Future[None] = field(default_factory=Future)
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,16 @@ def activated(engine_core: Any, lora: Any, activation_start: int, content: str) 
     connect(engine_core)
     content_of_id = vars(engine_core).setdefault("content_of_adapter_id", {})
     adapter_id = _id_of(content, lora.lora_int_id, content_of_id)
-    known: dict[tuple[int, str], ActivatedRequest] = vars(engine_core).setdefault("activated", {})
-    if (adapter_id, lora.lora_path) not in known:
-        if len(known) >= MOST_KNOWN:
-            known.clear()
+    requests: dict[tuple[int, str], ActivatedRequest] = vars(engine_core).setdefault(
+        "activated", {}
+    )
+    if (adapter_id, lora.lora_path) not in requests:
+        if len(requests) >= MOST_KNOWN:
+            requests.clear()
         fields = {name: getattr(lora, name) for name in LoRARequest.__struct_fields__}
         fields["lora_int_id"] = adapter_id
-        known[adapter_id, lora.lora_path] = ActivatedRequest(**fields, content=content)
-    request = copy.copy(known[adapter_id, lora.lora_path])
+        requests[adapter_id, lora.lora_path] = ActivatedRequest(**fields, content=content)
+    request = copy.copy(requests[adapter_id, lora.lora_path])
     request.activation_start = activation_start
     return request
 

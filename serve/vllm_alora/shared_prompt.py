@@ -54,10 +54,10 @@ class SharedPrompt(Sequence[int]):
             start, stop, step = index.indices(self._length)
             if step != 1:
                 return [*self][index]
-            own = self._suffix[max(start - shared, 0) : max(stop - shared, 0)]
+            from_suffix = self._suffix[max(start - shared, 0) : max(stop - shared, 0)]
             if start >= shared:
-                return own
-            return self.prefix.token_ids[start:stop] + own
+                return from_suffix
+            return self.prefix.token_ids[start:stop] + from_suffix
         if -self._length <= index < 0:
             index += self._length
         if 0 <= index < shared:

@@ -21,6 +21,6 @@ def register() -> None:
     """Make the models known to this process's vLLM. Idempotent."""
     from vllm import ModelRegistry
 
-    for name, place in MODELS.items():
+    for name, model_class in MODELS.items():
         if name not in ModelRegistry.get_supported_archs():
-            ModelRegistry.register_model(name, place)
+            ModelRegistry.register_model(name, model_class)

@@ -61,10 +61,10 @@ def _bytes(stated_gib: float | None, otherwise: float) -> int:
 
 def _check_room(job: Job, tier: str, stated_gib: float | None, free: int) -> None:
     gib = stated_gib or 0
-    place = {"device": "GPU memory", "host": "memory", "disk": "disk space"}[tier]
+    resource = {"device": "GPU memory", "host": "memory", "disk": "disk space"}[tier]
     if gib * GIB > free:
         raise GuardError(
-            f"not enough free {place}",
+            f"not enough free {resource}",
             where=f"recipe {job.recipe.name}: prefix_cache_gib.{tier}",
             got=f"{gib:g} GiB, {free / GIB:.1f} free",
             remedy="Lower it, or free some",

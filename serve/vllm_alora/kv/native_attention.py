@@ -117,8 +117,8 @@ class NativeAttention:
             and size <= LARGEST_SIZE
         )
         if not fits or _side_by_side(output) is not output:
-            found = ", ".join(f"{tuple(part.shape)} by {part.stride()}" for part in tensors)
-            raise ValueError(f"vllm_alora: no attention to a shared context of these: {found}")
+            shapes = ", ".join(f"{tuple(part.shape)} by {part.stride()}" for part in tensors)
+            raise ValueError(f"vllm_alora: no attention to a shared context of these: {shapes}")
 
 
 def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.rules import ClusterRules
 from serve.cluster.snapshots import Snapshots, version_of
-from serve.engine.thread import Overloaded, TooLate
+from serve.engine.refusals import Overloaded, TooLate
 from tests.serve.cluster.words_cluster import (
     LocalReplicas,
     as_json,

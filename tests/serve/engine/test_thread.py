@@ -13,8 +13,9 @@ import pytest
 from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
 from serve.engine.pace import LEAST_ANSWERS
+from serve.engine.refusals import Overloaded, TooLate
 from serve.engine.score import EngineCounters
-from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread, Overloaded, TooLate
+from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread
 from tests.serve.serving import wait_until
 from tests.serve.toy_engine import MortalEngine, ToyEngine
 

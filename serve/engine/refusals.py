@@ -1,0 +1,30 @@
+"""Why a check is not answered: too much work, too late, nobody waits."""
+
+from __future__ import annotations
+
+from guard.errors import GuardError
+
+
+class Overloaded(GuardError):
+    """The engine has more work than it can do soon, or is shutting down, or has stopped.
+
+    There may be room again after `retry_after_s` seconds.
+    """
+
+    retry_after_s = 1.0
+
+
+class TooLate(Overloaded):
+    """A check was not answered in time."""
+
+
+class CallerGone(GuardError):
+    """Nobody waits for the check any more."""
+
+
+def too_late() -> TooLate:
+    """What a check is refused with that was not answered in time."""
+    return TooLate(
+        "the check took too long",
+        remedy="Try again later, or give it more time: the caller's own, or TIMEOUT= of `make up`",
+    )
