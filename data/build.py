@@ -202,11 +202,11 @@ def _choose(
 
 
 def _refuse_flags_of_others(entry: DataSource, source: str, args: argparse.Namespace) -> None:
-    """Raise GuardError for an option that another source than `entry` would read."""
+    """Raise GuardError for an option that only another source than `entry` would read."""
     for candidate in SOURCES.values():
-        is_given = any(getattr(args, flag) for flag in candidate.flags)
-        if candidate is not entry and is_given:
-            flags = " and ".join(f"--{flag}" for flag in candidate.flags)
+        others = [flag for flag in candidate.flags if flag not in entry.flags]
+        if any(getattr(args, flag) for flag in others):
+            flags = " and ".join(f"--{flag}" for flag in others)
             raise GuardError(
                 f"{flags} are for data of another source: {candidate.description}",
                 got=source,

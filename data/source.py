@@ -76,8 +76,9 @@ class DataSource:
     changes, the data are built again. What lies elsewhere is read again only by force.
 
     `arguments` adds its options to the command line; those whose names stand in `flags` are refused
-    with another source. `options` makes what `load` needs of the rule, the manifest of last time
-    and the parsed command line. What a source that `is_paid` gave stays until it is named again.
+    with a source that has no such flag. `options` makes what `load` needs of the rule, the manifest
+    of last time and the parsed command line. What a source that `is_paid` gave stays until it is
+    named again.
     `own_part` is what names your own rows in the name of a source that has others too.
     """
 

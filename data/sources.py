@@ -14,7 +14,7 @@ from typing import Any
 
 from data import mixed
 from data.debate import debate
-from data.debate.writers import EXAMPLES, UNLABELLED, Writers, writers_for
+from data.debate.writers import EXAMPLES, FEWEST_EXAMPLES, UNLABELLED, Writers, writers_for
 from data.generator.generate import Counts, generate
 from data.generator.library import (
     load_corpus,
@@ -31,10 +31,12 @@ from guard.rule import RULES, Rule, load_rule
 
 LLM = "llm"
 FILE = "FILE"
+COUNTED_SPLITS = tuple(vars(Counts()))  # an option each
 
 
 def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Counts:
-    return Counts(args.train, args.validation, args.test)
+    asked = {split: getattr(args, split) for split in COUNTED_SPLITS}
+    return Counts(**{split: rows for split, rows in asked.items() if rows is not None})
 
 
 def _generated(request: DataRequest) -> SourcedData:
@@ -85,7 +87,6 @@ def _add_generator_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{split}",
             type=functools.partial(multiple, of=4, at_least=4),  # pairs, in two strata
-            default=count,
             help=f"generated rows (default {count})",
         )
 
@@ -93,7 +94,7 @@ def _add_generator_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--examples",
-        type=functools.partial(multiple, of=2, at_least=20),
+        type=functools.partial(multiple, of=2, at_least=FEWEST_EXAMPLES),
         help=f"for '{LLM}': rows to write (default: as last time, at first {EXAMPLES})",
     )
     parser.add_argument(
@@ -114,6 +115,7 @@ SOURCES: dict[str, DataSource] = {
         _generator_files,
         arguments=_add_generator_arguments,
         options=_counts,
+        flags=COUNTED_SPLITS,
     ),
     LLM: DataSource(
         LLM,
@@ -137,6 +139,7 @@ SOURCES: dict[str, DataSource] = {
         mixed.beside(_generated),
         _mixed_files,
         options=_counts,
+        flags=COUNTED_SPLITS,
         own_part=mixed.own_part,
     ),
     HUB: DataSource(

@@ -28,7 +28,7 @@ from eval.stage import (
     selected_trials,
 )
 from eval.trial import Trial
-from guard.arguments import count, whole_numbers
+from guard.arguments import comma_separated, count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, read_splits
 from guard.recipe import Recipe, load_recipe
@@ -212,7 +212,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     report = run(
         arguments.rule,
-        [load_recipe(name) for name in dict.fromkeys(arguments.model.split(","))],
+        [load_recipe(name) for name in comma_separated(arguments.model, "model")],
         seeds=arguments.seeds,
         limit=arguments.limit,
         force=arguments.force,

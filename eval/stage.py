@@ -28,6 +28,7 @@ from guard.rule import rule_names
 CODE = (
     *sorted((ROOT / "eval").rglob("*.py")),
     ROOT / "guard/calibration_rows.py",
+    ROOT / "guard/example.py",
     ROOT / "guard/rule.py",
     ROOT / "guard/verdict.py",
     ROOT / "guard/prompt/text.py",

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from guard.example import SPLITS, Example, read_examples
 from guard.layout import Runs, fingerprint, split_files
 from guard.method import METHODS
 from guard.predictions import PREDICTIONS, read_predictions
+from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe
 from guard.rule import RULES, Rule, load_rule, text_hash
 
@@ -277,6 +279,11 @@ class TrialRequirements:
     data_hash: str
     examples: Sequence[Example]
 
+    @cached_property
+    def prompt_hash(self) -> str:
+        """Of the wording and layout of the prompts that the weights must answer."""
+        return prompt_builder(self.recipe).hash
+
     def contestant(self, method: str, seed: int) -> Contestant:
         """The weights of one method and seed.
 
@@ -305,6 +312,7 @@ class TrialRequirements:
         """Raise GuardError naming the card's first field that is not the one to be evaluated."""
         expected: dict[str, Any] = {
             "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn)),
+            "prompt_hash": self.prompt_hash,
             "reads": self.recipe.reads(self.rule),
             "base": self.recipe.base,
             "base_revision": self.base_revision,

@@ -1,9 +1,13 @@
-"""Types of command-line options, for argparse: each says what it wants and what it got."""
+"""What command lines say: types of options for argparse, each of which says what it wants and what
+it got, and lists of names.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+
+from guard.errors import GuardError
 
 
 def whole_number(text: str, at_least: int = 0) -> int:
@@ -30,6 +34,19 @@ def multiple(text: str, of: int, at_least: int) -> int:
 def whole_numbers(text: str) -> tuple[int, ...]:
     """Whole numbers from 0, separated by commas; each once, in the order given."""
     return tuple(dict.fromkeys(whole_number(part.strip()) for part in text.split(",")))
+
+
+def comma_separated(text: str, kind: str) -> list[str]:
+    """The names in a list, each once, in the order given.
+
+    Raises GuardError if there is none; `kind` says what they name.
+    """
+    names = [name.strip() for name in text.split(",")]
+    names = [name for name in dict.fromkeys(names) if name]
+    if not names:
+        remedy = "Name one, or several separated by commas"
+        raise GuardError(f"no {kind} was named", got=repr(text), remedy=remedy)
+    return names
 
 
 def port(text: str) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from guard.arguments import comma_separated
 from guard.errors import GuardError
 from guard.example import ROLES
 from guard.files.yaml_file import Strict, load
@@ -169,13 +170,7 @@ def rule_names(selection: str, rules: Path = RULES) -> list[str]:
         if not names:
             raise GuardError("no rules", where=rules, remedy="Write one: recipes/rules/<id>.yaml")
         return names
-    names = list(dict.fromkeys(name.strip() for name in selection.split(",") if name.strip()))
-    if not names:
-        raise GuardError(
-            "no rule was named",
-            got=repr(selection),
-            remedy="Name one, several separated by commas, or 'all'",
-        )
+    names = comma_separated(selection, "rule")
     for name in names:
         load_rule(name, rules)
     return names

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from guard.arguments import comma_separated
 from guard.card import Card, check_rule, read_card
 from guard.errors import GuardError
 from guard.example import Message
@@ -50,26 +51,30 @@ def served_parts(selection: Selection) -> list[ServedPart]:
 
     Raises GuardError if a base has nothing to serve, or a rule is trained on none.
     """
-    models = selection.models.split(",")
+    models = comma_separated(selection.models, "model")
     if len(models) == 1:
         return [_checked(_part(load_recipe(models[0]), selection, selection.rules))]
     if selection.is_merged:
         raise GuardError(
             "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
         )
+    named = None if selection.rules is None else comma_separated(selection.rules, "rule")
     parts: list[ServedPart] = []
-    left = set((selection.rules or "").split(",")) - {""}
     served: set[str] = set()
     for model in models:
         part = _part(load_recipe(model), selection, None)
-        wanted = left if selection.rules else set(part.folders)
-        folders = {name: path for name, path in part.folders.items() if name in wanted - served}
+        folders: dict[str, Path] = {}
+        for name, folder in part.folders.items():
+            is_named = named is None or name in named
+            if is_named and name not in served:
+                folders[name] = folder
         served |= set(folders)
         if folders:
             parts.append(_checked(replace(part, folders=folders)))
-    if left - served:
+    missing = sorted(set(named or ()) - served)
+    if missing:
         remedy = "Run `make train` for it"
-        raise GuardError("not trained", got=", ".join(sorted(left - served)), remedy=remedy)
+        raise GuardError("not trained", got=", ".join(missing), remedy=remedy)
     return parts
 
 

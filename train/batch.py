@@ -14,6 +14,9 @@ import torch
 
 # Padded tokens that go through the model at once: 2 GB of activations in training the tiny base.
 BATCH_TOKENS = 8192
+# The same without gradients, on a CPU: 1.2 to 1.6 times as fast as 8,192, which its caches cannot
+# hold.
+PASS_TOKENS = 2048
 PROMPT_TENSORS = ("input_ids", "attention_mask", "position_ids")
 
 
@@ -33,6 +36,11 @@ def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         "attention_mask": attention_mask,
         "position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0),
     }
+
+
+def pass_tokens(device: torch.device) -> int:
+    """How many padded tokens go through a model at once where nothing is trained."""
+    return PASS_TOKENS if device.type == "cpu" else BATCH_TOKENS
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

@@ -37,7 +37,7 @@ from guard.method import METHODS
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramRows, NgramVocabulary, ngram_rows
 from train.base import load_served_base
-from train.batch import BATCH_TOKENS, by_length, left_padded
+from train.batch import by_length, left_padded, pass_tokens
 from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
@@ -142,7 +142,7 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
     last = np.empty((len(prompts), width), dtype=np.float32)
     bar = tqdm(total=sum(lengths), desc="states", unit="token", unit_scale=True, leave=False)
     with torch.inference_mode(), by_onednn(base), bar:
-        for batch in by_length(lengths, BATCH_TOKENS):
+        for batch in by_length(lengths, pass_tokens(base.device)):
             tensors = left_padded([prompts[index].token_ids for index in batch])
             on_device = {name: tensor.to(base.device) for name, tensor in tensors.items()}
             output = cast(Any, base.base_model)(**on_device, use_cache=False)

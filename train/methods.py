@@ -122,7 +122,8 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
     },
     "encoder": {
         "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
-        "head": Trainer(_check_head, _fit_encoder_heads, trains_together=True),
+        # With the rule's LoRA, which begins with a head on the same states.
+        "head": Trainer(_check_head, _fit_encoder_heads, trains_together=False),
     },
     "gliner2": {
         "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),

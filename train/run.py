@@ -89,7 +89,7 @@ def train(work: Sequence[JobAndRows], processes: int = 1) -> list[str]:
     """Train and finish all jobs of `work`, and return the names of those that failed.
 
     Methods whose jobs are trained together go first, with all the memory that there is; then one
-    job after another. `processes` share this machine's memory.
+    job after another, a rule's side by side. `processes` share this machine's memory.
     """
     failed: list[str] = []
     for part in _parts(work):
@@ -190,10 +190,9 @@ def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
     for part in by_method.values():
         if trainer_of(part[0][0]).trains_together:
             yield part
-    for part in by_method.values():
-        if not trainer_of(part[0][0]).trains_together:
-            for job, rows in part:
-                yield [(job, rows)]
+    for job, rows in work:
+        if not trainer_of(job).trains_together:
+            yield [(job, rows)]
 
 
 def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:

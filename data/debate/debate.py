@@ -28,7 +28,7 @@ from data.debate.paid_endpoint import PaidEndpoint, Refused, Statistics
 from data.splits import assign, labels_scarce
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
-from guard.example import Example, Message
+from guard.example import FEWEST_ROWS, Example, Message
 from guard.rule import Rule
 
 ROUNDS = 2
@@ -164,14 +164,19 @@ class Debates:
         allowed, violating = self._accepted[0], self._accepted[1]
         statistics = self.endpoint.statistics.as_json()
         examples = assign([*allowed, *violating], self.seed)
-        if min(len(allowed), len(violating)) < half / 2 or labels_scarce(examples, fewest=1):
+        scarce = labels_scarce(examples, FEWEST_ROWS)
+        if min(len(allowed), len(violating)) < half / 2 or scarce:
             outcomes = statistics["outcomes"].items()
+            problem = f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases"
+            problem += " each were agreed upon"
+            if scarce:
+                problem += f": {'; '.join(scarce)}"
             raise GuardError(
-                f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases each "
-                "were agreed upon",
+                problem,
                 where=answers_file,
                 got=", ".join(f"{count} {outcome}" for outcome, count in outcomes),
-                remedy="State the policy more clearly, or take a stronger model",
+                remedy="State the policy more clearly, take a stronger model, or ask for more "
+                "--examples: what was answered is kept",
             )
         dimensions = [dimension.model_dump(mode="json") for dimension in self.dimensions]
         return examples, statistics | {"dimensions": dimensions}

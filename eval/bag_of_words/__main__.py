@@ -191,6 +191,8 @@ def _selected(arguments: argparse.Namespace) -> Iterator[RuleData]:
 def main() -> None:
     """The command line."""
     arguments = _parser().parse_args()
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
     measured: dict[str, MeasuredBag] = {}
     for rule in tqdm(_selected(arguments), desc="bag of words", unit="rule"):
         measured[rule.name] = measure(rule)

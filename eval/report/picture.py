@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from eval.contender import BAG_OF_WORDS, is_baseline, label_of
 from eval.evaluation import Evaluation
+from guard.files.atomic import atomic_write
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the markers differ too.
 BAG_MARK = ("#000000", "v")
@@ -78,7 +79,8 @@ def draw(
     bottom = (0.6 + CAPTION_INCHES * len(lines)) / height
     figure.subplots_adjust(left=0.24, right=0.97, top=1 - (0.2 + legend) / height, bottom=bottom)
     figure.text(0.02, 0.08 / height, "\n".join(lines), fontsize=7, color="#444444", va="bottom")
-    figure.savefig(path)
+    with atomic_write(path) as part:
+        figure.savefig(part, format="png")
 
 
 def marks(contenders: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -196,14 +196,15 @@ class Report:
 
 def write_report(report: Report, path: Path) -> None:
     """Write `path` (report.json) and the .md and .png beside it; a file that would not change is
-    left alone.
+    left alone. The JSON is the last of them: once it says what is current, the others are.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = path.with_suffix(".png")
-    if _write(path, report.as_json()) or not picture.is_file():
+    if not (_has(path, report.as_json()) and picture.is_file()):
         means = {contender: report.mean(contender).accuracy for contender in report.contenders}
         draw(report.evaluations, means, report.caption, picture)
     _write(path.with_suffix(".md"), report.as_markdown())
+    _write(path, report.as_json())
 
 
 def _mean_differences(evaluations: Sequence[Evaluation]) -> dict[str, MeanDifference]:
@@ -255,9 +256,11 @@ def _points(difference: MeanDifference) -> str:
     return f"{mean:+.1f} points of mean accuracy, 95 % [{low:+.1f}, {high:+.1f}]"
 
 
-def _write(path: Path, text: str) -> bool:
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return False
-    with atomic_write(path) as part:
-        part.write_text(text, encoding="utf-8")
-    return True
+def _has(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+def _write(path: Path, text: str) -> None:
+    if not _has(path, text):
+        with atomic_write(path) as part:
+            part.write_text(text, encoding="utf-8")

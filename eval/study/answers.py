@@ -24,6 +24,7 @@ from guard.layout import (
     fingerprint,
     is_current,
     mark_current,
+    not_current,
     read_splits,
     split_files,
 )
@@ -36,7 +37,9 @@ from guard.study import Study, StudyPoint, point_runs
 # What the baseline's kept answers depend on besides the rows.
 BASELINE_CODE = (
     *sorted((ROOT / "eval/bag_of_words").glob("*.py")),
+    ROOT / "eval/metrics.py",
     ROOT / "guard/calibration_rows.py",
+    ROOT / "guard/example.py",
     ROOT / "guard/prompt/text.py",
     ROOT / "guard/rule.py",
 )
@@ -100,6 +103,7 @@ def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]
         fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.reads)
         logits = zip(tests, fitted.logits(tests), strict=True)
         folder.mkdir(parents=True, exist_ok=True)
+        not_current(folder)
         write_predictions(folder, [(row.id, "test", logit) for row, logit in logits])
         mark_current(folder, inputs)
     predictions = read_predictions(folder, "test", f"Delete {folder}")

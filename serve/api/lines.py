@@ -82,7 +82,7 @@ class BodyLines:
             self._gone.set()
 
     async def _split(self) -> None:
-        unfinished = b""
+        unfinished: list[bytes] = []  # pieces of the last line: joined once, however many come
         more = True
         while more:
             message = await self._receive()
@@ -90,11 +90,13 @@ class BodyLines:
                 self._gone.set()
                 break
             more = message.get("more_body", False)
-            *lines, unfinished = (unfinished + message.get("body", b"")).split(b"\n")
-            for line in lines:
-                await self._put(line)
+            piece, *next_lines = message.get("body", b"").split(b"\n")
+            unfinished.append(piece)
+            for line in next_lines:
+                await self._put(b"".join(unfinished))
+                unfinished = [line]
         if not self.is_gone:
-            await self._put(unfinished)
+            await self._put(b"".join(unfinished))
         await self._lines.put(None)
 
     async def _put(self, line: bytes) -> None:

@@ -11,6 +11,7 @@ that were served, and not with what was trained since. Imports Ray.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI
-from pydantic import Field
+from pydantic import Field, field_validator
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -63,6 +64,15 @@ class ApplicationArguments(Strict):
     watch: bool = False
     cpus: float = Field(default=1, gt=0)  # of a replica
     gpus: float = Field(default=0, ge=0)
+
+    @field_validator("replicas")
+    @classmethod
+    def _is_a_range(cls, replicas: str) -> str:
+        try:
+            ReplicaRange.parse(replicas)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError("must be a number such as 2 or 1-4, at most 256") from error
+        return replicas
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     arguments = validate(args, ApplicationArguments, where="args of the application")
     size = ReplicaRange.parse(arguments.replicas)
+    size.check_processes(arguments.shards)
     runs = Runs(arguments.runs)
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
     options = _ingress_options(arguments, selection, size)

@@ -40,8 +40,10 @@ def _copy(descriptor: int) -> None:
         for line in lines:
             if line.endswith(END):
                 return
-            sys.stderr.write(line.decode(errors="replace"))
-            sys.stderr.flush()
+            # Of a stderr that is gone: unread, the pipe would fill, and whoever logs would wait.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
 
 
 def log_into(pipe: Path | None) -> None:

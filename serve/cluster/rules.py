@@ -53,6 +53,9 @@ class ClusterRules:
         self._changing = asyncio.Lock()
         self._gate = Gate()
         self._served = snapshots.read()
+        # Copies that no note may name: what was refused, and what the last change replaced, which
+        # a replica that is starting may still read. The next change deletes them.
+        self._unserved: set[Path] = set()
         self.version = version_of(self._served)
         self.cards: dict[str, Card] = {}
         for rule, folder in self._served.items():
@@ -86,6 +89,7 @@ class ClusterRules:
             if folder is None:
                 raise HTTPException(404, NOT_TRAINED.format(rule=rule))
             kept = await asyncio.to_thread(self._snapshots.keep, folder)
+            self._unserved.add(kept)  # until it is noted; what is refused never is
             card = await asyncio.to_thread(load_card, kept)
             check_rule(card, rule, folder)
             await self._change(rule, kept)
@@ -114,11 +118,13 @@ class ClusterRules:
             async with self._gate.closed(DRAIN_S):
                 await self._switch(rule, folder)
                 await asyncio.to_thread(self._snapshots.write, after)
-                self._served = after
+                before, self._served = self._served, after
                 self.version = version_of(after)
         except TimeoutError:
             problem = f"checks under way did not end within {DRAIN_S:g} s; the rule is as before"
             raise Overloaded(problem, remedy="Try again later") from None
+        await asyncio.to_thread(self._snapshots.discard, self._unserved)
+        self._unserved = set(before.values())
 
     async def _switch(self, rule: str, folder: Path | None) -> None:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
+from guard.errors import GuardError
+
 MAX_REPLICAS = 256
 
 
@@ -32,6 +34,12 @@ class ReplicaRange:
     def is_fixed(self) -> bool:
         """Whether the load changes nothing."""
         return self.low == self.high
+
+    def check_processes(self, shards: int) -> None:
+        """Raises GuardError if so many shards would need more processes than there may be."""
+        if self.high * shards > MAX_REPLICAS:
+            problem = f"{shards} shards of {self.high} replicas are more than {MAX_REPLICAS}"
+            raise GuardError(f"{problem} processes", remedy="Ask for fewer replicas or shards")
 
     def scaled_down_after(self, down_s: float) -> ReplicaRange:
         """The same with another time until a replica ends that the load has no need of."""

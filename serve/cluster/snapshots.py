@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from guard.card import CARD, load_card
@@ -69,6 +69,15 @@ class Snapshots:
         names = {rule: folder.name for rule, folder in served.items()}
         with atomic_write(self._noted) as part:
             part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+
+    def discard(self, folders: Iterable[Path]) -> None:
+        """Delete those of these copies that no note beside them names."""
+        named: set[str] = set()
+        for note in self._root.glob("*.json"):
+            named |= set(load_json(note, remedy="Start the server again").values())
+        for folder in folders:
+            if folder.name not in named:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def read(self) -> Folders:
         """What is served. Raises GuardError if nothing was noted."""

@@ -22,7 +22,7 @@ from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
-from serve.cluster.size import MAX_REPLICAS, ReplicaRange
+from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
 
@@ -42,9 +42,7 @@ def started_cluster(
     The `observers` are those of the app, which closes them. Raises GuardError if Ray is not
     installed, or a replica does not start.
     """
-    if size.high * shards > MAX_REPLICAS:
-        problem = f"{shards} shards of {size.high} replicas are more than {MAX_REPLICAS} processes"
-        raise GuardError(problem, remedy="Ask for fewer with REPLICAS= and SHARDS=")
+    size.check_processes(shards)
     of_shards = split(options.folders, shards)
     with contextlib.ExitStack() as until_ended:
         temporary = tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guard.arguments import comma_separated
 from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.files.json_file import load_json
@@ -141,12 +142,12 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
     if selection is None:
         _check_places(runs.root / model, folders.values())
         return folders
-    names = [name.strip() for name in selection.split(",") if name.strip()]
+    names = comma_separated(selection, "rule")
     missing = [name for name in names if name not in folders]
-    if missing or not names:
+    if missing:
         raise GuardError(
             f"a rule that is not trained by method '{method}'",
-            got=", ".join(missing) or selection,
+            got=", ".join(missing),
             remedy=f"Trained: {', '.join(folders)}; or run "
             f"`make train RULE=... MODEL={model} METHOD={method}`",
         )

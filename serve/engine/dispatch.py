@@ -138,20 +138,21 @@ class Dispatcher:
         there when it does not. And a NaN key or value spreads from a block that was freed to
         whoever is given it next, even from slots that are masked out.
         """
-        self.is_usable = False
         calls = {id(in_flight.call): in_flight.call for in_flight in self.in_flight.values()}
-        for call in calls.values():
-            self._drop(call)
-        self._backend.scrub()
-        self.is_usable = True
+        try:
+            for call in calls.values():
+                self._drop(call)
+            self._backend.scrub()
+        except BaseException:
+            self.is_usable = False
+            raise
 
     def _start_over(self, suspects: Mapping[str, int]) -> None:
-        """Leave nothing of this batch behind, and submit again what is in flight: first what has
-        given no answer yet.
+        """Clear the caches, and submit again what is in flight.
 
-        Then the `suspects` (request id -> its computed tokens), those that computed the fewest
-        first: the others have what it computed of the conversation from the first, whose own NaNs
-        may have got into it, so that another one is the first now.
+        Requests that have given no answer go first. Then the `suspects`, whose logit was NaN
+        (request id -> its computed tokens), the one that computed least first: the one that
+        computed the conversation last time may have spoiled it, so another one computes it now.
         """
         ids = sorted(self.in_flight, key=lambda request_id: suspects.get(request_id, -1))
         restarting = {request_id: self.in_flight[request_id] for request_id in ids}

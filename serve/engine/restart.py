@@ -17,6 +17,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.engine import TEST_CONVERSATION, GuardEngine
 from serve.engine.mixed import MixedEngine, OpenedCheck
+from serve.engine.refusals import Overloaded
 from serve.engine.score import EngineCounters
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class RestartableEngine:
     def _living(self) -> GuardEngine | MixedEngine:
         engine = self._engine
         if engine is None:
-            raise GuardError("the engine is down", remedy="Try again in a few seconds")
+            raise Overloaded("the engine is down", remedy="Try again in a few seconds")
         return engine
 
     def _bury(self) -> None:

@@ -59,6 +59,7 @@ class ReplayReport:
             "sources": dict(self.sources),
             "rules_of_a_only": list(self.versions.only_a),
             "rules_of_b_only": list(self.versions.only_b),
+            "unchanged_rules": list(self.versions.unchanged),
             "rules": rules,
         }
 
@@ -72,9 +73,13 @@ class ReplayReport:
         return "\n".join([*lines, *self.left_out()])
 
     def left_out(self) -> list[str]:
-        """The rules that were not replayed, a line a side."""
-        sides = (("A", self.versions.only_a), ("B", self.versions.only_b))
-        return [f"only in {side}: {', '.join(rules)}" for side, rules in sides if rules]
+        """The rules that were not replayed, a line a reason."""
+        reasons = (
+            ("only in A", self.versions.only_a),
+            ("only in B", self.versions.only_b),
+            ("the same in both", self.versions.unchanged),
+        )
+        return [f"{reason}: {', '.join(rules)}" for reason, rules in reasons if rules]
 
 
 def figures(replay: RuleReplay) -> list[tuple[str, str]]:

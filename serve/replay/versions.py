@@ -37,6 +37,13 @@ class VersionPair:
     b: RuleVersion
 
     @property
+    def is_unchanged(self) -> bool:
+        """Whether both answer alike: the same weights and calibration, reading the same turns."""
+        a, b = self.a.card, self.b.card
+        answers_a = (a.weights_sha256, a.calibration, a.reads)
+        return answers_a == (b.weights_sha256, b.calibration, b.reads)
+
+    @property
     def shares_prefill(self) -> bool:
         """Whether both act behind the conversation, which is then computed once."""
         methods = {self.a.card.method, self.b.card.method}
@@ -68,11 +75,12 @@ class VersionPair:
 
 @dataclass(frozen=True)
 class Versions:
-    """The pairs to replay, and the rules that only one side has."""
+    """The pairs to replay, the rules that one side alone has, and those that both have alike."""
 
     pairs: tuple[VersionPair, ...]
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
 
     @property
     def differences(self) -> dict[str, list[str]]:
@@ -83,9 +91,10 @@ class Versions:
 def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
     """The pairs that two folders hold: of weights (`runs/MODEL/RULE/METHOD`), or of rules
     (`runs/MODEL`), of which every rule that both have is a pair, by `method` or the first that both
-    have.
+    have; those that answer alike are named and left out.
 
-    Raises GuardError where a folder holds no weights, or two that cannot stand side by side.
+    Raises GuardError where a folder holds no weights, two cannot stand side by side, or all answer
+    alike.
     """
     if method is not None:
         method_named(method)
@@ -96,26 +105,19 @@ def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
         problem = "one folder of weights, and one of rules"
         remedy = "Name two of a kind: runs/MODEL/RULE/METHOD, or runs/MODEL"
         raise GuardError(problem, where=rules, got=weights, remedy=remedy)
+    pairs = [_pair(a, b)] if of_a else _pairs_of_rules(a, b, method)
+    changed = [pair for pair in pairs if not pair.is_unchanged]
+    if not changed:
+        remedy = "What training replaced is RULE/before/METHOD"
+        raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
     if of_a:
-        return Versions((_pair(a, b),))
+        return Versions(tuple(changed))
     rules_a, rules_b = _rules(a), _rules(b)
-    pairs: list[VersionPair] = []
-    for rule in rules_a:
-        if rule in rules_b:
-            chosen = _method_of_both(rule, rules_a[rule], rules_b[rule], method)
-            pairs.append(_pair(rules_a[rule][chosen], rules_b[rule][chosen]))
-    if not pairs:
-        got = f"{', '.join(rules_a)} and {', '.join(rules_b)}"
-        remedy = "Name two folders of the same rules"
-        raise GuardError("the two folders have no rule in common", where=b, got=got, remedy=remedy)
-    names = [pair.rule for pair in pairs]
-    if len(set(names)) < len(names):
-        remedy = "Keep one folder a rule"
-        raise GuardError("two folders hold one rule", where=b, got=", ".join(names), remedy=remedy)
     return Versions(
-        tuple(pairs),
+        tuple(changed),
         only_a=tuple(rule for rule in rules_a if rule not in rules_b),
         only_b=tuple(rule for rule in rules_b if rule not in rules_a),
+        unchanged=tuple(pair.rule for pair in pairs if pair.is_unchanged),
     )
 
 
@@ -159,13 +161,28 @@ def _pair(a: Path, b: Path) -> VersionPair:
             got=" and ".join(bases),
             remedy="Compare their verdicts on labelled rows instead: make compare",
         )
-    answers = [(card.weights_sha256, card.calibration, card.reads) for card in (card_a, card_b)]
-    if answers[0] == answers[1]:
-        remedy = "What training replaced is RULE/before/METHOD"
-        raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
     rule = card_a.rule
     version_a = RuleVersion(f"{rule}@A", a, card_a)
     return VersionPair(rule, version_a, RuleVersion(f"{rule}@B", b, card_b))
+
+
+def _pairs_of_rules(a: Path, b: Path, method: str | None) -> list[VersionPair]:
+    """A pair of every rule that both folders have. Raises GuardError if there is none."""
+    rules_a, rules_b = _rules(a), _rules(b)
+    pairs: list[VersionPair] = []
+    for rule in rules_a:
+        if rule in rules_b:
+            chosen = _method_of_both(rule, rules_a[rule], rules_b[rule], method)
+            pairs.append(_pair(rules_a[rule][chosen], rules_b[rule][chosen]))
+    if not pairs:
+        got = f"{', '.join(rules_a)} and {', '.join(rules_b)}"
+        remedy = "Name two folders of the same rules"
+        raise GuardError("the two folders have no rule in common", where=b, got=got, remedy=remedy)
+    names = [pair.rule for pair in pairs]
+    if len(set(names)) < len(names):
+        remedy = "Keep one folder a rule"
+        raise GuardError("two folders hold one rule", where=b, got=", ".join(names), remedy=remedy)
+    return pairs
 
 
 def _refuse_missing(folder: Path) -> None:

@@ -185,15 +185,27 @@ def _json_lines(source: str) -> Iterator[RawRow]:
         if source.endswith(".gz"):
             lines = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=raw)))
         while line := lines.readline(MAX_LINE_BYTES):
-            if line.strip():
+            if _is_cut(line):
+                _skip_line(lines)
+                yield None, f"a line of more than {MAX_LINE_BYTES:,} bytes", raw.tell()
+            elif line.strip():
                 fields, problem = _parsed(line)
                 yield fields, problem, raw.tell()
 
 
+def _is_cut(piece: bytes) -> bool:
+    """Whether a piece of a line is as long as may be, and its line longer."""
+    return len(piece) == MAX_LINE_BYTES and not piece.endswith(b"\n")
+
+
+def _skip_line(lines: IO[bytes]) -> None:
+    """Read on to the line's end: what is left of it is no row of its own."""
+    while _is_cut(lines.readline(MAX_LINE_BYTES)):
+        pass
+
+
 def _parsed(line: bytes) -> tuple[Any, str]:
     """The value of a line, or what is wrong with it."""
-    if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-        return None, f"a line of more than {MAX_LINE_BYTES:,} bytes"
     try:
         return json.loads(line), ""
     except (ValueError, RecursionError) as error:

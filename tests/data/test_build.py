@@ -249,6 +249,17 @@ def test_the_command_writes_where_it_says(
     assert "unchanged in" in capsys.readouterr().out
 
 
+def test_counts_of_generated_rows_are_refused_with_a_source_that_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("")
+    arguments = ["--rule", "pii_leak", "--runs", str(tmp_path), "--data", str(rows)]
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, *arguments, "--train", "400")
+    assert "--train and --validation and --test are for data of" in capsys.readouterr().err
+
+
 @pytest.fixture
 def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of SOME shipped rules, and somebody's own `quiet`, which has no phrases."""

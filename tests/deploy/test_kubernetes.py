@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from guard.errors import GuardError
 from guard.recipe import load_recipe
 from tests.deploy.clients import DEPLOY, ROOT
 from tests.serve.guarded import save_adapter
@@ -95,6 +96,23 @@ def test_the_service_names_the_ray_that_is_pinned_and_an_application_that_exists
     source = ROOT / f"{module.replace('.', '/')}.py"
     assert f"\ndef {function}(" in source.read_text(encoding="utf-8")
     assert load_recipe(application()["args"]["model"]).methods
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"replicas": "two"}, "'replicas': must be a number such as 2 or 1-4"),
+        ({"replicas": "1-200", "shards": 2}, "2 shards of 200 replicas are more than 256"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, changed: dict[str, Any], problem: str
+) -> None:
+    from serve.cluster.kubernetes import build  # which imports Ray
+
+    with pytest.raises(GuardError, match=problem):
+        build({"runs": str(tmp_path)} | changed)
 
 
 def test_every_pod_has_the_image_and_the_volume_and_room_for_a_replica() -> None:

@@ -19,6 +19,7 @@ from guard.card import Card, weights_sha256
 from guard.example import SPLITS, Example, Message, Split, write_examples
 from guard.layout import Runs, fingerprint
 from guard.method import METHODS
+from guard.prompt.builders import prompt_builder
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import load_rule, text_hash
 from guard.verdict import Calibration
@@ -159,7 +160,7 @@ class World:
             "rule": name,
             "rule_text": rule.text(self.recipe.rule_turn),
             "rule_hash": text_hash(rule.text(self.recipe.rule_turn)),
-            "prompt_hash": "prompt",
+            "prompt_hash": prompt_builder(self.recipe).hash,
             "method": method,
             "model": self.recipe.name,
             "base": self.recipe.base,

@@ -5,7 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from guard.arguments import count, multiple, port, seconds, whole_number, whole_numbers
+from guard.arguments import (
+    comma_separated,
+    count,
+    multiple,
+    port,
+    seconds,
+    whole_number,
+    whole_numbers,
+)
+from guard.errors import GuardError
 
 
 @pytest.mark.parametrize(
@@ -47,3 +56,9 @@ def test_anything_else_is_refused_with_what_is_wanted_and_what_was_given(
 ) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"must be {wanted}, got "):
         argument_type(text)
+
+
+def test_names_are_taken_once_each_in_the_order_given() -> None:
+    assert comma_separated(" b, a,,b ", "rule") == ["b", "a"]
+    with pytest.raises(GuardError, match=r"no rule was named \(got ' , '\)"):
+        comma_separated(" , ", "rule")

@@ -87,6 +87,16 @@ def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path)
         served_parts(selected(trained_on_both, "tiny,minilm", "read,nobody"))
 
 
+def test_lists_may_have_spaces_and_are_not_empty(trained_on_both: Path) -> None:
+    parts = served_parts(selected(trained_on_both, "tiny, minilm", "read, own"))
+    assert [sorted(part.folders) for part in parts] == [["own"], ["read"]]
+    for models in ("tiny", "tiny,minilm"):
+        with pytest.raises(GuardError, match="no rule was named"):
+            served_parts(selected(trained_on_both, models, ","))
+    with pytest.raises(GuardError, match="no model was named"):
+        served_parts(selected(trained_on_both, " "))
+
+
 def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(
     trained_on_both: Path,
 ) -> None:

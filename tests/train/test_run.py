@@ -148,10 +148,11 @@ def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_a
         at_rate = replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
         assert recalibrate(at_rate) == 20
         assert read_card(job.folder).metrics["validation"]["n"] == 20
-    too_few = replace(job, rule=job.rule.model_copy(update={"max_fpr": 0.07}))
+    for_all_rows = job.rule.model_copy(update={"max_fpr": 0.07})
     with pytest.raises(GuardError, match=r"for other validation rows.*0\.07.*FORCE=1"):
-        recalibrate(too_few)
+        recalibrate(replace(job, method="head", rule=for_all_rows))
     assert read_card(job.folder).calibration == calibration
+    assert recalibrate(replace(job, rule=for_all_rows)) == 32
 
 
 @pytest.mark.slow

@@ -13,16 +13,12 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.prompt.decoder import Prompt, PromptBuilder
-from train.batch import BATCH_TOKENS, by_length, left_padded
+from train.batch import by_length, left_padded, pass_tokens
 from train.onednn import by_onednn
 
 
 def verdict_logits(
-    model: PeftModel,
-    prompts: Sequence[Prompt],
-    builder: PromptBuilder,
-    *,
-    batch_tokens: int = BATCH_TOKENS,
+    model: PeftModel, prompts: Sequence[Prompt], builder: PromptBuilder
 ) -> list[float]:
     """log P(yes) - log P(no) at the verdict token, in nats, uncalibrated, one for each prompt."""
     was_training = model.training
@@ -31,7 +27,7 @@ def verdict_logits(
     lengths = [len(prompt.token_ids) for prompt in prompts]
     bar = tqdm(total=len(prompts), desc="predict", unit="prompt", leave=False)
     with torch.inference_mode(), by_onednn(model), float32_head(model), bar:
-        for indices in by_length(lengths, batch_tokens):
+        for indices in by_length(lengths, pass_tokens(model.device)):
             tensors = left_padded([prompts[index].token_ids for index in indices])
             on_device = {name: tensor.to(model.device) for name, tensor in tensors.items()}
             output = model(**on_device, logits_to_keep=1, use_cache=False)

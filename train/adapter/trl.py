@@ -15,7 +15,7 @@ files of examples, thresholds or cards.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,14 +27,13 @@ from peft import (
     get_peft_model_state_dict,
     set_peft_model_state_dict,
 )
-from torch.utils.data import Sampler
 from tqdm import tqdm
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
-from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.sft_trainer import SFTTrainer
 
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
+from train.adapter.batches import LengthGrouped
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits
@@ -163,7 +162,7 @@ class VerdictTrainer(SFTTrainer):
     ) -> int:
         return sum(len(sample["verdict_ids"]) for sample in batch_samples)
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGrouped:
         dataset = cast(Dataset, train_dataset or self.train_dataset)
         lengths = [len(row["input_ids"]) for row in dataset]
         step_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
@@ -175,32 +174,6 @@ def diverged(name: str, step: int, loss: float) -> GuardError:
     remedy = "Lower the learning rate in the recipe"
     problem = "the loss is NaN or infinite"
     return GuardError(problem, where=f"{name}, step {step}", got=loss, remedy=remedy)
-
-
-class LengthGrouped(Sampler[int]):
-    """Rows of similar length side by side, in an order that only `seed` and the epoch decide.
-
-    Transformers' LengthGroupedSampler draws from the global generator, whose state at the start of
-    an epoch differs between a run and its resumption.
-    """
-
-    def __init__(self, lengths: list[int], batch_rows: int, seed: int) -> None:
-        self._lengths = lengths
-        self._batch_rows = batch_rows
-        self._seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the data loader before each epoch."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        indices = get_length_grouped_indices(self._lengths, self._batch_rows, generator=generator)
-        return iter(indices)
 
 
 class StepBar(TrainerCallback):

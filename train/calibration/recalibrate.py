@@ -11,6 +11,7 @@ from guard.calibration_rows import check_rows_for_rate, for_calibration, own_row
 from guard.card import Card, read_card
 from guard.errors import GuardError
 from guard.example import read_examples
+from guard.method import METHODS
 from guard.predictions import PREDICTIONS, read_predictions
 from train.calibration.calibrate import calibrate
 from train.calibration.validation import validation_metrics
@@ -22,8 +23,8 @@ def recalibrate(job: Job) -> int:
     """Make the card's calibration and validation metrics anew; the weights stay.
 
     For the rule's max_fpr as it is now; returns on how many validation rows. Raises GuardError
-    where predictions are missing, or too few for the rate, or where the rate changes whether own
-    rows decide, by which a head is fitted.
+    where predictions are missing, or too few for the rate, or for a head where the rate changes
+    whether own rows decide, by which it is fitted.
     """
     card = read_card(job.folder)
     retrain = f"Run `{card.retrain} FORCE=1`"
@@ -37,7 +38,8 @@ def recalibrate(job: Job) -> int:
         raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
     labels = [row.label for row in rows]
     is_generated = [row.is_generated for row in rows]
-    _check_same_rows_decide(job, card, labels, is_generated)
+    if METHODS[job.method].acts_from == "output":
+        _check_same_rows_decide(job, card, labels, is_generated)
     of_rows = [predictions[row.id] for row in rows]
     logits, labels = for_calibration(of_rows, labels, is_generated, job.rule.max_fpr)
     check_rows_for_rate(labels.count(0), job.rule.max_fpr, where=validation)
@@ -60,7 +62,7 @@ def recalibrate(job: Job) -> int:
 def _check_same_rows_decide(
     job: Job, card: Card, labels: Sequence[int], is_generated: Sequence[bool]
 ) -> None:
-    """Raise GuardError where the rule's max_fpr makes a threshold one for other validation rows."""
+    """Raise GuardError where a head would be fitted to other rows by the rule's max_fpr of now."""
     own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
     if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
         raise GuardError(

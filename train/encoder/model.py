@@ -28,7 +28,7 @@ from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.recipe import Recipe
 from guard.rule import Reads
 from train.base import frozen, pinned
-from train.batch import BATCH_TOKENS, by_length
+from train.batch import by_length, pass_tokens
 from train.examples import Rows
 from train.head import Reader, RowSpans, TrainedHead, fit_on
 from train.job import Job
@@ -190,7 +190,7 @@ def read(
     bar = tqdm(total=len(flat), desc="encode", unit="window", leave=False, delay=1)
     model.eval()
     with torch.inference_mode(), by_onednn(model), bar:
-        for batch in by_length(lengths, BATCH_TOKENS):
+        for batch in by_length(lengths, pass_tokens(where)):
             ids, mask = right_padded([flat[index] for index in batch], where)
             of_tokens = reading(ids, mask).cpu()
             for row, index in enumerate(batch):

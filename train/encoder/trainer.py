@@ -7,34 +7,33 @@ a training row they say what a fit to other rows says of it, as they would know 
 With few rows the result is no worse than that on the validation split: it is the first of the
 weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
 validation loss is taken, the weights with the lowest are kept, and training ends after
-`early_stopping_patience` such evaluations without a lower one. A row is trained on its highest
-span, and of several windows on that with the highest. A run takes minutes, so one that was
-interrupted begins again. Knows nothing of thresholds, cards or files.
+`early_stopping_patience` such evaluations without a lower one. After each of them a checkpoint is
+written, from which an interrupted run goes on. Knows nothing of thresholds and cards.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
 from peft import PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
 from safetensors.numpy import save_file
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError
+from guard.files.atomic import atomic_write
 from guard.head import WordWeights
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.prompt.encoder import EncoderPromptBuilder
+from train.adapter.batches import StepBatches
 from train.adapter.early_stopping import FILE as BEST
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import (
@@ -46,12 +45,15 @@ from train.adapter.settings import (
     trainer_config,
 )
 from train.adapter.trained import save_adapter
-from train.adapter.trl import LengthGrouped, diverged
+from train.adapter.trl import diverged
 from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
-from train.encoder.model import device, right_padded, span_means, span_words
+from train.encoder.model import device, span_words
+from train.encoder.objective import Objective
 from train.examples import Rows
 from train.job import Job
+
+CHECKPOINT = "training.pt"
 
 
 @dataclass(frozen=True)
@@ -97,149 +99,129 @@ def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedEncoder | GuardErro
             yield error
 
 
-@dataclass
 class Training:
-    """One adapter and its head in training."""
+    """One adapter and its head in training; an interrupted run goes on from its last evaluation."""
 
-    job: Job
-    rows: Rows
-    losses: list[float] = field(default_factory=list)
+    def __init__(self, job: Job, rows: Rows) -> None:
+        job.open_scratch()
+        self._job = job
+        self._validation = rows.validation
+        self._config = trainer_config(job)
+        self._steps = total_steps(self._config, len(rows.train), job.min_steps)
+        eval_steps = self._config.eval_steps or steps_per_epoch(self._config, len(rows.train))
+        self._eval_steps = interval(eval_steps, self._steps)
+        lengths = [len(row.prompt.token_ids) for row in rows.train]
+        batch_rows = self._config.per_device_train_batch_size
+        self._batches = StepBatches(lengths, batch_rows, self._config.seed)
+        base = BASES[job.recipe.kind]
+        begun = base.begun(job, rows)
+        builder = cast(EncoderPromptBuilder, job.builder)
+        self.objective = Objective(base, builder, job.reads, rows.train, begun.held_out)
+        self._words = begun.words
+        self._best_logits = begun.validation_logits  # of the validation rows, by the best weights
+        self._model = _adapted(job, begun.base)
+        self._weights = [weight for weight in self._model.parameters() if weight.requires_grad]
+        self._optimizer, self._schedule = optimizer_of(
+            self._config, self._weights, self._steps, job.name
+        )
+        self._step = 0
+        self._losses: list[float] = []  # since the last evaluation
+        if not self._checkpoint.is_file():
+            (job.scratch / BEST).unlink(missing_ok=True)
+        self._best = EarlyStopping(job.scratch, job.patience or self._steps, job.min_steps)
+        if self._checkpoint.is_file():
+            self._resume()
 
     def run(self) -> TrainedEncoder:
         """Raises GuardError if the loss diverges."""
-        job = self.job
-        job.open_scratch()
-        self.builder = cast(EncoderPromptBuilder, job.builder)
-        self.config = trainer_config(job)
-        self.base = BASES[job.recipe.kind]
-        begun = self.base.begun(job, self.rows)
-        self.words, self.held_out = begun.words, begun.held_out
-        self.best_logits = begun.validation_logits  # of the validation rows, by the best weights
-        self.model = _adapted(job, begun.base)
-        self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        (job.scratch / BEST).unlink(missing_ok=True)  # of a run that was interrupted
-        self.best = EarlyStopping(job.scratch, job.patience or self.steps, job.min_steps)
-        self._train()
-        self.best.restore(self.weights)
-        return TrainedEncoder(self.model, job, self.words, self.best_logits)
+        if self._step == 0:
+            self._evaluate()
+        bar = tqdm(total=self._steps, initial=self._step, desc="train", unit="step", leave=False)
+        with bar:
+            while not self._is_over:
+                batch = self._batches.at(self._step)
+                self._update(self.objective.backward(self._model, batch))
+                bar.update()
+                if self._is_evaluated or self._step == self._steps:
+                    self._evaluate()
+                    self._save()
+        self._best.restore(self._weights)
+        return TrainedEncoder(self._model, self._job, self._words, self._best_logits)
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps at most."""
-        return total_steps(self.config, len(self.rows.train), self.job.min_steps)
+    def _is_evaluated(self) -> bool:
+        return self._step % self._eval_steps == 0
 
-    def _train(self) -> None:
-        optimizer, schedule = optimizer_of(self.config, self.weights, self.steps, self.job.name)
-        self._evaluate(0)
-        bar = tqdm(total=self.steps, desc="train", unit="step", leave=False)
-        with bar:
-            for step, batch in enumerate(self._batches(), start=1):
-                loss = self._loss(batch)
-                if not math.isfinite(loss.item()):
-                    raise diverged(self.job.name, step, loss.item())
-                loss.backward()
-                if self.config.max_grad_norm:
-                    nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-                self.losses.append(loss.item())
-                bar.update()
-                if step % self._eval_steps == 0 or step == self.steps:
-                    self._evaluate(step)
-                    if self.best.ended(step):
-                        return
+    @property
+    def _is_over(self) -> bool:
+        is_stopped = self._is_evaluated and self._best.ended(self._step)
+        return is_stopped or self._step == self._steps
 
-    def _batches(self) -> Iterator[list[int]]:
-        """The indices of each step's training rows: epoch after epoch, those of like length side by
-        side.
-        """
-        size = self.config.per_device_train_batch_size
-        lengths = [len(row.prompt.token_ids) for row in self.rows.train]
-        sampler = LengthGrouped(lengths, size, self.config.seed)
-        for step in range(self.steps):
-            epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
-            if step_in_epoch == 0:
-                sampler.set_epoch(epoch)
-                order = list(sampler)
-            yield order[step_in_epoch * size : (step_in_epoch + 1) * size]
+    def _update(self, loss: float) -> None:
+        """One optimizer step with the gradients that the weights hold."""
+        if not math.isfinite(loss):
+            raise diverged(self._job.name, self._step + 1, loss)
+        if self._config.max_grad_norm:
+            nn.utils.clip_grad_norm_(self._weights, self._config.max_grad_norm)
+        self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad()
+        self._losses.append(loss)
+        self._step += 1
 
-    def _loss(self, batch: Sequence[int]) -> torch.Tensor:
-        highest = self._highest(batch)
-        ids, mask = right_padded(highest, device())
-        train_adapter_alone(self.model)
-        of_tokens = self.base.token_logits(self.model, ids, mask)
-        logits: list[torch.Tensor] = []
-        for index, tokens, window in zip(batch, of_tokens, highest, strict=True):
-            of_spans = span_means(tokens, self.builder.spans(window))[:, 0]
-            of_words = torch.from_numpy(self._of_words(index, window)).to(of_spans)
-            logits.append((of_spans + of_words).max())
-        of_rows = [float(self.rows.train[index].label) for index in batch]
-        labels = torch.tensor(of_rows, device=of_tokens.device)
-        return binary_cross_entropy_with_logits(torch.stack(logits), labels)
-
-    def _of_words(self, index: int, window: Window) -> np.ndarray:
-        """What words say of each span of a training row's window, [spans] in nats, from a fit that
-        has not seen the row.
-        """
-        words, offset = self.held_out[index]
-        return words.logits(span_words(self.builder, [window], self.job.reads)) + offset
-
-    def _highest(self, batch: Sequence[int]) -> list[Window]:
-        """Of each row the window with the highest logit; those of all rows are read together."""
-        of_rows: list[list[Window]] = []
-        for index in batch:
-            token_ids = self.rows.train[index].prompt.token_ids
-            of_rows.append(self.builder.windows(token_ids, self.job.reads))
-        to_compare: list[list[Window]] = []
-        for windows in of_rows:
-            if len(windows) > 1:
-                to_compare += [[window] for window in windows]
-        spans = iter(self.base.span_logits(self.model, self.builder, to_compare))
-        highest: list[Window] = []
-        for index, windows in zip(batch, of_rows, strict=True):
-            best = 0
-            if len(windows) > 1:
-                logits = [next(spans)[:, 0] + self._of_words(index, window) for window in windows]
-                best = int(np.argmax([of_window.max() for of_window in logits]))
-            highest.append(windows[best])
-        return highest
-
-    def _evaluate(self, step: int) -> None:
-        logits = self.best_logits
-        if step > 0 or not logits:
-            trained = TrainedEncoder(self.model, self.job, self.words)
-            logits = trained.logits([row.prompt for row in self.rows.validation])
-        loss = validation_loss(logits, [row.label for row in self.rows.validation])
-        self.best.record(step, loss, self.weights)
-        if self.best.best_step == step:
-            self.best_logits = logits
-        mean = f"{np.mean(self.losses):.3f}" if self.losses else "none"
-        self.losses.clear()
+    def _evaluate(self) -> None:
+        logits = self._best_logits
+        if self._step > 0 or not logits:
+            trained = TrainedEncoder(self._model, self._job, self._words)
+            logits = trained.logits([row.prompt for row in self._validation])
+        loss = validation_loss(logits, [row.label for row in self._validation])
+        self._best.record(self._step, loss, self._weights)
+        if self._best.best_step == self._step:
+            self._best_logits = logits
+        mean = f"{np.mean(self._losses):.3f}" if self._losses else "none"
+        self._losses.clear()
         tqdm.write(
-            f"{self.job.name}: step {step} of {self.steps}, training loss {mean}, "
+            f"{self._job.name}: step {self._step} of {self._steps}, training loss {mean}, "
             f"validation loss {loss:.3f}"
         )
 
-    @property
-    def _eval_steps(self) -> int:
-        return interval(self.config.eval_steps or self._steps_per_epoch, self.steps)
+    def _save(self) -> None:
+        state = {
+            "step": self._step,
+            "weights": [weight.data for weight in self._weights],
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "random": _random_states(),
+            "best_logits": list(self._best_logits),
+        }
+        with atomic_write(self._checkpoint) as part:
+            torch.save(state, part)
+
+    def _resume(self) -> None:
+        state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
+        for weight, saved in zip(self._weights, state["weights"], strict=True):
+            weight.data.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        _restore_random_states(state["random"])
+        self._best_logits = state["best_logits"]
+        self._step = state["step"]
+        tqdm.write(f"{self._job.name}: resumes at step {self._step} of {self._steps}")
 
     @property
-    def _steps_per_epoch(self) -> int:
-        return steps_per_epoch(self.config, len(self.rows.train))
+    def _checkpoint(self) -> Path:
+        return self._job.scratch / CHECKPOINT
 
 
-def train_adapter_alone(model: PeftModel) -> None:
-    """Let the adapter's dropout be on, as its settings say, and the base's be off.
+def _random_states() -> list[torch.Tensor]:
+    """Of torch's generators: dropout's next numbers."""
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
 
-    The base's would draw a number for every weight of its attention: 2.7 s a step of 16 windows on
-    two cores, of which 1.5 without it.
-    """
-    model.eval()
-    for module in model.modules():
-        if isinstance(module, LoraLayer):
-            module.lora_dropout.train()
+
+def _restore_random_states(states: Sequence[torch.Tensor]) -> None:
+    of_cpu, *of_gpus = states
+    torch.set_rng_state(of_cpu)
+    torch.cuda.set_rng_state_all(of_gpus)
 
 
 def _adapted(job: Job, base: nn.Module) -> PeftModel:

@@ -24,13 +24,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from guard.errors import GuardError
-from train.batch import by_length
+from train.batch import PASS_TOKENS, by_length
 from train.onednn import by_onednn
 from train.prefix.budget import Budget
 
-# Padded tokens that go through the base at once: on a CPU 1.6 times as fast as 8,192, which its
-# caches cannot hold.
-PASS_TOKENS = 2048
 Prefix = tuple[int, ...]
 Read = Callable[[], Tensor]
 Tier = Literal["device", "host", "disk"]

@@ -17,10 +17,11 @@ from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
+from train.adapter.batches import StepBatches
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.progress import Progress
 from train.adapter.settings import interval, optimizer_of, steps_per_epoch, total_steps
-from train.adapter.trl import LengthGrouped, diverged
+from train.adapter.trl import diverged
 from train.examples import Row, Rows
 from train.job import Job
 
@@ -46,9 +47,7 @@ class Member:
         self.steps_per_epoch = steps_per_epoch(config, len(self.rows))
         self.steps = total_steps(config, len(self.rows), self.job.min_steps)
         lengths = [len(row.prompt.token_ids) for row in self.rows]
-        self._sampler = LengthGrouped(lengths, self.batch_rows, config.seed)
-        self._ordered_epoch = -1
-        self._order: list[int] = []  # of the rows in `_ordered_epoch`
+        self._batches = StepBatches(lengths, self.batch_rows, config.seed)
 
     def begin(self, weights: list[nn.Parameter]) -> None:
         """Take the weights into an optimizer, and go on where an interrupted run stopped."""
@@ -85,13 +84,7 @@ class Member:
 
     def batch(self) -> list[Row]:
         """The rows of the next step."""
-        epoch, step_in_epoch = divmod(self.step, self.steps_per_epoch)
-        if self._ordered_epoch != epoch:
-            self._sampler.set_epoch(epoch)
-            self._ordered_epoch = epoch
-            self._order = list(self._sampler)
-        start = step_in_epoch * self.batch_rows
-        return [self.rows[index] for index in self._order[start : start + self.batch_rows]]
+        return [self.rows[index] for index in self._batches.at(self.step)]
 
     def update(self, loss: float) -> None:
         """One optimizer step with the gradients that the weights hold.

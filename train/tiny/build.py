@@ -68,6 +68,7 @@ def main() -> None:
         raise GuardError(
             "no corpus given", remedy="Run `make base CORPUS='path/*.jsonl.gz,hub:org/name'`"
         )
+    refuse_own_origin(args.out, args.base)
     from train.tiny.distil import distil
     from train.tiny.export import TrainingRecord, export
     from train.tiny.lessons.corpus import read_corpus
@@ -81,6 +82,18 @@ def main() -> None:
     tokenizer = curriculum.vocabulary.tokenizer
     export(distilled, tokenizer, args.out, record, args.work / PROBE)
     print(f"wrote {args.out}")
+
+
+def refuse_own_origin(out: Path, base: Path | None) -> None:
+    """Raise GuardError where a base would be written in place of the one that it goes on from: the
+    same command could then not be resumed, or found done.
+    """
+    if base is not None and out.resolve() == base.resolve():
+        raise GuardError(
+            "the new base would take the place of the one it goes on from",
+            got=str(out),
+            remedy="Choose another --out",
+        )
 
 
 def rules_with_books(selection: str) -> list[str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs
 from guard.method import PEFT_WEIGHTS
-from train.tiny.build import CHECKPOINT, OUT, PROBE, rules_with_books
+from train.tiny.build import CHECKPOINT, OUT, PROBE, refuse_own_origin, rules_with_books
 
 if TYPE_CHECKING:
     from train.tiny.joint import Course
@@ -57,12 +57,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Adapters and rows, training, the base alone, its card."""
     args = arguments()
-    if args.out.resolve() == args.base.resolve():
-        raise GuardError(
-            "the new base would take the place of the one it goes on from",
-            got=str(args.out),
-            remedy="Choose another --out",
-        )
+    refuse_own_origin(args.out, args.base)
     from train.tiny.export import export_joint
     from train.tiny.joint import ROWS_A_RULE, train, validate
 

@@ -1,7 +1,7 @@
 """The FMS Detectors API, which guardrail orchestrators call: a rule is a detector.
 
     POST /api/v1/text/contents      {"contents": ["..."]}             each text by itself
-    POST /api/v1/text/chat          {"messages": [...]}               OpenAI's messages
+    POST /api/v1/text/chat          {"messages": [...]}               OpenAI's messages, and "tools"
     POST /api/v1/text/generation    {"prompt", "generated_text"}      one question, one answer
     POST /api/v1/text/context/doc   {"content", "context_type", "context": ["..."]}
 
@@ -28,7 +28,7 @@ from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import ChatMessages, from_chat, from_text
-from serve.api.limits import MAX_MESSAGES, MAX_TEXTS
+from serve.api.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
 from serve.api.service import CheckService
 from serve.api.strict_json import StrictRoute
 
@@ -60,9 +60,10 @@ class ContentsRequest(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A conversation."""
+    """A conversation, and the tools that the model may call, as OpenAI's API describes them."""
 
     messages: ChatMessages
+    tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
 
 
 class GenerationRequest(BaseModel):
@@ -126,7 +127,7 @@ async def contents(
 @router.post("/{detector_id}/api/v1/text/chat")
 async def chat(body: ChatRequest, rule: Rule, request: Request) -> list[Detection]:
     """Put a conversation to the rule."""
-    return (await _judge(request, rule, [from_chat(body.messages)]))[0]
+    return (await _judge(request, rule, [from_chat(body.messages, body.tools or ())]))[0]
 
 
 @router.post("/api/v1/text/generation")

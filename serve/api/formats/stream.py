@@ -231,9 +231,11 @@ class CheckedStream(Response):
         decided: DecidedCheck | None = None
         while not reply.is_ended:
             await self._take()
-            if reply.is_ended or not reply.is_due(self._service):
+            if reply.is_ended:
                 continue
             try:
+                if not reply.is_due(self._service):
+                    continue
                 decided = await self._check()
             except Overloaded as error:  # a later check reads all that this one would have
                 yield self._unjudged_event(str(error))

@@ -152,11 +152,17 @@ class Relay:
 
 
 async def _asked(request: Request) -> RelayedRequest:
-    """The request, once its body is there. It has the id that the ingress knows it by."""
+    """The request, once its body is there. It has the id that the ingress knows it by.
+
+    A body of another method than POST is not read: no replica would, and nothing bounds it.
+    """
     scope = request.scope
     headers = tuple((bytes(key), bytes(value)) for key, value in scope["headers"])
+    body = b""
+    if scope["method"] == "POST":
+        body = await request.body()
     relayed = RelayedRequest(
-        scope["method"], route_path(scope), scope["query_string"], headers, await request.body()
+        scope["method"], route_path(scope), scope["query_string"], headers, body
     )
     return relayed.with_header(REQUEST_ID, scope["facts"].request_id)
 

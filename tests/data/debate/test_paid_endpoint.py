@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def test_passing_faults_change_nothing(
     server: Server, tmp_path: Path, fault: tuple[int, str]
 ) -> None:
-    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
     count = 0
 
     def every_fifth(kind: str, text: str) -> tuple[int, str] | None:
@@ -29,14 +29,14 @@ def test_passing_faults_change_nothing(
         return fault if count % 5 == 0 else None
 
     server.change = every_fifth
-    faulty, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "faulty.jsonl")
+    faulty, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "faulty.jsonl")
     assert faulty == plain
 
 
 def test_half_a_character_that_no_request_could_quote_is_asked_for_again(
     server: Server, tmp_path: Path
 ) -> None:
-    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
     broken = json.dumps(
         {"choices": [{"message": {"content": "It is so \ud83d"}, "finish_reason": "stop"}]}
     )
@@ -44,7 +44,7 @@ def test_half_a_character_that_no_request_could_quote_is_asked_for_again(
     server.change = lambda kind, text: (
         (200, broken) if kind == "advocate" and not seen and not seen.append(text) else None
     )  # type: ignore[func-returns-value]
-    again, statistics = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "broken.jsonl")
+    again, statistics = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "broken.jsonl")
     assert (again, statistics["malformed"]) == (plain, 1)
 
 
@@ -57,7 +57,7 @@ def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
         GuardError,
         match=r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S",
     ):
-        generate(RULE, 20, 0, slow, (), tmp_path / "answers.jsonl")
+        generate(RULE, 40, 0, slow, (), tmp_path / "answers.jsonl")
     assert server.kinds == ["dimensions"] * 2
 
 
@@ -84,7 +84,7 @@ def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_fix
 
 
 def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> None:
-    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
     count = 0
 
     def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
@@ -100,7 +100,7 @@ def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> N
 
     server.change = every_fourth
     examples, statistics = generate(
-        RULE, 20, 0, endpoint(server, concurrency=1), SEEDS, tmp_path / "cut.jsonl"
+        RULE, 40, 0, endpoint(server, concurrency=1), SEEDS, tmp_path / "cut.jsonl"
     )
     assert examples == plain
     assert statistics["malformed"] > 10
@@ -114,26 +114,26 @@ def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
     )  # 0.12 USD an answer
     kept = tmp_path / "answers.jsonl"
     with pytest.raises(GuardError, match=r"budget is spent.*of 3 USD.*GENERATOR_BUDGET_USD"):
-        generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=3.0)
+        generate(RULE, 40, 0, priced, SEEDS, kept, budget_usd=3.0)
     assert 25 <= len(server.requests) <= 25 + 2
     assert (
         sum(kind == "judge" for kind in server.kinds) >= 8
     )  # cases are finished before others begin
-    examples, statistics = generate(RULE, 20, 0, priced, SEEDS, kept, budget_usd=30.0)
-    assert len(examples) == 20
+    examples, statistics = generate(RULE, 40, 0, priced, SEEDS, kept, budget_usd=60.0)
+    assert len(examples) == 40
     assert len(server.requests) == len(set(server.requests)) == statistics["calls"]
     assert statistics["cost_usd"] == pytest.approx(0.12 * statistics["calls"])
     again = len(server.requests)
     with pytest.raises(GuardError, match="budget is spent"):
-        generate(RULE, 40, 0, priced, SEEDS, kept, budget_usd=3.0)
+        generate(RULE, 80, 0, priced, SEEDS, kept, budget_usd=3.0)
     assert len(server.requests) == again  # what was paid in earlier runs counts
     with pytest.raises(GuardError, match="a budget needs prices"):
-        generate(RULE, 20, 0, endpoint(server), SEEDS, kept, budget_usd=1.0)
+        generate(RULE, 40, 0, endpoint(server), SEEDS, kept, budget_usd=1.0)
 
 
 @pytest.mark.slow
 def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: Path) -> None:
-    plain, _ = generate(RULE, 20, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
     slow: list[str] = []
 
     def once(kind: str, text: str) -> None:
@@ -142,5 +142,5 @@ def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: P
             time.sleep(1.5)
 
     server.change = once
-    again, _ = generate(RULE, 20, 0, endpoint(server, timeout_s=1), SEEDS, tmp_path / "slow.jsonl")
+    again, _ = generate(RULE, 40, 0, endpoint(server, timeout_s=1), SEEDS, tmp_path / "slow.jsonl")
     assert slow and again == plain

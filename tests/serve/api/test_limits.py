@@ -58,7 +58,7 @@ async def close_at_once(stream: OpenStream) -> None:
     await stream.rest()
 
 
-@pytest.mark.parametrize("stated", ["0", "-5", "soon", "1.5", "", "9999999999"])
+@pytest.mark.parametrize("stated", ["0", "-5", "soon", "1.5", "", "9999999999", f"{'0' * 5000}1"])
 def test_a_deadline_that_is_none_is_refused(stated: str) -> None:
     with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
         check = {"messages": MESSAGES, "rules": ["fine"]}

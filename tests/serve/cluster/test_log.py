@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,26 @@ def test_lines_of_other_processes_come_out_here_without_content(
     assert lines.count("ValueError") == 2
     assert "words of a request" not in lines
     assert "nothing to see" not in lines
+
+
+def test_a_stderr_that_is_gone_keeps_nobody_who_logs_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(line: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=fail, flush=lambda: None))
+    pipe = tmp_path / "log"
+
+    def log_much() -> None:
+        with pipe.open("w") as lines:
+            lines.write("a line\n" * 50_000)  # a pipe holds 64 KiB
+
+    with relayed(pipe):
+        logging_thread = threading.Thread(target=log_much, daemon=True)
+        logging_thread.start()
+        logging_thread.join(30)
+        assert not logging_thread.is_alive()
 
 
 def test_without_a_pipe_they_come_out_there() -> None:

@@ -96,6 +96,28 @@ def test_what_one_replica_refuses_is_served_by_none(tmp_path: Path) -> None:
     with_rules(tmp_path, use)
 
 
+def test_copies_that_are_served_no_more_are_deleted_one_change_later(tmp_path: Path) -> None:
+    def copies() -> set[Path]:
+        return {path for path in (tmp_path / "served").iterdir() if path.is_dir()}
+
+    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+        first = copies()
+        save_words(tmp_path / "manners", BAD)
+        with pytest.raises(GuardError, match="bad"):
+            await rules.serve("manners")
+        (refused,) = copies() - first
+        save_words(tmp_path / "manners", b"second")
+        await rules.serve("manners")
+        second = copies() - first
+        assert len(second) == 1 and refused not in copies() and first < copies()
+        save_words(tmp_path / "manners", b"third")
+        await rules.serve("manners")
+        assert len(copies()) == 3 and second < copies() and not first < copies()
+        assert (await p_of_all(rules, replicas))[0].keys() == rules.cards.keys()
+
+    with_rules(tmp_path, use)
+
+
 def test_rules_come_and_go_on_all_replicas_but_for_the_last(tmp_path: Path) -> None:
     found = {"tact": save_words(tmp_path / "tact", b"third")}
 

@@ -132,6 +132,18 @@ def test_a_step_that_fails_is_followed_by_a_scrub(
     assert toy.scrubs == 1 and engine.is_usable and not engine._dispatcher.in_flight
 
 
+def test_others_may_use_the_engine_s_place_while_it_is_cleared(
+    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = started(toy, adapter_folders())
+    usable: list[bool] = []
+    monkeypatch.setattr(toy, "step", lambda: 1 / 0)
+    monkeypatch.setattr(toy, "scrub", lambda: usable.append(engine.is_usable))
+    with pytest.raises(ZeroDivisionError):
+        engine.check(CONVERSATION)
+    assert usable == [True] and engine.is_usable
+
+
 def test_an_output_that_cannot_be_read_leaves_nobody_waiting_for_those_behind_it(
     toy: ToyBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

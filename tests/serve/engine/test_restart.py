@@ -17,6 +17,7 @@ from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
+from serve.engine.refusals import Overloaded
 from serve.engine.restart import PAUSES_S, RestartableEngine, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.engine.toy import ToyBackend
@@ -145,7 +146,7 @@ def test_an_engine_that_does_not_start_leaves_its_rules_and_folders_known(
         with pytest.raises(GuardError, match="no folder"):
             engine.folder("other")
         for use in (engine.step, lambda: engine.open_check(CONVERSATION), lambda: engine.counters):
-            with pytest.raises(GuardError, match="the engine is down"):
+            with pytest.raises(Overloaded, match="the engine is down"):
                 use()
         engine.restart()
         assert engine.works() and engine.is_usable

@@ -52,6 +52,19 @@ def test_folders_of_rules_give_a_pair_for_every_rule_of_both(tmp_path: Path) -> 
         find_versions(tmp_path / "a", tmp_path / "b", "head")
 
 
+def test_a_rule_that_is_the_same_on_both_sides_is_named_and_keeps_no_other_from_being_replayed(
+    tmp_path: Path,
+) -> None:
+    for side in ("a", "b"):
+        weights(tmp_path / side / "mild" / "alora", "mild", side)
+        weights(tmp_path / side / "stern" / "alora", "stern", "same")
+    versions = find_versions(tmp_path / "a", tmp_path / "b")
+    assert [pair.rule for pair in versions.pairs] == ["mild"]
+    assert versions.unchanged == ("stern",)
+    with pytest.raises(GuardError, match="the same weights"):
+        find_versions(tmp_path / "a", tmp_path / "a")
+
+
 def test_what_differs_beside_the_weights_is_said(tmp_path: Path) -> None:
     text = "The assistant must not be wild."
     a = weights(tmp_path / "a", "mild", "same")

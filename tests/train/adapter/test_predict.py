@@ -47,11 +47,16 @@ def random_adapter(
 
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_a_row_in_a_padded_batch_gets_the_logit_it_gets_alone(
-    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
+    toy_base: Path,
+    builder: PromptBuilder,
+    prompts: list[Prompt],
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("train.batch.PASS_TOKENS", 10_000)
     model = random_adapter(toy_base, builder, method)
     assert len({len(prompt.token_ids) for prompt in prompts}) > 5
-    together = verdict_logits(model, prompts, builder, batch_tokens=10_000)
+    together = verdict_logits(model, prompts, builder)
     alone = [verdict_logits(model, [prompt], builder)[0] for prompt in prompts]
     assert together == pytest.approx(alone, abs=1e-4)
     assert max(together) - min(together) > 1e-2  # and the rows do differ

@@ -19,7 +19,7 @@ from guard.layout import ROOT
 from tests.train.conftest import ADAPTERS, MakeJob, data, weights, with_settings
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import trainer_config
-from train.adapter.trl import LengthGrouped, VerdictTrainer, fit, whole_checkpoint
+from train.adapter.trl import VerdictTrainer, fit, whole_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -183,29 +183,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_does_not(make_job
     )
     assert all(torch.equal(weight, again[name]) for name, weight in first.items())
     assert not any(torch.equal(weight, other[name]) for name, weight in first.items())
-
-
-def test_an_epoch_holds_every_row_once_with_neighbours_of_similar_length() -> None:
-    lengths = [(index * 37) % 101 for index in range(96)]
-    order = list(LengthGrouped(lengths, batch_rows=8, seed=0))
-    assert sorted(order) == list(range(96))
-    spread = [
-        max(lengths[i] for i in order[at : at + 8]) - min(lengths[i] for i in order[at : at + 8])
-        for at in range(0, 96, 8)
-    ]
-    assert sorted(spread)[len(spread) // 2] < 40  # of 100 in random order
-
-
-def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        sampler = LengthGrouped(list(range(64)), batch_rows=4, seed=seed)
-        sampler.set_epoch(epoch)
-        torch.rand(1)  # the global generator is elsewhere in a resumed run
-        return list(sampler)
-
-    assert order(0, 1) == order(0, 1)
-    assert order(0, 1) != order(0, 2)
-    assert order(0, 1) != order(1, 1)
 
 
 def test_a_run_killed_after_its_last_step_takes_no_other(make_job: MakeJob) -> None:

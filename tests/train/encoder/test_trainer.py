@@ -32,10 +32,12 @@ from train.adapter.early_stopping import EarlyStopping
 from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
-from train.encoder.trainer import TrainedEncoder, Training, fit, train_adapter_alone
+from train.encoder.objective import Objective, train_adapter_alone
+from train.encoder.trainer import TrainedEncoder, Training, fit
 from train.examples import Row, Rows
 from train.head import FOLDS, TrainedHead, fitted
 from train.job import Job
+from train.run import _parts
 
 pytestmark = pytest.mark.slow
 
@@ -119,16 +121,17 @@ def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJ
     builder = cast(EncoderPromptBuilder, job.builder)
     batch: list[int] = []
     logits: list[float] = []
-    for index, row in enumerate(training.rows.train[:32]):
+    objective = training.objective
+    for index, row in enumerate(objective.rows[:32]):
         if len(builder.windows(row.prompt.token_ids, job.reads)) == 1:
-            words, offset = training.held_out[index]
+            words, offset = objective.held_out[index]
             batch.append(index)
             logits.append(replace(adapter, words=words).logits([row.prompt])[0] + offset)
-    rows = [training.rows.train[index] for index in batch]
+    rows = [objective.rows[index] for index in batch]
     assert len(batch) > 8 and logits != adapter.logits([row.prompt for row in rows])
     labels = torch.tensor([float(row.label) for row in rows])
     expected = binary_cross_entropy_with_logits(torch.tensor(logits), labels)
-    assert training._loss(batch).item() == pytest.approx(expected.item(), abs=1e-5)
+    assert objective.backward(adapter.model, batch) == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_of_a_training_row_words_say_what_a_fit_without_its_group_says(
@@ -258,16 +261,63 @@ def test_small_steps_change_the_classifier_on_a_base_in_bfloat16(
     assert (weight[1] != begun / 2).mean() > 0.9
 
 
-def test_a_run_begins_without_what_an_interrupted_one_has_left(
+def test_a_run_without_a_checkpoint_begins_without_what_an_interrupted_one_has_left(
     make_encoder_job: MakeEncoderJob,
 ) -> None:
     """A better loss at a step of that run, with weights of that run."""
+    undisturbed = trained(make_encoder_job(max_steps=20, runs="others")).validation_logits
     job = make_encoder_job(max_steps=20)
-    undisturbed = trained(job).validation_logits
     job.open_scratch()
     left = EarlyStopping(job.scratch, 3)
     left.record(15, 1e-9, [torch.zeros(1)])
     np.testing.assert_array_equal(trained(job).validation_logits, undisturbed)
+
+
+@pytest.mark.parametrize("last_step", [5, 15, 20])
+def test_an_interrupted_run_goes_on_from_its_last_evaluation_to_the_same_weights(
+    make_encoder_job: MakeEncoderJob,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    last_step: int,
+) -> None:
+    """In the middle of an epoch of 8 steps, dropout and all; after the last step nothing is left
+    to train.
+    """
+    settings = {"max_steps": 20, "learning_rate": 3e-3, "lora_dropout": 0.3}
+    undisturbed = make_encoder_job(runs="undisturbed", **settings)
+    trained(undisturbed).save(tmp_path / "expected")
+    job = make_encoder_job(**settings)
+    steps: list[int] = []
+    backward = Objective.backward
+
+    def interrupted(self: Objective, model: PeftModel, batch: Sequence[int]) -> float:
+        steps.append(len(steps) + 1)
+        if len(steps) > last_step:
+            raise KeyboardInterrupt
+        return backward(self, model, batch)
+
+    def killed_after_the_last_step(self: EarlyStopping, weights: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Objective, "backward", interrupted)
+        patch.setattr(EarlyStopping, "restore", killed_after_the_last_step)
+        trained(job)
+    resumed: list[int] = []
+
+    def counted(self: Objective, model: PeftModel, batch: Sequence[int]) -> float:
+        resumed.append(1)
+        return backward(self, model, batch)
+
+    monkeypatch.setattr(Objective, "backward", counted)
+    adapter = trained(job)
+    adapter.save(tmp_path / "resumed")
+    assert len(resumed) == 20 - last_step // 10 * 10
+    for name in ("adapter_model.safetensors", WORDS):
+        expected = (tmp_path / "expected" / name).read_bytes()
+        assert (tmp_path / "resumed" / name).read_bytes() == expected
+    logits = adapter.logits([row.prompt for row in data(job).validation])
+    np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
 
 
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
@@ -343,3 +393,17 @@ def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJ
     job = make_encoder_job(learning_rate=1e30, max_grad_norm=0.0)
     (error,) = fit([(job, data(job))])
     assert isinstance(error, GuardError) and "NaN or infinite" in str(error)
+
+
+def test_a_rule_s_head_and_adapter_are_trained_side_by_side(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
+    """So that both begin with the states that the frozen encoder gave for one of them."""
+    jobs = [make_encoder_job(method) for method in ("head", "lora")]
+    work: list[tuple[Job, Rows]] = []
+    for rule in ("a", "b"):
+        for job in jobs:
+            renamed = job.rule.model_copy(update={"id": rule})
+            work.append((replace(job, rule=renamed), Rows((), (), ())))
+    order = [[(job.rule.id, job.method) for job, _ in part] for part in _parts(work)]
+    assert order == [[("a", "head")], [("a", "lora")], [("b", "head")], [("b", "lora")]]

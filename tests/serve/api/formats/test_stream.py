@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,13 @@ def written(client: httpx.Client, *lines: object, **opening: Any) -> list[dict[s
 
     events: list[dict[str, Any]] = streamed(client, OPENING | opening, use)
     return events
+
+
+def raises(error: Exception) -> Callable[[str], int]:
+    def fail(text: str) -> int:
+        raise error
+
+    return fail
 
 
 def said(engine: Censor) -> list[str]:
@@ -143,6 +150,21 @@ def test_a_check_that_finds_no_room_releases_nothing_and_the_reply_goes_on(
         stream.write({"append": " So.", "end": True})
         (last,) = await stream.rest()
         assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
+
+    streamed(client, OPENING, use)
+
+
+def test_a_reply_goes_on_after_its_tokens_could_not_be_counted(
+    client: httpx.Client, engine: Censor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(stream: OpenStream) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "text_tokens", raises(Overloaded("the engine is down")))
+            stream.write({"append": "The"})
+            event = await stream.read()
+        assert (event["release"], event["verdict"]) == ("", "unjudged")
+        stream.write({"append": " sea is wide.", "end": True})
+        assert (await stream.rest())[-1]["release"] == "The sea is wide."
 
     streamed(client, OPENING, use)
 

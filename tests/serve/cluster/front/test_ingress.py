@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from serve.api.app import FORMATS
 from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words, words
 from serve.cluster.front.ingress import create_ingress
-from serve.cluster.pool import Named, RelayedCheck, ReplicaLost
+from serve.cluster.pool import Named, RelayedCheck, RelayedRequest, RelayedResponse, ReplicaLost
 from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
@@ -230,6 +230,22 @@ def test_a_request_has_its_time_and_its_size(cluster: Cluster) -> None:
         assert large.status_code == 413
         wrong = client.post("/v1/check", json=body("a"), headers={"guard-timeout-ms": "soon"})
         assert wrong.status_code == 400
+
+
+def test_a_body_that_no_route_reads_is_not_read(cluster: Cluster) -> None:
+    bodies: list[bytes] = []
+
+    async def ask(relayed: RelayedRequest, *_: str) -> RelayedResponse:
+        bodies.append(relayed.body)
+        return RelayedResponse(204, (), b"")
+
+    with cluster.client() as client:
+        cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
+        for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            client.request(method, "/v1/rules", content=b"as long as the sender likes")
+        client.post("/v1/check", json=body("a"))
+    *unread, posted = bodies
+    assert unread == [b""] * 5 and posted != b""
 
 
 def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(

@@ -1,0 +1,47 @@
+"""A step's loss and gradients, however its rows are cut into parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.train.conftest import data
+from tests.train.encoder.conftest import MakeEncoderJob
+from train.encoder.model import token_logits
+from train.encoder.trainer import Training
+
+pytestmark = pytest.mark.slow
+
+
+def test_parts_of_bounded_size_have_the_loss_and_the_gradients_of_the_whole(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_encoder_job(max_steps=1)
+    training = Training(job, data(job))
+    model = training.run().model
+    objective = training.objective
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    parts: list[int] = []
+
+    def counted(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        parts.append(len(ids))
+        return token_logits(model, ids, mask)
+
+    objective = replace(objective, base=replace(objective.base, token_logits=counted))
+    losses: list[float] = []
+    gradients: list[list[torch.Tensor]] = []
+    for max_tokens in (8192, 64, 1):
+        monkeypatch.setattr("train.encoder.objective.BATCH_TOKENS", max_tokens)
+        model.zero_grad()
+        losses.append(objective.backward(model, range(12)))
+        gradients.append([weight.grad.clone() for weight in weights if weight.grad is not None])
+    whole, halves, single = losses
+    assert whole == pytest.approx(halves, abs=1e-6) == pytest.approx(single, abs=1e-6)
+    assert len(gradients[0]) == len(weights)
+    for of_whole, of_parts, of_single in zip(*gradients, strict=True):
+        torch.testing.assert_close(of_parts, of_whole, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(of_single, of_whole, atol=1e-6, rtol=1e-4)
+    assert parts[0] == 12 and parts[-12:] == [1] * 12 and len(parts) > 1 + 2 + 12
