@@ -92,7 +92,9 @@ class Job:
 
     @property
     def patience(self) -> int | None:
-        """Epochs without a lower validation loss after which training ends; None: never."""
+        """Epochs, on an encoder evaluations, without a lower validation loss after which training
+        ends; None: never.
+        """
         return self.settings.early_stopping_patience
 
     @property

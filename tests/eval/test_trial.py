@@ -130,6 +130,7 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
     ("card", "message"),
     [
         ({"rule_hash": "0" * 64}, "rule_hash"),
+        ({"prompt_hash": "0" * 64}, "prompt_hash"),
         ({"base_revision": "0" * 40}, "base_revision.*1111.*0000"),
         ({"base": "somebody/toy"}, "base is not the one.*nobody/toy.*somebody/toy"),
         ({"data_hash": "0" * 64}, "data_hash"),

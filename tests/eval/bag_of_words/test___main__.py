@@ -40,10 +40,10 @@ def test_the_command_measures_folders_and_files(tmp_path: Path) -> None:
             lines.append(json.dumps({"messages": messages, "label": row.label}))
     file.write_text("\n".join(dict.fromkeys(lines)))
     command = [sys.executable, "-m", "eval.bag_of_words", "--data", folder, file]
-    command += ["--splits", "new", "--json", tmp_path / "out.json"]
+    command += ["--splits", "new", "--json", tmp_path / "new folder/out.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    content = json.loads((tmp_path / "out.json").read_text())
+    content = json.loads((tmp_path / "new folder/out.json").read_text())
     assert {"commit", "hardware", "versions", "seed"} <= set(content)
     assert content["rules"]["mine"]["metrics"]["auroc"] == 1.0
     assert content["rules"]["mine"]["variant"]["view"] == "last turn"

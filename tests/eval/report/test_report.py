@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from matplotlib.figure import Figure
+
 from eval.report.report import Report, write_report
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
@@ -37,6 +40,26 @@ def test_a_report_that_says_the_same_is_not_written_again(world: World, tmp_path
     assert {path.suffix for path in written} == {".json", ".md", ".png"}
     write_report(report, tmp_path / "report.json")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("report.*")} == written
+
+
+def test_a_report_that_was_interrupted_while_it_was_drawn_is_drawn_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a picture of an earlier report lies there, which an interruption leaves whole."""
+    report, path = Report((evaluated(world),)), tmp_path / "report.json"
+    picture = tmp_path / "report.png"
+    picture.write_bytes(b"an earlier one")
+
+    def interrupted(figure: Figure, file: Path, **_: object) -> None:
+        file.write_bytes(b"half a pict")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Figure, "savefig", interrupted)
+        write_report(report, path)
+    assert picture.read_bytes() == b"an earlier one" and not path.exists()
+    write_report(report, path)
+    assert picture.read_bytes().startswith(b"\x89PNG") and path.exists()
 
 
 def test_where_nobody_judges_the_report_has_no_judge_and_says_so(

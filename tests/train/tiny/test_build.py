@@ -47,6 +47,17 @@ def test_a_base_is_built_and_built_again_without_training(
     assert again["weights_sha256"] == provenance["weights_sha256"]
 
 
+def test_the_base_it_goes_on_from_is_never_written_over(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--corpus", corpus, "--base", tmp_path, "--out", tmp_path)
+    assert "would take the place of the one it goes on from" in capsys.readouterr().err
+
+
 def test_without_a_corpus_the_command_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
