@@ -68,9 +68,9 @@ class MethodSettings(Strict):
     lora: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] = Field(default_factory=dict)
     head: dict[str, Any] = Field(default_factory=dict)
-    # Training ends after so many epochs, on an encoder evaluations, without a lower validation
-    # loss, and the best one's weights are kept; default: it never does. An encoder's best ones are
-    # always kept.
+    # Training ends after so many epochs without a lower validation loss, and the best epoch's
+    # weights are kept; default: it never does. On an encoder these are evaluations, and the
+    # weights of the best one are kept in any case.
     early_stopping_patience: int | None = Field(default=None, ge=1)
     # Steps that training has at least, where the epochs of few rows are fewer.
     min_steps: int | None = Field(default=None, ge=1)

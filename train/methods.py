@@ -122,7 +122,7 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
     },
     "encoder": {
         "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
-        # With the rule's LoRA, which begins with a head on the same states.
+        # Just before the rule's LoRA, which finds the states that were read for the head.
         "head": Trainer(_check_head, _fit_encoder_heads, trains_together=False),
     },
     "gliner2": {

@@ -89,7 +89,7 @@ def train(work: Sequence[JobAndRows], processes: int = 1) -> list[str]:
     """Train and finish all jobs of `work`, and return the names of those that failed.
 
     Methods whose jobs are trained together go first, with all the memory that there is; then one
-    job after another, a rule's side by side. `processes` share this machine's memory.
+    job after another, rule by rule. `processes` share this machine's memory.
     """
     failed: list[str] = []
     for part in _parts(work):

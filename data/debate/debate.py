@@ -164,19 +164,20 @@ class Debates:
         allowed, violating = self._accepted[0], self._accepted[1]
         statistics = self.endpoint.statistics.as_json()
         examples = assign([*allowed, *violating], self.seed)
-        scarce = labels_scarce(examples, FEWEST_ROWS)
-        if min(len(allowed), len(violating)) < half / 2 or scarce:
+        if min(len(allowed), len(violating)) < half / 2:
             outcomes = statistics["outcomes"].items()
-            problem = f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases"
-            problem += " each were agreed upon"
-            if scarce:
-                problem += f": {'; '.join(scarce)}"
             raise GuardError(
-                problem,
+                f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases each "
+                "were agreed upon",
                 where=answers_file,
                 got=", ".join(f"{count} {outcome}" for outcome, count in outcomes),
-                remedy="State the policy more clearly, take a stronger model, or ask for more "
-                "--examples: what was answered is kept",
+                remedy="State the policy more clearly, or take a stronger model",
+            )
+        if scarce := labels_scarce(examples, FEWEST_ROWS):
+            raise GuardError(
+                f"{len(examples)} agreed cases are too few to train on: {'; '.join(scarce)}",
+                where=answers_file,
+                remedy="Ask for more --examples: what was answered is kept",
             )
         dimensions = [dimension.model_dump(mode="json") for dimension in self.dimensions]
         return examples, statistics | {"dimensions": dimensions}

@@ -68,7 +68,7 @@ def writers_for(
     file = unlabelled or earlier.get("unlabelled", "")
     return Writers(
         endpoint=Endpoint(**WRITING | settings),
-        wanted=examples or earlier.get("examples", EXAMPLES),
+        wanted=examples or max(FEWEST_EXAMPLES, earlier.get("examples", EXAMPLES)),
         unlabelled=file,
         seeds=_conversations(file, rule),
         budget_usd=budget_usd,

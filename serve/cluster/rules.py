@@ -28,6 +28,9 @@ from serve.engine.refusals import Overloaded, too_late
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # that checks under way may take, before the change is put off
+# A copy that is not served is kept for that long: a replica that is starting, or starts its engine
+# again, may need it, and a rule may be served from it again.
+UNUSED_S = 24 * 3600.0
 SWITCH_S = 60.0  # that a replica may take to load and test new weights
 
 
@@ -53,9 +56,6 @@ class ClusterRules:
         self._changing = asyncio.Lock()
         self._gate = Gate()
         self._served = snapshots.read()
-        # Copies that no note may name: what was refused, and what the last change replaced, which
-        # a replica that is starting may still read. The next change deletes them.
-        self._unserved: set[Path] = set()
         self.version = version_of(self._served)
         self.cards: dict[str, Card] = {}
         for rule, folder in self._served.items():
@@ -89,12 +89,12 @@ class ClusterRules:
             if folder is None:
                 raise HTTPException(404, NOT_TRAINED.format(rule=rule))
             kept = await asyncio.to_thread(self._snapshots.keep, folder)
-            self._unserved.add(kept)  # until it is noted; what is refused never is
             card = await asyncio.to_thread(load_card, kept)
             check_rule(card, rule, folder)
             await self._change(rule, kept)
             self._folders[rule] = folder
             self.cards[rule] = card
+            await asyncio.to_thread(self._discard_copies)
             return card
 
     async def remove(self, rule: str) -> Card:
@@ -105,6 +105,13 @@ class ClusterRules:
             await self._change(rule, None)
             self._folders.pop(rule, None)
             return self.cards.pop(rule)
+
+    def _discard_copies(self) -> None:
+        """Delete what was refused or replaced; a failure of that is no failure of the change."""
+        try:
+            self._snapshots.discard(UNUSED_S)
+        except (GuardError, OSError) as error:
+            log.error("copies that are served no more could not be deleted: %s", error)
 
     async def _change(self, rule: str, folder: Path | None) -> None:
         """Have all replicas serve the rule from `folder`, or without one no longer.
@@ -118,13 +125,11 @@ class ClusterRules:
             async with self._gate.closed(DRAIN_S):
                 await self._switch(rule, folder)
                 await asyncio.to_thread(self._snapshots.write, after)
-                before, self._served = self._served, after
+                self._served = after
                 self.version = version_of(after)
         except TimeoutError:
             problem = f"checks under way did not end within {DRAIN_S:g} s; the rule is as before"
             raise Overloaded(problem, remedy="Try again later") from None
-        await asyncio.to_thread(self._snapshots.discard, self._unserved)
-        self._unserved = set(before.values())
 
     async def _switch(self, rule: str, folder: Path | None) -> None:
         try:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from guard.card import CARD, load_card
@@ -23,6 +25,7 @@ from guard.method import METHODS, WORDS
 
 SERVED = "served.json"
 PEFT_CONFIG = "adapter_config.json"
+GONE = ".gone-"  # before the name of a copy that is being deleted
 
 Folders = dict[str, Path]  # of the rules that are served, by name
 
@@ -59,25 +62,37 @@ class Snapshots:
             except GuardError as error:
                 raise GuardError(error.problem, where=folder, remedy=error.remedy) from error
             kept = self._root / _identity(copy)
-            if not kept.is_dir():
+            if kept.is_dir():
+                os.utime(kept)  # it is used again: `discard` looks at that
+            else:
                 copy.rename(kept)
         return kept
 
     def write(self, served: Mapping[str, Path]) -> None:
         """Note what is served, whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)
+        before = self.read() if self.is_noted else {}
         names = {rule: folder.name for rule, folder in served.items()}
         with atomic_write(self._noted) as part:
             part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+        for replaced in set(before.values()) - set(served.values()):
+            if replaced.is_dir():
+                os.utime(replaced)  # unused from now on
 
-    def discard(self, folders: Iterable[Path]) -> None:
-        """Delete those of these copies that no note beside them names."""
+    def discard(self, unused_for_s: float) -> None:
+        """Delete copies that no note beside them names and that nobody has kept for so long.
+
+        A copy goes as a whole, by its name, before its files do. Raises GuardError for a note that
+        cannot be read, and OSError.
+        """
         named: set[str] = set()
         for note in self._root.glob("*.json"):
             named |= set(load_json(note, remedy="Start the server again").values())
-        for folder in folders:
-            if folder.name not in named:
-                shutil.rmtree(folder, ignore_errors=True)
+        for copy in self._root.iterdir():
+            is_copy = copy.is_dir() and not copy.name.startswith(".")
+            if is_copy and copy.name not in named and _age_s(copy) > unused_for_s:
+                gone = copy.rename(self._root / f"{GONE}{copy.name}")
+                shutil.rmtree(gone, ignore_errors=True)
 
     def read(self) -> Folders:
         """What is served. Raises GuardError if nothing was noted."""
@@ -89,6 +104,10 @@ def version_of(served: Mapping[str, Path]) -> str:
     """The same for all who serve the same rules by the same weights and thresholds."""
     lines = [f"{rule} {folder.name}" for rule, folder in sorted(served.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _age_s(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
 
 
 def _within(folder: Path, name: str) -> Path:

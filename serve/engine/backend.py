@@ -32,7 +32,7 @@ class BackendRequest(NamedTuple):
 
     `prefix` is one object for all requests of a call that begin with it. `adapter` None is the bare
     base. Tokens from `activation_start` on are the adapter's (0 for a plain LoRA), those before it
-    the base's. `virtual_start` is the request's virtual time, in tokens (`call.FairQueue`): lower
+    the base's. `virtual_start` is the request's virtual time, in tokens (`fair_queue.py`): lower
     ones are computed first. Requests of different `cache_salt` share no keys and values.
     `wants_state`: its output carries the base's last hidden state.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -95,10 +95,10 @@ class InFlight(NamedTuple):
     """A prompt in the backend, and whom its output answers: one request, or several heads on one
     prompt.
 
-    `own_tokens` are its prompt's without what its call shares with one before it: virtual time
-    advances by them when it is answered. `submitted` is by time.perf_counter, and stays as it was
-    when it begins again. `restarts` counts how often it began again, `nan_answers` how often
-    because of its own answer.
+    `own_tokens` is the prompt's length, less the conversation where an earlier prompt of the same
+    call computes it: virtual time advances by them when it is answered. `submitted` is by
+    time.perf_counter, and stays as it was when it begins again. `restarts` counts how often it
+    began again, `nan_answers` how often because of its own answer.
     """
 
     call: Call
@@ -125,45 +125,6 @@ class InFlight(NamedTuple):
         for recipient in self.recipients:
             about = subject or recipient.subject
             self.call.refuse(recipient.call_index, about, why, is_internal=True)
-
-
-@dataclass
-class FairQueue:
-    """Virtual-time fair queueing: when each of a call's requests starts, conversation by
-    conversation.
-
-    A start is a virtual time in tokens: `now` when the call came, and a quantum more for each
-    quantum of the call's own tokens before it. What reads a conversation's shared tokens starts
-    with the request that computes them, until its own tokens fill a quantum.
-    """
-
-    now: int
-    quantum: int
-    _queued_tokens: int = 0  # own tokens of the call so far
-    # conversation -> its start, and the own tokens of those that read it so far
-    _shared: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
-
-    def next(self, conversation: Hashable, tokens: int, shared_tokens: int) -> tuple[int, int]:
-        """The next request's virtual start, and its own tokens.
-
-        Its own are those without `shared_tokens`, if a request before it computes those of
-        `conversation`.
-        """
-        if shared_tokens and conversation in self._shared:
-            start, readers_tokens = self._shared[conversation]
-            own_tokens = tokens - shared_tokens
-            self._shared[conversation] = start, readers_tokens + own_tokens
-            start += self._whole_quanta(readers_tokens)
-        else:
-            own_tokens = tokens
-            start = self.now + self._whole_quanta(self._queued_tokens)
-            if shared_tokens:
-                self._shared[conversation] = start, tokens - shared_tokens
-        self._queued_tokens += own_tokens
-        return start, own_tokens
-
-    def _whole_quanta(self, tokens: int) -> int:
-        return tokens // self.quantum * self.quantum
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from guard.errors import GuardError
 from serve.engine.backend import Backend, EngineOutput, Loaded
-from serve.engine.call import Call, FairQueue, InFlight
+from serve.engine.call import Call, InFlight
+from serve.engine.fair_queue import FairQueue
 
 # Full steps' tokens of a quantum: a rule behind a call of a thousand LoRAs waits for so many steps,
 # not for all of them.
@@ -133,6 +134,8 @@ class Dispatcher:
 
     def _recover(self) -> None:
         """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
+
+        Until then it is usable: checks that come meanwhile are queued by who owns it.
 
         vLLM enters a batch's blocks into its prefix cache before it computes them, and leaves them
         there when it does not. And a NaN key or value spreads from a block that was freed to

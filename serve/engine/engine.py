@@ -193,7 +193,7 @@ class GuardEngine:
         """Queue all requests without waiting; those that cannot be queued are refused at once.
         `step` answers them.
 
-        Virtual-time fair queueing, a quantum of tokens at a time (`call.FairQueue`): of a long
+        Virtual-time fair queueing, a quantum of tokens at a time (`fair_queue.py`): of a long
         call some are answered, then what others have asked meanwhile, so that nobody waits for
         ever. The rules of one conversation come in the quantum in which it is computed, as many as
         fill it: what it computed need not stay for later. Of them those come first whose adapter

@@ -12,7 +12,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from guard.errors import GuardError
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import BackendRequest
-from serve.engine.call import Call, FairQueue, InFlight, Recipient
+from serve.engine.call import Call, InFlight, Recipient
+from serve.engine.fair_queue import FairQueue
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import ScoreRequest

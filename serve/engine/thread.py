@@ -91,9 +91,9 @@ class EngineThread:
         self._busy_since = time.monotonic()
         self._pace = Pace()
         self._counters = engine.counters
-        self._counted = time.monotonic()
+        self._counters_read_at = time.monotonic()
         # Nothing is queued once `_closing` is set, so nobody waits for an answer that never comes.
-        self._putting = threading.Lock()
+        self._queue_lock = threading.Lock()
         # A daemon: if it hangs, the process can end.
         self._thread = threading.Thread(target=self._run, name="guard-engine", daemon=True)
         self._thread.start()
@@ -163,7 +163,7 @@ class EngineThread:
         names = None if rules is None else tuple(rules)
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
-        with self._putting:
+        with self._queue_lock:
             self._check_takes_work()
             self._check_is_in_time(deadline)
             self._queued.put(pending)
@@ -183,7 +183,7 @@ class EngineThread:
         return self._put(PendingChange(partial(self._engine.remove, rule)))
 
     def _put(self, pending: PendingChange) -> Future[None]:
-        with self._putting:
+        with self._queue_lock:
             self._check_takes_work()
             self._queued.put(pending)
         return pending.future
@@ -202,7 +202,7 @@ class EngineThread:
 
         A batch that hangs is not waited for longer than a check may take.
         """
-        with self._putting:
+        with self._queue_lock:
             self._closing.set()
         self._queued.put(None)
         self._thread.join(0 if self.hangs_for_good else self._timeout_s + CLOSING_S)
@@ -247,7 +247,7 @@ class EngineThread:
 
     def _run(self) -> None:
         while (death := self._serve_until_it_dies()) is not None:
-            with self._putting:
+            with self._queue_lock:
                 is_wanted = not self._closing.is_set()
                 self._is_restarting = self._restartable is not None and is_wanted
                 if not self._is_restarting:
@@ -300,7 +300,7 @@ class EngineThread:
                 return True
             failure = failed
             log.error("the engine does not start: %s", failure)
-        with self._putting:
+        with self._queue_lock:
             self._failure = failure
             self._closing.set()
             self._is_restarting = False
@@ -387,15 +387,15 @@ class EngineThread:
             return False
         finally:
             self._step_since = None
-        self._answer()
+        self._settle_done()
         return True
 
     def _count(self) -> None:
         """Read the engine's counters, now and then, and when it has nothing to do."""
         now = time.monotonic()
         is_idle = not self._open and self._queued.empty()
-        if self._engine.is_usable and (is_idle or now > self._counted + COUNTERS_S):
-            self._counters, self._counted = self._engine.counters, now
+        if self._engine.is_usable and (is_idle or now > self._counters_read_at + COUNTERS_S):
+            self._counters, self._counters_read_at = self._engine.counters, now
 
     def _fail_batch(self, error: Exception) -> None:
         """Give `error` to all whose requests were in the batch; the thread lives on for the
@@ -408,7 +408,7 @@ class EngineThread:
         for check, _ in failed:
             self._engine.cancel(check.call)
 
-    def _answer(self) -> None:
+    def _settle_done(self) -> None:
         """Give the checks that are done to those who wait for them, and note the pace."""
         together = len(self._open)
         done = [(check, pending) for check, pending in self._open if check.call.done]

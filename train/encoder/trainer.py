@@ -7,17 +7,18 @@ a training row they say what a fit to other rows says of it, as they would know 
 With few rows the result is no worse than that on the validation split: it is the first of the
 weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
 validation loss is taken, the weights with the lowest are kept, and training ends after
-`early_stopping_patience` such evaluations without a lower one. After each of them a checkpoint is
-written, from which an interrupted run goes on. Knows nothing of thresholds and cards.
+`early_stopping_patience` such evaluations without a lower one. After each of them but the first a
+checkpoint is written, from which an interrupted run goes on. Knows nothing of thresholds and cards.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ from train.adapter.settings import (
 from train.adapter.trained import save_adapter
 from train.adapter.trl import diverged
 from train.calibration.validation import validation_loss
-from train.encoder.bases import BASES
+from train.encoder.bases import BASES, Begun
 from train.encoder.model import device, span_words
 from train.encoder.objective import Objective
 from train.examples import Rows
@@ -118,6 +119,7 @@ class Training:
         builder = cast(EncoderPromptBuilder, job.builder)
         self.objective = Objective(base, builder, job.reads, rows.train, begun.held_out)
         self._words = begun.words
+        self._begun_with = _fingerprint(begun)
         self._best_logits = begun.validation_logits  # of the validation rows, by the best weights
         self._model = _adapted(job, begun.base)
         self._weights = [weight for weight in self._model.parameters() if weight.requires_grad]
@@ -126,11 +128,10 @@ class Training:
         )
         self._step = 0
         self._losses: list[float] = []  # since the last evaluation
-        if not self._checkpoint.is_file():
-            (job.scratch / BEST).unlink(missing_ok=True)
-        self._best = EarlyStopping(job.scratch, job.patience or self._steps, job.min_steps)
-        if self._checkpoint.is_file():
-            self._resume()
+        state = self._checkpoint_of_this_fit()
+        self._best = _early_stopping(job, self._steps, is_new=state is None)
+        if state is not None:
+            self._resume(state)
 
     def run(self) -> TrainedEncoder:
         """Raises GuardError if the loss diverges."""
@@ -142,19 +143,19 @@ class Training:
                 batch = self._batches.at(self._step)
                 self._update(self.objective.backward(self._model, batch))
                 bar.update()
-                if self._is_evaluated or self._step == self._steps:
+                if self._is_at_evaluation or self._step == self._steps:
                     self._evaluate()
                     self._save()
         self._best.restore(self._weights)
         return TrainedEncoder(self._model, self._job, self._words, self._best_logits)
 
     @property
-    def _is_evaluated(self) -> bool:
+    def _is_at_evaluation(self) -> bool:
         return self._step % self._eval_steps == 0
 
     @property
     def _is_over(self) -> bool:
-        is_stopped = self._is_evaluated and self._best.ended(self._step)
+        is_stopped = self._is_at_evaluation and self._best.ended(self._step)
         return is_stopped or self._step == self._steps
 
     def _update(self, loss: float) -> None:
@@ -191,19 +192,28 @@ class Training:
             "weights": [weight.data for weight in self._weights],
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
-            "random": _random_states(),
+            "random": _random_state(),
+            "begun_with": self._begun_with,
             "best_logits": list(self._best_logits),
         }
         with atomic_write(self._checkpoint) as part:
             torch.save(state, part)
 
-    def _resume(self) -> None:
-        state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
+    def _checkpoint_of_this_fit(self) -> dict[str, Any] | None:
+        """What an interrupted run has left, if it began with the same words and states: other code
+        or another machine may have fitted others, and the adapter is trained beside them.
+        """
+        if not self._checkpoint.is_file():
+            return None
+        state: dict[str, Any] = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
+        return state if state["begun_with"] == self._begun_with else None
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
         for weight, saved in zip(self._weights, state["weights"], strict=True):
             weight.data.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        _restore_random_states(state["random"])
+        _restore_random_state(state["random"])
         self._best_logits = state["best_logits"]
         self._step = state["step"]
         tqdm.write(f"{self._job.name}: resumes at step {self._step} of {self._steps}")
@@ -213,15 +223,34 @@ class Training:
         return self._job.scratch / CHECKPOINT
 
 
-def _random_states() -> list[torch.Tensor]:
-    """Of torch's generators: dropout's next numbers."""
-    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+def _early_stopping(job: Job, steps: int, *, is_new: bool) -> EarlyStopping:
+    """Of a run that is new without what an interrupted one has left."""
+    if is_new:
+        (job.scratch / BEST).unlink(missing_ok=True)
+    return EarlyStopping(job.scratch, job.patience or steps, job.min_steps)
 
 
-def _restore_random_states(states: Sequence[torch.Tensor]) -> None:
-    of_cpu, *of_gpus = states
-    torch.set_rng_state(of_cpu)
-    torch.cuda.set_rng_state_all(of_gpus)
+def _fingerprint(begun: Begun) -> str:
+    """Of what training begins with besides the base, and of where it is computed."""
+    digest = hashlib.sha256(device().type.encode())
+    for tensor in begun.words.tensors().values():
+        digest.update(tensor.tobytes())
+    digest.update(np.array(begun.validation_logits).tobytes())
+    return digest.hexdigest()
+
+
+def _random_state() -> torch.Tensor:
+    """Of the generator that dropout draws from."""
+    if device().type == "cuda":
+        return torch.cuda.get_rng_state()
+    return torch.get_rng_state()
+
+
+def _restore_random_state(state: torch.Tensor) -> None:
+    if device().type == "cuda":
+        torch.cuda.set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
 
 
 def _adapted(job: Job, base: nn.Module) -> PeftModel:

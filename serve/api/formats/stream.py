@@ -150,7 +150,10 @@ class GrowingReply:
             return True
         if len(new) >= CHARACTERS_PER_TOKEN * every_tokens:
             return True
-        return service.text_tokens(new) >= every_tokens
+        try:
+            return service.text_tokens(new) >= every_tokens
+        except Overloaded:  # the engine is being started again; by characters it is due later
+            return False
 
     def checked(self, ruling: Ruling) -> str:
         """All that is there was checked; what may be shown now."""
@@ -231,11 +234,9 @@ class CheckedStream(Response):
         decided: DecidedCheck | None = None
         while not reply.is_ended:
             await self._take()
-            if reply.is_ended:
+            if reply.is_ended or not reply.is_due(self._service):
                 continue
             try:
-                if not reply.is_due(self._service):
-                    continue
                 decided = await self._check()
             except Overloaded as error:  # a later check reads all that this one would have
                 yield self._unjudged_event(str(error))

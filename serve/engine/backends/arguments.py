@@ -66,7 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
     "disable_log_stats": True,
     "use_tqdm_on_load": False,
-    "scheduling_policy": "priority",  # by virtual time, see `call.FairQueue`
+    "scheduling_policy": "priority",  # by virtual time, see `fair_queue.py`
     # A step ends before the next begins, so what a failed one leaves behind can be cleared away.
     "async_scheduling": False,
     "seed": 0,

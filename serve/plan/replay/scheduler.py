@@ -1,7 +1,7 @@
 """Which work goes into a step: the engine's batching, without an engine.
 
 As vLLM's scheduler under our priorities: what has begun goes on, then what waits in the order of
-its virtual start (`serve.engine.call.FairQueue`, the engine's own), ahead by what the cache holds
+its virtual start (`serve.engine.fair_queue`, the engine's own), ahead by what the cache holds
 of it; up to so many tokens, sequences and adapters a step. The rules of a conversation come in the
 step that finishes it. Knows nothing of time.
 """
@@ -12,8 +12,8 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
-from serve.engine.call import FairQueue
 from serve.engine.dispatch import QUANTUM_STEPS
+from serve.engine.fair_queue import FairQueue
 from serve.plan.device.step_cost import StepWork
 
 # vLLM's own, where a recipe's `engine` names none.

@@ -106,6 +106,19 @@ def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
     assert {example.meta["rewritings"] for example in examples} == {1}
 
 
+def test_agreed_cases_that_training_would_refuse_are_an_error_and_stay(
+    server: Server, tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    with pytest.raises(
+        GuardError, match=r"20 agreed cases are too few.*validation has 1 of 2 rows.*--examples"
+    ):
+        generate(RULE, 20, 0, endpoint(server), (), answers)
+    answered = len(server.requests)
+    examples, _ = generate(RULE, 40, 0, endpoint(server), (), answers)
+    assert len(examples) == 40 and len(set(server.requests)) == len(server.requests) > answered
+
+
 @pytest.mark.slow
 def test_what_an_answer_adds_of_its_own_accord_is_left_out(server: Server, tmp_path: Path) -> None:
     plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from data.debate.writers import EXAMPLES, UNLABELLED, writers_for
+from data.debate.writers import EXAMPLES, FEWEST_EXAMPLES, UNLABELLED, writers_for
 from guard.errors import GuardError
 from guard.example import Message
 from guard.rule import EDIT, load_rule
@@ -31,6 +31,7 @@ def test_what_is_not_named_is_as_last_time(tmp_path: Path) -> None:
     assert first.seeds[0] == (Message("assistant", "row 0"),)
     earlier = {"examples": 60, "unlabelled": path}
     assert writers_for(RULE, earlier, None, None).wanted == 60
+    assert writers_for(RULE, earlier | {"examples": 20}, None, None).wanted == FEWEST_EXAMPLES
     assert writers_for(RULE, earlier, 80, None).inputs()[1:] == [80, first.inputs()[2]]
     assert writers_for(RULE, {}, None, None).seeds == ()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from guard.errors import GuardError
 from serve.bench.cluster.words import BAD, save_words
 from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import ReplicaLost
-from serve.cluster.rules import ClusterRules
+from serve.cluster.rules import UNUSED_S, ClusterRules
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.refusals import Overloaded, TooLate
 from tests.serve.cluster.words_cluster import (
@@ -96,23 +98,38 @@ def test_what_one_replica_refuses_is_served_by_none(tmp_path: Path) -> None:
     with_rules(tmp_path, use)
 
 
-def test_copies_that_are_served_no_more_are_deleted_one_change_later(tmp_path: Path) -> None:
+def test_copies_that_have_not_been_served_for_a_day_are_deleted_with_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def copies() -> set[Path]:
         return {path for path in (tmp_path / "served").iterdir() if path.is_dir()}
+
+    def grow_old(paths: set[Path]) -> None:
+        for path in paths:
+            os.utime(path, (time.time() - 2 * UNUSED_S,) * 2)
 
     async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
         first = copies()
         save_words(tmp_path / "manners", BAD)
         with pytest.raises(GuardError, match="bad"):
             await rules.serve("manners")
-        (refused,) = copies() - first
+        refused = copies() - first
         save_words(tmp_path / "manners", b"second")
         await rules.serve("manners")
-        second = copies() - first
-        assert len(second) == 1 and refused not in copies() and first < copies()
+        assert len(refused) == 1 and refused | first < copies() and len(copies()) == 4
+        second = copies() - first - refused
+        grow_old(copies())
         save_words(tmp_path / "manners", b"third")
         await rules.serve("manners")
-        assert len(copies()) == 3 and second < copies() and not first < copies()
+        assert second < copies() and len(copies()) == 3  # it was served until now
+        assert len(first & copies()) == 1 and not refused & copies()
+        save_words(tmp_path / "manners", b"second")
+        await rules.serve("manners")
+        assert second < copies() and len(copies()) == 3
+        (tmp_path / "served/other.json").write_text("half a no")
+        save_words(tmp_path / "manners", b"fourth")
+        await rules.serve("manners")  # that the copies stay is no failure of this
+        assert "could not be deleted" in caplog.text
         assert (await p_of_all(rules, replicas))[0].keys() == rules.cards.keys()
 
     with_rules(tmp_path, use)

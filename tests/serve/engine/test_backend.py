@@ -132,7 +132,7 @@ def test_a_step_that_fails_is_followed_by_a_scrub(
     assert toy.scrubs == 1 and engine.is_usable and not engine._dispatcher.in_flight
 
 
-def test_others_may_use_the_engine_s_place_while_it_is_cleared(
+def test_an_engine_is_usable_while_a_failed_batch_is_cleared_away(
     toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = started(toy, adapter_folders())

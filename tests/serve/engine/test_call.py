@@ -10,7 +10,7 @@ from guard.errors import GuardError
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
 from serve.engine.backend import BackendRequest, EngineOutput
-from serve.engine.call import FairQueue, InFlight, Recipient
+from serve.engine.call import InFlight, Recipient
 
 
 def waiting_call() -> Call:
@@ -43,17 +43,6 @@ def test_several_heads_on_one_output_count_its_tokens_once() -> None:
         (30, 0),
         (20, 10),
     ]
-
-
-def test_a_conversation_comes_in_one_turn_until_its_own_tokens_fill_a_quantum() -> None:
-    queue = FairQueue(now=1000, quantum=100)
-    starts = [queue.next("a", tokens=90, shared_tokens=60) for _ in range(8)]
-    assert starts == [(1000, 90), *[(1000, 30)] * 3, *[(1100, 30)] * 3, (1200, 30)]
-
-
-def test_what_shares_nothing_comes_a_quantum_later_for_each_quantum_before_it() -> None:
-    queue = FairQueue(now=7, quantum=100)
-    assert [queue.next("a", 60, 0) for _ in range(4)] == [(7, 60), (7, 60), (107, 60), (107, 60)]
 
 
 def test_what_the_backend_refuses_is_internal_and_what_a_conversation_is_is_not() -> None:

@@ -33,7 +33,7 @@ from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
-from train.encoder.trainer import TrainedEncoder, Training, fit
+from train.encoder.trainer import CHECKPOINT, TrainedEncoder, Training, fit
 from train.examples import Row, Rows
 from train.head import FOLDS, TrainedHead, fitted
 from train.job import Job
@@ -320,6 +320,50 @@ def test_an_interrupted_run_goes_on_from_its_last_evaluation_to_the_same_weights
     np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
 
 
+def test_a_run_killed_between_its_two_files_goes_on_from_the_older(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best weights of step 20 are recorded, and its checkpoint is not written."""
+    settings = {"max_steps": 30, "learning_rate": 3e-3, "lora_dropout": 0.3}
+    expected = trained(make_encoder_job(runs="undisturbed", **settings))
+    job = make_encoder_job(**settings)
+    save = torch.save
+
+    def killed(state: dict[str, object], part: Path) -> None:
+        if state.get("step") == 20:
+            raise KeyboardInterrupt
+        save(state, part)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch, "save", killed)
+        trained(job)
+    assert EarlyStopping(job.scratch, 3)._losses.keys() == {0, 10, 20}
+    np.testing.assert_array_equal(trained(job).validation_logits, expected.validation_logits)
+
+
+def test_a_run_that_stopped_early_and_was_killed_takes_no_other_step(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_encoder_job(learning_rate=10.0, max_steps=200, patience=1)
+    first = trained(job).validation_logits  # its scratch folder stays, as where it is killed
+    monkeypatch.setattr(Objective, "backward", lambda *_: pytest.fail("another step"))
+    np.testing.assert_array_equal(trained(job).validation_logits, first)
+
+
+def test_a_checkpoint_beside_other_words_is_not_gone_on_from(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where other code, or another machine, fits the first head anew."""
+    job = make_encoder_job(max_steps=10)
+    expected = trained(job).validation_logits
+    checkpoint = job.scratch / CHECKPOINT
+    state = torch.load(checkpoint)
+    torch.save(state | {"begun_with": "another"}, checkpoint)
+    capsys.readouterr()
+    np.testing.assert_array_equal(trained(job).validation_logits, expected)
+    assert evaluated(capsys) == ["step 0", "step 10"]
+
+
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
     job = make_encoder_job(max_steps=60)
     rows = data(job)
@@ -395,10 +439,10 @@ def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJ
     assert isinstance(error, GuardError) and "NaN or infinite" in str(error)
 
 
-def test_a_rule_s_head_and_adapter_are_trained_side_by_side(
+def test_a_rule_s_adapter_is_trained_just_after_its_head(
     make_encoder_job: MakeEncoderJob,
 ) -> None:
-    """So that both begin with the states that the frozen encoder gave for one of them."""
+    """So that it finds the states that the frozen encoder gave for the head."""
     jobs = [make_encoder_job(method) for method in ("head", "lora")]
     work: list[tuple[Job, Rows]] = []
     for rule in ("a", "b"):
