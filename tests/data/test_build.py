@@ -290,7 +290,7 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     rules: Path,
     rule: str,
 ) -> None:
-    source, more = _own(tmp_path, planted=False), _few(rule, tmp_path)
+    source, more = _own(tmp_path, planted=False), ["--rule", rule, "--runs", str(tmp_path)]
     _run(monkeypatch, *more, "--data", source, "--splits", "new")
     capsys.readouterr()
     _run(monkeypatch, *more)  # what `make all` says
@@ -369,9 +369,9 @@ def test_a_hub_data_set_says_that_it_is_read_once(
 def test_generated_data_come_back_when_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = _few("pii_leak", tmp_path)
+    more = ["--rule", "pii_leak", "--runs", str(tmp_path)]
     _run(monkeypatch, *more, "--data", _own(tmp_path, planted=False), "--splits", "clean")
-    _run(monkeypatch, *more, "--data", GENERATOR)
+    _run(monkeypatch, *_few("pii_leak", tmp_path), "--data", GENERATOR)
     assert _built_from(tmp_path, "pii_leak") == (GENERATOR, "keep")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,7 +151,9 @@ def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_a
         assert read_card(job.folder).metrics["validation"]["n"] == 20
     for_all_rows = job.rule.model_copy(update={"max_fpr": 0.07})
     with pytest.raises(GuardError, match=r"for other validation rows.*0\.07.*FORCE=1"):
-        recalibrate(replace(job, method="head", rule=for_all_rows))
+        head = replace(job, method="head", rule=for_all_rows)
+        shutil.copytree(job.folder, head.folder)
+        recalibrate(head)
     assert read_card(job.folder).calibration == calibration
     assert recalibrate(replace(job, rule=for_all_rows)) == 32
 
