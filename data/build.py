@@ -204,9 +204,9 @@ def _choose(
 def _refuse_flags_of_others(entry: DataSource, source: str, args: argparse.Namespace) -> None:
     """Raise GuardError for an option that only another source than `entry` would read."""
     for candidate in SOURCES.values():
-        others = [flag for flag in candidate.flags if flag not in entry.flags]
-        if any(getattr(args, flag) for flag in others):
-            flags = " and ".join(f"--{flag}" for flag in others)
+        unread = [flag for flag in candidate.flags if flag not in entry.flags]
+        if any(getattr(args, flag) for flag in unread):
+            flags = " and ".join(f"--{flag}" for flag in unread)
             raise GuardError(
                 f"{flags} are for data of another source: {candidate.description}",
                 got=source,

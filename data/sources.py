@@ -35,8 +35,8 @@ COUNTED_SPLITS = tuple(vars(Counts()))  # an option each
 
 
 def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Counts:
-    asked = {split: getattr(args, split) for split in COUNTED_SPLITS}
-    return Counts(**{split: rows for split, rows in asked.items() if rows is not None})
+    stated = {split: getattr(args, split) for split in COUNTED_SPLITS}
+    return Counts(**{split: rows for split, rows in stated.items() if rows is not None})
 
 
 def _generated(request: DataRequest) -> SourcedData:
