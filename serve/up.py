@@ -33,8 +33,8 @@ from serve.cluster.served import ServedOptions
 from serve.cluster.size import ReplicaRange, ScalingPace
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
-from serve.engine.restart import RestartableEngine
-from serve.engine.thread import CLOSING_S, TIMEOUT_S, EngineThread
+from serve.engine.thread.engine_thread import CLOSING_S, TIMEOUT_S, EngineThread
+from serve.engine.thread.restart import RestartableEngine
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
 from serve.selection import Selection, ServedPart, find_trained, served_parts, start_warm

@@ -29,7 +29,7 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/bench/cluster/words.py": "tests/serve/cluster/test_replica.py asks it",
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
-    "serve/engine/refusals.py": "values only; tests/serve/engine/test_thread.py is refused by them",
+    "serve/engine/thread/refusals.py": "values; test_engine_thread.py beside it is refused by them",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
     "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/shards/shard.py": "tests/serve/cluster/shards/test_service.py asks it",

@@ -23,7 +23,7 @@ from guard.card import Card
 from guard.errors import GuardError
 from serve.api.access import Caller
 from serve.api.service import CheckService
-from serve.engine.refusals import Overloaded
+from serve.engine.thread.refusals import Overloaded
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from serve.api.observe.record import Observer
 from serve.api.service import NOT_TRAINED, POLL_S, CheckService, FindTrained
 from serve.engine import Check
 from serve.engine.mixed import CheckEngine
-from serve.engine.refusals import too_late
-from serve.engine.thread import TIMEOUT_S, EngineThread
+from serve.engine.thread.engine_thread import TIMEOUT_S, EngineThread
+from serve.engine.thread.refusals import too_late
 
 
 class EngineService(CheckService):

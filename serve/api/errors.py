@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from guard.errors import GuardError
 from serve.api.observe.requests import REQUEST_ID
-from serve.engine.refusals import CallerGone, Overloaded, TooLate
+from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from serve.engine.thread import MAX_OPEN, MAX_QUEUED
+from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED
 from serve.policy.logic import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
 MAX_MESSAGES = 10_000  # of a conversation; a message costs five tokens at least

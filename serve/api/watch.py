@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from guard.card import Card, read_card
 from guard.errors import GuardError
-from serve.engine.refusals import Overloaded
+from serve.engine.thread.refusals import Overloaded
 
 log = logging.getLogger(__name__)
 

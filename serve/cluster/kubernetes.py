@@ -34,7 +34,7 @@ from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots, version_of
-from serve.engine.thread import TIMEOUT_S
+from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.observers import open_observers
 from serve.policy.rule_set import load_rule_sets
 from serve.selection import Selection, find_trained, served_parts

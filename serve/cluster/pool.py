@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from guard.example import Message
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.engine.refusals import Overloaded
+from serve.engine.thread.refusals import Overloaded
 
 REPLICA_HEADER = "x-guard-replica"  # which replica answered, in every response that one gave
 

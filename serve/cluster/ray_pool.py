@@ -30,7 +30,7 @@ from serve.cluster.pool import CheckLost, Named, RelayedCheck, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
 from serve.cluster.snapshots import Snapshots
-from serve.engine.thread import MAX_OPEN, MAX_QUEUED
+from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED
 from serve.private_ray import private_ray
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.front.gate import Gate
 from serve.cluster.pool import Named, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
-from serve.engine.refusals import Overloaded, too_late
+from serve.engine.thread.refusals import Overloaded, too_late
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from serve.cluster.shards.service import CountTokens
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
 from serve.engine.prompts import Prompts
-from serve.engine.restart import RestartableEngine
-from serve.engine.thread import TIMEOUT_S
+from serve.engine.thread.engine_thread import TIMEOUT_S
+from serve.engine.thread.restart import RestartableEngine
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
 from serve.selection import ServedPart, start_warm

@@ -14,7 +14,7 @@ from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, ServingMemory, load_recipe
 from serve.engine.backends.arguments import GIB
-from serve.engine.thread import MAX_OPEN
+from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.device.accelerator import ComputedCost, Device, load_device
 from serve.plan.device.architecture import (
     BYTES,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve.engine.thread import CLOSING_S
+from serve.engine.thread.engine_thread import CLOSING_S
 from serve.up import _arguments
 
 

@@ -126,7 +126,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused_at_the_start(
 def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0,))
+    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.does_start = False
     with _listening("127.0.0.1", 0) as listener, ThreadPoolExecutor(1) as pool:
@@ -139,11 +139,11 @@ def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
 
 
 HANGING = """
-import threading, httpx, serve.engine.thread
+import threading, httpx, serve.engine.thread.watchdog
 from serve.api.app import create_app
 from serve.up import _listening, _serve
 from tests.serve.toy_engine import ToyEngine
-serve.engine.thread.HANGS_FOR_GOOD_S = 0.1
+serve.engine.thread.watchdog.HANGS_FOR_GOOD_S = 0.1
 engine = ToyEngine()
 engine.on_step = threading.Event().wait
 listener = _listening("127.0.0.1", 0)

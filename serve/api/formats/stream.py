@@ -40,7 +40,7 @@ from serve.api.limits import MAX_CHARACTERS
 from serve.api.lines import BodyLines
 from serve.api.service import CheckService, DecidedCheck
 from serve.api.strict_json import read_json
-from serve.engine.refusals import Overloaded
+from serve.engine.thread.refusals import Overloaded
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 

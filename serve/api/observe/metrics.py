@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from guard.card import Card
 from serve.api.observe.record import FAILURES, CheckRecord
-from serve.engine.thread import EngineThread
+from serve.engine.thread.engine_thread import EngineThread
 
 # Seconds, from a cached suffix to the default timeout.
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

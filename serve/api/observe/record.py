@@ -9,7 +9,7 @@ from typing import Protocol
 
 from guard.card import Card
 from serve.engine import Check
-from serve.engine.refusals import CallerGone, Overloaded, TooLate
+from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 

@@ -24,9 +24,9 @@ from serve.cluster.front.session import SESSION_HEADER, conversation_key
 from serve.cluster.pool import Named, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 from serve.engine import Check, Refusal
-from serve.engine.refusals import CallerGone, too_late
 from serve.engine.score import joined
-from serve.engine.thread import CLOSING_S
+from serve.engine.thread.engine_thread import CLOSING_S
+from serve.engine.thread.refusals import CallerGone, too_late
 
 CountTokens = Callable[[str], int]
 

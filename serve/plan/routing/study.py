@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from guard.machine.provenance import provenance
-from serve.engine.thread import MAX_OPEN
+from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.build import planned_load
 from serve.plan.deployment import PlannedMethod, deploy
 from serve.plan.device.step_cost import StepWork

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from serve.api.app import FORMATS, create_app
-from serve.engine.refusals import Overloaded, TooLate
+from serve.engine.thread.refusals import Overloaded, TooLate
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -115,7 +115,7 @@ def test_who_is_refused_for_want_of_room_and_nobody_else_is_told_when_there_may_
         refused.retry_after_s = 2.3
         raise refused
 
-    monkeypatch.setattr("serve.engine.thread.EngineThread.check", refuse)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.EngineThread.check", refuse)
     with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
         response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
     assert response.status_code == 503 and response.headers.get("retry-after") == stated

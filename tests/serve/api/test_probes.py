@@ -33,8 +33,8 @@ def test_an_engine_that_has_failed_is_neither_alive_nor_ready() -> None:
 
 
 def test_a_full_queue_is_alive_and_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.engine.thread.MAX_QUEUED", 1)
-    monkeypatch.setattr("serve.engine.thread.MAX_OPEN", 1)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.MAX_QUEUED", 1)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.MAX_OPEN", 1)
     engine = ToyEngine()
     engine.may_step.clear()
     with serving(create_app(engine)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from guard.card import read_card
 from guard.errors import GuardError
 from serve.api.engine_service import EngineService
 from serve.api.watch import watch
-from serve.engine.refusals import Overloaded
+from serve.engine.thread.refusals import Overloaded
 from tests.serve.guarded import save_card
 from tests.serve.toy_engine import ToyEngine
 

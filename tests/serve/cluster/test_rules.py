@@ -19,7 +19,7 @@ from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.rules import UNUSED_S, ClusterRules
 from serve.cluster.snapshots import Snapshots, version_of
-from serve.engine.refusals import Overloaded, TooLate
+from serve.engine.thread.refusals import Overloaded, TooLate
 from tests.serve.cluster.words_cluster import (
     LocalReplicas,
     as_json,

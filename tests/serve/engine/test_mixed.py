@@ -14,7 +14,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
-from serve.engine.thread import EngineThread
+from serve.engine.thread.engine_thread import EngineThread
 from tests.serve.encoder_rules import ENGINE, reference_logit, save_encoder_rule
 from tests.serve.encoder_rules import recipe as encoder_recipe
 from tests.serve.engine.toy import ToyBackend

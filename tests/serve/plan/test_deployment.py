@@ -6,7 +6,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.recipe import load_recipe
-from serve.engine.thread import MAX_OPEN
+from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.deployment import deploy
 from serve.plan.device.accelerator import ComputedCost
 from serve.plan.device.calibration import FittedCost

@@ -14,8 +14,8 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
-from serve.engine.refusals import Overloaded
-from serve.engine.thread import EngineThread
+from serve.engine.thread.engine_thread import EngineThread
+from serve.engine.thread.refusals import Overloaded
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.client.censor import ASKED, Censor
 from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts

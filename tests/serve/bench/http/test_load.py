@@ -45,8 +45,8 @@ def test_no_more_checks_are_under_way_than_may_be() -> None:
 def test_what_the_server_sheds_is_counted_and_has_no_latency_of_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.MAX_QUEUED", 1)
-    monkeypatch.setattr("serve.engine.thread.MAX_OPEN", 1)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.MAX_QUEUED", 1)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.MAX_OPEN", 1)
     engine = ToyEngine({"fine": -2.0})
     engine.on_step = lambda: time.sleep(0.2)
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]

@@ -1,8 +1,12 @@
-"""Why a check is not answered: too much work, too late, nobody waits."""
+"""Why a check is not answered: too much work, too late, nobody waits, a failed engine."""
 
 from __future__ import annotations
 
+import logging
+
 from guard.errors import GuardError
+
+log = logging.getLogger(__name__)
 
 
 class Overloaded(GuardError):
@@ -28,3 +32,13 @@ def too_late() -> TooLate:
         "the check took too long",
         remedy="Try again later, or give it more time: the caller's own, or TIMEOUT= of `make up`",
     )
+
+
+def engine_failure(error: BaseException) -> GuardError:
+    """`error` as callers see it: what is no GuardError is logged, as the engine's fault."""
+    if isinstance(error, GuardError):
+        return error
+    log.exception("a check failed")
+    failure = GuardError(f"the engine failed: {error}", remedy="See the server's log")
+    failure.__cause__ = error
+    return failure

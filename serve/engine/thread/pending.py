@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from guard.errors import GuardError
 from guard.example import Message
-from serve.engine.refusals import CallerGone, too_late
 from serve.engine.score import Check
+from serve.engine.thread.refusals import CallerGone, engine_failure, too_late
 
 
 @dataclass
@@ -32,6 +32,10 @@ class PendingCheck:
             return too_late()
         return None
 
+    def fail(self, error: BaseException) -> None:
+        """Answer with why there is no answer."""
+        self.future.set_exception(engine_failure(error))
+
 
 @dataclass
 class PendingChange:
@@ -39,3 +43,7 @@ class PendingChange:
 
     change: Callable[[], None]
     future: Future[None] = field(default_factory=Future)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with why it was not changed."""
+        self.future.set_exception(engine_failure(error))

@@ -12,10 +12,10 @@ import pytest
 
 from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
-from serve.engine.pace import LEAST_ANSWERS
-from serve.engine.refusals import Overloaded, TooLate
 from serve.engine.score import EngineCounters
-from serve.engine.thread import MAX_OPEN, MAX_QUEUED, EngineThread
+from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, EngineThread
+from serve.engine.thread.pace import LEAST_ANSWERS
+from serve.engine.thread.refusals import Overloaded, TooLate
 from tests.serve.serving import wait_until
 from tests.serve.toy_engine import MortalEngine, ToyEngine
 
@@ -138,7 +138,7 @@ def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is
 def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.CLOSING_S", 0.1)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.CLOSING_S", 0.1)
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(30)
     thread = EngineThread(engine, timeout_s=0.3)  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_what_nobody_waits_for_any_more_is_dropped(toy: tuple[ToyEngine, EngineT
 @pytest.fixture
 def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MortalEngine, EngineThread]]:
     """An engine that may be started twice in a row, and its thread."""
-    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (0.0, 0.05))
     engine = MortalEngine()
     thread = EngineThread(engine)  # type: ignore[arg-type]
     yield engine, thread
@@ -348,7 +348,7 @@ def test_an_engine_that_dies_after_every_start_is_given_up(
 def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
     mortal: tuple[MortalEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (60.0,))
+    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (60.0,))
     engine, thread = mortal
     with pytest.raises(GuardError):
         thread.check((), ["kill"]).result(10)
@@ -361,8 +361,8 @@ def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
 def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.HANGS_FOR_GOOD_S", 0.1)
-    monkeypatch.setattr("serve.engine.thread.CLOSING_S", 60)
+    monkeypatch.setattr("serve.engine.thread.watchdog.HANGS_FOR_GOOD_S", 0.1)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.CLOSING_S", 60)
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(90)
     thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
@@ -381,9 +381,9 @@ def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
 def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.LOADING_S", 0.1)
-    monkeypatch.setattr("serve.engine.thread.CLOSING_S", 60)
-    monkeypatch.setattr("serve.engine.restart.PAUSES_S", (0.0,))
+    monkeypatch.setattr("serve.engine.thread.watchdog.LOADING_S", 0.1)
+    monkeypatch.setattr("serve.engine.thread.engine_thread.CLOSING_S", 60)
+    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.may_start.clear()
     thread = EngineThread(engine, timeout_s=5)  # type: ignore[arg-type]
@@ -416,7 +416,7 @@ def test_an_answer_that_is_late_is_none() -> None:
 def test_a_change_of_rules_that_hangs_is_seen_and_at_last_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.LOADING_S", 0.4)
+    monkeypatch.setattr("serve.engine.thread.watchdog.LOADING_S", 0.4)
     engine, held = ToyEngine(), threading.Event()
     monkeypatch.setattr(engine, "serve", lambda *_: held.wait(30), raising=False)
     thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]

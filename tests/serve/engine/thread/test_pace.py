@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve.engine.pace import LEAST_ANSWERS, REMEMBERED, Pace
+from serve.engine.thread.pace import LEAST_ANSWERS, REMEMBERED, Pace
 
 
 def test_nothing_is_known_before_a_few_answers() -> None:
@@ -52,8 +52,8 @@ def test_after_a_quiet_while_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(20):
         pace.ran(5.0, 1, 2)
     assert pace.seconds(2) == pytest.approx(10)
-    monkeypatch.setattr("serve.engine.pace.FORGET_S", -1.0)
+    monkeypatch.setattr("serve.engine.thread.pace.FORGET_S", -1.0)
     assert pace.seconds(2) == 0
     pace.ran(0.1, 1, 2)
-    monkeypatch.setattr("serve.engine.pace.FORGET_S", 10.0)
+    monkeypatch.setattr("serve.engine.thread.pace.FORGET_S", 10.0)
     assert pace.seconds(2) == 0  # one answer is not enough

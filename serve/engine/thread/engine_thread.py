@@ -1,6 +1,4 @@
-"""A thread of its own for the engine, so that many callers share its batches.
-
-Knows nothing of HTTP.
+"""The thread that owns an engine: what comes in, what runs, and what becomes of a dead one.
 
 Checks that arrive while a batch runs are queued and join the next one. Every check has its own
 future and its own request ids; what one caller asked cannot be answered to another. A check that is
@@ -28,12 +26,14 @@ from pathlib import Path
 
 from guard.errors import GuardError
 from guard.example import Message
-from serve.engine.mixed import CheckEngine, OpenedCheck
-from serve.engine.pace import Pace
-from serve.engine.pending import PendingChange, PendingCheck
-from serve.engine.refusals import Overloaded, too_late
-from serve.engine.restart import Restartable, RestartAttempts
+from serve.engine.mixed import CheckEngine
 from serve.engine.score import Check, EngineCounters
+from serve.engine.thread.open_checks import OpenChecks
+from serve.engine.thread.pace import Pace
+from serve.engine.thread.pending import PendingChange, PendingCheck
+from serve.engine.thread.refusals import Overloaded, engine_failure, too_late
+from serve.engine.thread.restart import Restartable, RestartAttempts
+from serve.engine.thread.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +46,6 @@ EXPECTED_SHARE = 0.7
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
 COUNTERS_S = 0.5  # how old the engine's counters may be while it works
-# Beyond what a check may take: a batch that hangs for longer is not waited for any more.
-HANGS_FOR_GOOD_S = 30.0
-# That a restart, or a rule's new weights, may take: large ones are read for minutes.
-LOADING_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -83,11 +79,10 @@ class EngineThread:
         self.restarts = Restarts()
         # None: close
         self._queued: queue.Queue[PendingCheck | PendingChange | None] = queue.Queue()
-        self._open: list[tuple[OpenedCheck, PendingCheck]] = []
+        self._checks = OpenChecks(engine)
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = threading.Event()
-        self._step_since: float | None = None  # by time.monotonic, while a batch runs
-        self._loading_since: float | None = None  # while an engine or a rule is loaded
+        self._watchdog = Watchdog(timeout_s)
         self._busy_since = time.monotonic()
         self._pace = Pace()
         self._counters = engine.counters
@@ -105,29 +100,25 @@ class EngineThread:
         Not while a batch takes longer than a check may.
         """
         works = self._is_restarting or self._engine.is_usable
-        return self._thread.is_alive() and works and not self._hangs_for(self._timeout_s)
+        return self._thread.is_alive() and works and not self._watchdog.batch_is_late
 
     @property
     def is_ready(self) -> bool:
         """Whether one more check would be taken now."""
         is_open = not self._closing.is_set() and not self._is_restarting
-        is_open = is_open and not self._loads_for(self._timeout_s)
+        is_open = is_open and not self._watchdog.loading_is_late
         return self.is_alive and is_open and self.waiting < MAX_QUEUED
 
     @property
     def hangs_for_good(self) -> bool:
         """Whether a batch, or what is loaded, has taken so long that nobody should wait on."""
-        if self._loads_for(LOADING_S):
-            return True
-        return self._hangs_for(self._timeout_s + HANGS_FOR_GOOD_S)
+        return self._watchdog.hanging is not None
 
     @property
     def failure(self) -> GuardError | None:
         """Why nothing will be answered any more, if it is so: start the process again."""
-        if self.hangs_for_good:
-            hanging = "a batch of the engine"
-            if self._loading_since is not None:
-                hanging = "what the engine loads"
+        hanging = self._watchdog.hanging
+        if hanging is not None:
             problem = f"{hanging} hangs and cannot be ended"
             return GuardError(problem, remedy="Start the server again")
         return self._failure
@@ -140,7 +131,7 @@ class EngineThread:
     @property
     def open(self) -> int:
         """Checks in the engine."""
-        return len(self._open)
+        return len(self._checks)
 
     @property
     def counters(self) -> EngineCounters:
@@ -235,16 +226,6 @@ class EngineThread:
             overloaded.retry_after_s = expected_s - time_s
             raise overloaded
 
-    def _hangs_for(self, seconds: float) -> bool:
-        """Whether the batch that runs has taken longer."""
-        since = self._step_since
-        return since is not None and time.monotonic() > since + seconds
-
-    def _loads_for(self, seconds: float) -> bool:
-        """Whether a restart, or a rule's new weights, have taken longer."""
-        since = self._loading_since
-        return since is not None and time.monotonic() > since + seconds
-
     def _run(self) -> None:
         while (death := self._serve_until_it_dies()) is not None:
             with self._queue_lock:
@@ -266,10 +247,10 @@ class EngineThread:
                 if self._is_dead(has_failed=not is_answered):
                     return GuardError("the engine failed and answers nothing any more")
                 self._count()
-            while self._open:
+            while self._checks:
                 self._step()
         except BaseException as error:
-            return _failure(error)
+            return engine_failure(error)
         return None
 
     def _is_dead(self, *, has_failed: bool) -> bool:
@@ -278,11 +259,8 @@ class EngineThread:
             return True
         if not has_failed or self._restartable is None:
             return False
-        self._step_since = time.monotonic()
-        try:
+        with self._watchdog.batch():
             return not self._restartable.works()
-        finally:
-            self._step_since = None
 
     def _start_again(self) -> bool:
         """Start the dead engine again, after pauses that grow; whether it lives."""
@@ -309,16 +287,14 @@ class EngineThread:
     def _restart(self) -> GuardError | None:
         """Start the engine again, once; why it does not start."""
         assert self._restartable is not None
-        self._loading_since = time.monotonic()
         try:
-            self._restartable.restart()
-            if self._on_restart is not None:
-                self._on_restart()
+            with self._watchdog.loading():
+                self._restartable.restart()
+                if self._on_restart is not None:
+                    self._on_restart()
         except BaseException as error:
             self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
-            return _failure(error)
-        finally:
-            self._loading_since = None
+            return engine_failure(error)
         self.restarts = replace(self.restarts, started=self.restarts.started + 1)
         return None
 
@@ -330,132 +306,63 @@ class EngineThread:
                 return False
             if isinstance(pending, PendingChange):
                 self._change(pending)
-            else:
-                self._begin(pending)
+            elif pending.future.set_running_or_notify_cancel():
+                self._checks.open(pending)
             if time.monotonic() > until:
                 break
         return True
 
     def _arrivals(self) -> Iterator[PendingCheck | PendingChange | None]:
         """What has come in and may begin; waits for something if there is nothing to do."""
-        if not self._open:
+        if not self._checks:
             arrival = self._queued.get()
             self._busy_since = time.monotonic()
             yield arrival
-        for _ in range(min(self._queued.qsize(), MAX_OPEN - len(self._open))):
+        for _ in range(min(self._queued.qsize(), MAX_OPEN - len(self._checks))):
             yield self._queued.get_nowait()
-
-    def _begin(self, pending: PendingCheck) -> None:
-        if not pending.future.set_running_or_notify_cancel():
-            return
-        try:
-            failure = pending.failure()
-            if failure is not None:
-                raise failure
-            check = self._engine.open_check(
-                pending.messages, pending.rules, cache_salt=pending.cache_salt
-            )
-            self._open.append((check, pending))
-        except BaseException as error:  # to the caller, who is on another thread
-            pending.future.set_exception(_failure(error))
 
     def _change(self, pending: PendingChange) -> None:
         if not pending.future.set_running_or_notify_cancel():
             return
-        self._loading_since = time.monotonic()
         try:
-            pending.change()
+            with self._watchdog.loading():
+                pending.change()
         except BaseException as error:  # to the caller, who is on another thread
-            pending.future.set_exception(_failure(error))
+            pending.fail(error)
         else:
             pending.future.set_result(None)
-        finally:
-            self._loading_since = None
-            self._busy_since = time.monotonic()  # no check's work
+        self._busy_since = time.monotonic()  # no check's work
 
     def _step(self) -> bool:
         """Run a batch, if there is anything to compute, and answer what is done; False if it
         failed.
         """
-        self._drop()
+        self._checks.drop()
         try:
-            if any(not check.call.done for check, _ in self._open):
-                self._step_since = time.monotonic()
-                self._engine.step()
+            if self._checks.is_work_left:
+                with self._watchdog.batch():
+                    self._engine.step()
         except Exception as error:
-            self._fail_batch(error)
+            self._checks.fail_batch(error)
             return False
-        finally:
-            self._step_since = None
-        self._settle_done()
+        together = len(self._checks)
+        answers = self._checks.settle()
+        now = time.monotonic()
+        self._pace.ran(now - self._busy_since, answers, together)
+        self._busy_since = now
         return True
 
     def _count(self) -> None:
         """Read the engine's counters, now and then, and when it has nothing to do."""
         now = time.monotonic()
-        is_idle = not self._open and self._queued.empty()
+        is_idle = not self._checks and self._queued.empty()
         if self._engine.is_usable and (is_idle or now > self._counters_read_at + COUNTERS_S):
             self._counters, self._counters_read_at = self._engine.counters, now
 
-    def _fail_batch(self, error: Exception) -> None:
-        """Give `error` to all whose requests were in the batch; the thread lives on for the
-        next.
-        """
-        failed = self._open
-        self._open = []
-        for _, pending in failed:
-            pending.future.set_exception(_failure(error))
-        for check, _ in failed:
-            self._engine.cancel(check.call)
-
-    def _settle_done(self) -> None:
-        """Give the checks that are done to those who wait for them, and note the pace."""
-        together = len(self._open)
-        done = [(check, pending) for check, pending in self._open if check.call.done]
-        self._open = [(check, pending) for check, pending in self._open if not check.call.done]
-        for check, pending in done:
-            try:
-                if failure := pending.failure():  # its batch took too long
-                    raise failure
-                pending.future.set_result(check.result())
-            except Exception as error:
-                pending.future.set_exception(_failure(error))
-        now = time.monotonic()
-        self._pace.ran(now - self._busy_since, len(done), together)
-        self._busy_since = now
-
-    def _drop(self) -> None:
-        """End the checks that nobody waits for any more, or that are too late."""
-        still_open = []
-        given_up = []
-        for check, pending in self._open:
-            failure = pending.failure()
-            if failure is None:
-                still_open.append((check, pending))
-            else:
-                given_up.append((check, pending, failure))
-        # First: if the engine fails, nobody is told twice.
-        self._open = still_open
-        for _, pending, failure in given_up:
-            pending.future.set_exception(failure)
-        for check, _, _ in given_up:
-            self._engine.cancel(check.call)
-
     def _fail(self, error: GuardError) -> None:
         """Give `error` to everyone who waits."""
-        for _, pending in self._open:
-            pending.future.set_exception(error)
-        self._open.clear()
+        self._checks.fail(error)
         while not self._queued.empty():
             queued = self._queued.get_nowait()
             if queued is not None and queued.future.set_running_or_notify_cancel():
-                queued.future.set_exception(error)
-
-
-def _failure(error: BaseException) -> GuardError:
-    if isinstance(error, GuardError):
-        return error
-    log.exception("a check failed")
-    failure = GuardError(f"the engine failed: {error}", remedy="See the server's log")
-    failure.__cause__ = error
-    return failure
+                queued.fail(error)

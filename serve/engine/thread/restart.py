@@ -17,8 +17,8 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine.engine import TEST_CONVERSATION, GuardEngine
 from serve.engine.mixed import MixedEngine, OpenedCheck
-from serve.engine.refusals import Overloaded
 from serve.engine.score import EngineCounters
+from serve.engine.thread.refusals import Overloaded
 
 log = logging.getLogger(__name__)
 

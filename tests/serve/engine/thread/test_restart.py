@@ -17,8 +17,8 @@ from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
-from serve.engine.refusals import Overloaded
-from serve.engine.restart import PAUSES_S, RestartableEngine, RestartAttempts
+from serve.engine.thread.refusals import Overloaded
+from serve.engine.thread.restart import PAUSES_S, RestartableEngine, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.engine.toy import ToyBackend
 from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
@@ -40,7 +40,7 @@ def test_attempts_are_numbered_and_begin_again_after_a_long_life(
     attempts.started()
     attempts.died()  # at once
     assert attempts.next_pause_s() is None
-    monkeypatch.setattr("serve.engine.restart.STABLE_S", -1.0)
+    monkeypatch.setattr("serve.engine.thread.restart.STABLE_S", -1.0)
     attempts.died()
     assert attempts.next_pause_s() == PAUSES_S[0]
 
