@@ -3,8 +3,7 @@
     size.py       how many replicas
     start.py      starts them, and ends with them
     front/        what listens: who may ask, which replica answers, how all of them are
-    shards/       rules that are split over groups of replicas
-    rules.py      a rule changes on all replicas or on none
+    shards/       rules, on one group of replicas or split over several; how one changes
     snapshots.py  the folders that are served, kept as they were
     served.py     which rules all replicas serve
     replica.py    a replica: the app of `serve/api` in one process

@@ -27,11 +27,11 @@ from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.ray_pool import DEPLOYMENT, QUIET, RayPool, guard_deployment
-from serve.cluster.rules import ClusterRules
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
+from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.thread.engine_thread import TIMEOUT_S
@@ -103,7 +103,7 @@ class ServedIngress:
             self._shards, options.snapshots, options.folders, strict=True
         ):
             pool = RayPool(handle)
-            shards.append(Shard(pool, ClusterRules(pool, snapshots, folders, find)))
+            shards.append(Shard(pool, ShardRules(pool, snapshots, folders, find)))
         return create_ingress(
             ShardedRules(shards, served.folders, find),
             served.token_counter(),

@@ -17,11 +17,11 @@ from serve.api.service import FindTrained
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.log import relayed
 from serve.cluster.pool import Replicas
-from serve.cluster.rules import ClusterRules
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
+from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
@@ -54,7 +54,7 @@ def started_cluster(
         pools = until_ended.enter_context(_replicas(size, of_replicas, snapshots, scratch))
         started: list[Shard] = []
         for pool, kept, some in zip(pools, snapshots, of_shards, strict=True):
-            started.append(Shard(pool, ClusterRules(pool, kept, some, find_trained)))
+            started.append(Shard(pool, ShardRules(pool, kept, some, find_trained)))
         yield create_ingress(
             ShardedRules(started, options.folders, find_trained),
             options.token_counter(),

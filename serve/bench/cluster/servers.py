@@ -19,9 +19,9 @@ from guard.recipe import Recipe
 from serve.bench.cluster.words import WordsStart, save_words, words
 from serve.bench.http.server import random_runs, rule_names, served_here, server_process
 from serve.cluster.front.ingress import create_ingress
-from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
+from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
@@ -62,7 +62,7 @@ def served_words(rules: int, size: ReplicaRange = FIXED) -> Iterator[MeasuredSer
         snapshots = Snapshots(root / "served")
         snapshots.write({name: snapshots.keep(folder) for name, folder in folders.items()})
         with ray_replicas(size, WordsStart(), [snapshots], root / "ray") as (pool,):
-            shard = Shard(pool, ClusterRules(pool, snapshots, folders))
+            shard = Shard(pool, ShardRules(pool, snapshots, folders))
             app = create_ingress(ShardedRules([shard]), words, most_replicas=size.high)
             with served_here(app) as client:
                 yield MeasuredServer(client, Runs(root / "runs"), names)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from guard.example import Message
 from serve.cluster.pool import CheckLost, Named, RelayedCheck, ReplicaLost, Replicas
-from serve.cluster.rules import ClusterRules
+from serve.cluster.shards.shard_rules import ShardRules
 
 LOOK_S = 1.0  # how old it may be what is known of a shard's replicas
 NOBODY, LATER = "no replica is there", "Try again in a few seconds"
@@ -18,7 +18,7 @@ NOBODY, LATER = "no replica is there", "Try again in a few seconds"
 class Shard:
     """Replicas, and what they serve. For one event loop."""
 
-    def __init__(self, replicas: Replicas, rules: ClusterRules) -> None:
+    def __init__(self, replicas: Replicas, rules: ShardRules) -> None:
         self.replicas = replicas
         self.rules = rules
         self._is_lost = False

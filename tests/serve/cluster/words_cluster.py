@@ -16,9 +16,9 @@ from serve.cluster.front.ingress import create_ingress
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import Named, RelayedCheck, ReplicaLost, Replicas
 from serve.cluster.replica import GuardReplica
-from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
+from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
@@ -87,7 +87,7 @@ def ray_cluster(
 
     snapshots = kept(Snapshots(root / "served"), folders)
     with ray_replicas(size, WordsStart(), [snapshots], root / "ray") as (pool,):
-        rules = ShardedRules([Shard(pool, ClusterRules(pool, snapshots, folders))])
+        rules = ShardedRules([Shard(pool, ShardRules(pool, snapshots, folders))])
         yield create_ingress(rules, words, 30.0, most_replicas=size.high), pool
 
 

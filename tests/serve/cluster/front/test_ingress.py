@@ -18,9 +18,9 @@ from serve.api.app import FORMATS
 from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words, words
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.pool import Named, RelayedCheck, RelayedRequest, RelayedResponse, ReplicaLost
-from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
+from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.snapshots import Snapshots
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash
@@ -46,7 +46,7 @@ class Cluster:
         folders = trained(self.folder)
         snapshots = kept(Snapshots(self.folder / "served"), folders)
         self.replicas = LocalReplicas([])
-        shard = Shard(self.replicas, ClusterRules(self.replicas, snapshots, folders))
+        shard = Shard(self.replicas, ShardRules(self.replicas, snapshots, folders))
         app = create_ingress(ShardedRules([shard]), words, **self._options)
         with serving(self._with_replicas(app, snapshots)) as client:
             yield client

@@ -14,10 +14,10 @@ from serve.api.app import create_app
 from serve.bench.cluster.words import WordsEngine, WordsStart, save_words, words
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.pool import Replicas
-from serve.cluster.rules import ClusterRules
 from serve.cluster.shards.placement import placed, split
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
+from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 from tests.serve.cluster.words_cluster import LocalReplicas, kept, local_replicas
@@ -48,7 +48,7 @@ def sharded(
     """The rules of shards with these replicas."""
     shards: list[Shard] = []
     for pool, noted, some in zip(pools, snapshots, split(folders, len(pools)), strict=True):
-        shards.append(Shard(pool, ClusterRules(pool, noted, some, find_trained)))
+        shards.append(Shard(pool, ShardRules(pool, noted, some, find_trained)))
     return ShardedRules(shards, folders, find_trained)
 
 

@@ -1,4 +1,4 @@
-"""Which rules the cluster serves, and how one changes: on all replicas or on none.
+"""Which rules a shard serves, and how one changes: on all its replicas or on none.
 
 Weights are copied and looked at first. Then new checks are held, those under way end, every replica
 loads and tests the new weights, and checks go on: by the new ones if all replicas took them, else
@@ -34,8 +34,8 @@ UNUSED_S = 24 * 3600.0
 SWITCH_S = 60.0  # that a replica may take to load and test new weights
 
 
-class ClusterRules:
-    """What is served from which folder. For one event loop; the only one who changes it.
+class ShardRules:
+    """What a shard serves, from which folders. For one event loop; the only one who changes it.
 
     `folders` are those of the rules that are served at the start, as training left them;
     `find_trained` finds the folder of another rule. Raises GuardError for weights that cannot be

@@ -17,7 +17,7 @@ from guard.errors import GuardError
 from serve.bench.cluster.words import BAD, save_words
 from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import ReplicaLost
-from serve.cluster.rules import UNUSED_S, ClusterRules
+from serve.cluster.shards.shard_rules import UNUSED_S, ShardRules
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.thread.refusals import Overloaded, TooLate
 from tests.serve.cluster.words_cluster import (
@@ -30,7 +30,7 @@ from tests.serve.cluster.words_cluster import (
 )
 
 JSON = ((b"content-type", b"application/json"),)
-Use = Callable[[ClusterRules, LocalReplicas], Awaitable[None]]
+Use = Callable[[ShardRules, LocalReplicas], Awaitable[None]]
 
 
 def with_rules(folder: Path, use: Use, **options: Any) -> None:
@@ -40,12 +40,12 @@ def with_rules(folder: Path, use: Use, **options: Any) -> None:
         folders = trained(folder)
         snapshots = kept(Snapshots(folder / "served"), folders)
         async with local_replicas(snapshots) as replicas:
-            await use(ClusterRules(replicas, snapshots, folders, **options), replicas)
+            await use(ShardRules(replicas, snapshots, folders, **options), replicas)
 
     asyncio.run(run())
 
 
-async def p_of_all(rules: ClusterRules, replicas: LocalReplicas) -> list[dict[str, float]]:
+async def p_of_all(rules: ShardRules, replicas: LocalReplicas) -> list[dict[str, float]]:
     """What each replica says of each rule, asked by the version that is served."""
     answers = []
     text = json.dumps(body("a")).encode()
@@ -57,7 +57,7 @@ async def p_of_all(rules: ClusterRules, replicas: LocalReplicas) -> list[dict[st
 
 
 def test_a_rule_that_was_trained_again_changes_on_all_replicas(tmp_path: Path) -> None:
-    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         before = rules.cards["manners"]
         (p_before, _) = await p_of_all(rules, replicas)
         save_words(tmp_path / "manners", b"second")
@@ -71,7 +71,7 @@ def test_a_rule_that_was_trained_again_changes_on_all_replicas(tmp_path: Path) -
 
 
 def test_what_one_replica_refuses_is_served_by_none(tmp_path: Path) -> None:
-    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         before, card = await p_of_all(rules, replicas), rules.cards["manners"]
         second = replicas.replicas[1]
 
@@ -108,7 +108,7 @@ def test_copies_that_have_not_been_served_for_a_day_are_deleted_with_the_next_ch
         for path in paths:
             os.utime(path, (time.time() - 2 * UNUSED_S,) * 2)
 
-    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         first = copies()
         save_words(tmp_path / "manners", BAD)
         with pytest.raises(GuardError, match="bad"):
@@ -138,7 +138,7 @@ def test_copies_that_have_not_been_served_for_a_day_are_deleted_with_the_next_ch
 def test_rules_come_and_go_on_all_replicas_but_for_the_last(tmp_path: Path) -> None:
     found = {"tact": save_words(tmp_path / "tact", b"third")}
 
-    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         with pytest.raises(HTTPException) as refusal:
             await rules.serve("unknown")
         assert refusal.value.status_code == 404
@@ -160,7 +160,7 @@ def test_rules_come_and_go_on_all_replicas_but_for_the_last(tmp_path: Path) -> N
 def test_new_checks_wait_for_a_change_which_waits_for_those_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         before = rules.version
         save_words(tmp_path / "manners", b"second")
         async with rules.answering(5) as version:
@@ -174,7 +174,7 @@ def test_new_checks_wait_for_a_change_which_waits_for_those_under_way(
         await changing
         async with rules.answering(5) as version:
             assert version == rules.version != before
-            monkeypatch.setattr("serve.cluster.rules.DRAIN_S", 0.05)
+            monkeypatch.setattr("serve.cluster.shards.shard_rules.DRAIN_S", 0.05)
             with pytest.raises(Overloaded, match="did not end"):
                 await rules.remove("manners")
         assert rules.version == version
@@ -183,7 +183,7 @@ def test_new_checks_wait_for_a_change_which_waits_for_those_under_way(
 
 
 def test_without_replicas_nothing_changes(tmp_path: Path) -> None:
-    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         gone, replicas.replicas = replicas.replicas, []
         version = rules.version
         save_words(tmp_path / "manners", b"second")
@@ -198,7 +198,7 @@ def test_without_replicas_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_a_replica_that_starts_after_a_change_serves_what_the_others_do(tmp_path: Path) -> None:
-    async def use(rules: ClusterRules, replicas: LocalReplicas) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         save_words(tmp_path / "manners", b"second")
         await rules.serve("manners")
         save_words(tmp_path / "manners", b"third")  # in the folder, and not served
