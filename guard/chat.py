@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from guard.errors import GuardError
 from guard.example import Message, as_messages
+from guard.prompt.text import visible
 
 # OpenAI's role -> ours.
 ROLES = {
@@ -224,7 +225,7 @@ def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Messa
     name = message.name
     if not name and message.tool_call_id is not None:
         name = called.get(message.tool_call_id)
-    if name:
+    if name and any(visible(line).strip() for line in lines):
         lines.insert(0, f"From {name}:")
     role = ROLES[message.role]
     try:

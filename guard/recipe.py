@@ -176,6 +176,8 @@ class Recipe(Strict):
             raise ValueError(f"`kind: {self.kind}` needs `rule_turn: {turns}`")
         if kind.is_encoder and (self.answer_prefix or self.quantization):
             raise ValueError("an encoder needs no answer_prefix and no quantization")
+        if kind.is_encoder and self.serving_memory != ServingMemory():
+            raise ValueError("an encoder keeps no keys and values: leave out serving_memory")
         return self
 
     def only(self, method: str) -> Recipe:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard.card import load_card
+from guard.card import check_rule, load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import ROOT, Runs
 from guard.machine.device import installed_device, missing_for_compiling
@@ -318,8 +318,9 @@ def _train_command(folder: Path) -> str:
 def _trained(folder: Path, name: str, requirements: Requirements) -> Finding:
     """Weights with a card. Raises GuardError if they may not be served."""
     card = requirements.admit(name, folder).card
-    rule_text = load_rule(card.rule, RULES).text(load_recipe(card.model).rule_turn)
-    if rule_text == card.rule_text:
+    check_rule(card, folder.parent.name, folder)
+    rule, recipe = load_rule(card.rule, RULES), load_recipe(card.model)
+    if (rule.text(recipe.rule_turn), recipe.reads(rule)) == (card.rule_text, card.reads):
         return Finding("weights", f"{name}: ready")
     state = f"ready for its rule as it was; `{card.retrain}` follows the change"
     return Finding("weights", f"{name}: {state}")

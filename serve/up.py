@@ -92,6 +92,8 @@ def _arguments() -> argparse.Namespace:
     if arguments.merged and arguments.method:
         parser.error("--merged serves the method that was merged: leave out --method")
     arguments.replicas = _replicas(parser, arguments)
+    if arguments.merged and arguments.watch:
+        parser.error("--merged answers from a base that is merged once: leave out --watch")
     if arguments.merged and arguments.replicas:
         parser.error("--merged answers from one process: leave out --replicas and --shards")
     return arguments
@@ -307,7 +309,8 @@ def _answer(server: uvicorn.Server, listener: socket.socket) -> None:
     """Answer on the socket until a signal, or the server itself, ends it."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if server.config.is_ssl else "http"
-    address = f"{scheme}://{host}:{port}"
+    name = f"[{host}]" if ":" in host else host
+    address = f"{scheme}://{name}:{port}"
     print(f"{address}/v1/check is ready; {address}/docs describes it; Ctrl+C stops it", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl+C does
     # uvicorn raises the signal again after it has shut down.
@@ -333,12 +336,12 @@ def _listening(host: str, port: int) -> socket.socket:
 
     A port in use should not cost the user that wait.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise GuardError(
-            f"cannot listen on {host}:{port}: {error}", remedy="Choose another one with PORT="
-        ) from error
+        remedy = "Choose another port with PORT=, or an address of this machine with HOST="
+        raise GuardError(f"cannot listen on {host}:{port}: {error}", remedy=remedy) from error
 
 
 if __name__ == "__main__":

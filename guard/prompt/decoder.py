@@ -64,6 +64,8 @@ class PromptBuilder:
     refused, never cut.
     """
 
+    verdict_tokens = 1  # that are generated behind the prompt
+
     def __init__(
         self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None
     ) -> None:
@@ -231,7 +233,8 @@ class PromptBuilder:
 
 def labelled(message: Message) -> str:
     """A message behind its speaker's label, as a reader sees it; only its first line has one."""
-    lines = visible(message.content).splitlines() or [""]
+    text = visible(message.content)
+    lines = text.splitlines() if text.strip() else [""]
     return f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines)
 
 

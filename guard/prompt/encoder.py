@@ -73,6 +73,8 @@ class EncoderPromptBuilder(PromptBuilder):
     `no_id` are not set.
     """
 
+    verdict_tokens = 0
+
     def __init__(self, tokenizer: Tokenizer, window_tokens: int) -> None:
         self._set_tokenizer(tokenizer)
         self.max_tokens = None
@@ -162,13 +164,18 @@ class EncoderPromptBuilder(PromptBuilder):
             )
         return labels
 
+    @cached_property
+    def _empty_turns(self) -> frozenset[tuple[int, ...]]:
+        """The token ids of turns that say nothing, without the separator: for some tokenizers more
+        than the label, as the blank behind it is a token too.
+        """
+        return frozenset(tuple(self.turn_ids(Message(role, ""))) for role in ROLE_LABELS)
+
     def _speaker(self, turn: Sequence[int]) -> str:
         """Whose turn this is, its separator included, as a role."""
         for label, role in self._labels.items():
             if tuple(turn[: len(label)]) == label:
-                if len(turn) == len(label) + 1:
-                    return SILENT
-                return role
+                return SILENT if tuple(turn[:-1]) in self._empty_turns else role
         return UNKNOWN
 
 

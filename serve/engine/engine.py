@@ -31,7 +31,6 @@ from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
-NOT_ANSWERING = ("thread.py", "restart.py")
 GUARD_CODE = (
     *("card.py", "head.py", "method.py", "rule.py", "verdict.py"),
     *("recipe.py", "machine/device.py"),  # the dtype; whether the model is compiled
@@ -41,11 +40,10 @@ GUARD_CODE = (
 def _code() -> tuple[Path, ...]:
     """Our code that decides an answer: a result that is kept names these files among its inputs.
 
-    All of the engine but its thread and its restarts, which decide when an answer comes and not
-    what it says.
+    All of the engine but its thread, which decides when an answer comes and not what it says.
     """
     engine = set((ROOT / "serve" / "engine").rglob("*.py"))
-    engine -= {ROOT / "serve" / "engine" / name for name in NOT_ANSWERING}
+    engine -= set((ROOT / "serve" / "engine" / "thread").rglob("*.py"))
     seams = set((ROOT / "serve" / "vllm_alora").rglob("*.py"))
     seams |= set((ROOT / "serve" / "vllm_alora").rglob("*.cpp"))
     seams |= set((ROOT / "serve" / "vllm_encoder").rglob("*.py"))

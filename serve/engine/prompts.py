@@ -109,7 +109,7 @@ class CallPrompts:
         """
         prefix = self._prefix(request.messages)
         prompt = EnginePrompt(prefix, self._prompts.suffix(request.rule_text))
-        needed = prompt.tokens + 1  # the verdict
+        needed = prompt.tokens + self._prompts.builder.verdict_tokens
         if needed > self._prompts.context_tokens:
             raise self._prompts.too_long(f"{needed:,} tokens")
         return prompt

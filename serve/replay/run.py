@@ -9,8 +9,6 @@ what is better: `make compare` does. Exit status: 2 for what cannot be replayed.
 from __future__ import annotations
 
 import argparse
-import shlex
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from serve.replay.plot import draw_replay
 from serve.replay.report import REPORT, ReplayReport
 from serve.replay.summary import ReplayTally, Row
 from serve.replay.versions import Versions, find_versions, replayed_parts
-from serve.scan.parts import MANIFEST, PartFolder
+from serve.scan.parts import PartFolder, delete_scan
 from serve.scan.run import ROWS_A_PART, check_ray, judge_all, manifest_of
-from serve.scan.sources import find_sources
+from serve.scan.sources import find_sources, names_of
 
 SHOWN = 50  # conversations that a list of the report holds
 
@@ -124,12 +122,12 @@ def main() -> None:
         check_ray()
         actors = arguments.actors or 1
     versions = find_versions(arguments.a, arguments.b, arguments.method)
-    sources = find_sources(shlex.split(arguments.files))
+    sources = find_sources(names_of(arguments.files))
     parts = replayed_parts(versions)
     manifest = manifest_of(parts, sources, arguments.rows_a_part, "jsonl")
     out = arguments.out or arguments.runs / "replay"
-    if arguments.force and (out / MANIFEST).is_file():
-        shutil.rmtree(out)
+    if arguments.force:
+        delete_scan(out)
     folder = PartFolder(out, manifest)
     if folder.finished is None:
         judge_all(parts, folder, actors)

@@ -82,11 +82,6 @@ class Versions:
     only_b: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
 
-    @property
-    def differences(self) -> dict[str, list[str]]:
-        """`VersionPair.differences` by rule."""
-        return {pair.rule: pair.differences for pair in self.pairs}
-
 
 def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
     """The pairs that two folders hold: of weights (`runs/MODEL/RULE/METHOD`), or of rules
@@ -105,6 +100,9 @@ def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
         problem = "one folder of weights, and one of rules"
         remedy = "Name two of a kind: runs/MODEL/RULE/METHOD, or runs/MODEL"
         raise GuardError(problem, where=rules, got=weights, remedy=remedy)
+    if of_a and method is not None:
+        problem, remedy = "two folders of weights have their methods", "Leave out METHOD="
+        raise GuardError(problem, got=method, remedy=remedy)
     pairs = [_pair(a, b)] if of_a else _pairs_of_rules(a, b, method)
     changed = [pair for pair in pairs if not pair.is_unchanged]
     if not changed:

@@ -29,7 +29,8 @@ def judge(
 
     They are asked sorted by what they begin with, so that those that share it meet in the cache.
     That is empty at first: what else the engine was asked changes no batch, and so no digit, of
-    these. Raises what the engine raises; nothing is left in it then.
+    these, where every adapter has a slot. Raises what the engine raises; nothing is left in it
+    then.
     """
     engine.forget()
     checks: dict[int, Check] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -46,10 +47,10 @@ class ScanRow:
 @dataclass(frozen=True)
 class ScanManifest:
     """What was scanned: sources with their `state_of`, rules with the SHA-256 of their weights and
-    their thresholds, and how else a logit of theirs becomes a verdict.
+    their thresholds, and what else their verdicts depend on.
 
-    `calibrations`: temperature, bias, and both ends of the uncertainty band. `is_finished` once all
-    parts are there, with how many rows of each verdict.
+    `calibrations`: temperature, bias, and both ends of the uncertainty band; `reads`: whose turns
+    count. `is_finished` once all parts are there, with how many rows of each verdict.
     """
 
     model: str
@@ -61,15 +62,17 @@ class ScanManifest:
     conversations: int = 0
     verdicts: Mapping[str, Mapping[str, int]] | None = None
     calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    reads: Mapping[str, str] = field(default_factory=dict)
 
     def check_served(self, cards: Mapping[str, Card]) -> None:
-        """Raise GuardError if an engine with these cards, by rule, answers by other weights or by
-        another calibration: its verdicts would stand under the names of these.
+        """Raise GuardError if an engine with these cards, by rule, answers by other weights, by
+        another calibration or to other turns: its verdicts would stand under the names of these.
         """
         changed: list[str] = []
-        for rule, answers in self.rules.items():
+        for rule, weights in self.rules.items():
             card = cards[rule]
-            if (weights_of(card), calibration_of(card)) != (answers, self.calibrations[rule]):
+            scanned = (weights, self.calibrations[rule], self.reads[rule])
+            if (weights_of(card), calibration_of(card), card.reads) != scanned:
                 changed.append(rule)
         if changed:
             raise GuardError(
@@ -97,14 +100,32 @@ def calibration_of(card: Card) -> tuple[float, ...]:
     return card.temperature, card.bias, *card.uncertainty_band
 
 
+def delete_scan(folder: Path) -> None:
+    """Delete the scan that a folder holds, if it holds one.
+
+    Under another name first: if this is killed, what is left is in nobody's way, and the next call
+    deletes it.
+    """
+    if not (folder / MANIFEST).is_file():
+        return
+    deleted = folder.with_name(f".{folder.name}.deleted")
+    shutil.rmtree(deleted, ignore_errors=True)
+    folder.rename(deleted)
+    shutil.rmtree(deleted)
+
+
 class PartFolder:
-    """The parts of one scan. Raises GuardError if the folder holds something else."""
+    """The parts of one scan. Raises GuardError if the folder holds something else, or is none."""
 
     def __init__(self, folder: Path, manifest: ScanManifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self._refuse_others()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"no folder can be made there: {error.strerror}"
+            raise GuardError(problem, where=folder, remedy="Name another one with OUT=") from error
         if self._stored() is None:
             self._write(manifest)
 
@@ -163,7 +184,11 @@ class PartFolder:
         path = self.folder / MANIFEST
         if not path.is_file():
             return None
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            remedy = "Name another folder with OUT=, or begin anew with FORCE=1"
+            raise GuardError(f"the file is broken: {error}", where=path, remedy=remedy) from error
 
     def _write(self, manifest: ScanManifest) -> None:
         with atomic_write(self.folder / MANIFEST) as part:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,15 +21,15 @@ from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from serve.scan.parts import (
     FORMATS,
-    MANIFEST,
     Format,
     PartFolder,
     ScanManifest,
     calibration_of,
+    delete_scan,
     weights_of,
 )
 from serve.scan.scan import scan
-from serve.scan.sources import find_sources, state_of
+from serve.scan.sources import find_sources, names_of, state_of
 from serve.selection import Selection, ServedPart, served_parts, start_engine
 
 ROWS_A_PART = 1024  # what a kill costs at most, and within what conversations are sorted
@@ -46,13 +44,17 @@ def manifest_of(
     """
     rules: dict[str, tuple[str, float]] = {}
     calibrations: dict[str, tuple[float, ...]] = {}
+    reads: dict[str, str] = {}
     for part in parts:
         for name, folder in part.folders.items():
             card = load_card(folder)
             rules[name], calibrations[name] = weights_of(card), calibration_of(card)
+            reads[name] = card.reads
     states = {source: state_of(source) for source in sources}
     model = ",".join(part.recipe.name for part in parts)
-    return ScanManifest(model, states, rules, rows_a_part, format_, calibrations=calibrations)
+    return ScanManifest(
+        model, states, rules, rows_a_part, format_, calibrations=calibrations, reads=reads
+    )
 
 
 def summary(manifest: ScanManifest, folder: Path) -> str:
@@ -133,12 +135,12 @@ def main() -> None:
         check_ray()
         actors = arguments.actors or 1
     runs = Runs(arguments.runs)
-    sources = find_sources(shlex.split(arguments.files))
+    sources = find_sources(names_of(arguments.files))
     parts = served_parts(Selection(arguments.model, arguments.rules, arguments.method, runs=runs))
     manifest = manifest_of(parts, sources, arguments.rows_a_part, arguments.format)
     out = arguments.out or runs.root / "scan"
-    if arguments.force and (out / MANIFEST).is_file():
-        shutil.rmtree(out)
+    if arguments.force:
+        delete_scan(out)
     folder = PartFolder(out, manifest)
     stored = folder.finished
     if stored is not None:

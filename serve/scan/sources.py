@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -46,26 +47,42 @@ class StoredConversation:
 RawRow = tuple[Any, str, int]  # its fields, what is wrong with it, and the bytes read by now
 
 
+def names_of(files: str) -> list[str]:
+    """What a command line names: names and patterns separated by blanks, quoted as in a shell.
+
+    Raises GuardError for a quote that is not closed.
+    """
+    try:
+        return shlex.split(files)
+    except ValueError as error:
+        remedy = """Quote a name with blanks or a quote in it: FILES='"bob\'s logs/*.jsonl"'"""
+        raise GuardError(f"FILES: {error}", got=files, remedy=remedy) from error
+
+
 def find_sources(selection: Sequence[str]) -> list[str]:
     """The files of patterns, folders and names, each once, in order; hub data sets as they are.
 
-    Raises GuardError for what names none, or a file whose first row cannot be read.
+    Raises GuardError for what names none, a name that is no text, or a file whose first row cannot
+    be read.
     """
-    sources: dict[str, None] = {}
+    sources: dict[str, str] = {}  # by what they are, however they are spelt
     for name in selection:
         if name.startswith(HUB):
-            sources[name] = None
+            sources[name] = name
             continue
         files = _files(name)
         if not files:
             endings = f"Known: {', '.join(READERS)}, or {HUB}ORG/NAME"
             raise GuardError("no file of stored conversations", got=name, remedy=endings)
         for file in files:
+            if _escaped(file) != file:
+                problem = "the file's name is not UTF-8, so no verdict could name it"
+                raise GuardError(problem, got=_escaped(file), remedy="Rename it")
             next(read_source(file), None)
-        sources |= dict.fromkeys(files)
+            sources.setdefault(str(Path(file).resolve()), file)
     if not sources:
         raise GuardError("no files are named", remedy='FILES="logs/*.jsonl more.parquet"')
-    return list(sources)
+    return list(sources.values())
 
 
 def state_of(source: str) -> tuple[int, int | str]:
@@ -98,7 +115,9 @@ def read_source(source: str) -> Iterator[StoredConversation]:
                 problem = str(error)
         identity = ""
         if isinstance(fields, dict):
-            identity = _escaped(str(fields.get("id", "")))
+            stored_id = fields.get("id")
+            if stored_id is not None:
+                identity = _escaped(str(stored_id))
         yield StoredConversation(source, number, identity, messages, _escaped(problem), read_bytes)
 
 

@@ -212,3 +212,10 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         call = ChatMessage(role="assistant", tool_calls=[{"function": function}])
         with pytest.raises(GuardError, match="nested too deeply"):
             turns([message, call])
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\u200b"])
+def test_a_name_without_words_says_nothing(content: str) -> None:
+    """Else an empty turn would be read in place of the text before it."""
+    (turn,) = turns_of([{"role": "assistant", "name": "helper", "content": content}], where="here")
+    assert "From" not in turn.content

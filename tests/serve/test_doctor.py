@@ -296,3 +296,17 @@ def test_a_base_without_weights_is_a_problem(
     ]
     (base / "model.safetensors").touch()
     assert problems("recipes") == []
+
+
+def test_weights_of_another_rule_or_of_other_turns_are_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make up` refuses the former, and the latter judge other turns than the rule says."""
+    monkeypatch.setattr(doctor, "Runs", lambda: Runs(tmp_path))
+    adapter(tmp_path / "tiny" / "refund_promise" / "alora", "pii_leak")
+    (foreign,) = doctor.weights()
+    assert "not of the rule 'refund_promise'" in foreign.text
+    shutil.rmtree(tmp_path / "tiny")
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", reads="last tool")
+    (outdated,) = doctor.weights()
+    assert "ready for its rule as it was" in outdated.text

@@ -38,6 +38,13 @@ from tests.serve.toy_engine import MortalEngine
 def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
     with _listening("127.0.0.1", 0) as taken, pytest.raises(GuardError, match="PORT="):
         _listening("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(GuardError, match="HOST="):
+        _listening("no.such.host.invalid", 0)
+
+
+def test_an_address_of_ipv6_is_listened_on() -> None:
+    with _listening("::1", 0) as listener:
+        assert listener.getsockname()[0] == "::1"
 
 
 def test_without_trained_rules_the_command_says_what_to_do(
@@ -61,10 +68,11 @@ def test_an_unknown_method_ends_the_command_with_one_line(
 
 
 def test_a_merged_base_has_its_method_already(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("sys.argv", ["up", "--merged", "--method", "alora"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "leave out --method" in capsys.readouterr().err
+    for option in (["--method", "alora"], ["--watch"]):
+        monkeypatch.setattr("sys.argv", ["up", "--merged", *option])
+        with pytest.raises(SystemExit):
+            main()
+        assert f"leave out {option[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("replicas", [[], ["--replicas", "2"]])

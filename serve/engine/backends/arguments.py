@@ -15,7 +15,7 @@ Some arguments follow from these and from the adapters:
   named them.
 - `max_loras`, `max_cpu_loras`, `kv_cache_memory_bytes`: where the recipe gives `serving_memory`
   (`shared_out`) and 1-4 say nothing of them.
-- `max_cpu_loras`: at least one for every slot; without any figure, one for every adapter.
+- `max_cpu_loras`: at least one for every slot; without any figure, more than there are adapters.
 - `enforce_eager`: the model is compiled, on a CPU too, unless this machine lacks what that takes.
 - `hf_overrides`: the output layer computes in float32 whatever the base's dtype, unless its
   `head_dtype` is named: a verdict is a difference of two logits, which bfloat16 rounds to as much
@@ -58,6 +58,7 @@ GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
 # Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. Not
 # measured.
 WORKSPACE_BYTES = 3 * GIB
+ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory for those that are there
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
 
 DEFAULTS: dict[str, Any] = {
@@ -100,17 +101,13 @@ def engine_args(
     """
     args = stated_args(recipe, overrides)
     _refuse_what_fails_later(recipe, args)
-    if "enforce_eager" not in args and installed_device() == "cpu":
-        args["enforce_eager"] = missing_for_compiling() is not None
+    _add_compiling(args)
     args["hf_overrides"] = {"head_dtype": "float32"} | dict(args.get("hf_overrides") or {})
     if "lora_target_modules" not in overrides:
         args.update(_prepared_layers(args, adapters))
     if recipe.serving_memory != ServingMemory():
         args = {**_from_memory(recipe, args, len(adapters)), **args}
-    # What falls out of host memory is read again from its folder; if that has changed since, the
-    # request is refused.
-    slots = args.get("max_loras", 1)
-    args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
+    _add_host_copies(args)
     return args
 
 
@@ -168,13 +165,26 @@ def _window_args(
         **overrides,
     }
     _refuse_what_fails_later(recipe, args)
-    if "enforce_eager" not in args and installed_device() == "cpu":
-        args["enforce_eager"] = missing_for_compiling() is not None
+    _add_compiling(args)
     hf_overrides = {"architectures": [architecture]}
     args["hf_overrides"] = hf_overrides | dict(args.get("hf_overrides") or {})
-    slots = args.get("max_loras", 1)
-    args["max_cpu_loras"] = max(args.get("max_cpu_loras", len(adapters)), slots)
+    _add_host_copies(args)
     return args
+
+
+def _add_compiling(args: dict[str, Any]) -> None:
+    """Whether the model is compiled, where nobody says."""
+    if "enforce_eager" not in args and installed_device() == "cpu":
+        args["enforce_eager"] = missing_for_compiling() is not None
+
+
+def _add_host_copies(args: dict[str, Any]) -> None:
+    """How many adapters stay in host memory, where nobody says: all, those too that are served
+    later. What falls out of it is read again from its folder; if that has changed since, the
+    request is refused.
+    """
+    kept = args.get("max_cpu_loras", ALL_ADAPTERS)
+    args["max_cpu_loras"] = max(kept, args.get("max_loras", 1))
 
 
 def _served_encoder(recipe: Recipe) -> str:

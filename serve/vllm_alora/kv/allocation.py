@@ -104,12 +104,11 @@ def _behind_held_blocks(
         return None
     if 0 in [block.ref_cnt for block in held]:  # it would leave the queue of the free ones
         return None
-    computed = len(held) * size + arguments.get("num_external_computed_tokens", 0)
-    most_tokens = max(request.num_tokens, computed + new_tokens)
+    external = arguments.get("num_external_computed_tokens", 0)
+    most_tokens = max(request.num_tokens, len(held) * size + external + new_tokens)
     spare = kv_cache_manager.watermark_blocks + arguments.get("reserved_blocks", 0)
     if cdiv(most_tokens, size) - len(held) + spare > pool.get_num_free_blocks():
         return None
-    external = arguments.get("num_external_computed_tokens", 0)
     blocks = _given(kv_cache_manager, request, held, external, new_tokens)
     reported = blocks[cdiv(len(held) * size + external, size) :]
     return kv_cache_manager.create_kv_cache_blocks((reported,))

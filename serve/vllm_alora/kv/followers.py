@@ -200,9 +200,7 @@ def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
     kept_tokens, kept_places = 0, 0
     adapters: set[int] = set()
     for request in chain(scheduler.running, scheduler.waiting):
-        # What the cache holds of a request that waits was looked up when it came (`resident`).
-        computed = max(request.num_computed_tokens, getattr(request, "resident_tokens", 0))
-        tokens -= request.num_tokens - computed
+        tokens -= request.num_tokens - _computed(request)
         places -= 1
         if request.lora_request is not None:
             adapters.add(request.lora_request.lora_int_id)
@@ -224,6 +222,17 @@ def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
                 kept_places += 1
                 adapters.add(adapter_id)
     return kept_tokens, kept_places
+
+
+def _computed(request: Request) -> int:
+    """A request's tokens that need not be computed.
+
+    Of one that waits, what the cache held when it came (`resident`): of one that runs, that may
+    have been evicted since.
+    """
+    if request.status != RequestStatus.WAITING:
+        return request.num_computed_tokens
+    return max(request.num_computed_tokens, getattr(request, "resident_tokens", 0))
 
 
 class Room:

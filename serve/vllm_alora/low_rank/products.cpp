@@ -2,8 +2,8 @@
 // and B, in place. Each adapter's weights are read where they lie, without copies, and stay in the
 // cache while its tokens pass, four at a time. Meanwhile those of the next one are fetched, a line
 // for each line multiplied: with few tokens an adapter the arithmetic hides behind the memory. The
-// threads share out the pieces of each slice of a packed layer. float32, or bfloat16 with sums in float32: x A is rounded
-// to bfloat16, as vLLM's operator does, and the sum once.
+// threads share out the pieces of each slice of a packed layer. float32, or bfloat16 with sums in
+// float32: x A is rounded to bfloat16, as vLLM's operator does, and the sum once.
 //
 // Plain C++ with GCC's vectors, which clang has too: no header of PyTorch, seconds to compile.
 // native.py compiles and calls it, and has the layout of Slice and Piece a second time.

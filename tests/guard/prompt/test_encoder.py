@@ -204,7 +204,7 @@ def test_no_content_changes_whose_turn_it_is(content: str) -> None:
         assert [turn.speaker for turn in one.turns] == [role]
 
 
-@pytest.mark.parametrize("content", ["", " ", "\u200b"])
+@pytest.mark.parametrize("content", ["", " ", "\u200b", "\n\n", " \n ", "\u2028\u2028"])
 def test_a_turn_that_says_nothing_is_nobody_s(content: str) -> None:
     for role in ROLES:
         (one,) = builder().windows(builder().prefix_ids([Message(role, content)]), "conversation")

@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
 from guard.example import Message
+from guard.layout import ROOT
 from guard.recipe import ServingMemory
 from guard.rule import text_hash
 from guard.verdict import Calibration
-from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
 from tests.serve.adapters import save_random_adapter, save_variant
 from tests.serve.engine.shared import logits, long_conversation, runner
 from tests.serve.guarded import (
@@ -449,3 +450,11 @@ def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(
     weights.write_bytes(whole)
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert small.check((*CONVERSATION, Message("user", "Well?"))).refused == {}
+
+
+def test_the_code_that_decides_answers_is_all_but_that_of_the_thread() -> None:
+    """A kept answer is of this code: what decides only when one comes is no reason to ask anew."""
+    engine = ROOT / "serve" / "engine"
+    names = {str(path.relative_to(engine)) for path in CODE if path.is_relative_to(engine)}
+    assert {"engine.py", "head.py", "backends/decoder.py"} < names
+    assert not any(name.startswith("thread") for name in names)

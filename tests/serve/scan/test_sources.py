@@ -16,7 +16,14 @@ from guard.chat import PartlyRead
 from guard.errors import GuardError
 from guard.example import Message
 from serve.scan import sources
-from serve.scan.sources import find_sources, read_source, size_of, state_of, stored_messages
+from serve.scan.sources import (
+    find_sources,
+    names_of,
+    read_source,
+    size_of,
+    state_of,
+    stored_messages,
+)
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -43,6 +50,25 @@ def test_patterns_folders_and_names_are_files_in_order_each_once(tmp_path: Path)
         paths["b/2.jsonl"],
         "hub:org/name",
     ]
+    spelt_twice = [paths["b/2.jsonl"], f"{tmp_path}/b/../b/*.jsonl"]
+    assert find_sources(spelt_twice) == [paths["b/2.jsonl"]]
+
+
+def test_a_file_whose_name_is_no_text_is_refused_before_it_is_judged(tmp_path: Path) -> None:
+    write_lines(Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.jsonl")), {"text": "Hi"})
+    with pytest.raises(GuardError, match=r"not UTF-8.*caf.udce9.*Rename it"):
+        find_sources([str(tmp_path)])
+
+
+def test_names_are_quoted_as_in_a_shell() -> None:
+    assert names_of("a.jsonl 'b c.jsonl'") == ["a.jsonl", "b c.jsonl"]
+    with pytest.raises(GuardError, match=r"FILES: No closing quotation.*bob's logs"):
+        names_of("bob's logs/*.jsonl")
+
+
+def test_an_id_that_is_null_is_none(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", {"id": None, "text": "Hi"}, {"id": 0, "text": "Hi"})
+    assert [row.id for row in read_source(path)] == ["", "0"]
 
 
 @pytest.mark.parametrize("name", ["nowhere.jsonl", "*.jsonl", "notes.txt", "empty"])

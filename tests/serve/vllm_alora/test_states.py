@@ -96,3 +96,19 @@ def test_a_real_runner_s_state_gives_the_logits_of_its_output_layer(served: Serv
     (state,) = take_states(served.runner).values()
     logits = served.runner.model.lm_head.weight @ state
     assert int(logits.argmax()) == outputs[0].outputs[0].token_ids[0]
+
+
+def test_what_nobody_takes_is_forgotten_with_the_next_step() -> None:
+    """Else a server whose clients may ask for states would keep one for every request."""
+    runner = ToyRunner([("a", 0, 10, 10)])
+    states.sample_tokens.wrapper(lambda *_: None, runner, None)
+    runner.requests["request 0"].sampling_params = SamplingParams(extra_args={STATE: "b"})
+    assert list(sampled(runner)) == ["b"]
+
+
+@pytest.mark.parametrize("key", [[1], 7, {"a": "b"}, None])
+def test_a_key_that_is_no_text_asks_for_nothing(key: object) -> None:
+    """`vllm_xargs` of a request over HTTP may be anything."""
+    runner = ToyRunner([(None, 0, 10, 10)])
+    runner.requests["request 0"].sampling_params = SamplingParams(extra_args={STATE: key})
+    assert sampled(runner) == {}

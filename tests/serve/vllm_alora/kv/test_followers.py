@@ -528,3 +528,18 @@ def test_an_engine_that_is_to_have_no_followers_has_none(
     assert not follow(scheduler, leader, "1", prompt, lora, 0)
     monkeypatch.undo()
     served.core.abort_requests(["0.0"])
+
+
+def test_of_a_request_that_runs_what_was_cached_when_it_came_is_not_taken_as_computed(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    """It may have been evicted since: the step would be kept free for followers who cannot come."""
+    served.limit_step(40)
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(31, 200, (Rule("first"), Rule("second"))))
+    served.scheduler.requests["0.0"].resident_tokens = 192
+    asking.step()
+    asking.step()
+    asking.step()
+    assert asking.steps[1:] == [40, 40]
+    asking.finish()
