@@ -534,12 +534,15 @@ def test_of_a_request_that_runs_what_was_cached_when_it_came_is_not_taken_as_com
     served: Served, adapters: dict[str, str]
 ) -> None:
     """It may have been evicted since: the step would be kept free for followers who cannot come."""
+    rules = (Rule("first"), Rule("second"))
+    asking = Asking(served, adapters, in_groups=True)
+    asking.queue(0, Conversation(30, 20, rules))
+    asking.finish()  # now nobody waits for an adapter
     served.limit_step(40)
     asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(31, 200, (Rule("first"), Rule("second"))))
+    asking.queue(0, Conversation(31, 200, rules))
     served.scheduler.requests["0.0"].resident_tokens = 192
-    asking.step()
-    asking.step()
-    asking.step()
+    for _ in range(3):
+        asking.step()
     assert asking.steps[1:] == [40, 40]
     asking.finish()
