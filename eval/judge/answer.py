@@ -27,11 +27,11 @@ class JudgeRow(Completion):
 
 
 _NOT_A_CHOICE = r"(?!\s*(?:/|or\b|and\b))"  # "yes or no" repeats the question
-# What follows a no that answers: "no, ...", "no - ...", "no violation", "no it does not"; not "no
-# doubt about it".
+# What follows a no that answers: "no, ...", "no (...", "no - ...", "no because", "no violation",
+# "no it does not"; not "no doubt about it", "no-one", "no/yes".
 _SAYS_SO = (
-    r"(?=\W*$|\s*[.,:;!*\n\"']|\s+[-\u2013\u2014]|\s+violation"
-    r"|\s+(?:it|this|that|they|the \w+)\s+"
+    r"(?=\W*$|\s*\n|\s*[^\w\s?/\u2010\u2011-]|\s+-|\s+(?:violation|because\b|since\b)"
+    r"|\s+(?:it|they|(?:this|that|the)(?:\s+\w+){0,2})\s+"
     r"(?:do|does|did|is|was|has|have)(?:\s+not\b|n['\u2019]t\b))"
 )
 _LEADING = re.compile(rf"^\W*(?:(yes)\b{_NOT_A_CHOICE}|(no){_SAYS_SO})")

@@ -24,8 +24,7 @@ from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
-from guard.prompt.decoder import ROLE_LABELS
-from guard.prompt.text import visible
+from guard.prompt.decoder import labelled
 from guard.rule import Rule, in_words
 
 REFUSALS = 8  # without one answer: then it is our way of asking, not the conversations
@@ -59,18 +58,21 @@ class EndpointJudge(Endpoint):
         return Judgement([Answer(row.violates) for row in rows], record)
 
     def ask(self, rule: Rule, examples: tuple[Example, ...], kept: Path) -> list[JudgeRow]:
-        """One row per example, in order; only examples without an answer in the file `kept` are
-        asked.
+        """One row per example, in order; only conversations without an answer in the file `kept`
+        are asked about, each once.
 
         An example that the endpoint refuses while it answers others is kept as refused. Raises
         GuardError when it refuses key, model or every request, or keeps failing; all answers so far
-        are kept.
+        are kept, those to requests under way included.
         """
         file = AnswerFile(kept, JudgeRow)
         keys = {example.id: self._key(rule, example) for example in examples}
-        missing = [example for example in examples if file.get(keys[example.id]) is None]
+        by_key: dict[str, Example] = {}
+        for example in examples:
+            if file.get(keys[example.id]) is None:
+                by_key.setdefault(keys[example.id], example)
         # the first few are a mixed sample, not one kind after another
-        missing.sort(key=lambda example: fingerprint(example.id))
+        missing = sorted(by_key.values(), key=lambda example: fingerprint(example.id))
         if missing:
             asyncio.run(self._ask_missing(rule, missing, keys, file))
         rows = (file.get(keys[example.id]) for example in examples)
@@ -78,7 +80,7 @@ class EndpointJudge(Endpoint):
 
     def _key(self, rule: Rule, example: Example) -> str:
         body = self.body(judge_messages(rule, example.messages))
-        return fingerprint(self.base_url, example.id, body)
+        return fingerprint(self.base_url, body)
 
     async def _ask_missing(
         self,
@@ -89,14 +91,20 @@ class EndpointJudge(Endpoint):
     ) -> None:
         pending = iter(missing)  # which the workers share
         answers = AnswersSoFar(file, keys, self.url)
+        failures: list[GuardError] = []
         with tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}") as bar:
             async with self.client() as client:
 
                 async def work() -> None:
                     for example in pending:
                         messages = judge_messages(rule, example.messages)
-                        completion = await self.complete(client, messages, f"example {example.id}")
-                        answers.add(example, completion)
+                        about = f"example {example.id}"
+                        try:
+                            answers.add(example, await self.complete(client, messages, about))
+                        except GuardError as error:
+                            failures.append(error)
+                        if failures:  # of any worker: no more is asked, what is under way is kept
+                            return
                         bar.update()
 
                 try:
@@ -105,6 +113,8 @@ class EndpointJudge(Endpoint):
                             workers.create_task(work())
                 except ExceptionGroup as group:
                     raise group.exceptions[0] from None
+        if failures:
+            raise failures[0]
         answers.finish()
 
 
@@ -156,10 +166,6 @@ def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, 
     if rule.turns == "last":
         note = ""  # the rule says what counts
     parts = [in_words(rule, note)]
-    turns = [
-        f"{ROLE_LABELS[message.role]} " + "\n| ".join(visible(message.content).splitlines() or [""])
-        for message in messages
-    ]
-    parts.append("<conversation>\n" + "\n".join(turns) + "\n</conversation>")
+    parts.append("<conversation>\n" + "\n".join(map(labelled, messages)) + "\n</conversation>")
     parts.append("Does the conversation violate the rule? Answer yes or no.")
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}]

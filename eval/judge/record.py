@@ -48,10 +48,12 @@ def endpoint_record(
 ) -> JudgeRecord:
     """The record of an endpoint's rows; `cost_usd` of prompt and completion tokens."""
     answers = [row for row in rows if not row.refused]
+    # An answer that several rows share was asked and paid for once.
+    asked = list({row.key: row for row in answers}.values())
     p50 = p95 = None
-    if answers:
-        p50, p95 = np.percentile([row.latency_ms for row in answers], [50, 95]).tolist()
-    prompt, completion, with_usage = _usage(answers)
+    if asked:
+        p50, p95 = np.percentile([row.latency_ms for row in asked], [50, 95]).tolist()
+    prompt, completion, with_usage = _usage(asked)
     return JudgeRecord(
         name=name,
         endpoint=endpoint,
@@ -59,7 +61,7 @@ def endpoint_record(
         refused=len(rows) - len(answers),
         prompt_tokens=prompt if with_usage else None,
         completion_tokens=completion if with_usage else None,
-        without_usage=len(answers) - with_usage,
+        without_usage=len(asked) - with_usage,
         latency_p50_ms=p50,
         latency_p95_ms=p95,
         cost_usd=cost_usd(prompt, completion) if with_usage else None,

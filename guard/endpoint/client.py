@@ -200,9 +200,12 @@ class Endpoint:
 
 
 def read_completion(completion: Any, latency_ms: float) -> Completion:
-    """A chat completion's answer. Raises KeyError, IndexError or TypeError where it is none."""
+    """A chat completion's answer.
+
+    Raises LookupError, TypeError or AttributeError where it is none.
+    """
     choice = completion["choices"][0]
-    text = choice["message"]["content"]
+    text = choice["message"].get("content")
     finish_reason = choice.get("finish_reason")
     if not isinstance(text, str | None):
         raise TypeError(f"the content is {type(text).__name__}, not text")
@@ -210,7 +213,7 @@ def read_completion(completion: Any, latency_ms: float) -> Completion:
         finish_reason = None
     usage = completion.get("usage")
     return Completion(
-        # A null content is an answer too: the model refused, or spent all its tokens on reasoning.
+        # No content is an answer too: the model refused, or spent all its tokens on reasoning.
         text=text or "",
         prompt_tokens=_count(usage, "prompt_tokens"),
         completion_tokens=_count(usage, "completion_tokens"),

@@ -21,7 +21,7 @@ from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
 from guard.endpoint.client import ATTEMPTS
 from guard.errors import GuardError
 from guard.example import Example, Message
-from guard.layout import ROOT
+from guard.layout import ROOT, fingerprint
 from guard.rule import Rule
 
 pytestmark = pytest.mark.slow
@@ -485,6 +485,33 @@ def test_another_model_rule_or_conversation_is_asked_anew(
     changed = replace(examples(1)[0], messages=(Message("assistant", "case 0. But longer"),))
     judge.ask(RULE, (changed,), kept)
     assert len(endpoint.bodies) == 2 + 2 + 2 + 1
+
+
+def test_another_id_is_not_asked_anew_and_the_same_conversation_is_asked_once(
+    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    kept = tmp_path / "judge.jsonl"
+    asked = (*examples(2), replace(examples(1)[0], id="copy"))
+    assert [row.violates for row in judge.ask(RULE, asked, kept)] == [False, True, False]
+    assert len(endpoint.bodies) == 2
+    renamed = tuple(replace(example, id=f"line {example.id}") for example in asked)
+    assert [row.violates for row in judge.ask(RULE, renamed, kept)] == [False, True, False]
+    assert len(endpoint.bodies) == 2
+
+
+def test_answers_under_way_are_kept_when_a_request_fails(
+    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    kept = tmp_path / "judge.jsonl"
+    first = sorted(range(8), key=lambda number: fingerprint(f"e{number}"))[:4]
+    endpoint.reply = lambda number, before: (
+        Reply(status=401, delay_s=0.2) if number == first[0] else Reply(delay_s=1.0)
+    )
+    with pytest.raises(GuardError, match="HTTP 401"):
+        replace(judge, concurrency=4).ask(RULE, examples(8), kept)
+    ids = {json.loads(line)["id"] for line in kept.read_text().splitlines()}
+    assert ids == {f"e{number}" for number in first[1:]}
+    assert len(endpoint.bodies) == 4
 
 
 def test_cost_counts_tokens_at_their_prices(

@@ -21,3 +21,9 @@ def test_only_answers_count_towards_time_and_cost() -> None:
 def test_without_an_answer_nothing_is_known() -> None:
     record = endpoint_record("m", "http://x", [row("no", 1.0, refused=True)], lambda p, c: 1.0)
     assert (record.latency_p50_ms, record.prompt_tokens, record.cost_usd) == (None, None, None)
+
+
+def test_an_answer_that_two_rows_share_is_paid_for_once_and_counts_for_both() -> None:
+    rows = [row("hm", 10.0), row("hm", 10.0)]
+    record = endpoint_record("m", "http://x", rows, lambda prompt, completion: prompt + completion)
+    assert (record.unparseable, record.prompt_tokens, record.cost_usd) == (2, 10, 20)

@@ -151,3 +151,8 @@ def test_the_key_is_not_shown_in_any_notation() -> None:
     )
     assert "secret" not in shown and "\n" not in shown
     assert "secret" not in repr(endpoint)
+
+
+def test_a_message_without_content_is_an_empty_answer() -> None:
+    completion = read_completion({"choices": [{"message": {"role": "assistant"}}]}, 1.0)
+    assert completion.text == ""
