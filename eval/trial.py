@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from guard.card import Card, load_card
+from guard.card import CARD, Card, load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples
 from guard.layout import Runs, fingerprint, split_files
@@ -290,12 +290,15 @@ class TrialRequirements:
         Raises GuardError where their card says something else, or a file is missing.
         """
         folder = self.runs.adapter(self.recipe.name, self.rule.id, method, seed)
-        card = load_card(folder)
         train = f"make train RULE={self.rule.id} MODEL={self.recipe.name}"
         if seed:
             train += f" SEEDS={seed}"
-        self._compare(card, folder, method, seed, f"Run `{train}`")
-        remedy = f"Run `{train} FORCE=1`"
+        remedy = f"Run `{train}`"
+        if not (folder / CARD).is_file():
+            raise GuardError(f"no {CARD}: not finished weights", where=folder, remedy=remedy)
+        card = load_card(folder)
+        self._compare(card, folder, method, seed, remedy)
+        remedy = f"Run `{train} METHOD={method} FORCE=1`"
         logits = read_predictions(folder, "test", remedy)
         for example in self.examples:
             if example.id not in logits:

@@ -63,8 +63,8 @@ class Card(Strict):
 
     @property
     def retrain(self) -> str:
-        """The command that trains this adapter again."""
-        command = f"make train RULE={self.rule} MODEL={self.model}"
+        """The command that trains these weights again, and no others of the rule."""
+        command = f"make train RULE={self.rule} MODEL={self.model} METHOD={self.method}"
         if self.seed:
             command += f" SEEDS={self.seed}"
         return command

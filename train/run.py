@@ -64,7 +64,9 @@ def run(
                 Job(rule, recipe, method, seed, builder, runs or Runs())
                 for method, seed in settings
             ]
-            work += outdated_jobs(jobs, force=force)
+            outdated, without_threshold = outdated_jobs(jobs, force=force)
+            work += outdated
+            failed += without_threshold
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
@@ -137,19 +139,26 @@ def _settings(
     return list(dict.fromkeys(settings))
 
 
-def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> list[JobAndRows]:
-    """The jobs of one rule that are to be done, with the rule's examples."""
+def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
+    """The jobs of one rule that are to be done, with the rule's examples, and the names of those
+    whose threshold cannot be chosen anew.
+    """
     outdated: list[Job] = []
+    failed: list[str] = []
     for job in jobs:
         if force or not is_current(job.folder, job.inputs):
             outdated.append(job)
-        else:
+            continue
+        try:
             print(f"{job.name}: {_with_threshold(job)}", flush=True)
+        except GuardError as error:
+            print(f"{job.name}: {error}", flush=True)
+            failed.append(job.name)
     if not outdated:
-        return []
+        return [], failed
     first = outdated[0]
     rows = load(first.data, first.rule, first.recipe, first.builder)
-    return [(job, rows) for job in outdated]
+    return [(job, rows) for job in outdated], failed
 
 
 def _with_threshold(job: Job) -> str:

@@ -42,13 +42,17 @@ def train_study(folder: Path, recipe: Recipe, *, force: bool = False, rules: Pat
     rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
     builder = prompt_builder(recipe)
     work: list[JobAndRows] = []
+    failed: list[str] = []
     for point in study.points:
         jobs = _jobs(rule, recipe, builder, point, folder)
-        work += outdated_jobs(jobs, force=force)
+        outdated, without_threshold = outdated_jobs(jobs, force=force)
+        work += outdated
+        failed += without_threshold
     if work:
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
-    claimed, failed = claimed_jobs(work, force=force)
+    claimed, taken = claimed_jobs(work, force=force)
+    failed += taken
     failed += train(claimed)
     if failed:
         remedy = "The errors stand above; everything else is done"

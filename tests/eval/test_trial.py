@@ -68,7 +68,7 @@ def test_every_seed_with_all_methods_is_found(world: World) -> None:
 
 def test_seeds_that_were_asked_for_must_exist(world: World) -> None:
     world.add_rule()
-    with pytest.raises(GuardError, match=r"lora-seed1.*make train"):
+    with pytest.raises(GuardError, match=r"lora-seed1.*make train.* SEEDS=1`"):
         load(world, seeds=(0, 1))
 
 
@@ -164,7 +164,7 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
         load(world)
     config.rename(folder / "adapter_config.json")
     (folder / "predictions.jsonl").unlink()
-    with pytest.raises(GuardError, match=r"predictions\.jsonl.*MODEL=toy FORCE=1`"):
+    with pytest.raises(GuardError, match=r"predictions\.jsonl.*MODEL=toy METHOD=alora FORCE=1`"):
         load(world)
     (folder / PEFT_WEIGHTS).unlink()
     with pytest.raises(GuardError, match="make train"):

@@ -73,9 +73,13 @@ def test_a_card_is_of_the_file_that_its_method_writes(tmp_path: Path) -> None:
         load_card(tmp_path)
 
 
-def test_the_command_that_trains_again_names_rule_base_and_another_seed(folder: Path) -> None:
-    assert card(folder).retrain == "make train RULE=pii_leak MODEL=tiny"
-    assert card(folder, seed=2).retrain == "make train RULE=pii_leak MODEL=tiny SEEDS=2"
+def test_the_command_that_trains_again_is_of_these_weights_alone(
+    folder: Path,
+) -> None:
+    assert card(folder).retrain == "make train RULE=pii_leak MODEL=tiny METHOD=alora"
+    assert (
+        card(folder, seed=2).retrain == "make train RULE=pii_leak MODEL=tiny METHOD=alora SEEDS=2"
+    )
 
 
 def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> None:

@@ -69,17 +69,27 @@ def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
 def test_a_run_chooses_the_threshold_anew_and_trains_nothing(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.outdated_jobs([at(job, 0.25)], force=False) == []
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
     assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
     assert load_card(job.folder).max_fpr == 0.25
-    assert run.outdated_jobs([at(job, 0.25)], force=False) == []
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
     assert capsys.readouterr().out == f"{job.name}: up to date\n"
+
+
+def test_weights_whose_threshold_cannot_be_chosen_anew_leave_other_jobs_of_the_rule_alone(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job.folder / "predictions.jsonl").unlink()
+    stale, outdated = at(job, 0.25), replace(at(job, 0.25), seed=7)
+    work, failed = run.outdated_jobs([stale, outdated], force=False)
+    assert ([job for job, _ in work], failed) == ([outdated], [stale.name])
+    assert f"{stale.name}: " in capsys.readouterr().out
 
 
 def test_missing_predictions_are_an_error_and_the_card_stays(job: Job) -> None:
     before = (job.folder / "card.json").read_bytes()
     write_predictions(job.folder, [])
-    with pytest.raises(GuardError, match=r"no prediction for .* validation rows.*FORCE=1"):
+    with pytest.raises(GuardError, match=r"no prediction for .* validation rows.*METHOD=.*FORCE=1"):
         recalibrate(at(job, 0.25))
     Path(job.folder / "predictions.jsonl").unlink()
     with pytest.raises(GuardError, match="no such file"):
