@@ -48,13 +48,14 @@ def report_study(folder: Path, recipe: Recipe, rules: Path = RULES, name: str = 
     rule = load_rule(study.rule, rules)
     logits = study_logits(folder, study, recipe, rule)
     examples = shared_test_rows(folder, study)
-    origins = [name for name in get_args(Origin) if name in set(map(origin_of, examples))]
+    there = {origin_of(example) for example in examples}
+    origins = [origin for origin in get_args(Origin) if origin in there]
     cells: list[StudyCell] = []
     differences: list[StudyDifference] = []
     for origin in tqdm(origins, desc="intervals", unit="origin", leave=False):
         chosen = np.array([origin_of(example) == origin for example in examples])
         rows = _tested([example for example in examples if origin_of(example) == origin])
-        cells += _cells(study, origin, rows, logits, chosen)
+        cells += _cells(origin, rows, logits, chosen)
         differences += _differences(study, origin, rows, logits, chosen)
     report = StudyReport(
         study=study,
@@ -82,7 +83,7 @@ def _count(examples: Sequence[Example], origin: Origin, labels: Sequence[int]) -
 
 
 def _cells(
-    study: Study, origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
+    origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
 ) -> Iterator[StudyCell]:
     for (size, method), of_seeds in logits.items():
         estimate = auroc_estimate(rows, of_seeds[:, chosen])
