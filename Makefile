@@ -72,8 +72,9 @@ clients := .venv-clients/setup.stamp
 cluster := .venv/cluster.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
-override POLICY := $(value POLICY)
-export POLICY UNLABELLED A B FILES OUT TRACE
+as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE
+$(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
+export $(as_they_stand)
 
 .PHONY: help all rule data train eval serve up scan plan test test-gpu-path compare replay retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
 
@@ -91,9 +92,10 @@ help:
 all: QUICK = 1
 all: setup data train eval serve ##   from a fresh machine to the finished tables: setup, data, train, eval, serve QUICK=1
 
-# An option with its value, or a flag, where the variable is set.
+# An option with its value where the variable is set; a flag where it is set and not 0.
 option = $(if $(2),--$(1) '$(2)')
-flag = $(if $(2),--$(1))
+flag = $(if $(filter-out 0,$(2)),--$(1))
+data_option = $(if $(DATA),--data "$$DATA")
 
 # Of NAME only what stands on the command line: some shells export a name of their own.
 name := $(if $(filter command,$(origin NAME)),$(NAME))
@@ -102,7 +104,7 @@ rule: $(ready) ##   NAME=delivery_date POLICY="never promise a delivery date" ->
 	$(python) -m data.new_rule --name '$(name)' --policy "$$POLICY" $(call option,judged,$(JUDGED))
 
 data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes your own
-	$(python) -m data.build --rule '$(RULE)' $(call option,data,$(DATA)) $(if $(UNLABELLED),--unlabelled "$$UNLABELLED") \
+	$(python) -m data.build --rule '$(RULE)' $(data_option) $(if $(UNLABELLED),--unlabelled "$$UNLABELLED") \
 		$(call option,examples,$(EXAMPLES)) $(call option,splits,$(SPLITS)) $(call flag,force,$(FORCE))
 
 train: $(ready) ##   conversations -> weights by every method of the recipe (LoRA, aLoRA, head) in runs/MODEL/RULE
@@ -135,7 +137,7 @@ up: $(ready) $(if $(REPLICAS)$(SHARDS),$(cluster)) ##   the guardrail server, in
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
-scan: $(ready) $(if $(CLUSTER),$(cluster)) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
+scan: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
@@ -143,17 +145,17 @@ scan: $(ready) $(if $(CLUSTER),$(cluster)) ##   FILES="logs/*.jsonl" -> every st
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json, plot (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(call flag,routing,$(ROUTING)) $(OPTIONS)
 
-test: $(ready) $(if $(QUICK),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 2 minutes; TESTS=tests/guard: a part
-	$(python) -m pytest $(if $(QUICK),-m 'not slow') $(TESTS)
+test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 2 minutes; TESTS=tests/guard: a part
+	$(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
 
 # For experts.
 test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, its kernels interpreted (4 minutes on one core; DEVICE=cpu)
 	$(python) -m pytest -n0 -p tests.serve.gpu_path.interpreted tests/serve/gpu_path/ring_*.py
 
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
-	$(python) -m eval.compare "$$A" "$$B" $(call option,data,$(DATA))
+	$(python) -m eval.compare "$$A" "$$B" $(data_option)
 
-replay: $(ready) $(if $(CLUSTER),$(cluster)) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
+replay: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
 	$(python) -m serve.replay.run "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
 		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
@@ -162,9 +164,9 @@ retest: $(ready) ##   the evaluated rules on an independent second test draw of 
 
 # Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
 define study
-	$(python) -m data.study $(1) --rule '$(RULE)' $(call option,data,$(DATA)) $(call option,rows,$(2)) $(call option,seeds,$(SEEDS)) $(OPTIONS)
-	$(python) -m train.study $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL) $(call option,method,$(METHOD)) $(call flag,force,$(FORCE))
-	$(python) -m eval.study.run $(1) --rule '$(RULE)' $(call option,data,$(DATA)) --model $(MODEL) $(call option,method,$(METHOD))
+	$(python) -m data.study $(1) --rule '$(RULE)' $(data_option) $(call option,rows,$(2)) $(call option,seeds,$(SEEDS)) $(OPTIONS)
+	$(python) -m train.study $(1) --rule '$(RULE)' $(data_option) --model $(MODEL) $(call option,method,$(METHOD)) $(call flag,force,$(FORCE))
+	$(python) -m eval.study.run $(1) --rule '$(RULE)' $(data_option) --model $(MODEL) $(call option,method,$(METHOD))
 endef
 
 transfer: $(ready) ##   trained on generated rows and a few real ones of DATA=file, tested on its others -> AUROC, plot, runs/transfer

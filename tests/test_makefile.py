@@ -185,7 +185,7 @@ def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
 
 def test_a_study_is_drawn_trained_and_reported_from_the_same_rows() -> None:
     python = ".venv/bin/python -m"
-    named = "transfer --rule 'toxicity' --data 'mine.csv'"
+    named = "transfer --rule 'toxicity' --data \"$DATA\""
     arguments = ["RULE=toxicity", "DATA=mine.csv", "REAL=0,20", "SEEDS=0", "FORCE=1"]
     assert commands("transfer", *arguments) == [
         f"{python} data.study {named} --rows '0,20' --seeds '0'",
@@ -237,7 +237,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("bench") == commands("bench", NAME="machine") == [bench]
     assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith(
-        "--rule 'medical_advice' --data 'own.csv' --splits 'new'"
+        "--rule 'medical_advice' --data \"$DATA\" --splits 'new'"
     )
     assert (
         commands("up")
@@ -278,6 +278,10 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
         f"{replay} --method 'lora' --force"
     ]
     assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
+    assert commands("train", "FORCE=0") == commands("train")
+    assert commands("serve", "QUICK=0", "WIDE=0") == commands("serve")
+    assert commands("test", "QUICK=0") == commands("test")
+    assert commands("scan", "FILES=a", "CLUSTER=0") == commands("scan", "FILES=a")
     assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")
     fuzz = ".venv/bin/python -m tests.serve.fuzz.run"
     assert commands("fuzz", "MINUTES=3") == [f"{fuzz} --minutes '3'"]
@@ -290,6 +294,9 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     [
         ("data", "RULE", "a, b"),
         ("data", "DATA", "my data.csv"),
+        ("data", "DATA", "it's rows.jsonl"),
+        ("compare", "DATA", "it's $rows.jsonl"),
+        ("scan", "FILES", "logs/a$b.jsonl"),
         ("train", "SEEDS", "0, 1"),
         ("base", "CORPUS", "*.jsonl.gz, hub:a/b"),
     ],
