@@ -15,10 +15,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from data.rows import TOO_DEEP, BadRow, SourceRow, from_json, without_nulls
-from data.splits import SHARES, assign, drop_leaks, labels_scarce, refuse_straddling
+from data.splits import (
+    SHARES,
+    assign,
+    drop_leaks,
+    group_near_duplicates,
+    labels_scarce,
+    refuse_straddling,
+)
 from guard.chat import turns_of, unread_parts
 from guard.errors import GuardError
 from guard.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
+from guard.prompt.text import visible
 from guard.rule import Rule
 
 NAMED = 20  # bad rows that an error spells out
@@ -213,7 +221,7 @@ def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     Raises BadRow or GuardError.
     """
     messages = _messages(fields, rule)
-    if not any(message.content.strip() for message in messages):
+    if not any(visible(message.content).strip() for message in messages):
         raise BadRow("the conversation is empty")
     return messages
 
@@ -281,8 +289,8 @@ def _into_splits(
 ) -> Ingested:
     """Assign rows without a split; carve a missing validation split from the training rows.
 
-    Leaks are looked for in the rows as they come, because assigning puts near duplicates into one
-    group, under one name.
+    Groups that straddle splits are looked for in the rows as they come, because near duplicates
+    are put into one group, under one name.
     """
     splits = {row.split for row in parsed}
     examples = [row.example for row in parsed]
@@ -301,7 +309,7 @@ def _into_splits(
     dropped = len(parsed) - len(examples)
     if splits == {"train", "test"}:
         examples = _with_validation(examples, seed, shares)
-    return Ingested(examples, dropped)
+    return Ingested(group_near_duplicates(examples), dropped)
 
 
 def _with_validation(

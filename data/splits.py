@@ -10,6 +10,10 @@ NEAR_DUPLICATE. In a script that is written without spaces every character count
 pairs are compared, none is estimated from samples; shingles are hashed into four million buckets,
 so two different ones rarely count as one. In a conversation of 40 words, 0.7 means that two words
 were replaced.
+
+A system prompt or a list of tools is often the same in every row, and says nothing of how alike
+two conversations are: they are as similar as what is said after it, and no more than their whole
+texts.
 """
 
 from __future__ import annotations
@@ -18,12 +22,12 @@ import itertools
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Split
+from guard.example import SPLITS, Example, Message, Split
 from guard.prompt.text import visible
 
 NEAR_DUPLICATE = 0.7
@@ -57,8 +61,16 @@ def shingles(text: str) -> list[str]:
 
 
 def text_of(example: Example) -> str:
-    """What is compared: every turn's content, without the roles."""
-    return "\n".join(visible(message.content) for message in example.messages)
+    """Every turn's content, without the roles."""
+    return _text(example.messages)
+
+
+def _text(messages: Iterable[Message]) -> str:
+    return "\n".join(visible(message.content) for message in messages)
+
+
+def _without_system(messages: Iterable[Message]) -> list[Message]:
+    return [message for message in messages if message.role != "system"]
 
 
 def near_duplicates(
@@ -69,21 +81,38 @@ def near_duplicates(
 
     if not examples:
         return
-    rows = _shingle_rows(examples)
-    sizes = np.asarray(rows.sum(axis=1)).ravel()
+    spoken = [_text(_without_system(example.messages)) for example in examples]
+    whole = [text_of(example) for example in examples]
+    rows = _shingle_rows(spoken)
+    # Of few pairs alone: where all rows share a long system turn, a product of these has no zeros.
+    whole_rows = rows if whole == spoken else _shingle_rows(whole)
+    sizes, whole_sizes = _sizes(rows), _sizes(whole_rows)
     columns = rows.T.tocsc()
     for start in range(0, len(examples), BLOCK):
         shared = (rows[start : start + BLOCK] @ columns[:, : start + BLOCK]).tocoo()
         seconds = shared.row + start
         similarity = shared.data / (sizes[seconds] + sizes[shared.col] - shared.data)
-        for index in np.flatnonzero((similarity >= threshold) & (shared.col < seconds)):
-            first, second = int(shared.col[index]), int(seconds[index])
+        close = (similarity >= threshold) & (shared.col < seconds)
+        firsts, seconds, similarity = shared.col[close], seconds[close], similarity[close]
+        if whole_rows is not rows and len(firsts):
+            shared_whole = _sizes(whole_rows[firsts].multiply(whole_rows[seconds]))
+            union = whole_sizes[firsts] + whole_sizes[seconds] - shared_whole
+            similarity = np.minimum(similarity, shared_whole / union)
+        for index in np.flatnonzero(similarity >= threshold):
+            first, second = int(firsts[index]), int(seconds[index])
             if examples[first].group != examples[second].group:
                 yield NearDuplicate(first, second, float(similarity[index]))
 
 
-def _shingle_rows(examples: Sequence[Example]) -> Any:
-    """A sparse matrix, [examples, buckets], 1.0 where an example has a shingle of the bucket."""
+def _sizes(rows: Any) -> Any:
+    """How many buckets each row of a sparse matrix has."""
+    import numpy as np
+
+    return np.asarray(rows.sum(axis=1)).ravel()
+
+
+def _shingle_rows(texts: Sequence[str]) -> Any:
+    """A sparse matrix, [texts, buckets], 1.0 where a text has a shingle of the bucket."""
     import numpy as np
     from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -95,7 +124,7 @@ def _shingle_rows(examples: Sequence[Example]) -> Any:
         n_features=2**22,
         dtype=np.float32,
     )
-    return vectorizer.transform([text_of(example) for example in examples])
+    return vectorizer.transform(texts)
 
 
 def refuse_leaks(examples: Sequence[Example]) -> None:
@@ -199,7 +228,7 @@ def assign(
     straddle existing splits asks before. Groups are assigned in random order, large ones first,
     each to the split that lacks most of the group's labels.
     """
-    clusters = _clusters(examples)
+    clusters = _clusters(examples, near_duplicates(examples))
     groups = clusters.members()
     random.Random(seed).shuffle(groups)
     groups.sort(key=len, reverse=True)  # while every split still has room for large groups
@@ -214,20 +243,35 @@ def assign(
         neediest = max(lacks, key=lacks.__getitem__)
         filled[neediest].update(counts)
         split_of |= dict.fromkeys(group, neediest)
-    assigned = []
+    named = _named_by_leader(examples, clusters)
+    return [replace(example, split=split_of[index]) for index, example in enumerate(named)]
+
+
+def group_near_duplicates(examples: Sequence[Example]) -> list[Example]:
+    """The examples, each split's near duplicates in one group: they count as one in intervals.
+
+    Near duplicates in two splits stay apart, as leaks that can still be found.
+    """
+    pairs = near_duplicates(examples)
+    inside = (pair for pair in pairs if examples[pair.first].split == examples[pair.second].split)
+    return _named_by_leader(examples, _clusters(examples, inside))
+
+
+def _named_by_leader(examples: Sequence[Example], clusters: Clusters) -> list[Example]:
+    """The examples, each in the group of its cluster's leader."""
+    named = []
     for index, example in enumerate(examples):
-        group_name = examples[clusters.leader(index)].group
-        assigned.append(replace(example, split=split_of[index], group=group_name))
-    return assigned
+        named.append(replace(example, group=examples[clusters.leader(index)].group))
+    return named
 
 
-def _clusters(examples: Sequence[Example]) -> Clusters:
-    """The examples' indices, those of one group and near duplicates together."""
+def _clusters(examples: Sequence[Example], pairs: Iterable[NearDuplicate]) -> Clusters:
+    """The examples' indices, those of one group and those of `pairs` together."""
     clusters = Clusters(len(examples))
     first_of: dict[str, int] = {}
     for index, example in enumerate(examples):
         clusters.join(index, first_of.setdefault(example.group, index))
-    for pair in near_duplicates(examples):
+    for pair in pairs:
         clusters.join(pair.second, pair.first)
     return clusters
 

@@ -225,6 +225,35 @@ def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
     assert examples[3].meta == {"group": "g1", "note": "n", "stratum": "real"}
 
 
+@pytest.mark.parametrize("splitting", ["keep", "clean"])
+def test_near_duplicates_within_a_given_split_are_one_group(
+    tmp_path: Path, splitting: Splitting
+) -> None:
+    rows = _rows(30)
+    for number, row in enumerate(rows):
+        row |= {"split": SPLITS[number // 10], "group": f"g{number}"}
+    rows[22]["text"] = rows[20]["text"].upper()
+    examples = _ingest(_jsonl(tmp_path, rows), RULE, 0, splitting).examples
+    assert examples[22].group == examples[20].group == "g20"
+    assert len({example.group for example in examples}) == 29
+
+
+@pytest.mark.parametrize("text", ["\u200b\u200b", "\u200d", " \u2060 "])
+def test_a_text_that_nobody_sees_is_empty(tmp_path: Path, text: str) -> None:
+    with pytest.raises(GuardError, match=r"own\.jsonl:61: the conversation is empty"):
+        _ingest(_jsonl(tmp_path, [*_rows(), {"text": text, "label": 1}]), RULE, seed=0)
+
+
+def test_rows_that_share_a_long_system_prompt_are_split(tmp_path: Path) -> None:
+    system = {"role": "system", "content": " ".join(WORDS * 20)}
+    rows = []
+    for row in _rows(60):
+        turn = {"role": "user", "content": row["text"]}
+        rows.append({"messages": [system, turn], "label": row["label"]})
+    examples = _ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples
+    assert {example.split for example in examples} == set(SPLITS)
+
+
 def test_given_splits_can_be_assigned_anew(tmp_path: Path) -> None:
     rows = [{**row, "split": "test"} for row in _rows(60)]
     examples = _ingest(_jsonl(tmp_path, rows), RULE, seed=0, splitting="new").examples

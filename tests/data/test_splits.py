@@ -1,6 +1,7 @@
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from data.splits import (
     NEAR_DUPLICATE,
     assign,
     drop_leaks,
+    group_near_duplicates,
     labels_scarce,
     near_duplicates,
     refuse_leaks,
@@ -204,3 +206,40 @@ def test_near_duplicates_are_one_group_after_assigning() -> None:
         seed=0,
     )
     assert len({row.group for row in rows}) == 3
+
+
+def _prompted(number: int, system: str, text: str, split: str = "train") -> Example:
+    messages = (Message("system", system), Message("user", text))
+    return replace(_example(number, text, split, label=number % 2), messages=messages)
+
+
+def test_a_system_prompt_that_rows_share_makes_them_no_near_duplicates() -> None:
+    system = " ".join(WORDS) * 3
+    rows = [_prompted(number, f"{system} {number}", _text(number, 20)) for number in range(60)]
+    assert list(near_duplicates(rows)) == []
+    assert {example.split for example in assign(rows, 0)} == {"train", "validation", "test"}
+    kept = [
+        replace(row, split="test" if number < 20 else "train") for number, row in enumerate(rows)
+    ]
+    refuse_leaks(kept)
+    assert len(drop_leaks(kept)) == 60
+    twins = [_prompted(0, system, _text(0)), _prompted(1, system, _text(0))]
+    assert [pair.similarity for pair in near_duplicates(twins)] == [1.0]
+
+
+def test_short_turns_after_different_system_prompts_are_no_near_duplicates() -> None:
+    rows = [_prompted(0, _text(0), "hello"), _prompted(1, _text(1), "hello")]
+    assert list(near_duplicates(rows)) == []
+    same = [_prompted(0, _text(0), "hello"), _prompted(1, f"{_text(0)} other", "Hello!")]
+    (pair,) = near_duplicates(same)
+    assert NEAR_DUPLICATE < pair.similarity < 1.0
+
+
+def test_near_duplicates_of_one_split_count_as_one_group_and_of_two_splits_do_not() -> None:
+    rows = [
+        _example(0, _text(0)),
+        _example(1, _text(0)),
+        _example(2, _text(0), "test"),
+        _example(3, _text(1), "test"),
+    ]
+    assert [row.group for row in group_near_duplicates(rows)] == ["g0", "g0", "g2", "g3"]
