@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,24 +181,35 @@ def _hub(source: str) -> Iterator[SourceRow]:
     It is read row by row and not cached.
     """
     from datasets import load_dataset  # takes seconds to import, and only this source needs it
-    from datasets.exceptions import DatasetNotFoundError
 
     path, configuration = _hub_name(source)
     try:
         splits = load_dataset(path, configuration or None, streaming=True)
-    except (DatasetNotFoundError, FileNotFoundError, ConnectionError, ValueError) as error:
-        raise GuardError(
-            f"cannot load the data set: {' '.join(str(error).split())}",
-            where=source,
-            remedy="Check the name, your connection, and your access (`hf auth login`)",
-        ) from error
+    except Exception as error:  # whatever the readers of its many formats raise
+        raise cannot_load(source, error) from error
     for split, rows in splits.items():
-        for number, row in enumerate(rows):
+        for number, row in enumerate(_each(rows, source)):
             fields = without_nulls(row)
             _name_label(fields, (rows.features or {}).get("label"))
             if len(splits) > 1:
                 fields.setdefault("split", str(split))
             yield SourceRow(f"{HUB}{path}[{split}]:{number}", fields)
+
+
+def _each(rows: Iterable[dict[str, Any]], source: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from rows
+    except Exception as error:  # a file is read only when its rows are asked for
+        raise cannot_load(source, error) from error
+
+
+def cannot_load(source: str, error: Exception) -> GuardError:
+    """What to raise where a hub data set or a local folder of one cannot be read."""
+    return GuardError(
+        f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}",
+        where=source,
+        remedy="Check the name, your connection, your access (`hf auth login`), and its files",
+    )
 
 
 def _name_label(fields: dict[str, Any], feature: Any) -> None:

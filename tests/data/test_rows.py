@@ -1,6 +1,8 @@
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 import pytest
 
 from data.rows import SourceRow, is_hub_id, is_readable, local_files, read_rows
@@ -63,3 +65,27 @@ def test_a_broken_gzip_file_is_named_with_what_to_do(tmp_path: Path, broken: str
     path.write_bytes(content)
     with pytest.raises(GuardError, match=r"not a readable gzip file.*Compress it again"):
         list(read_rows(str(path)))
+
+
+def test_a_broken_file_of_a_data_set_folder_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(GuardError, match=r"hub:.*set: cannot load the data set: \w+"):
+        list(read_rows(f"hub:{tmp_path / 'set'}"))
+
+
+def test_rows_that_break_off_while_they_are_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        features = None
+
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            yield {"text": "a"}
+            raise RuntimeError("block of 5 bytes")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"train": Broken()})
+    rows = read_rows(f"hub:{tmp_path}")
+    assert next(rows).fields == {"text": "a"}
+    with pytest.raises(GuardError, match="RuntimeError block of 5 bytes"):
+        next(rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.rows import HUB, read_rows
+from data.rows import HUB, cannot_load, read_rows
 from guard.errors import GuardError
 from guard.example import Message, as_messages
 
@@ -88,7 +88,10 @@ def rows_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _from_hub(name: str) -> CorpusSource:
     from datasets import load_dataset
 
-    data = load_dataset(name, split="train")
+    try:
+        data = load_dataset(name, split="train")
+    except Exception as error:  # whatever the readers of its many formats raise
+        raise cannot_load(f"{HUB}{name}", error) from error
     rows = ((f"{HUB}{name}:{number}", row) for number, row in enumerate(data))
     return _source(name, rows, f"datasets:{data._fingerprint}")
 

@@ -44,6 +44,12 @@ def test_a_corpus_that_matches_nothing_is_named(tmp_path: Path) -> None:
         read_corpus(f"{tmp_path}/nothing*.jsonl")
 
 
+def test_a_data_set_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(GuardError, match=r"hub:.*cannot load the data set"):
+        read_corpus(f"hub:{tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
