@@ -23,7 +23,7 @@ from guard.endpoint.client import Completion, Endpoint
 from guard.endpoint.settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
-from guard.rule import EDIT, RULES, Judged, Turns, load_rule
+from guard.rule import EDIT, LONGEST_TITLE, RULES, Judged, Turns, load_rule
 
 WHO: dict[Judged, str] = {
     "user": "The user",
@@ -118,9 +118,9 @@ def _check_policy(policy: str) -> None:
 def _by_hand(policy: str, judged: Judged) -> RuleDraft:
     forbidden = FORBIDS.sub("", policy).rstrip(".")
     sentence = policy[0].upper() + policy[1:].rstrip(".") + "."
-    title = sentence
-    if FORBIDS.match(policy):
-        title = f"{WHO[judged]} must not {forbidden}."
+    title = f"{WHO[judged]} must not {forbidden}."
+    if not FORBIDS.match(policy) or len(title) > LONGEST_TITLE:
+        title = sentence
     violates = f"{EDIT} one way of it a line, open and implied, hedged and partial: {forbidden}."
     allows = (
         f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, "

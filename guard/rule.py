@@ -17,6 +17,7 @@ RULES = Path(__file__).parent.parent / "recipes" / "rules"
 
 EDIT = "EDIT:"  # where a new rule's file has to be filled in
 Judged = Literal["user", "assistant", "tool", "conversation"]
+LONGEST_TITLE = 160  # characters
 RuleTurn = Literal["title", "policy", "none"]
 Turns = Literal["any", "last"]
 # Whose turns weights look for a violation in: all that whom a rule judges says, or the last of it.
@@ -75,7 +76,7 @@ class Rule(Strict):
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    title: str = Field(min_length=3, max_length=160)
+    title: str = Field(min_length=3, max_length=LONGEST_TITLE)
     policy: str = Field(min_length=10)
     judged: Judged
     # Whether a violation in any turn of whom it judges counts, or only one in the last: then every

@@ -16,6 +16,8 @@ from guard.layout import ROOT
 from guard.rule import Judged, load_rule
 from tests.data.llm_server import Server
 
+LONG = "never " + "very " * 24 + "often lie abou"  # 140 characters
+
 
 @pytest.mark.parametrize(
     ("policy", "judged", "title"),
@@ -37,6 +39,7 @@ from tests.data.llm_server import Server
             'No off-label advice, that\'s $100 "gone".',
         ),
         ("Replies stay under a hundred words", "assistant", "Replies stay under a hundred words."),
+        (LONG, "conversation", f"{LONG.capitalize()}."),
     ],
 )
 def test_a_sentence_becomes_a_rule_that_loads(
