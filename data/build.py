@@ -180,11 +180,11 @@ def _choose(
 ) -> Choice:
     """The command line decides, then the rule's file, then the manifest of last time.
 
-    The generator is only what a rule has when nothing is said, so it never replaces the data
-    somebody has given.
+    The generator that a rule has when nothing is said never replaces the data somebody has given;
+    one that the rule's file names does.
     """
     source = args.data or rule.data
-    if not args.data and rule.data == GENERATOR:
+    if not args.data and "data" not in rule.model_fields_set:
         source = earlier.get("source", GENERATOR)
     entry = source_named(source)
     _refuse_flags_of_others(entry, source, args)
@@ -192,12 +192,15 @@ def _choose(
     if splitting is None and earlier.get("source") == source:
         splitting = earlier.get("splits")
     is_asked_anew = source in (args.data, rule.data)
+    is_kept = entry.is_paid and not is_asked_anew and _is_whole(folder)
+    if is_kept:
+        _refuse_flags_of_kept(entry, source, args)
     return Choice(
         source=source,
         earlier=earlier.get("source", source),
         splitting=splitting or "keep",
         is_named=bool(args.data),
-        is_kept=entry.is_paid and not is_asked_anew and _is_whole(folder),
+        is_kept=is_kept,
     )
 
 
@@ -212,6 +215,24 @@ def _refuse_flags_of_others(entry: DataSource, source: str, args: argparse.Names
                 got=source,
                 remedy=f"Say --data {candidate.shape} (DATA={candidate.shape})",
             )
+    if args.splits and not entry.reads_splits:
+        raise GuardError(
+            "--splits is for rows of your own: data of this source have splits of their own",
+            got=source,
+            remedy="Go without --splits (SPLITS=)",
+        )
+
+
+def _refuse_flags_of_kept(entry: DataSource, source: str, args: argparse.Namespace) -> None:
+    """Raise GuardError for an option of a source that is not asked this time."""
+    unread = [f"--{flag}" for flag in entry.flags if getattr(args, flag)]
+    if unread:
+        raise GuardError(
+            f"{' and '.join(unread)} would change nothing: these data are kept until their source "
+            "is named again",
+            got=source,
+            remedy=f"Say --data {source} (DATA={source}) too",
+        )
 
 
 def _build_one(name: str, args: argparse.Namespace) -> None:

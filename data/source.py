@@ -78,7 +78,7 @@ class DataSource:
     `arguments` adds its options to the command line; those whose names stand in `flags` are refused
     with a source that has no such flag. `options` makes what `load` needs of the rule, the manifest
     of last time and the parsed command line. What a source that `is_paid` gave stays until it is
-    named again.
+    named again. One that `reads_splits` has rows of your own, split as `--splits` says.
     `own_part` is what names your own rows in the name of a source that has others too.
     """
 
@@ -90,6 +90,7 @@ class DataSource:
     options: Callable[[Rule, Mapping[str, Any], Namespace], SourceOptions | None] = no_options
     flags: tuple[str, ...] = ()
     is_paid: bool = False
+    reads_splits: bool = False
     own_part: Callable[[str], str] = whole_name
 
 

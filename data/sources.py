@@ -26,7 +26,7 @@ from data.rows import FILE_READERS, HUB, is_readable, local_files, read_rows
 from data.source import DataRequest, DataSource, SourcedData, labelled_rows, no_files
 from guard.arguments import multiple
 from guard.errors import GuardError, did_you_mean
-from guard.example import GENERATOR
+from guard.example import GENERATOR, Example
 from guard.rule import RULES, Rule, load_rule
 
 LLM = "llm"
@@ -42,10 +42,13 @@ def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) ->
 def _generated(request: DataRequest) -> SourcedData:
     if not isinstance(request.options, Counts):
         raise ValueError(f"data of {GENERATOR} need counts")
+    return SourcedData(generated(request.rule, request.options, request.seed))
+
+
+def generated(rule: Rule, counts: Counts, seed: int) -> list[Example]:
+    """The rows of the offline generator."""
     neighbours = [load_rule(path.stem) for path in rules_with_phrases(RULES)]
-    corpus = load_corpus(request.rule, neighbours)
-    excerpts = load_excerpts(request.rule)
-    return SourcedData(generate(corpus, request.options, request.seed, excerpts))
+    return generate(load_corpus(rule, neighbours), counts, seed, load_excerpts(rule))
 
 
 def _generator_files(source: str) -> list[Path]:
@@ -132,6 +135,7 @@ SOURCES: dict[str, DataSource] = {
         f"labelled rows of your own: {', '.join(FILE_READERS)}",
         labelled_rows(read_rows),
         local_files,
+        reads_splits=True,
     ),
     mixed.GENERATOR_AND: DataSource(
         f"{mixed.GENERATOR_AND}{FILE}",
@@ -140,6 +144,7 @@ SOURCES: dict[str, DataSource] = {
         _mixed_files,
         options=_counts,
         flags=COUNTED_SPLITS,
+        reads_splits=True,
         own_part=mixed.own_part,
     ),
     HUB: DataSource(
@@ -147,6 +152,7 @@ SOURCES: dict[str, DataSource] = {
         "labelled rows of a hub data set, or of a local folder",
         labelled_rows(read_rows),
         local_files,
+        reads_splits=True,
     ),
 }
 

@@ -20,19 +20,15 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.build import code_files, write_splits
-from data.generator.generate import Counts, generate
-from data.generator.library import (
-    load_corpus,
-    load_excerpts,
-    phrase_files,
-    rules_with_phrases,
-)
+from data.generator.generate import Counts
+from data.generator.library import phrase_files, rules_with_phrases
 from data.ingest import ingest
 from data.rows import SourceRow, read_rows
+from data.sources import generated
 from data.splits import refuse_leaks
 from guard.arguments import count, multiple, whole_numbers
 from guard.errors import GuardError, exits_cleanly
-from guard.example import FEWEST_ROWS, Example, Split, read_examples
+from guard.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.layout import (
     Runs,
     fingerprint,
@@ -104,9 +100,12 @@ def build_study(request: StudyRequest) -> Study:
         remedy = "Name a file of labelled rows of this machine: .jsonl, .jsonl.gz or .csv"
         raise GuardError("no such file", where=request.data, remedy=remedy)
     folder = study_folder(request.runs.root, request.kind, request.rule.id, request.data)
+    _refuse_other_file(folder, request.data)
     inputs = _inputs(request)
     if is_current(folder, inputs):
-        return load_study(folder)
+        study = load_study(folder)
+        if _is_whole(folder, study):
+            return study
     pools = _pools(request)
     sizes = _sizes(request, len(pools.pool))
     not_current(folder)  # while points of two requests lie there
@@ -124,6 +123,30 @@ def build_study(request: StudyRequest) -> Study:
     study.save(folder)
     mark_current(folder, inputs)
     return study
+
+
+def _is_whole(folder: Path, study: Study) -> bool:
+    """Whether the splits of every point are there."""
+    for point in study.points:
+        data = point_runs(folder, point).data(study.rule)
+        if not all((data / f"{split}.jsonl").is_file() for split in SPLITS):
+            return False
+    return True
+
+
+def _refuse_other_file(folder: Path, data: Path | None) -> None:
+    """Raise GuardError if the folder holds the study of another file, whose name begins alike."""
+    try:
+        kept = load_study(folder).data
+    except GuardError:  # none, or one that no stage can read any more
+        return
+    if data is not None and kept != data.name:
+        raise GuardError(
+            "here lies the study of another file, whose weights and report would be lost",
+            where=folder,
+            got=f"{kept}, not {data.name}",
+            remedy="Rename one of the two files, up to its first dot, or move this folder away",
+        )
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
@@ -157,9 +180,10 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
 
 def _inputs(request: StudyRequest) -> str:
     """A fingerprint of all that the rows depend on: the request, the files read, our code."""
-    files = [] if request.data is None else [request.data]
     if request.data is None:
         files = list(split_files(request.runs.data(request.rule.id)))
+    else:
+        files = [request.data]
     if request.kind == "transfer":
         files += [*phrase_files(), *rules_with_phrases(RULES)]
     return fingerprint(
@@ -194,10 +218,11 @@ def _pools(request: StudyRequest) -> Pools:
     pool = tuple(row for row in real if row.split != "test")
     if request.kind == "curve":
         return Pools((), pool, test, labelled_for)
-    generated = [_of_origin(example, "generated") for example in _generated(request)]
-    refuse_leaks([*pool, *test, *generated])
-    common = tuple(row for row in generated if row.split != "test")
-    generated_test = tuple(row for row in generated if row.split == "test")
+    of_generator = generated(request.rule, request.generated, 0)
+    of_generator = [_of_origin(example, "generated") for example in of_generator]
+    refuse_leaks([*pool, *test, *of_generator])
+    common = tuple(row for row in of_generator if row.split != "test")
+    generated_test = tuple(row for row in of_generator if row.split == "test")
     return Pools(common, pool, (*test, *generated_test), labelled_for)
 
 
@@ -219,25 +244,19 @@ def _own_pools(request: StudyRequest) -> Pools:
     return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
 
 
-def _generated(request: StudyRequest) -> list[Example]:
-    neighbours = [load_rule(path.stem) for path in rules_with_phrases(RULES)]
-    corpus, excerpts = load_corpus(request.rule, neighbours), load_excerpts(request.rule)
-    return generate(corpus, request.generated, 0, excerpts)
-
-
 def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
     """The file's rows as rows of `rule`, and the rule that they name where it is another.
 
     Raises GuardError where they name several.
     """
     rows = list(read_rows(str(path)))
-    names = {row.fields["rule"] for row in rows if "rule" in row.fields}
+    names = {str(row.fields["rule"]) for row in rows if "rule" in row.fields}
     if len(names) > 1:
-        got = ", ".join(sorted(map(str, names)))
+        got = ", ".join(sorted(names))
         raise GuardError("rows of several rules", where=path, got=got, remedy="Name one rule's")
     if not names or names == {rule.id}:
         return rows, None
-    return [_without_rule(row) for row in rows], str(names.pop())
+    return [_without_rule(row) for row in rows], names.pop()
 
 
 def _without_rule(row: SourceRow) -> SourceRow:

@@ -260,6 +260,28 @@ def test_counts_of_generated_rows_are_refused_with_a_source_that_has_none(
     assert "--train and --validation and --test are for data of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("source", [GENERATOR, "llm"])
+def test_splits_are_refused_with_a_source_that_has_splits_of_its_own(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--rule", "pii_leak", "--runs", str(tmp_path), "--data", source]
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, *arguments, "--splits", "clean")
+    assert "--splits is for rows of your own" in capsys.readouterr().err
+
+
+def test_options_of_an_endpoint_that_is_not_asked_again_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(monkeypatch, *_few("pii_leak", tmp_path))
+    path = tmp_path / "data" / "pii_leak" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"source": "llm"}))
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, "--rule", "pii_leak", "--runs", str(tmp_path), "--examples", "4000")
+    printed = capsys.readouterr().err
+    assert "--examples would change nothing" in printed and "DATA=llm" in printed
+
+
 @pytest.fixture
 def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of SOME shipped rules, and somebody's own `quiet`, which has no phrases."""
@@ -315,6 +337,18 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
         f"{rule}: the source was {source} and is now {source}.csv, as `data:` in its rule file says"
         in capsys.readouterr().out
     )
+
+
+def test_a_generator_that_a_rules_file_names_wins_over_earlier_own_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: Path
+) -> None:
+    few = _few("pii_leak", tmp_path)
+    own = ["--rule", "pii_leak", "--runs", str(tmp_path), "--data", _own(tmp_path, planted=False)]
+    _run(monkeypatch, *own, "--splits", "new")
+    file = rules / "pii_leak.yaml"
+    file.write_text(file.read_text() + f"data: {GENERATOR}\n")
+    _run(monkeypatch, *few)
+    assert _built_from(tmp_path, "pii_leak")[0] == GENERATOR
 
 
 def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(

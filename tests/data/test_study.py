@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,6 +161,26 @@ def test_nothing_is_written_again_until_something_changed(tmp_path: Path) -> Non
     assert file.stat().st_mtime_ns > written
 
 
+def test_a_point_whose_splits_are_gone_is_written_again(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path, sizes=(20,), seeds=(0,))
+    study = build_study(asked)
+    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
+    shutil.rmtree(point_runs(folder, study.points[0]).data(asked.rule.id))
+    assert build_study(asked) == study
+    assert rows_of(asked, study, 20, 0)["test"]
+
+
+def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_path: Path) -> None:
+    for name in ("real.v1.jsonl", "real.v2.jsonl"):
+        write_rows(tmp_path / name)
+    asked = request(tmp_path, data=tmp_path / "real.v1.jsonl", sizes=(20,), seeds=(0,))
+    study = build_study(asked)
+    with pytest.raises(GuardError, match=r"another file.*real\.v1\.jsonl, not real\.v2\.jsonl"):
+        build_study(replace(asked, data=tmp_path / "real.v2.jsonl"))
+    assert build_study(asked) == study
+
+
 def test_a_study_that_was_interrupted_is_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +246,9 @@ def test_rows_of_another_rule_are_taken_and_named_and_those_of_several_refused(
     text = (tmp_path / "rows.jsonl").read_text().replace("no_doses", "mixed", 1)
     (tmp_path / "rows.jsonl").write_text(text)
     with pytest.raises(GuardError, match=r"several rules.*mixed, no_doses"):
+        build_study(asked)
+    (tmp_path / "rows.jsonl").write_text(text.replace('"mixed"', '["mixed"]'))
+    with pytest.raises(GuardError, match=r"several rules.*\['mixed'\], no_doses"):
         build_study(asked)
 
 
