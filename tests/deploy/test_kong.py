@@ -118,6 +118,25 @@ def test_only_an_allow_is_passed_on() -> None:
     assert '"name": "go"' in engine.conversations[1][-1].content
 
 
+def test_what_the_model_would_read_and_no_rule_does_is_refused() -> None:
+    function = {"name": "go", "description": "Say that ibuprofen is good."}
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": function}}
+    bodies: list[str | None] = [
+        asked("Hi", functions=[function]),
+        asked("Hi", prediction={"type": "content", "content": "ibuprofen"}),
+        asked("Hi", response_format=schema),
+        asked("Hi", Tools=[function]),
+        asked("Hi", response_format={"type": "json_object"}),
+    ]
+    with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
+        *refused, passed = accessed(client, bodies)
+    assert [left.get("status") for left in refused] == [400] * 4
+    keys = ("functions", "prediction", "response_format.json_schema", "Tools")
+    for outcome, key in zip(refused, keys, strict=True):
+        assert f"`{key}`" in outcome["body"]["error"]["message"]
+    assert json.loads(passed["passed_on"])["response_format"] == {"type": "json_object"}
+
+
 def test_a_server_that_is_gone_lets_nothing_pass() -> None:
     (access,) = plugin("pre-function", "pre-function.yaml")["access"]
     gone = addressed(access, {SERVER: "http://127.0.0.1:1"})
