@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -80,24 +80,23 @@ class Capacity:
         return math.ceil(rate / self.within_target.rate - 1e-9)
 
 
-def replay(method: PlannedMethod, arrivals: Sequence[CheckArrival]) -> Replay:
-    """The arrivals through one replica, from an empty cache."""
+def replay(method: PlannedMethod, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
+    """The arrivals through one replica, from an empty cache; the first `warm_up` do not count."""
     simulation = ReplicaSimulation(
         method.sizes, method.cost, method.suffix_tokens, shares=method.shares
     )
-    return simulation.run(arrivals)
+    return simulation.run(arrivals, warm_up)
 
 
 def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RatePoint:
     """A replica at a rate."""
     drawn = traffic.at(rate)
-    result = replay(method, drawn.arrivals)
-    checks = len(drawn.arrivals)
-    counted = replace(result, latencies_s=result.latencies_s[drawn.warm_up :])
+    result = replay(method, drawn.arrivals, drawn.warm_up)
+    checks = len(result.latencies_s)
     return RatePoint(
         rate=rate,
-        p50_ms=counted.percentile_ms(50),
-        p95_ms=counted.percentile_ms(95),
+        p50_ms=result.percentile_ms(50),
+        p95_ms=result.percentile_ms(95),
         utilisation=result.busy_s / result.wall_s,
         hit_rate=result.hit_rate,
         swap_ins=result.work.swap_ins / checks,

@@ -102,20 +102,22 @@ class Plan(Strict):
 def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Plan:
     """The plan of this name, or in this file, with options over its keys.
 
-    An option of the traffic is `traffic.rate`. Raises GuardError for an unknown name or bad value.
+    An option of the traffic is `traffic.rate`. A trace that is an option has its own rate, whatever
+    the plan says, unless that is an option too. Raises GuardError for an unknown name or bad value.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     plan = load(path, Plan)
     if not options:
         return plan
-    content = plan.model_dump(mode="json")
+    # What the file leaves out stays left out: a trace's rate counts where no other is stated.
+    content = plan.model_dump(mode="json", exclude_unset=True)
     for key, value in options.items():
-        section = content
-        *outer, last = key.split(".")
-        for part in outer:
-            if section[part] is None:
-                remedy = f"Add a section `{part}` to the plan"
-                raise GuardError("the plan has no such section", where=path, got=key, remedy=remedy)
-            section = section[part]
+        outer, _, last = key.rpartition(".")
+        if outer and getattr(plan, outer) is None:
+            remedy = f"Add a section `{outer}` to the plan"
+            raise GuardError("the plan has no such section", where=path, got=key, remedy=remedy)
+        section = content.setdefault(outer, {}) if outer else content
         section[last] = value
+    if "traffic.trace" in options and "traffic.rate" not in options:
+        content["traffic"].pop("rate", None)
     return validate(content, Plan, where=f"{path} with options")

@@ -36,9 +36,10 @@ class ReplicaSizes:
 
 @dataclass
 class Replay:
-    """What became of the arrivals, in their order; times in seconds.
+    """What became of the counted arrivals, in their order; times in seconds.
 
-    `wall_s`: from the first arrival's time 0 to the last answer, `busy_s` of it at work.
+    `wall_s`: from time 0, or behind a warm-up from the first counted arrival, to the last answer;
+    `busy_s` of it at work.
     """
 
     latencies_s: np.ndarray
@@ -110,14 +111,17 @@ class ReplicaSimulation:
         self._left: dict[int, int] = {}  # check -> its rules without an answer
         self._cached_tokens = 0
 
-    def run(self, arrivals: Sequence[CheckArrival]) -> Replay:
-        """Answer all of them."""
-        now = busy = 0.0
+    def run(self, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
+        """Answer all of them; the first `warm_up` fill the cache and are not counted."""
+        now = busy = counted_from_s = 0.0
         work, latencies = StepWork(), np.zeros(len(arrivals))
         submitted, is_asleep = 0, True
         while submitted < len(arrivals) or self._scheduler.is_busy:
             began = now
             while self._may_submit(arrivals, submitted, now):
+                if submitted == warm_up > 0:
+                    work, busy, self._cached_tokens = StepWork(), 0.0, 0
+                    began = counted_from_s = now
                 now += self._submit(submitted, arrivals[submitted])
                 submitted += 1
             if self._scheduler.is_busy:
@@ -129,12 +133,12 @@ class ReplicaSimulation:
             else:
                 now, is_asleep = max(now, arrivals[submitted].due_s), True
         return Replay(
-            latencies_s=latencies,
-            wall_s=now,
+            latencies_s=latencies[warm_up:],
+            wall_s=now - counted_from_s,
             busy_s=busy,
             work=work,
             cached_tokens=self._cached_tokens,
-            prompt_tokens=sum(arrival.tokens for arrival in arrivals),
+            prompt_tokens=sum(arrival.tokens for arrival in arrivals[warm_up:]),
         )
 
     def _may_submit(self, arrivals: Sequence[CheckArrival], number: int, now: float) -> bool:

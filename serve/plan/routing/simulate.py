@@ -37,7 +37,8 @@ class RoutingOutcome:
 
     `affinity`: the share of later turns at the replica of the turn before. `hit_rate`: the tokens
     that were in a cache, of those that an earlier turn had computed. `refused`: by the first
-    choice, a turn. `busiest`: the busiest replica's work over the mean. `counted`: turns.
+    choice, a turn. `busiest`: the busiest replica's work over the mean, of those that were there
+    from the beginning to the end; 0 if none was. `counted`: turns.
     """
 
     affinity: float
@@ -96,7 +97,7 @@ class FleetSimulation:
         self._room, self._service_s, self._router = room, service_s, router
         self._replicas = {number: self._fresh() for number in range(replicas)}
         self._gone: list[SimulatedReplica] = []
-        self._next_number = replicas
+        self._first_replicas = self._next_number = replicas
         self._between_changes_s = np.inf
         if churn > 0:
             self._between_changes_s = 60 / (churn * replicas)
@@ -166,7 +167,7 @@ class FleetSimulation:
     def _outcome(self, turns: Sequence[ConversationTurn]) -> RoutingOutcome:
         counts = self._counts
         every = [*self._replicas.values(), *self._gone]
-        busy_s = np.asarray([replica.busy_s for replica in every])
+        busy_s = sum(replica.busy_s for replica in every)
         span_s = self._finished_s * len(self._replicas)
         latencies_ms = 1000 * np.asarray(counts.latencies_s or [0.0])
         p50_ms, p95_ms = np.percentile(latencies_ms, (50, 95))
@@ -175,8 +176,16 @@ class FleetSimulation:
             hit_rate=counts.held / max(1, counts.reusable),
             p50_ms=float(p50_ms),
             p95_ms=float(p95_ms),
-            utilisation=float(busy_s.sum()) / span_s,
+            utilisation=busy_s / span_s,
             refused=counts.refused / len(turns),
-            busiest=float(busy_s.max() / busy_s.mean()),
+            busiest=self._busiest(),
             counted=len(counts.latencies_s),
         )
+
+    def _busiest(self) -> float:
+        """Of the replicas that lived through: one that lived for a part has less work by that."""
+        busy_s: list[float] = []
+        for number, replica in self._replicas.items():
+            if number < self._first_replicas:
+                busy_s.append(replica.busy_s)
+        return max(busy_s) * len(busy_s) / sum(busy_s) if busy_s else 0.0

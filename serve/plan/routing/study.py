@@ -13,6 +13,7 @@ from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.build import planned_load
 from serve.plan.deployment import PlannedMethod, deploy
 from serve.plan.device.step_cost import StepWork
+from serve.plan.money import SECONDS_AN_HOUR
 from serve.plan.plan_file import Plan
 from serve.plan.routing.report import RoutingReport, RoutingRow
 from serve.plan.routing.ring import ROUTERS
@@ -26,7 +27,6 @@ LOADS = (0.3, 0.6, 0.85)  # of a replica's time, without any hit in a cache
 THINK_S = 10.0  # between two turns, mean
 MAX_ONGOING = 2 * MAX_OPEN  # checks of a replica that refuses more: as in serve/cluster/ray_pool.py
 COUNTED_TURNS = 60_000  # of each run, after those that fill the caches
-SECONDS_AN_HOUR = 3600
 
 
 def service_of(method: PlannedMethod) -> ServiceS:

@@ -51,11 +51,11 @@ def draw_turns(
 ) -> TurnArrivals:
     """Conversations that begin by a Poisson process; `seconds` are counted.
 
-    As `draw_traffic` draws them, with numpy: millions of turns. Those before fill the caches for
-    one and a half times as long as a conversation takes on average.
+    As `draw_traffic` draws them, with numpy: millions of turns. Those before fill the caches for as
+    long as nearly all conversations last, so that what is counted comes at the full rate.
     """
     draw = np.random.default_rng(seed)
-    counted_from_s = 1.5 * (shape.turns - 1) * shape.think_s
+    counted_from_s = shape.session_s
     until_s = counted_from_s + seconds
     sessions = max(1, int(draw.poisson(until_s * conversations_per_second)))
     turns = draw.geometric(1 / shape.turns, sessions)

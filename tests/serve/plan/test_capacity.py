@@ -65,6 +65,15 @@ def test_turns_hit_the_cache_and_a_replica_does_more_of_them(tmp_path: Path) -> 
     assert at_rate(method, often, 1.0).hit_rate > 0.4
 
 
+def test_a_replica_is_at_work_by_what_comes_at_the_full_rate(tmp_path: Path) -> None:
+    """Until as many conversations have begun as last at a time, less comes."""
+    grown = {"rate": 20.0, "lengths": [960, 960], "rules_a_check": [1, 1], "rules": 1}
+    method, often = planned(tmp_path, traffic=grown | {"turns": 6.0, "think_s": 20.0})
+    drawn = often.at(2.0)
+    whole = replay(method, drawn.arrivals)
+    assert at_rate(method, often, 2.0).utilisation > 1.1 * whole.busy_s / whole.wall_s
+
+
 def test_saturation_is_found_among_as_many_conversations_as_there_are_then(tmp_path: Path) -> None:
     """Between two turns of one they push it out of a cache that holds those of an idle hour."""
     grown = {"rate": 20.0, "lengths": [960, 960], "rules_a_check": [1, 1], "rules": 1}

@@ -28,6 +28,26 @@ def test_a_file_anywhere_is_a_plan_too(tmp_path: Path) -> None:
         load_plan(str(path), {"judge.input": 1.0})
 
 
+def test_an_option_states_no_rate_for_a_trace_that_the_file_names_without_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\ntraffic: {trace: checks.jsonl}\n", encoding="utf-8")
+    traffic = load_plan(str(path), {"seed": 1, "traffic.turns": 2.0}).traffic
+    assert traffic.model_fields_set == {"trace", "turns"}
+    path.write_text("name: mine\n", encoding="utf-8")
+    assert load_plan(str(path), {"traffic.turns": 2.0}).traffic.model_fields_set == {"turns"}
+
+
+def test_a_trace_that_is_an_option_has_its_own_rate_unless_one_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\ntraffic: {rate: 7}\n", encoding="utf-8")
+    trace = {"traffic.trace": "checks.jsonl"}
+    assert "rate" not in load_plan(str(path), trace).traffic.model_fields_set
+    stated = load_plan(str(path), trace | {"traffic.rate": 9.0}).traffic
+    assert "rate" in stated.model_fields_set and stated.rate == 9.0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -90,6 +90,15 @@ def test_a_turn_computes_only_what_is_new_while_the_cache_holds_the_rest() -> No
     assert crowded.cached_tokens == 50 and crowded.hit_rate == 50 / 280
 
 
+def test_of_what_fills_the_cache_nothing_is_counted() -> None:
+    turns = [check(0.0, 50), check(1.0, 30, session=1), check(2.0, 60)]
+    replica = ReplicaSimulation(sizes(), ByTokens(), 1, shares=True)
+    result = replica.run(turns, warm_up=1)
+    assert len(result.latencies_s) == 2 and result.work.tokens == 30 + 1 + 10 + 1
+    assert result.hit_rate == 50 / 90
+    assert result.busy_s == pytest.approx(0.042) and result.wall_s == pytest.approx(1.011)
+
+
 def test_a_recorded_hit_counts_instead_of_what_the_simulation_holds() -> None:
     recorded = [check(0.0, 50), check(1.0, 50)._replace(cached_tokens=10)]
     assert simulated(recorded, sizes()).work.tokens == 50 + 40 + 2

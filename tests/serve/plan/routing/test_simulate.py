@@ -97,3 +97,11 @@ def test_a_replica_works_off_its_queue_in_order() -> None:
     simulation = FleetSimulation(1, ROOM, second_each, RoundRobin([0]), 0.0)
     outcome = simulation.run(at_once(4))
     assert outcome.p50_ms == pytest.approx(2500) and outcome.busiest == 1.0
+
+
+def test_the_busiest_replica_is_compared_with_those_that_lived_as_long(
+    turns: TurnArrivals,
+) -> None:
+    calm = simulated(RoundRobin(replicas()), turns)
+    assert calm.busiest == pytest.approx(1.0, abs=0.1)
+    assert simulated(RoundRobin(replicas()), turns, churn=0.5).busiest < calm.busiest + 0.1

@@ -29,6 +29,13 @@ def test_turns_come_in_order_at_the_rate_and_grow() -> None:
             earlier = turn.tokens
 
 
+def test_long_conversations_too_come_at_the_full_rate_once_they_are_counted() -> None:
+    shape = TrafficShape((100, 400), (2, 4), 10, turns=12.0, think_s=2.0)
+    arrivals = draw_turns(shape, conversations_per_second=500.0, seconds=20.0, seed=1)
+    counted = int((arrivals.due_s >= arrivals.counted_from_s).sum())
+    assert counted / 20 == pytest.approx(12 * 500, rel=0.05)
+
+
 def test_conversations_have_so_many_turns_on_average() -> None:
     arrivals = draw_turns(SHAPE, 50.0, 200.0, seed=2)
     first = arrivals.listed()
