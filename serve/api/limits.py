@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +18,8 @@ from starlette.types import Message as AsgiMessage
 
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED
 from serve.policy.logic import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 10_000  # of a conversation; a message costs five tokens at least
 MAX_RULES = 1_000  # of a check
@@ -70,6 +73,10 @@ def kind_of(scope: Scope, stream_paths: Collection[str]) -> RequestKind:
     return "stream" if route_path(scope) in stream_paths else "request"
 
 
+class NotRead(Exception):
+    """The client does not read its answer."""
+
+
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
@@ -79,6 +86,9 @@ class BoundedBodies:
     has `timeout_s` seconds from its head on, for its body and its checks together, or what
     TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic. A format whose bodies are
     written slowly moves that, by `scope["seconds"]` each time.
+
+    A piece of the answer that the client does not read within `timeout_s` is the last: it ends the
+    request, and leaves its place to others.
     """
 
     def __init__(
@@ -123,9 +133,24 @@ class BoundedBodies:
         bounded = _bounded(receive, scope)
         self._under_way[kind] += 1
         try:
-            await self._app(scope, bounded, send)
+            await self._app(scope, bounded, _read_in_time(send, self._timeout_s))
+        except NotRead:  # an answer without an end: the server closes the connection
+            log.warning("a client has not read its answer within %g s", self._timeout_s)
         finally:
             self._under_way[kind] -= 1
+
+
+def _read_in_time(send: Send, seconds: float) -> Send:
+    """`send`, which raises NotRead where it waits for longer: the client's buffers are full."""
+
+    async def sent(message: AsgiMessage) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await send(message)
+        except TimeoutError:
+            raise NotRead from None
+
+    return sent
 
 
 def _seconds(scope: Scope, timeout_s: float) -> float | None:

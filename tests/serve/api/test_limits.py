@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -81,6 +84,43 @@ def test_a_body_that_trickles_is_refused_in_time_and_holds_no_place() -> None:
         check = {"messages": MESSAGES, "rules": ["fine"]}
         # On a busy machine one check may take longer than this server lets it.
         wait_until(lambda: client.post("/v1/check", json=check).status_code == 200)
+
+
+def test_a_client_that_does_not_read_its_answer_holds_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.api.limits.MAX_STREAMS", 1)
+    app = create_app(ToyEngine({"fine": -2.0}), timeout_s=0.3)  # type: ignore[arg-type]
+    opening = json.dumps({"messages": MESSAGES, "rules": ["fine"]}).encode()
+    lines = [opening, b'{"append": "Fine.", "end": true}']
+
+    async def statuses_of(is_read: bool) -> list[int]:
+        """Of a stream's answer, whose lines are read or wait for ever."""
+        statuses = []
+        body = {"type": "http.request", "body": b"\n".join(lines), "more_body": False}
+        received = [body]
+
+        async def receive() -> dict[str, object]:
+            if not received:
+                await asyncio.sleep(60)
+            return received.pop()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            elif not is_read:
+                await asyncio.sleep(60)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/check/stream", "headers": []}
+        await app(scope | {"query_string": b"", "client": None}, receive, send)
+        return statuses
+
+    async def one_after_the_other() -> list[list[int]]:
+        async with app.router.lifespan_context(app):
+            unread = await asyncio.wait_for(statuses_of(is_read=False), 30)
+            return [unread, await statuses_of(is_read=True)]
+
+    assert asyncio.run(one_after_the_other()) == [[200], [200]]
 
 
 @pytest.mark.parametrize("is_stated", [True, False])
