@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from guard.chat import ChatMessage
+from guard.chat import ChatMessage, ContentPart, says_nothing
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
@@ -74,26 +74,44 @@ class GuardrailRequest(BaseModel):
         """A request's conversation; where it is no chat, its texts as the user's."""
         if self.structured_messages:
             return from_chat(self.structured_messages, self.tools or ())
-        if self.images:
-            raise Unjudged("an image is no text, and the request does not say whose it is")
         messages = [ChatMessage(role="user", content=text) for text in self.texts or ()]
+        if self.images:
+            messages.append(ChatMessage(role="user", content=self._unread_images))
         if self.tool_calls:
             messages.append(ChatMessage(role="assistant", tool_calls=self.tool_calls))
         return from_chat(messages, self.tools or ())
 
     @property
-    def replies(self) -> list[Message]:
-        """A response's replies, each with all tool calls: the format does not say whose they are.
+    def replies(self) -> tuple[list[Message], Unjudged | None]:
+        """A response's replies, and why another one cannot be judged if one cannot.
 
-        Raises Unjudged for what is no text.
+        Each has all images and tool calls: the format does not say whose they are. Of several that
+        says nothing is left out.
         """
-        if self.images:
-            raise Unjudged("an image is no text, and the response does not say whose it is")
-        messages: list[Message] = []
-        for text in self.texts or [""]:
-            reply = ChatMessage(role="assistant", content=text, tool_calls=self.tool_calls)
-            messages += from_chat([reply])
-        return messages
+        readable: list[Message] = []
+        problem: Unjudged | None = None
+        for text in self._spoken or [""]:
+            content = [ContentPart(type="text", text=text), *self._unread_images]
+            reply = ChatMessage(role="assistant", content=content, tool_calls=self.tool_calls)
+            try:
+                readable += from_chat([reply])
+            except Unjudged as error:
+                problem = problem or error
+        return readable, problem
+
+    @property
+    def _spoken(self) -> list[str]:
+        """The texts that say something."""
+        spoken: list[str] = []
+        for text in self.texts or ():
+            if not says_nothing([ChatMessage(role="assistant", content=text)]):
+                spoken.append(text)
+        return spoken
+
+    @property
+    def _unread_images(self) -> list[ContentPart]:
+        """The images, as parts of a message that no rule reads."""
+        return [ContentPart(type="image_url") for _ in self.images or ()]
 
 
 class GuardrailResponse(BaseModel):
@@ -109,6 +127,7 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     service, caller = CheckService.of(request), Caller.of(request)
     params = body.additional_provider_specific_params or GuardrailParams()
     rule_set = caller.catalogue.selected(params.rules, params.rule_set)
+    problem: Unjudged | None = None
     if body.input_type == "request":
         messages = body.sent
         salt = body.request_data.user_api_key_team_id or None
@@ -118,13 +137,16 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     else:
         call = caller.calls.find(body.litellm_call_id)
         salt = call.cache_salt
-        conversations = [(*call.messages, reply) for reply in body.replies]
+        replies, problem = body.replies
+        conversations = [(*call.messages, reply) for reply in replies]
     checks = await service.check_each(
         request, conversations, rule_set, metadata=params.metadata, cache_salt=salt
     )
     rules = violated(checks)
     if rules:
         return GuardrailResponse(action="BLOCKED", blocked_reason=f"violates {', '.join(rules)}")
+    if problem is not None:
+        raise problem
     return GuardrailResponse(action="NONE")
 
 

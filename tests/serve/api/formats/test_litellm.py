@@ -117,7 +117,6 @@ def test_a_request_that_is_no_chat_is_its_texts(engine: ToyEngine, client: httpx
             {"structured_messages": [{"role": "user", "content": "cannot be judged"}]},
             "2 of 2 rules; flagged: it does not fit",
         ),
-        ({"structured_messages": None, "images": ["data:image/png;base64,"]}, "an image"),
         ({"structured_messages": [], "texts": []}, "there is no message"),
     ],
 )
@@ -148,7 +147,26 @@ def test_an_answer_without_its_conversation_has_no_action(
     assert "the reply's conversation is not known here" in response.json()["error"]
     ask(client, "5", "fine")
     images = answer(client, "5", "fine", images=["data:image/png;base64,"])
-    assert images.status_code == 422 and "an image is no text" in images.json()["error"]
+    assert images.status_code == 422 and "message 0 has an image" in images.json()["error"]
+
+
+def test_a_violation_blocks_beside_what_no_rule_reads(client: httpx.Client) -> None:
+    image = ["data:image/png;base64,"]
+    violating, fine = ["it violates"], ["it is fine"]
+    ask(client, "5v", "flagged")
+    for fields in ({"texts": [*violating, " "]}, {"texts": violating, "images": image}):
+        assert answer(client, "5v", "flagged", **fields).json()["action"] == "BLOCKED"
+    unreadable = answer(client, "5v", "flagged", texts=[*violating, "a" * 1_000_001])
+    assert unreadable.json()["action"] == "BLOCKED"
+    request = ask(client, "5w", "flagged", texts=violating, structured_messages=None, images=image)
+    assert request.json()["action"] == "BLOCKED"
+    for texts in (fine, []):
+        seen = ask(client, "5x", "fine", texts=texts, structured_messages=None, images=image)
+        assert seen.status_code == 422 and "has an image" in seen.json()["error"]
+    ask(client, "5f", "fine")
+    assert answer(client, "5f", "fine", texts=[*fine, " "]).json() == {"action": "NONE"}
+    for fields in ({"texts": [" "]}, {"texts": [*fine, "a" * 1_000_001]}):
+        assert answer(client, "5f", "fine", **fields).status_code == 422
 
 
 def test_a_violation_outweighs_what_could_not_be_judged(client: httpx.Client) -> None:
