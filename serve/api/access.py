@@ -34,11 +34,13 @@ from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the one, and what begins so
+# What a browser says of a page's requests, which are made on this machine whoever wrote the page.
+SITES = ("same-origin", "none")
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 LISTS = ("/v1/rules", "/v1/rule_sets")  # for both
 ADMIN_FROM_HERE = (
-    "without tenants rules are changed from the server's own machine alone; a file of tenants "
-    "(TENANTS=) has administrators' keys"
+    "without tenants rules are changed from the server's own machine alone, and by no other site's "
+    "page there; a file of tenants (TENANTS=) has administrators' keys"
 )
 NO_KEY = "no key, or an unknown one: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 WITHOUT_KEY = {"www-authenticate": "Bearer"}
@@ -202,8 +204,11 @@ class Access:
 
 
 def _is_from_here(scope: Scope) -> bool:
-    """Whether the request was sent on this machine, and by no proxy that says so."""
-    if any(name in Headers(scope=scope) for name in PROXY_HEADERS):
+    """Whether the request was sent on this machine, by no proxy that says so and no page of another
+    site.
+    """
+    headers = Headers(scope=scope)
+    if any(name in headers for name in PROXY_HEADERS) or _is_of_another_site(headers):
         return False
     if scope.get("client") is None:  # a socket of the file system
         return True
@@ -213,6 +218,14 @@ def _is_from_here(scope: Scope) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+def _is_of_another_site(headers: Headers) -> bool:
+    """Whether a browser sent the request for a page that is not the server's own, `/docs`."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in SITES
+    return "origin" in headers
 
 
 def _key(scope: Scope) -> str:

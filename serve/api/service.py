@@ -142,8 +142,8 @@ class CheckService(ABC):
         """
         caller = Caller.of(request)
         caller.check_size([messages])
+        began_s, clock = time.time(), time.perf_counter()  # also of the wait for room
         async with caller.room:
-            began_s, clock = time.time(), time.perf_counter()
             cards = _served(caller.catalogue, rule_set)
             try:
                 answered = await self._answer(request, messages, rule_set.rules, cache_salt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,19 @@ def test_of_one_request_s_texts_as_many_are_in_the_engine_as_the_tenant_may_have
     assert most > 1
 
 
+def test_a_check_s_time_counts_from_its_arrival_and_not_from_its_place_in_the_engine(
+    client: httpx.Client, engine: ToyEngine
+) -> None:
+    engine.on_step = lambda: time.sleep(0.2)
+    body = {"input": ["Hello"] * 3}
+    assert client.post("/v1/moderations", json=body, headers=HEADERS["shop"]).is_success
+    metrics = client.get("/metrics", headers=HEADERS["admin"]).text
+    seconds = re.findall(r"^guard_check_seconds_sum\S* (\S+)", metrics, re.MULTILINE)
+    assert (
+        sum(map(float, seconds)) >= 0.2 + 0.4 + 0.6
+    )  # one after the other: each waited for those before
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_body_beyond_a_tenant_s_limit_is_refused_in_every_format(
     client: httpx.Client, engine: ToyEngine, name: str
@@ -259,6 +273,23 @@ def test_a_request_of_this_machine_is_known_by_its_address(client: Any, is_here:
     for header in (b"x-forwarded-for", b"forwarded", b"via", b"x-real-ip"):
         proxied = {"type": "http", "client": client, "headers": [(header, b"127.0.0.1")]}
         assert not _is_from_here(proxied)
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_here"),
+    [
+        ({}, True),
+        ({"origin": "https://evil.example", "sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"origin": "https://evil.example"}, False),
+        ({"origin": "http://localhost:8000", "sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "none"}, True),
+    ],
+)
+def test_a_page_of_another_site_is_not_this_machine(headers: dict[str, str], is_here: bool) -> None:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "client": ("127.0.0.1", 4000), "headers": raw}
+    assert _is_from_here(scope) == is_here
 
 
 def test_a_path_in_front_of_the_server_hides_no_admin_s_path() -> None:
