@@ -26,6 +26,7 @@ from ray.serve.handle import DeploymentHandle
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.front.ingress import create_ingress
+from serve.cluster.log import log_into
 from serve.cluster.ray_pool import DEPLOYMENT, QUIET, RayPool, guard_deployment
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
@@ -97,6 +98,7 @@ class ServedIngress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The app in front of the replicas, by the rules that were served last."""
         options, served = self._options, self._options.served
+        log_into(served.log)  # as the replicas do: without what a request says
         find = find_trained(options.selection, served.parts)
         shards: list[Shard] = []
         for handle, snapshots, folders in zip(

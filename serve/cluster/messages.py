@@ -6,10 +6,13 @@ Knows nothing of Ray and of what is asked.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Scope
 from starlette.types import Message as AsgiMessage
+
+log = logging.getLogger(__name__)
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -55,6 +58,7 @@ class _AsgiExchange:
 
     body: bytes
     is_sent: bool = False
+    is_answered: bool = False  # to the end
     status: int = 500
     headers: Headers = ()
     parts: list[bytes] = field(default_factory=list)
@@ -74,12 +78,13 @@ class _AsgiExchange:
             self.headers = tuple((bytes(key), bytes(value)) for key, value in message["headers"])
         elif message["type"] == "http.response.body":
             self.parts.append(message.get("body", b""))
+            self.is_answered = not message.get("more_body", False)
 
 
 async def answer_in_process(app: ASGIApp, relayed: RelayedRequest) -> RelayedResponse:
     """What `app` answers. A cancelled task is a caller who is gone.
 
-    Raises what the app raises although it has an error's response for it.
+    What the app raises behind a whole response, as Starlette does behind its error's, is logged.
     """
     exchange = _AsgiExchange(relayed.body)
     scope: Scope = {
@@ -97,5 +102,10 @@ async def answer_in_process(app: ASGIApp, relayed: RelayedRequest) -> RelayedRes
         "server": None,
         "state": {},
     }
-    await app(scope, exchange.receive, exchange.send)
+    try:
+        await app(scope, exchange.receive, exchange.send)
+    except Exception as error:
+        if not exchange.is_answered:
+            raise
+        log.error("a request failed", exc_info=error)
     return RelayedResponse(exchange.status, exchange.headers, b"".join(exchange.parts))

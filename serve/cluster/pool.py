@@ -28,13 +28,15 @@ class CheckLost(ReplicaLost):
 
 @dataclass(frozen=True)
 class Named:
-    """What one replica answered, of several that were asked the same; `error` says why not, and
-    `retry_after_s` when it may be asked again: infinite, if not by itself.
+    """What one replica answered, of several that were asked the same; `error` says why not,
+    `failure` the same in one word (`FAILURES` of the records), and `retry_after_s` when it may be
+    asked again: infinite, if not by itself.
     """
 
     replica: str
     value: Any = None
     error: str | None = None
+    failure: str = "failed"
     retry_after_s: float = math.inf
 
 
@@ -66,10 +68,13 @@ class Replicas(Protocol):
         """
         ...
 
-    async def each(self, method: str, *arguments: Any, within_s: float) -> list[Named]:
+    async def each(
+        self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
+    ) -> list[Named]:
         """What all replicas answer that live, asked by a method of GuardReplica.
 
-        Raises ReplicaLost if none lives, or one does not answer in time.
+        Raises ReplicaLost if none answers, or one does not answer in time; where some `may_miss`,
+        those that are late are left out.
         """
         ...
 

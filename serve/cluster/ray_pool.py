@@ -89,25 +89,43 @@ class RayPool:
         except (RayError, RayServeException, GuardError) as error:
             raise _lost(error) from error
 
-    async def each(self, method: str, *arguments: Any, within_s: float) -> list[Named]:
+    async def each(
+        self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
+    ) -> list[Named]:
         """As `Replicas.each`. One that dies meanwhile is left out."""
-        try:
-            answers = await self._handle.broadcast(method, *arguments).results_async(
-                timeout_s=within_s, return_exceptions=True
-            )
-        except (RayError, RayServeException) as error:
-            raise _lost(error) from error
-        except TimeoutError:
-            raise ReplicaLost(f"a replica did not answer within {within_s:g} s") from None
+        answers = await self._broadcast(method, arguments, within_s)
         named: list[Named] = []
         for answer in answers:
             if isinstance(answer, Named):
                 named.append(answer)
+            elif isinstance(answer, TimeoutError):
+                if not may_miss:
+                    raise _late(within_s)
             elif not isinstance(answer, RayActorError):
                 raise _lost(answer) from answer
         if not named:
-            raise ReplicaLost("no replica is there", remedy="Try again in a few seconds")
+            raise ReplicaLost("no replica answers", remedy="Try again in a few seconds")
         return named
+
+    async def _broadcast(
+        self, method: str, arguments: Sequence[Any], within_s: float
+    ) -> list[Named | BaseException]:
+        """Of each replica what it says, or the error; TimeoutError of one that is late.
+
+        Each is waited for by itself: Ray's own timeout is one for all of them together.
+        """
+        broadcast = self._handle.broadcast(method, *arguments)
+        try:
+            sent = await asyncio.wait_for(broadcast._fetch_replica_results_async(), within_s)
+        except (RayError, RayServeException) as error:
+            raise _lost(error) from error
+        except TimeoutError:
+            raise _late(within_s) from None
+        waiting = [asyncio.wait_for(result.get_async(), within_s) for result in sent]
+        answers: list[Named | BaseException] = await asyncio.gather(
+            *waiting, return_exceptions=True
+        )
+        return answers
 
     async def running(self) -> int:
         """As `Replicas.running`, as far as Ray's controller knows."""
@@ -122,6 +140,10 @@ class RayPool:
         return int(states.get("RUNNING", 0))
 
 
+def _late(within_s: float) -> ReplicaLost:
+    return ReplicaLost(f"a replica did not answer within {within_s:g} s")
+
+
 def _lost(error: BaseException) -> ReplicaLost:
     """What a caller is told of an error of Ray's, or of a replica's own; the rest is for the log.
 
@@ -133,7 +155,8 @@ def _lost(error: BaseException) -> ReplicaLost:
         return CheckLost("the replica that had the check has died", remedy="Try again")
     if isinstance(error, RayTaskError):
         error = error.cause
-    log.error("a replica could not be asked: %s: %s", type(error).__name__, error)
+    # Its words may quote a request; a replica's own log has the place.
+    log.error("a replica could not be asked: %s", type(error).__name__)
     return CheckLost("no replica could be asked; the server's log says why", remedy="Try again")
 
 

@@ -21,6 +21,7 @@ from guard.errors import GuardError
 from serve.api.engine_service import EngineService
 from serve.api.errors import engine_failure, retry_after_s
 from serve.api.observe.metrics import Metrics
+from serve.api.observe.record import failure_of
 from serve.cluster.messages import RelayedRequest, RelayedResponse, answer_in_process
 from serve.cluster.pool import REPLICA_HEADER, Named, RelayedCheck
 from serve.cluster.snapshots import Snapshots, version_of
@@ -113,8 +114,12 @@ class GuardReplica:
             thread.give_up(future)
 
     def _refused(self, error: GuardError) -> Named:
-        after_s = retry_after_s(error)
-        return Named(self._name, error=engine_failure(error), retry_after_s=after_s)
+        return Named(
+            self._name,
+            error=engine_failure(error),
+            failure=failure_of(error),
+            retry_after_s=retry_after_s(error),
+        )
 
     async def switch(self, rule: str, folder: Path | None) -> Named:
         """Serve a rule from this folder, or without one no longer; why not, if that is refused.

@@ -16,7 +16,10 @@ import pytest
 import yaml
 
 from guard.errors import GuardError
+from guard.layout import Runs
 from guard.recipe import load_recipe
+from serve.cluster.size import ReplicaRange
+from serve.selection import Selection
 from tests.deploy.clients import DEPLOY, ROOT
 from tests.serve.guarded import save_adapter
 
@@ -158,6 +161,23 @@ def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
     assert f"PYTHONPATH={place}" in DOCKERFILE and f"{place}/.venv/bin/ray" in DOCKERFILE
     assert "COPY setup setup" in base
     assert application()["args"]["runs"] == f"{place}/runs"
+
+
+@pytest.mark.slow
+def test_the_ingress_logs_as_the_server_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serve.cluster import kubernetes  # which imports Ray
+
+    save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=0)
+    pipes: list[Path | None] = []
+    monkeypatch.setattr(kubernetes, "log_into", pipes.append)
+    arguments = kubernetes.ApplicationArguments(runs=tmp_path)
+    selection = Selection("tiny", runs=Runs(tmp_path))
+    options = kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1))
+    no_handle: Any = None
+    kubernetes.ServedIngress([no_handle], options).__serve_build_asgi_app__()
+    assert pipes == [None]
 
 
 @pytest.mark.slow

@@ -69,13 +69,14 @@ class ClusterProbes:
         return Response(content, headers={"content-type": content_type})
 
     async def _each(self, method: str) -> list[list[Named]]:
-        """What the replicas of each shard say; nothing of a shard that cannot be asked.
+        """What the replicas of each shard say that answer in time; nothing of a shard that cannot
+        be asked.
 
         Raises ReplicaLost if none can.
         """
         asking = []
         for shard in self._rules.shards:
-            asking.append(shard.replicas.each(method, within_s=PROBE_S))
+            asking.append(shard.replicas.each(method, within_s=PROBE_S, may_miss=True))
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
         answers: list[list[Named]] = []
         failures: list[BaseException] = []

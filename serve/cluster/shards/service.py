@@ -26,7 +26,7 @@ from serve.cluster.shards.rules import ShardedRules
 from serve.engine import Check, Refusal
 from serve.engine.score import joined
 from serve.engine.thread.engine_thread import CLOSING_S
-from serve.engine.thread.refusals import CallerGone, too_late
+from serve.engine.thread.refusals import CallerGone, TooLate, too_late
 
 CountTokens = Callable[[str], int]
 
@@ -131,15 +131,24 @@ def _joined(
 
 
 def _named(task: asyncio.Task[Named]) -> Named:
-    """What a shard answered. Raises Overloaded if it did not, or not in time."""
+    """What a shard answered. Raises what its replica did, or TooLate if it did not answer."""
     if not task.done():
         raise too_late()
     named = task.result()
     if named.error is not None:
-        failure = ReplicaLost(named.error)
-        failure.retry_after_s = named.retry_after_s
-        raise failure
+        raise _failure(named.error, named)
     return named
+
+
+def _failure(error: str, named: Named) -> GuardError:
+    """A replica's own, of the class by which it is counted."""
+    if named.failure == "too_late":
+        return TooLate(error)
+    if named.failure != "overloaded":
+        return GuardError(error)
+    failure = ReplicaLost(error)
+    failure.retry_after_s = named.retry_after_s
+    return failure
 
 
 def _refusals(rules: Iterable[str], why: str) -> dict[str, Refusal]:

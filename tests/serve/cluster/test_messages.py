@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 
 from serve.cluster.messages import RelayedRequest, answer_in_process
 
@@ -22,7 +24,26 @@ def an_app() -> FastAPI:
             await asyncio.sleep(0.01)
         return Response()
 
+    @app.get("/broken")
+    async def broken() -> Response:
+        raise ValueError("my address is 5 Elm Street")
+
+    @app.get("/half")
+    async def half() -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"half"
+            raise ValueError("no more")
+
+        return StreamingResponse(parts())
+
     return app
+
+
+def test_an_error_s_response_is_the_response_and_half_of_one_is_none() -> None:
+    answered = asyncio.run(answer_in_process(an_app(), RelayedRequest("GET", "/broken")))
+    assert (answered.status, answered.body) == (500, b"Internal Server Error")
+    with pytest.raises(ValueError, match="no more"):
+        asyncio.run(answer_in_process(an_app(), RelayedRequest("GET", "/half")))
 
 
 def test_the_app_sees_the_request_and_its_whole_response_comes_back() -> None:

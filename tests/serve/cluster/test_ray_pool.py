@@ -165,6 +165,22 @@ def test_killed_replicas_lose_nothing_allow_nothing_and_come_back_by_themselves(
     wait_for_two(client)
 
 
+def test_a_silent_replica_is_left_out_by_probes_and_hides_no_other(cluster: Served) -> None:
+    client = cluster.client
+    wait_for_two(client)
+    silent = replica_processes()[0]
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            ready = pool.submit(client.get, "/readyz")
+            metrics = pool.submit(client.get, "/metrics").result()
+        assert ready.result().status_code == metrics.status_code == 200
+        assert "guard_replicas 1.0" in metrics.text
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    wait_for_two(client)
+
+
 def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Served) -> None:
     client = cluster.client
     wait_for_two(client)
@@ -284,3 +300,12 @@ def placed_by_ring(count: int) -> dict[str, str]:
         session = f"session {number}"
         placed[session] = router._lookup_ranked_replicas(session)[0].unique_id
     return placed
+
+
+def test_the_log_has_no_words_of_an_error_that_may_quote_a_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from serve.cluster.ray_pool import _lost  # Ray, which quick tests do not have
+
+    lost = _lost(ValueError("my address is 5 Elm Street"))
+    assert "ValueError" in caplog.text and "Elm Street" not in caplog.text + str(lost)

@@ -50,7 +50,9 @@ class LocalReplicas:
         number = int(hashlib.sha256(key.encode()).hexdigest(), 16)
         return self.replicas[number % len(self.replicas)]
 
-    async def each(self, method: str, *arguments: object, within_s: float) -> list[Named]:
+    async def each(
+        self, method: str, *arguments: object, within_s: float, may_miss: bool = False
+    ) -> list[Named]:
         if not self.replicas:
             raise ReplicaLost("no replica is there")
         return [await getattr(replica, method)(*arguments) for replica in self.replicas]

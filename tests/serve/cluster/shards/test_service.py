@@ -225,6 +225,22 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -
         assert "no replica is there" in unasked.text and unasked.headers["retry-after"] == "1"
 
 
+@pytest.mark.parametrize("failure", ["failed", "too_late", "overloaded"])
+def test_a_shard_s_failure_is_counted_as_one_server_counts_it(tmp_path: Path, failure: str) -> None:
+    cluster = LocalShards(tmp_path)
+
+    async def failed(*_: object) -> Named:
+        return Named("a replica", error="not now", failure=failure, retry_after_s=2.0)
+
+    with cluster.client() as client:
+        cluster.pools[1].check = failed  # type: ignore[method-assign]
+        refused = client.post("/v1/check", json=body("Hello.", *SECOND))
+        counts = client.get("/metrics").text
+    assert refused.status_code == 503
+    assert refused.headers.get("retry-after") == ("2" if failure == "overloaded" else None)
+    assert f'guard_check_failures_total{{reason="{failure}"}} 1.0' in counts
+
+
 def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     cluster = LocalShards(tmp_path)
     ended: list[str] = []
