@@ -23,14 +23,14 @@ router = APIRouter()
 @router.get("/healthz")
 async def healthz(request: Request) -> JSONResponse:
     """Whether the engine works; not if it has failed for good or hangs in a batch."""
-    return _status(EngineService.of(request).thread.is_alive)
+    return up_or_down(EngineService.of(request).thread.is_alive)
 
 
 @router.get("/readyz")
 @router.get("/health")
 async def readyz(request: Request) -> JSONResponse:
     """Whether one more check would be taken."""
-    return _status(EngineService.of(request).thread.is_ready)
+    return up_or_down(EngineService.of(request).thread.is_ready)
 
 
 @router.get("/metrics")
@@ -41,7 +41,8 @@ async def metrics(request: Request) -> Response:
     return Response(content, headers={"content-type": content_type})
 
 
-def _status(is_ok: bool) -> JSONResponse:
+def up_or_down(is_ok: bool) -> JSONResponse:
+    """What a probe is answered with."""
     if is_ok:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "down"}, status_code=503)

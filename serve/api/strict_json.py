@@ -14,8 +14,8 @@ from fastapi.routing import APIRoute
 
 
 def read_json(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Raises ValueError for another one, and for a key that
-    stands twice in an object.
+    """The value of a JSON text in UTF-8, UTF-16 or UTF-32. Raises ValueError for another one, and
+    for a key that stands twice in an object.
     """
     return json.loads(content, object_pairs_hook=_object)
 

@@ -305,12 +305,12 @@ def _row(
         order=setup.order,
         demand=setup.demand,
         cache_tokens=cache_tokens,
-        verdicts_per_second=Spread.of([round.verdicts_per_second for round in rounds]),
+        verdicts_per_second=Spread.of([measured.verdicts_per_second for measured in rounds]),
         p50_ms=percentile(latencies_ms, 50),
         p95_ms=percentile(latencies_ms, 95),
-        computed_tokens=median_count([round.computed_tokens for round in rounds]),
-        needed_tokens=median_count([round.needed_tokens for round in rounds]),
-        swap_ins=median_count([round.swap_ins for round in rounds]),
+        computed_tokens=median_count([measured.computed_tokens for measured in rounds]),
+        needed_tokens=median_count([measured.needed_tokens for measured in rounds]),
+        swap_ins=median_count([measured.swap_ins for measured in rounds]),
         adapter_mib=size_mib,
     )
 

@@ -69,7 +69,9 @@ class CheckAnswer:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether every rule that was asked allows the conversation."""
+        """Whether the verdict is "allow": no rule is violated, or the rule set excuses those that
+        are.
+        """
         return self.verdict == "allow"
 
     @classmethod

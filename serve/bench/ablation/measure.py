@@ -44,9 +44,9 @@ class AblationSample:
 
 
 def measure(
-    recipe: Recipe, traffic: Traffic, ablation: Ablation, folders: Mapping[str, Path], round: int
+    recipe: Recipe, traffic: Traffic, ablation: Ablation, folders: Mapping[str, Path], number: int
 ) -> list[AblationSample]:
-    """All runs of one engine in a round, in a process of their own."""
+    """All runs of one engine in the round of this number, in a process of their own."""
     names = list(folders)[: traffic.adapters]
     adapters = {name: folders[name] for name in names}
     with start_engine(recipe, adapters, traffic, ablation) as engine:
@@ -54,9 +54,9 @@ def measure(
         samples = []
         for run in range(traffic.warm_up_runs + traffic.runs):
             if traffic.alpha is None:
-                samples.append(driver.fan_out(SEEDS_OF_A_ROUND * round + run, run))
+                samples.append(driver.fan_out(SEEDS_OF_A_ROUND * number + run, run))
             else:
-                samples.append(driver.fleet(SEEDS_OF_A_ROUND * round + run, traffic.alpha))
+                samples.append(driver.fleet(SEEDS_OF_A_ROUND * number + run, traffic.alpha))
     return samples[traffic.warm_up_runs :]
 
 

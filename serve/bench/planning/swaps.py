@@ -43,7 +43,7 @@ def swaps_fitted(rows: list[SwapRow], cost: FittedCost) -> FittedCost:
 
 
 def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
-    """One check after the other; every other one asks a few rules only, which stay in slots."""
+    """One check after the other; a third of them asks a few rules only, which stay in slots."""
     prompts, draw = PromptBuilder.of(recipe), random.Random(0)
     text = wordings([random_rule_text(recipe)], 1)[0]
     label, rows = METHODS[method].label, []

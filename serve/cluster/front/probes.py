@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from serve.api.observe.metrics import Metrics
+from serve.api.probes import up_or_down
 from serve.cluster.front.sums import SummedMetrics, merged
 from serve.cluster.pool import Named, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
@@ -46,15 +47,15 @@ class ClusterProbes:
             with contextlib.suppress(ReplicaLost):
                 if await shard.replicas.running():
                     self._last_running = time.monotonic()
-        return _status(time.monotonic() < self._last_running + LOST_S)
+        return up_or_down(time.monotonic() < self._last_running + LOST_S)
 
     async def readyz(self, request: Request) -> JSONResponse:
         """200 while any replica would take one more check."""
         try:
             shards = await self._each("ready")
         except ReplicaLost:
-            return _status(False)
-        return _status(any(state.value for states in shards for state in states))
+            return up_or_down(False)
+        return up_or_down(any(state.value for states in shards for state in states))
 
     async def metrics(self, request: Request) -> Response:
         """The metrics of all replicas, added up."""
@@ -100,9 +101,3 @@ class ClusterProbes:
         served = len(self._rules.cards)
         text = "Rules that can be asked."
         return [GaugeMetricFamily("guard_rules_served", text, served), replicas]
-
-
-def _status(is_ok: bool) -> JSONResponse:
-    if is_ok:
-        return JSONResponse({"status": "ok"})
-    return JSONResponse({"status": "down"}, status_code=503)
