@@ -49,11 +49,11 @@ def endpoint_record(
     """The record of an endpoint's rows; `cost_usd` of prompt and completion tokens."""
     answers = [row for row in rows if not row.refused]
     # An answer that several rows share was asked and paid for once.
-    asked = list({row.key: row for row in answers}.values())
+    paid_rows = list({row.key: row for row in answers}.values())
     p50 = p95 = None
-    if asked:
-        p50, p95 = np.percentile([row.latency_ms for row in asked], [50, 95]).tolist()
-    prompt, completion, with_usage = _usage(asked)
+    if paid_rows:
+        p50, p95 = np.percentile([row.latency_ms for row in paid_rows], [50, 95]).tolist()
+    prompt, completion, with_usage = _usage(paid_rows)
     return JudgeRecord(
         name=name,
         endpoint=endpoint,
@@ -61,7 +61,7 @@ def endpoint_record(
         refused=len(rows) - len(answers),
         prompt_tokens=prompt if with_usage else None,
         completion_tokens=completion if with_usage else None,
-        without_usage=len(asked) - with_usage,
+        without_usage=len(paid_rows) - with_usage,
         latency_p50_ms=p50,
         latency_p95_ms=p95,
         cost_usd=cost_usd(prompt, completion) if with_usage else None,

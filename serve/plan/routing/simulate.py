@@ -38,7 +38,7 @@ class RoutingOutcome:
     `affinity`: the share of later turns at the replica of the turn before. `hit_rate`: the tokens
     that were in a cache, of those that an earlier turn had computed. `refused`: by the first
     choice, a turn. `busiest`: the busiest replica's work over the mean, of those that were there
-    from the beginning to the end; 0 if none was. `counted`: turns.
+    from the beginning to the end; 0 if none worked. `counted`: turns.
     """
 
     affinity: float
@@ -188,4 +188,5 @@ class FleetSimulation:
         for number, replica in self._replicas.items():
             if number < self._first_replicas:
                 busy_s.append(replica.busy_s)
-        return max(busy_s) * len(busy_s) / sum(busy_s) if busy_s else 0.0
+        total_s = sum(busy_s)
+        return max(busy_s) * len(busy_s) / total_s if total_s else 0.0
