@@ -220,12 +220,22 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
     )
 
 
+def _is_seen(line: str) -> bool:
+    """Whether a reader sees anything of it. A sign of ASCII says so at once: `visible` takes
+    milliseconds for a long text.
+    """
+    for sign in line:
+        if sign.isascii() and sign.isprintable() and not sign.isspace():
+            return True
+    return bool(visible(line).strip())
+
+
 def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Message:
     lines = message.lines
     name = message.name
     if not name and message.tool_call_id is not None:
         name = called.get(message.tool_call_id)
-    if name and any(visible(line).strip() for line in lines):
+    if name and any(map(_is_seen, lines)):
         lines.insert(0, f"From {name}:")
     role = ROLES[message.role]
     try:
