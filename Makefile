@@ -149,8 +149,8 @@ test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all te
 	$(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
 
 # For experts.
-test-gpu-path: $(ready) ##   what vLLM does on a GPU, on a CPU: its runner V2, its kernels interpreted (4 minutes on one core; DEVICE=cpu)
-	$(python) -m pytest -n0 -p tests.serve.gpu_path.interpreted tests/serve/gpu_path/ring_*.py
+test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT: on a GPU, or interpreted on a CPU (4 minutes on one core)
+	$(python) -m pytest -n0 $(if $(filter cpu,$(device)),-p tests.serve.gpu_path.interpreted) tests/serve/gpu_path/ring_*.py
 
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
 	$(python) -m eval.compare "$$A" "$$B" $(data_option)

@@ -26,5 +26,11 @@ def pinned(recipe: Recipe) -> dict[str, Any]:
 
 
 def frozen(model: nn.Module) -> PreTrainedModel:
-    """The model in evaluation, none of its weights trainable."""
+    """The model in evaluation, none of its weights trainable.
+
+    From then on this process attends without cuDNN. On a Hopper GPU its backward pass gives NaN for
+    rows with a mask whose width is 64 beyond a multiple of 128 (pytorch/pytorch#196678): a LoRA on
+    `tiny` was lost at its 98th step.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return cast(PreTrainedModel, model.eval().requires_grad_(False))

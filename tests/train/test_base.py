@@ -17,5 +17,12 @@ def test_the_served_base_is_frozen_and_in_the_recipes_dtype() -> None:
     assert base.dtype == getattr(torch, TINY.dtype)
 
 
+def test_a_process_with_a_base_attends_without_cudnn() -> None:
+    """Its backward pass gives NaN on a Hopper GPU."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_served_base(TINY, torch.device("cpu"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_base_of_the_checkout_needs_no_network() -> None:
     assert pinned(TINY) == {"revision": None, "local_files_only": True}

@@ -19,6 +19,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", str(len(usable_cores())))
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# A verdict is not sampled: nothing of FlashInfer's is needed for it on a GPU.
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 # vLLM warns before it has read its own setting.
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
 # Triton is of no use on a CPU, and nothing here asks for it.

@@ -1,4 +1,7 @@
-"""A whole engine on runner V2 with Triton's low-rank kernels, float16, against PEFT in float16."""
+"""A whole engine on runner V2 with Triton's low-rank kernels, float16, against PEFT in float16.
+
+On a GPU, or interpreted on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from vllm_alora.adapter import read_adapter
 from vllm_alora.kv.partial_block import in_step_above
 
 from guard.errors import GuardError
+from guard.machine.device import installed_device
 from guard.recipe import Recipe
 from serve.engine import GuardEngine
 from tests.serve.adapters import save_random_adapter
@@ -33,6 +37,9 @@ BLOCK = 32
 NATS = 0.06  # PEFT's own float16 is up to .017 from its float32; the sums' orders differ too
 SLOTS, ADAPTERS = 3, 5
 STEP_TOKENS = 96
+ON_CPU = installed_device() == "cpu"
+# Of a GPU's memory: vLLM wants that much free for each engine, whatever its cache is given.
+SHARE: dict[str, float] = {} if ON_CPU else {"gpu_memory_utilization": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,7 @@ def served() -> Iterator[Served]:
         max_model_len=512,
         kv_cache_memory_bytes=2**26,
         hf_overrides={"head_dtype": "float32"},
+        **SHARE,
     )
     yield served
     served.close()
@@ -75,7 +83,8 @@ def assert_peft(answers: list[Answer], asked: list[list[int]], folders: list[str
 
 
 def test_it_is_runner_v2_with_triton_s_kernels(served: Served) -> None:
-    assert type(served.runner).__module__ == "vllm.v1.worker.cpu.model_runner"
+    where = "cpu" if ON_CPU else "gpu"
+    assert type(served.runner).__module__ == f"vllm.v1.worker.{where}.model_runner"
     manager = served.runner.lora_manager._adapter_manager
     wrappers = {type(wrapper).__name__ for wrapper in manager.punica_wrapper_mapping.values()}
     assert wrappers == {"PunicaWrapperGPU"}
@@ -246,6 +255,7 @@ def test_128_aloras_in_one_step_answer_as_one_at_a_time(tmp_path: Path) -> None:
         max_model_len=128,
         kv_cache_memory_bytes=2**27,
         hf_overrides={"head_dtype": "float32"},
+        **SHARE,
     )
     try:
         prompt = [*text_ids(BLOCK, 1), *invocation, *text_ids(1, 3)]

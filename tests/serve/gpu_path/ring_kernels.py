@@ -1,5 +1,6 @@
 """Mapping, wrapper and vLLM's own low-rank kernels against a loop over tokens, and how many
-programs they take; its kernel that writes keys and values, with what a step shares.
+programs they take; its kernel that writes keys and values, with what a step shares. On a GPU, or
+interpreted on a CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ from vllm_alora.kv.partial_block_copies import execute_model_v2, write_and_share
 from vllm_alora.low_rank import launch_grid
 from vllm_alora.low_rank.launch_grid import BoundedKernel
 
+from guard.machine.device import installed_device
+
+DEVICE = "cpu" if installed_device() == "cpu" else "cuda"
 IN, OUT, RANK, SLOTS, TOKENS = 96, (80, 48), 8, 6, 160
 TILE_TOKENS = {"shrink": 32, "expand": 64}  # block_m of vLLM's default configuration
+
+
+def half(*shape: int) -> torch.Tensor:
+    """Random float16 where the kernels run."""
+    return torch.randn(*shape).half().to(DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +41,15 @@ def wrapper() -> Any:
     config = SimpleNamespace(
         max_loras=SLOTS, specialize_active_lora=False, fully_sharded_loras=False
     )
-    return PunicaWrapperGPU(TOKENS, 16, "cpu", lora_config=config, max_num_seqs=16)
+    return PunicaWrapperGPU(TOKENS, 16, DEVICE, lora_config=config, max_num_seqs=16)
 
 
 @pytest.fixture
 def weights() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """A [slots, 1, rank, in] and B [slots, 1, out, rank] of two packed slices, float16."""
     torch.manual_seed(0)
-    a = tuple(torch.randn(SLOTS, 1, RANK, IN).half() * 0.1 for _ in OUT)
-    b = tuple(torch.randn(SLOTS, 1, out, RANK).half() * 0.1 for out in OUT)
+    a = tuple(half(SLOTS, 1, RANK, IN) * 0.1 for _ in OUT)
+    b = tuple(half(SLOTS, 1, out, RANK) * 0.1 for out in OUT)
     return a, b
 
 
@@ -111,11 +120,11 @@ def test_the_kernels_add_what_a_loop_adds_and_leave_the_base_s_tokens(
 ) -> None:
     tokens = step_of(seed, adapters)
     torch.manual_seed(seed)
-    x, y = torch.randn(len(tokens), IN).half(), torch.randn(len(tokens), sum(OUT)).half()
+    x, y = half(len(tokens), IN), half(len(tokens), sum(OUT))
     update(wrapper, tokens)
     found = product(wrapper, weights, x, y)
     torch.testing.assert_close(found.float(), loop(weights, tokens, x, y), atol=4e-3, rtol=4e-3)
-    of_base = torch.tensor(tokens) == 0
+    of_base = torch.tensor(tokens, device=DEVICE) == 0
     assert torch.equal(found[of_base], y[of_base])
 
 
@@ -129,7 +138,7 @@ def test_a_bounded_launch_gives_the_same_bits_with_fewer_programs(
 ) -> None:
     tokens = step_of(10 + seed, 3)
     torch.manual_seed(seed)
-    x, y = torch.randn(len(tokens), IN).half(), torch.randn(len(tokens), sum(OUT)).half()
+    x, y = half(len(tokens), IN), half(len(tokens), sum(OUT))
     update(wrapper, tokens)
     bounded = product(wrapper, weights, x, y)
     few = sum(map(math.prod, grids))
@@ -145,11 +154,16 @@ def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_ther
 ) -> None:
     tokens = [0] * 90 + [2] * 40 + [5] * 3
     update(wrapper, tokens)
-    x, y = torch.randn(133, IN).half(), torch.randn(133, sum(OUT)).half()
+    x, y = half(133, IN), half(133, sum(OUT))
     product(wrapper, weights, x, y)
     (shrink, expand) = grids
-    rank_tiles, out_tiles, split_k, ids = 1, 2, 2, 3  # with "no adapter"
-    assert shrink == (split_k * math.ceil(40 / TILE_TOKENS["shrink"]) * rank_tiles, 2, ids)
+    config = lora_shrink_op.get_lora_op_configs("shrink", SLOTS, len(tokens), IN, RANK, len(OUT))
+    rank_tiles, out_tiles, ids = 1, 2, 3  # with "no adapter"
+    assert shrink == (
+        config["split_k"] * math.ceil(40 / TILE_TOKENS["shrink"]) * rank_tiles,
+        2,
+        ids,
+    )
     assert expand == (math.ceil(40 / TILE_TOKENS["expand"]) * out_tiles, 2, ids)
 
 
@@ -158,7 +172,7 @@ def test_a_step_without_adapters_launches_nothing(
 ) -> None:
     update(wrapper, [1] * 20)
     update(wrapper, [0] * 20)
-    x, y = torch.randn(20, IN).half(), torch.randn(20, sum(OUT)).half()
+    x, y = half(20, IN), half(20, sum(OUT))
     assert torch.equal(product(wrapper, weights, x, y), y)
     assert grids == []
 
@@ -187,12 +201,14 @@ def test_vllms_kernel_writes_a_shared_partial_block_into_all_blocks_that_begin_w
         sliding_window=None,
         kv_cache_dtype="auto",
     )
-    layer = SimpleNamespace(_k_scale=torch.tensor(1.0), _v_scale=torch.tensor(1.0))
-    cache = torch.zeros(6, heads, block, 2 * size).half()
+    one = torch.tensor(1.0, device=DEVICE)
+    layer = SimpleNamespace(_k_scale=one, _v_scale=one)
+    cache = torch.zeros(6, heads, block, 2 * size, device=DEVICE).half()
 
     def forward(*_: Any) -> None:
-        slots = torch.tensor([*range(3, 5), *range(block, block + 5), 4 * block + 5, -1])
-        key, value = torch.randn(2, 9, heads, size).half()
+        rows = [*range(3, 5), *range(block, block + 5), 4 * block + 5, -1]
+        slots = torch.tensor(rows, device=DEVICE)
+        key, value = half(2, 9, heads, size)
         write_and_share(backend.do_kv_cache_update, layer, key, value, cache, slots)
 
     runner = SimpleNamespace(

@@ -1,4 +1,5 @@
-"""The quick part of the ring in every run: vLLM's own kernels, interpreted, in their own process.
+"""The quick part of the ring in every run: vLLM's own kernels, on a CPU interpreted, in their own
+process.
 
 All of it: `make test-gpu-path`.
 """
@@ -15,15 +16,14 @@ import pytest
 from guard.machine.device import installed_device
 
 HERE = Path(__file__).parent
-PLUGIN = "tests.serve.gpu_path.interpreted"
+INTERPRETED = ["-p", "tests.serve.gpu_path.interpreted"] if installed_device() == "cpu" else []
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(installed_device() != "cpu", reason="a CPU environment interprets kernels")
 def test_vllms_kernels_give_what_a_loop_gives() -> None:
     environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n0", "-p", PLUGIN, str(HERE / "ring_kernels.py")],
+        [sys.executable, "-m", "pytest", "-n0", *INTERPRETED, str(HERE / "ring_kernels.py")],
         cwd=HERE.parents[2],
         env=environment,
         capture_output=True,

@@ -281,6 +281,16 @@ def test_two_engines_with_their_part_of_a_gpu_fit_into_it() -> None:
 
 
 @pytest.mark.usefixtures("on_a_gpu")
+def test_an_encoder_leaves_a_gpu_to_the_engine_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps no keys and values; vLLM would want 92 % of all memory to be free."""
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
+    minilm = load_recipe("minilm")
+    assert encoder_args(minilm, [], {})["gpu_memory_utilization"] < 0.05
+    stated = encoder_args(minilm, [], {"gpu_memory_utilization": 0.5})
+    assert stated["gpu_memory_utilization"] == 0.5
+
+
+@pytest.mark.usefixtures("on_a_gpu")
 def test_host_memory_beside_a_gpu_is_counted_as_it_is_pinned() -> None:
     """In powers of two, tensor by tensor."""
     sizes = sizes_of(narrow(), 8, ["q_proj", "o_proj"])
