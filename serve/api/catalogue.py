@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 
 from guard.card import Card
+from guard.errors import did_you_mean
 from serve.policy.rule_set import RuleSet
 
 
@@ -57,16 +58,26 @@ class Catalogue:
         """Those of `names` that are no rule."""
         return [name for name in names if name not in self.rules]
 
+    def nearest_rules(self, names: Sequence[str]) -> str:
+        """What may be meant by each of `names`, none of them a rule, and what lists all rules."""
+        hints = [did_you_mean(name, self.rules) for name in names]
+        return " ".join([*filter(None, hints), "GET /v1/rules lists them"])
+
+    def nearest_rule_set(self, name: str) -> str:
+        """What may be meant by `name`, which is no rule set, and what lists all of them."""
+        return f"{did_you_mean(name, self.rule_sets)} GET /v1/rule_sets lists them".lstrip()
+
     def card(self, rule: str) -> Card:
         """The card of a rule that is served. Raises HTTPException 404 if it is not."""
         if rule not in self.rules:
-            raise HTTPException(404, f"the rule {rule!r} is not served; GET /v1/rules lists them")
+            problem = f"the rule {rule!r} is not served; {self.nearest_rules([rule])}"
+            raise HTTPException(404, problem)
         return self.rules[rule]
 
     def rule_set(self, name: str) -> RuleSet:
         """The rule set of this name. Raises HTTPException 404 if there is none."""
         if name not in self.rule_sets:
-            problem = f"there is no rule set {name!r}; GET /v1/rule_sets lists them"
+            problem = f"there is no rule set {name!r}; {self.nearest_rule_set(name)}"
             raise HTTPException(404, problem)
         return self.rule_sets[name]
 

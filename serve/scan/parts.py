@@ -104,10 +104,14 @@ def delete_scan(folder: Path) -> None:
     """Delete the scan that a folder holds, if it holds one.
 
     Under another name first: if this is killed, what is left is in nobody's way, and the next call
-    deletes it.
+    deletes it. Raises GuardError for the folder that this process is in.
     """
+    folder = folder.resolve()
     if not (folder / MANIFEST).is_file():
         return
+    if Path.cwd().is_relative_to(folder):
+        remedy = "Go to another folder, or name one with OUT="
+        raise GuardError("the current folder is not deleted", where=folder, remedy=remedy)
     deleted = folder.with_name(f".{folder.name}.deleted")
     shutil.rmtree(deleted, ignore_errors=True)
     folder.rename(deleted)

@@ -313,10 +313,11 @@ def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
     Raises HTTPException 422 for it.
     """
     if unknown := catalogue.not_served(body.rules or ()):
-        message = f"rules: not served: {', '.join(unknown)}; GET /v1/rules lists them"
+        message = f"rules: not served: {', '.join(unknown)}; {catalogue.nearest_rules(unknown)}"
         raise HTTPException(422, message)
     if body.rule_set is not None and body.rule_set not in catalogue.rule_sets:
-        message = f"rule_set: there is no {body.rule_set!r}; GET /v1/rule_sets lists them"
+        nearest = catalogue.nearest_rule_set(body.rule_set)
+        message = f"rule_set: there is no {body.rule_set!r}; {nearest}"
         raise HTTPException(422, message)
     return catalogue.selected(body.rules, body.rule_set)
 

@@ -27,3 +27,19 @@ def test_what_is_not_there_is_404_and_both_at_once_a_mistake() -> None:
         with pytest.raises(HTTPException) as raised:
             CATALOGUE.selected(rules, rule_set)
         assert raised.value.status_code == status
+
+
+def test_the_nearest_of_what_may_be_asked_is_named_and_nothing_else_of_it() -> None:
+    """Of a caller who may ask for some rules, the others' names stay unknown."""
+    catalogue = Catalogue(
+        rules={"pii_leak": "card", "toxicity": "card"},  # type: ignore[dict-item]
+        rule_sets={"safety": RuleSet.any_of(["toxicity"])},
+    )
+    with pytest.raises(HTTPException, match="Did you mean 'pii_leak'"):
+        catalogue.card("pii_leek")
+    with pytest.raises(HTTPException, match="Did you mean 'safety'"):
+        catalogue.rule_set("safty")
+    hints = catalogue.nearest_rules(["pii_leek", "x", "toxicty"])
+    assert hints.startswith("Did you mean 'pii_leak'? Did you mean 'toxicity'? GET")
+    assert catalogue.nearest_rules(["x"]) == "GET /v1/rules lists them"
+    assert "pii_leak" not in catalogue.limited_to(["safety"]).nearest_rules(["pii_leek"])

@@ -112,6 +112,16 @@ def test_a_scan_is_deleted_and_nothing_else_is(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_the_scan_that_one_is_in_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PartFolder(tmp_path / "scan", MANIFEST).write(0, ROWS)
+    monkeypatch.chdir(tmp_path / "scan")
+    with pytest.raises(GuardError, match=r"current folder.*OUT="):
+        delete_scan(Path())
+    assert (tmp_path / "scan" / "scan.json").is_file()
+
+
 def test_a_folder_that_is_a_file_or_holds_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(GuardError, match=r"no folder can be made there.*OUT="):
