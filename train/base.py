@@ -28,8 +28,8 @@ def pinned(recipe: Recipe) -> dict[str, Any]:
 def frozen(model: nn.Module) -> PreTrainedModel:
     """The model in evaluation, none of its weights trainable.
 
-    From then on this process attends without cuDNN. On a Hopper GPU its backward pass gives NaN for
-    rows with a mask whose width is 64 beyond a multiple of 128 (pytorch/pytorch#196678): a LoRA on
+    From then on this process attends without cuDNN. On a Hopper GPU its backward pass can give NaN
+    under a mask whose width is 64 beyond a multiple of 128 (pytorch/pytorch#196678): a LoRA on
     `tiny` was lost at its 98th step.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)

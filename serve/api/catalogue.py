@@ -14,6 +14,8 @@ from guard.card import Card
 from guard.errors import did_you_mean
 from serve.policy.rule_set import RuleSet
 
+LONGEST_HINTED = 100  # characters of a name; comparing longer ones takes long
+
 
 class SomeOf(Mapping[str, Card]):
     """The cards of these rules, as they are now: a rule may be replaced while it is served.
@@ -58,19 +60,18 @@ class Catalogue:
         """Those of `names` that are no rule."""
         return [name for name in names if name not in self.rules]
 
-    def nearest_rules(self, names: Sequence[str]) -> str:
-        """What may be meant by each of `names`, none of them a rule, and what lists all rules."""
-        hints = [did_you_mean(name, self.rules) for name in names]
-        return " ".join([*filter(None, hints), "GET /v1/rules lists them"])
+    def nearest_rule(self, name: str) -> str:
+        """Which rule may be meant by `name`, which is none, and what lists all of them."""
+        return _nearest(name, self.rules, "/v1/rules")
 
     def nearest_rule_set(self, name: str) -> str:
-        """What may be meant by `name`, which is no rule set, and what lists all of them."""
-        return f"{did_you_mean(name, self.rule_sets)} GET /v1/rule_sets lists them".lstrip()
+        """Which rule set may be meant by `name`, which is none, and what lists all of them."""
+        return _nearest(name, self.rule_sets, "/v1/rule_sets")
 
     def card(self, rule: str) -> Card:
         """The card of a rule that is served. Raises HTTPException 404 if it is not."""
         if rule not in self.rules:
-            problem = f"the rule {rule!r} is not served; {self.nearest_rules([rule])}"
+            problem = f"the rule {rule!r} is not served; {self.nearest_rule(rule)}"
             raise HTTPException(404, problem)
         return self.rules[rule]
 
@@ -95,3 +96,10 @@ class Catalogue:
         for rule in rules:
             self.card(rule)
         return RuleSet.any_of(rules)
+
+
+def _nearest(name: str, names: Iterable[str], path: str) -> str:
+    hint = ""
+    if len(name) <= LONGEST_HINTED:
+        hint = did_you_mean(name, names)
+    return f"{hint} GET {path} lists them".lstrip()

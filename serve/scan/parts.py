@@ -104,14 +104,13 @@ def delete_scan(folder: Path) -> None:
     """Delete the scan that a folder holds, if it holds one.
 
     Under another name first: if this is killed, what is left is in nobody's way, and the next call
-    deletes it. Raises GuardError for the folder that this process is in.
+    deletes it. Raises GuardError for a link, and for the folder that this process is in.
     """
-    folder = folder.resolve()
     if not (folder / MANIFEST).is_file():
         return
-    if Path.cwd().is_relative_to(folder):
-        remedy = "Go to another folder, or name one with OUT="
-        raise GuardError("the current folder is not deleted", where=folder, remedy=remedy)
+    if folder.is_symlink() or Path.cwd().is_relative_to(folder.resolve()):
+        problem = "a link or the current folder is not deleted"
+        raise GuardError(problem, where=folder, remedy="Name another folder with OUT=")
     deleted = folder.with_name(f".{folder.name}.deleted")
     shutil.rmtree(deleted, ignore_errors=True)
     folder.rename(deleted)

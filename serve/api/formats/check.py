@@ -313,7 +313,8 @@ def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
     Raises HTTPException 422 for it.
     """
     if unknown := catalogue.not_served(body.rules or ()):
-        message = f"rules: not served: {', '.join(unknown)}; {catalogue.nearest_rules(unknown)}"
+        nearest = catalogue.nearest_rule(unknown[0])
+        message = f"rules: not served: {', '.join(unknown)}; {nearest}"
         raise HTTPException(422, message)
     if body.rule_set is not None and body.rule_set not in catalogue.rule_sets:
         nearest = catalogue.nearest_rule_set(body.rule_set)

@@ -58,7 +58,7 @@ GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
 # Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. An engine
 # of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken 3.1 GiB when
 # it had started.
-WORKSPACE_BYTES = 3 * GIB
+WORKSPACE_BYTES = 4 * GIB
 ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory for those that are there
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
 
@@ -168,7 +168,8 @@ def _window_args(
     _refuse_what_fails_later(recipe, args)
     _add_compiling(args)
     if installed_device() == "cuda":
-        args.setdefault("gpu_memory_utilization", WORKSPACE_BYTES / _gpu_memory_bytes())
+        share = min(WORKSPACE_BYTES / _gpu_memory_bytes(), LARGEST_SHARE)
+        args.setdefault("gpu_memory_utilization", share)
     hf_overrides = {"architectures": [architecture]}
     args["hf_overrides"] = hf_overrides | dict(args.get("hf_overrides") or {})
     _add_host_copies(args)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from guard.machine.device import installed_device
 
@@ -20,6 +21,9 @@ INTERPRETED = ["-p", "tests.serve.gpu_path.interpreted"] if installed_device() =
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    installed_device() != "cpu" and not torch.cuda.is_available(), reason="no GPU is seen"
+)
 def test_vllms_kernels_give_what_a_loop_gives() -> None:
     environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     done = subprocess.run(

@@ -112,14 +112,18 @@ def test_a_scan_is_deleted_and_nothing_else_is(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_the_scan_that_one_is_in_is_not_deleted(
+def test_a_link_and_the_scan_that_one_is_in_are_not_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    PartFolder(tmp_path / "scan", MANIFEST).write(0, ROWS)
-    monkeypatch.chdir(tmp_path / "scan")
-    with pytest.raises(GuardError, match=r"current folder.*OUT="):
-        delete_scan(Path())
-    assert (tmp_path / "scan" / "scan.json").is_file()
+    scan, link = tmp_path / "scan", tmp_path / "link"
+    PartFolder(scan, MANIFEST).write(0, ROWS)
+    link.symlink_to(scan)
+    (scan / "below").mkdir()
+    monkeypatch.chdir(scan / "below")
+    for folder in (link, Path(".."), scan):
+        with pytest.raises(GuardError, match=r"link or the current folder.*OUT="):
+            delete_scan(folder)
+    assert (scan / "scan.json").is_file()
 
 
 def test_a_folder_that_is_a_file_or_holds_a_broken_manifest_is_refused(tmp_path: Path) -> None:

@@ -89,6 +89,12 @@ def test_a_rule_that_is_not_served_is_named_and_nothing_is_judged(client: httpx.
     }
 
 
+def test_the_nearest_rule_is_named_beside_one_that_is_not_served(client: httpx.Client) -> None:
+    response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["plane", "x"]})
+    wanted = "rules: not served: plane, x; Did you mean 'plain'? GET /v1/rules lists them"
+    assert (response.status_code, response.json()["error"]) == (422, wanted)
+
+
 def test_a_conversation_that_does_not_fit_is_unjudged_for_every_rule(client: httpx.Client) -> None:
     answer = client.post(
         "/v1/check", json={"messages": [{"role": "user", "content": "word " * 3000}]}

@@ -9,7 +9,12 @@ import sys
 
 import pytest
 
-NAMES = ("VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL")
+NAMES = (
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "OMP_NUM_THREADS",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+)
 
 
 def settings(**environment: str) -> dict[str, str]:
@@ -37,6 +42,7 @@ def test_one_process_with_a_thread_for_every_core_that_it_may_use() -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": str(len(cores)),
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "vllm": "False",
     }
 
