@@ -54,6 +54,26 @@ def test_parts_of_words_tell_where_no_word_comes_twice() -> None:
     assert fitted.variant.validation_auroc == 1.0
 
 
+def rare(label: int, noise: list[str]) -> list[Message]:
+    """A rare word tells; a common one agrees with it in two of three rows."""
+    first = noise[0]
+    agrees = first[0] in "bcdf"
+    common = ("often", "seldom")[label if agrees else 1 - label]
+    return [Message("assistant", f"{common} {common} {common} {first}{'xy'[label]}")]
+
+
+def test_the_strengths_reach_to_where_rare_words_outweigh_a_common_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C = 100 won on 12 of 15 shipped rules, 1,000 on none: docs/log/quality.md."""
+    train, validation = rows("train", rare), rows("validation", rare)
+    chosen = fit_bag_of_words(train, validation, "assistant").variant
+    assert (chosen.c, chosen.validation_auroc) == (100.0, 1.0)
+    monkeypatch.setattr("eval.bag_of_words.baseline.STRENGTHS", STRENGTHS[:3])
+    weaker = fit_bag_of_words(train, validation, "assistant").variant
+    assert weaker.validation_auroc < 1.0
+
+
 def test_the_weights_are_those_of_the_variant_that_was_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
