@@ -121,11 +121,13 @@ def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> AdapterFiles:
             f"cannot be read: {error}", where=path, remedy="Save it again, or correct the path"
         ) from error
     config = _config(path, config_bytes)
+    content = hashlib.sha256(config_bytes)
+    content.update(weights_bytes)  # without a copy: an adapter has hundreds of MB
     return AdapterFiles(
         path=path,
         config=config,
         invocation=tuple(config.alora_invocation_tokens or ()),
-        content=hashlib.sha256(config_bytes + weights_bytes).hexdigest(),
+        content=content.hexdigest(),
         shapes=_shapes(path, config, weights_bytes),
     )
 
