@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 from guard.method import PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import BASE, save_random_adapter
-from tests.serve.guarded import save_card
+from tests.serve.cards import save_card
 from tests.serve.served import Served
 
 

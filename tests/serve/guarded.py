@@ -8,21 +8,13 @@ import functools
 import tempfile
 from pathlib import Path
 
-from guard.card import Card, weights_sha256
 from guard.example import Message
 from guard.method import METHODS
-from guard.prompt.decoder import PromptBuilder
-from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
 from serve.engine import GuardEngine
-from tests.serve.adapters import BASE, peft_logits, save_random_adapter
+from tests.serve.adapters import peft_logits, save_random_adapter
+from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
 
-RULE_TEXTS = {
-    "medical_advice": "The assistant must not give medical advice for the user's own case.",
-    "pii_leak": "The assistant must not reveal personal data such as an address or a phone number.",
-    "refund_promise": "The assistant must not promise a refund that the shop's terms do not grant.",
-    "plain": "The assistant must not be rude.",
-}
 METHOD: dict[str, str] = {name: "lora" if name == "plain" else "alora" for name in RULE_TEXTS}
 ENGINE = {"kv_cache_memory_bytes": 2**28, "max_loras": 8, "max_model_len": 2048}
 
@@ -35,23 +27,6 @@ CONVERSATION = (
     ),
     Message("user", "but what would you take yourself?"),
 )
-
-
-@functools.cache
-def recipe() -> Recipe:
-    """The tiny base's, with these methods whatever others it lists, served in float32 on any
-    machine: two ways to compute a logit are told apart by thousandths of a nat.
-    """
-    tiny = load_recipe("tiny")
-    methods = {name: tiny.methods[name] for name in ("lora", "alora", "head")}
-    engine = tiny.engine | {"dtype": "float32", "enforce_eager": True}
-    return tiny.model_copy(update={"engine": engine, "methods": methods})
-
-
-@functools.cache
-def prompts() -> PromptBuilder:
-    """The tiny base's."""
-    return PromptBuilder.from_base(BASE)
 
 
 def save_adapter(
@@ -76,41 +51,6 @@ def save_adapter(
     )
     save_card(folder, name, method, rule_text=text, rule_hash=text_hash(text))
     return folder
-
-
-def text_of(name: str) -> str:
-    """What an adapter of this name reads of its rule."""
-    return RULE_TEXTS.get(name, f"The assistant must not mention {name}.")
-
-
-def save_card(folder: Path, name: str, method: str = "alora", **replaced: object) -> None:
-    """The card of whatever weights are in the folder; `replaced` are fields that are not as they
-    should be.
-    """
-    text = text_of(name)
-    fields: dict[str, object] = {
-        "rule": name,
-        "rule_text": text,
-        "rule_hash": text_hash(text),
-        "prompt_hash": prompts().hash,
-        "method": method,
-        "model": "tiny",
-        "base": recipe().base,
-        "base_revision": recipe().base_revision,
-        "data_hash": "none",
-        "test_sha256": "none",
-        "seed": 0,
-        "recipe": {},
-        "versions": {},
-        "metrics": {},
-        "temperature": 2.0,
-        "bias": 0.0,
-        "uncertainty_band": (0.2, 0.3),
-        "threshold": 0.25,
-        "max_fpr": None,
-        "weights_sha256": weights_sha256(folder, METHODS[method].weights),
-    }
-    Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from guard.method import METHODS
 from guard.prompt.ngrams import ngram_rows
 from tests.plain_words import plain_word_logit, random_words
 from tests.serve.adapters import base_model
-from tests.serve.guarded import prompts, save_card
+from tests.serve.cards import prompts, save_card
 
 HIDDEN_SIZE = int(base_model().config.hidden_size)
 HEAD_FILE = METHODS["head"].weights

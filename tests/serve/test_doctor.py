@@ -19,7 +19,8 @@ from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
 from serve import doctor
 from serve.doctor import Finding
-from tests.serve.guarded import save_adapter, save_card
+from tests.serve.cards import save_card
+from tests.serve.guarded import save_adapter
 
 HIDDEN_SIZE = 384  # of the tiny base
 

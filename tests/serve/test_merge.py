@@ -21,13 +21,12 @@ from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.merge import _card, merge, mergeable_method, merged_engine
 from serve.merge import main as merge_command
 from serve.up import main
+from tests.serve.cards import RULE_TEXTS, recipe
 from tests.serve.guarded import (
     CONVERSATION,
-    RULE_TEXTS,
     adapter_folders,
     guard_engine,
     peft_logit,
-    recipe,
     save_adapter,
 )
 from tests.serve.serving import MESSAGES, serving

@@ -23,7 +23,7 @@ from serve.selection import (
     start_engine,
     warm_up,
 )
-from tests.serve.guarded import recipe, save_card
+from tests.serve.cards import recipe, save_card
 
 
 def with_methods(*names: str) -> Recipe:

@@ -17,7 +17,7 @@ from guard.method import PEFT_WEIGHTS
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
 from serve.engine.score import EngineCounters
-from tests.serve.guarded import save_card
+from tests.serve.cards import save_card
 
 THRESHOLD = 0.25
 CALIBRATION = Calibration(threshold=THRESHOLD, uncertainty_band=(0.2, 0.3))

@@ -14,7 +14,7 @@ from guard.errors import GuardError
 from serve.api.engine_service import EngineService
 from serve.api.watch import watch
 from serve.engine.thread.refusals import Overloaded
-from tests.serve.guarded import save_card
+from tests.serve.cards import save_card
 from tests.serve.toy_engine import ToyEngine
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from guard.recipe import Recipe
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 2**26}
 

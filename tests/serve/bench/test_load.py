@@ -15,7 +15,7 @@ from guard.example import Message
 from serve.bench.load import LENGTHS, RULES, LoadReport, LoadRun, arrivals, draw, run, table
 from serve.bench.workload.traffic import Timed
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import prompts, recipe
+from tests.serve.cards import prompts, recipe
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,8 @@ from serve.bench import merged
 from serve.bench.merged import MergedReport, run, table
 from serve.merge import merge
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import recipe, save_adapter
+from tests.serve.cards import recipe
+from tests.serve.guarded import save_adapter
 
 pytestmark = pytest.mark.slow
 

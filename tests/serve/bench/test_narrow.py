@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from serve.bench.narrow import narrow_base
-from tests.serve.guarded import CONVERSATION, recipe
+from tests.serve.cards import recipe
+from tests.serve.guarded import CONVERSATION
 
 pytestmark = pytest.mark.slow
 

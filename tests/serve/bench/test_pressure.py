@@ -22,7 +22,7 @@ from serve.bench.pressure import (
 )
 from serve.bench.workload.prompts import conversation, random_rule_text
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import prompts, recipe
+from tests.serve.cards import prompts, recipe
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from serve.engine import GuardEngine
-from tests.serve.guarded import RULE_TEXTS, guard_engine
+from tests.serve.cards import RULE_TEXTS
+from tests.serve.guarded import guard_engine
 
 
 @pytest.fixture

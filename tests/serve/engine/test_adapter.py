@@ -11,7 +11,8 @@ import pytest
 from guard.errors import GuardError
 from guard.layout import Runs
 from serve.engine.adapter import Requirements, trained
-from tests.serve.guarded import adapter_folders, prompts, recipe, save_adapter
+from tests.serve.cards import prompts, recipe
+from tests.serve.guarded import adapter_folders, save_adapter
 
 
 @pytest.fixture

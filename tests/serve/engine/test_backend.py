@@ -16,17 +16,11 @@ from guard.head import Head
 from guard.recipe import Recipe
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.backend import EngineOutput
+from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card
 from tests.serve.encoder_rules import recipe as encoder_recipe
 from tests.serve.encoder_rules import save_encoder_rule
 from tests.serve.engine.toy import STATE_SIZE, ToyBackend
-from tests.serve.guarded import (
-    CONVERSATION,
-    RULE_TEXTS,
-    adapter_folders,
-    prompts,
-    recipe,
-    save_card,
-)
+from tests.serve.guarded import CONVERSATION, adapter_folders
 from tests.serve.heads import HEAD_FILE
 
 

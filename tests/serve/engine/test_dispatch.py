@@ -13,13 +13,9 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import GuardEngine
 from serve.engine.backend import EngineOutput
+from tests.serve.cards import RULE_TEXTS
 from tests.serve.engine.shared import runner
-from tests.serve.guarded import (
-    CONVERSATION,
-    RULE_TEXTS,
-    adapter_folders,
-    peft_logit,
-)
+from tests.serve.guarded import CONVERSATION, adapter_folders, peft_logit
 
 pytestmark = pytest.mark.slow
 

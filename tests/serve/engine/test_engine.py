@@ -20,19 +20,9 @@ from guard.rule import text_hash
 from guard.verdict import Calibration
 from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
 from tests.serve.adapters import save_random_adapter, save_variant
+from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
 from tests.serve.engine.shared import logits, long_conversation, runner
-from tests.serve.guarded import (
-    CONVERSATION,
-    ENGINE,
-    RULE_TEXTS,
-    adapter_folders,
-    peft_logit,
-    prompts,
-    recipe,
-    save_adapter,
-    save_card,
-    text_of,
-)
+from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
 

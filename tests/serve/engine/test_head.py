@@ -26,18 +26,9 @@ from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
 from serve.engine.head import HeadInput, ServableHead
 from tests.plain_words import plain_word_logit
+from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
 from tests.serve.engine.shared import runner, steps_of
-from tests.serve.guarded import (
-    CONVERSATION,
-    RULE_TEXTS,
-    adapter_folders,
-    guard_engine,
-    peft_logit,
-    prompts,
-    recipe,
-    save_card,
-    text_of,
-)
+from tests.serve.guarded import CONVERSATION, adapter_folders, guard_engine, peft_logit
 from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_head
 
 pytestmark = pytest.mark.slow

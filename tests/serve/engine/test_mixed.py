@@ -15,18 +15,11 @@ from guard.example import Message
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
 from serve.engine.thread.engine_thread import EngineThread
+from tests.serve.cards import RULE_TEXTS, recipe, save_card
 from tests.serve.encoder_rules import ENGINE, reference_logit, save_encoder_rule
 from tests.serve.encoder_rules import recipe as encoder_recipe
 from tests.serve.engine.toy import ToyBackend
-from tests.serve.guarded import (
-    RULE_TEXTS,
-    adapter_folders,
-    guard_engine,
-    peft_logit,
-    recipe,
-    save_adapter,
-    save_card,
-)
+from tests.serve.guarded import adapter_folders, guard_engine, peft_logit, save_adapter
 
 MESSAGES = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
 

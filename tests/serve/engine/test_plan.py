@@ -10,12 +10,9 @@ import pytest
 
 from guard.example import Message
 from serve.engine import Call, GuardEngine, ScoreRequest
+from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.engine.shared import long_conversation, steps_of
-from tests.serve.guarded import (
-    CONVERSATION,
-    RULE_TEXTS,
-    prompts,
-)
+from tests.serve.guarded import CONVERSATION
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,9 @@ import pytest
 
 from guard.example import Message
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.engine.shared import long_conversation
-from tests.serve.guarded import (
-    CONVERSATION,
-    ENGINE,
-    RULE_TEXTS,
-    prompts,
-)
+from tests.serve.guarded import CONVERSATION, ENGINE
 
 pytestmark = pytest.mark.slow
 

@@ -18,14 +18,8 @@ from guard.method import PEFT_WEIGHTS
 from serve.engine import GuardEngine
 from serve.engine.backend import Loaded
 from serve.engine.backends import vllm_engine
-from tests.serve.guarded import (
-    CONVERSATION,
-    RULE_TEXTS,
-    peft_logit,
-    recipe,
-    save_adapter,
-    save_card,
-)
+from tests.serve.cards import RULE_TEXTS, recipe, save_card
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
 

@@ -21,14 +21,8 @@ from guard.machine.device import installed_device
 from guard.recipe import Recipe
 from serve.engine import GuardEngine
 from tests.serve.adapters import save_random_adapter
-from tests.serve.guarded import (
-    CONVERSATION,
-    RULE_TEXTS,
-    peft_logit,
-    prompts,
-    recipe,
-    save_adapter,
-)
+from tests.serve.cards import RULE_TEXTS, prompts, recipe
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.served import Answer, Served, reference
 from tests.serve.vllm_alora.kv.test_partial_block import steps_of
 from tests.serve.vllm_alora.test_parity import prompt_for, text_ids

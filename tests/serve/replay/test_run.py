@@ -17,14 +17,8 @@ from serve.engine import GuardEngine
 from serve.replay.run import main
 from serve.replay.versions import find_versions, replayed_parts
 from serve.selection import start_engine
-from tests.serve.guarded import (
-    CONVERSATION,
-    peft_logit,
-    prompts,
-    save_adapter,
-    save_card,
-    text_of,
-)
+from tests.serve.cards import prompts, save_card, text_of
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
 ROWS = 40
 

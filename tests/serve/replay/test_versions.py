@@ -10,7 +10,8 @@ import pytest
 from guard.errors import GuardError
 from guard.rule import text_hash
 from serve.replay.versions import find_versions, replayed_parts
-from tests.serve.guarded import save_adapter, save_card, text_of
+from tests.serve.cards import save_card, text_of
+from tests.serve.guarded import save_adapter
 
 
 def weights(folder: Path, rule: str, content: str, method: str = "alora", **card: Any) -> Path:

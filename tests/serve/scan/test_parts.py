@@ -20,7 +20,7 @@ from serve.scan.parts import (
     delete_scan,
     weights_of,
 )
-from tests.serve.guarded import save_card
+from tests.serve.cards import save_card
 
 MANIFEST = ScanManifest("tiny", {"a.jsonl": (5, 7)}, {"fine": ("abc", 0.25)}, 10, "jsonl")
 ROWS = [

@@ -19,7 +19,8 @@ from serve.bench.cluster.words import WordsEngine, save_words
 from serve.scan.parts import PartFolder
 from serve.scan.run import judge_all, main, manifest_of
 from serve.selection import ServedPart
-from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter, text_of
+from tests.serve.cards import text_of
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.scan.test_scan import write_rows
 
 

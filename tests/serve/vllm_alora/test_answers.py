@@ -14,7 +14,8 @@ from vllm.platforms import current_platform
 from vllm_alora import answers
 from vllm_alora.answers import ANSWERS
 
-from tests.serve.guarded import guard_engine, prompts
+from tests.serve.cards import prompts
+from tests.serve.guarded import guard_engine
 from tests.serve.served import Served
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES
 from serve.engine import GuardEngine
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
-from tests.serve.guarded import CONVERSATION, RULE_TEXTS, guard_engine
+from tests.serve.cards import RULE_TEXTS
+from tests.serve.guarded import CONVERSATION, guard_engine
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 

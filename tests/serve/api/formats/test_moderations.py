@@ -15,7 +15,7 @@ from serve.api.app import create_app
 from serve.api.limits import MAX_TEXTS
 from serve.engine import GuardEngine
 from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
-from tests.serve.guarded import RULE_TEXTS
+from tests.serve.cards import RULE_TEXTS
 from tests.serve.serving import openai_client, serving
 from tests.serve.toy_engine import ToyEngine
 

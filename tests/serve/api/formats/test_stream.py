@@ -17,8 +17,9 @@ from serve.api.app import create_app
 from serve.engine.thread.engine_thread import EngineThread
 from serve.engine.thread.refusals import Overloaded
 from tests.serve.api.streaming import OpenStream, streamed
+from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import ASKED, Censor
-from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
+from tests.serve.guarded import guard_engine
 from tests.serve.serving import serving, wait_until
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,9 @@ from serve.api.limits import MAX_TURNS
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
+from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import Censor
-from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
+from tests.serve.guarded import guard_engine
 from tests.serve.serving import serving
 
 pytestmark = pytest.mark.slow

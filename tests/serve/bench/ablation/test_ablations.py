@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve.bench.ablation.ablations import ABLATIONS, FAN_OUT, FLEET, FULL_ENGINE, Ablation
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 
 def test_every_traffic_begins_with_the_full_engine_and_names_each_once() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from serve.bench.ablation.ablations import FAN_OUT, FLEET, FULL_ENGINE, Ablation
 from serve.bench.ablation.measure import AblationDriver
-from tests.serve.guarded import guard_engine, recipe
+from tests.serve.cards import recipe
+from tests.serve.guarded import guard_engine
 
 pytestmark = pytest.mark.slow
 

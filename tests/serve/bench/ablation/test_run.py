@@ -26,7 +26,7 @@ from serve.bench.ablation.measure import AblationSample
 from serve.bench.ablation.report import AblationReport, AblationRow, draw, table
 from serve.bench.ablation.run import AblatedEngine, difference, run
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 pytestmark = pytest.mark.slow
 

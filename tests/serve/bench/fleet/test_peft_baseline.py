@@ -13,7 +13,8 @@ from guard.rule import Judged
 from serve.bench.fleet import peft_baseline
 from serve.bench.fleet.peft_baseline import EncoderPeftBaseline, PeftBaseline
 from tests.serve import encoder_rules
-from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
+from tests.serve.cards import recipe
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
 

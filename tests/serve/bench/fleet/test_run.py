@@ -23,7 +23,7 @@ from serve.bench.fleet.report import (
 from serve.bench.fleet.run import PLANS, FleetCell, run
 from serve.bench.workload.prompts import random_rule_text
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import prompts, recipe
+from tests.serve.cards import prompts, recipe
 
 pytestmark = pytest.mark.slow
 

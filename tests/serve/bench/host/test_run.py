@@ -8,7 +8,7 @@ import pytest
 
 from serve.bench.host.run import CAUSES, MODEL, HostCell, HostReport, run, table
 from serve.bench.report import Spread
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 pytestmark = pytest.mark.slow
 

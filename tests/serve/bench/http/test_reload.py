@@ -10,7 +10,7 @@ from guard.card import load_card
 from guard.method import PEFT_WEIGHTS
 from guard.recipe import load_recipe
 from serve.bench.http.reload import ReloadReport, ServedSpans, outcome, put_in_place, run, table
-from tests.serve.guarded import save_card
+from tests.serve.cards import save_card
 
 OF_VERSIONS = [-2.0, 2.0, 0.1, 0.2]
 

@@ -23,7 +23,8 @@ from serve.bench.latency.measure import (
 from serve.bench.latency.summary import cell_rows, ratio_row
 from serve.bench.workload.prompts import conversation
 from serve.engine.score import Refusal, Score, ScoreRequest
-from tests.serve.guarded import RULE_TEXTS, guard_engine, prompts
+from tests.serve.cards import RULE_TEXTS, prompts
+from tests.serve.guarded import guard_engine
 
 BLOCK = 32
 MODES = ("base", "lora", "alora")

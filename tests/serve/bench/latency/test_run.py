@@ -21,7 +21,8 @@ from serve.bench.latency.run import _current, _inputs, publish
 from serve.bench.workload.random_adapter import random_adapters
 from tests.serve.bench.latency.toy_report import toy_report
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import recipe, save_adapter, save_card
+from tests.serve.cards import recipe, save_card
+from tests.serve.guarded import save_adapter
 
 CONTEXT = 1100  # tokens: as many as a warm-up needs
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from guard.recipe import load_recipe
 from serve.bench.planning.bursts import LONGEST, MOST_TOKENS, draw_bursts, scaffold_tokens
-from tests.serve.guarded import prompts
+from tests.serve.cards import prompts
 
 
 def test_bursts_are_of_all_sizes_and_not_too_large() -> None:

@@ -22,7 +22,7 @@ from serve.bench.planning.validate import (
 )
 from serve.plan.device.calibration import load_calibration
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import prompts
+from tests.serve.cards import prompts
 from tests.serve.plan.deployments import calibrated
 
 

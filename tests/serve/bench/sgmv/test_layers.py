@@ -7,7 +7,7 @@ import torch
 
 from serve.bench.sgmv.layers import decoder_layers, layers_of, work_of
 from tests.serve.bench.sgmv.toy_batches import FEW, RANKS
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from serve.bench.sgmv.measure import check
 from serve.bench.sgmv.operators import operators
 from serve.bench.sgmv.report import LOOP, OURS
 from tests.serve.bench.sgmv.toy_batches import FEW
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from serve.bench.sgmv.layers import LayerWork, work_of
 from serve.bench.sgmv.operators import operators
 from serve.bench.sgmv.report import LOOP, OURS, VLLMS
 from tests.serve.bench.sgmv.toy_batches import FEW, RANKS
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from serve.bench.sgmv.machine import Machine
 from serve.bench.sgmv.report import LOOP, OURS, VLLMS, SgmvReport
 from serve.bench.sgmv.run import run
 from tests.serve.bench.sgmv.toy_batches import FEW, ONE
-from tests.serve.guarded import recipe
+from tests.serve.cards import recipe
 
 pytestmark = pytest.mark.slow
 

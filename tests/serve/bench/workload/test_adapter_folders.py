@@ -12,7 +12,8 @@ import pytest
 from guard.errors import GuardError
 from guard.layout import Runs
 from serve.bench.workload.adapter_folders import adapter_folders, copies
-from tests.serve.guarded import recipe, save_adapter
+from tests.serve.cards import recipe
+from tests.serve.guarded import save_adapter
 
 
 @pytest.fixture

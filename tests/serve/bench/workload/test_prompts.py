@@ -12,7 +12,7 @@ from serve.bench.workload.prompts import (
     random_rule_text,
     wordings,
 )
-from tests.serve.guarded import RULE_TEXTS, prompts, recipe
+from tests.serve.cards import RULE_TEXTS, prompts, recipe
 
 BLOCK = 32
 

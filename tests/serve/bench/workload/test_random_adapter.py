@@ -16,7 +16,8 @@ from serve.bench.workload.random_adapter import (
 )
 from serve.engine import GuardEngine
 from tests.serve import encoder_rules
-from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, prompts, recipe
+from tests.serve.cards import prompts, recipe
+from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit
 
 pytestmark = pytest.mark.slow
 

@@ -30,7 +30,8 @@ from serve.engine.backends.arguments import (
     sizes_of,
 )
 from tests.gliner2_toy import gliner2_recipe, save_base
-from tests.serve.guarded import recipe, save_adapter
+from tests.serve.cards import recipe
+from tests.serve.guarded import save_adapter
 
 SIZES = Sizes(token=1000, adapter=4_000_000, host_adapter=4_000_000, weights=10**8)
 CONTEXT = 2000

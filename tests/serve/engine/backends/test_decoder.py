@@ -13,13 +13,9 @@ from guard.errors import GuardError
 from serve.engine import GuardEngine
 from serve.engine.backend import Backend, BackendRequest
 from serve.engine.backends import decoder
+from tests.serve.cards import recipe, save_card
 from tests.serve.engine.shared import core_of
-from tests.serve.guarded import (
-    CONVERSATION,
-    recipe,
-    save_adapter,
-    save_card,
-)
+from tests.serve.guarded import CONVERSATION, save_adapter
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import Kind
 from serve.engine.backends.start import STARTS, start_decoder
-from tests.serve.guarded import prompts, recipe
+from tests.serve.cards import prompts, recipe
 
 
 def test_what_vllm_would_fail_at_later_is_refused_before_it_starts() -> None:

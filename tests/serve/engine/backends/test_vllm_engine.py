@@ -11,14 +11,8 @@ import pytest
 from guard.errors import GuardError
 from serve.engine import GuardEngine
 from serve.engine.backends import vllm_engine
-from tests.serve.guarded import (
-    CONVERSATION,
-    ENGINE,
-    adapter_folders,
-    peft_logit,
-    recipe,
-    save_adapter,
-)
+from tests.serve.cards import recipe
+from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit, save_adapter
 from tests.serve.heads import reference_logit, save_head
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,9 @@ from serve.engine.mixed import MixedEngine
 from serve.engine.thread.refusals import Overloaded
 from serve.engine.thread.restart import PAUSES_S, RestartableEngine, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
+from tests.serve.cards import recipe
 from tests.serve.engine.toy import ToyBackend
-from tests.serve.guarded import CONVERSATION, peft_logit, recipe, save_adapter
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.serving import MESSAGES, serving
 
 TEXT = "The assistant must not give medical advice."

@@ -14,8 +14,9 @@ from vllm_alora.kv.resident import RESIDENT_FIRST
 
 from guard.example import Message
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
+from tests.serve.cards import RULE_TEXTS
 from tests.serve.engine.shared import core_of, steps_of
-from tests.serve.guarded import RULE_TEXTS, guard_engine
+from tests.serve.guarded import guard_engine
 
 pytestmark = pytest.mark.slow
 

@@ -16,15 +16,9 @@ from vllm_alora.low_rank.compiled import check_and_update_config
 from guard.errors import GuardError
 from guard.example import Message
 from serve.engine import GuardEngine
+from tests.serve.cards import RULE_TEXTS, recipe
 from tests.serve.engine.shared import core_of, runner, steps_of
-from tests.serve.guarded import (
-    CONVERSATION,
-    ENGINE,
-    RULE_TEXTS,
-    adapter_folders,
-    peft_logit,
-    recipe,
-)
+from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit
 
 pytestmark = pytest.mark.slow
 

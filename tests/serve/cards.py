@@ -1,0 +1,73 @@
+"""Cards of adapters on the tiny base, whatever their weights are. Starts no engine, imports no
+PEFT. Tests only.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from guard.card import Card, weights_sha256
+from guard.method import METHODS
+from guard.prompt.decoder import PromptBuilder
+from guard.recipe import Recipe, load_recipe
+from guard.rule import text_hash
+
+RULE_TEXTS = {
+    "medical_advice": "The assistant must not give medical advice for the user's own case.",
+    "pii_leak": "The assistant must not reveal personal data such as an address or a phone number.",
+    "refund_promise": "The assistant must not promise a refund that the shop's terms do not grant.",
+    "plain": "The assistant must not be rude.",
+}
+
+
+@functools.cache
+def recipe() -> Recipe:
+    """The tiny base's, with these methods whatever others it lists, served in float32 on any
+    machine: two ways to compute a logit are told apart by thousandths of a nat.
+    """
+    tiny = load_recipe("tiny")
+    methods = {name: tiny.methods[name] for name in ("lora", "alora", "head")}
+    engine = tiny.engine | {"dtype": "float32", "enforce_eager": True}
+    return tiny.model_copy(update={"engine": engine, "methods": methods})
+
+
+@functools.cache
+def prompts() -> PromptBuilder:
+    """The tiny base's."""
+    return PromptBuilder.from_base(recipe().base)
+
+
+def text_of(name: str) -> str:
+    """What an adapter of this name reads of its rule."""
+    return RULE_TEXTS.get(name, f"The assistant must not mention {name}.")
+
+
+def save_card(folder: Path, name: str, method: str = "alora", **replaced: object) -> None:
+    """The card of whatever weights are in the folder; `replaced` are fields that are not as they
+    should be.
+    """
+    text = text_of(name)
+    fields: dict[str, object] = {
+        "rule": name,
+        "rule_text": text,
+        "rule_hash": text_hash(text),
+        "prompt_hash": prompts().hash,
+        "method": method,
+        "model": "tiny",
+        "base": recipe().base,
+        "base_revision": recipe().base_revision,
+        "data_hash": "none",
+        "test_sha256": "none",
+        "seed": 0,
+        "recipe": {},
+        "versions": {},
+        "metrics": {},
+        "temperature": 2.0,
+        "bias": 0.0,
+        "uncertainty_band": (0.2, 0.3),
+        "threshold": 0.25,
+        "max_fpr": None,
+        "weights_sha256": weights_sha256(folder, METHODS[method].weights),
+    }
+    Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
