@@ -115,6 +115,10 @@ class Backend(Protocol):
         """Tokens computed since the start, those that were computed again included."""
 
     @property
+    def forward_passes(self) -> int:
+        """Steps since the start in which the model has computed anything."""
+
+    @property
     def swap_ins(self) -> int:
         """How often an adapter was copied into a device slot since the start."""
 

@@ -150,6 +150,11 @@ class GuardEngine:
         return self._backend.scheduled_tokens
 
     @property
+    def forward_passes(self) -> int:
+        """Steps since the start in which the model has computed anything."""
+        return self._backend.forward_passes
+
+    @property
     def swap_ins(self) -> int:
         """How often an adapter was copied into a slot since the start: more than there are
         adapters, with fewer slots.
@@ -171,6 +176,7 @@ class GuardEngine:
             adapter_loads=self.adapter_loads,
             swap_ins=self.swap_ins,
             scheduled_tokens=self.scheduled_tokens,
+            forward_passes=self.forward_passes,
             cache_tokens=self.cache_tokens,
             step_s=self._backend.step_s,
         )

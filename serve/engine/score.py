@@ -60,6 +60,7 @@ class EngineCounters:
     adapter_loads: int = 0
     swap_ins: int = 0
     scheduled_tokens: int = 0
+    forward_passes: int = 0
     cache_tokens: int = 0
     step_s: float = 0.0
 
@@ -70,6 +71,7 @@ class EngineCounters:
             adapter_loads=self.adapter_loads + other.adapter_loads,
             swap_ins=self.swap_ins + other.swap_ins,
             scheduled_tokens=self.scheduled_tokens + other.scheduled_tokens,
+            forward_passes=self.forward_passes + other.forward_passes,
             cache_tokens=self.cache_tokens + other.cache_tokens,
             step_s=self.step_s + other.step_s,
         )

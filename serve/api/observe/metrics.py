@@ -140,6 +140,7 @@ class EngineCollector(Collector):
             "guard_adapter_loads": ("Adapters read from disk.", counters.adapter_loads),
             "guard_adapter_swap_ins": ("Adapters copied into a slot.", counters.swap_ins),
             "guard_engine_tokens": ("Tokens computed in steps.", counters.scheduled_tokens),
+            "guard_engine_forward_passes": ("Steps of the model.", counters.forward_passes),
             "guard_engine_step_seconds": ("Time spent in steps.", counters.step_s),
         }
         for name, (text, value) in totals.items():

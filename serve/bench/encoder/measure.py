@@ -100,6 +100,7 @@ class EncoderSample:
 
     wall_ms: float
     computed_tokens: int
+    forward_passes: int
     swap_ins: int
 
 
@@ -141,6 +142,7 @@ def measure(
             rules=cell.rules,
             wall_ms=Spread.of([sample.wall_ms for sample in of_cell]),
             computed_tokens=of_cell[-1].computed_tokens,
+            forward_passes=of_cell[-1].forward_passes,
             swap_ins=max(sample.swap_ins for sample in of_cell),
         )
         cells.append(measured)
@@ -151,8 +153,14 @@ def _check(cell: PlannedCell, messages: tuple[Message, ...]) -> EncoderSample:
     """Raises GuardError if a rule was not judged."""
     engine, names = cell.contestant.engine, cell.contestant.names[: cell.rules]
     engine.forget()
-    swap_ins, started = engine.swap_ins, time.perf_counter()
+    passes, swap_ins = engine.forward_passes, engine.swap_ins
+    started = time.perf_counter()
     check = engine.check(messages, names)
     wall_ms = (time.perf_counter() - started) * 1000
     judged(check, where=f"{cell.contestant.method} on {cell.contestant.model}")
-    return EncoderSample(wall_ms, check.computed_tokens, engine.swap_ins - swap_ins)
+    return EncoderSample(
+        wall_ms=wall_ms,
+        computed_tokens=check.computed_tokens,
+        forward_passes=engine.forward_passes - passes,
+        swap_ins=engine.swap_ins - swap_ins,
+    )

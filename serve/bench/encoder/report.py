@@ -31,6 +31,7 @@ class EncoderCell(Strict):
     rules: int
     wall_ms: Spread
     computed_tokens: int  # in a repeat
+    forward_passes: int  # of the model, in the same repeat
     swap_ins: int  # while the clock ran, the most of any repeat: each adapter has a slot of its own
 
 
@@ -64,9 +65,11 @@ class EncoderReport(BenchReport):
 def table(report: EncoderReport) -> str:
     """The report as text."""
     lines = ["ms for N rules on one conversation, median (smallest to largest):"]
-    lines.append(f"{'model':<16}{'method':<8}{'tokens':>8}{'rules':>8}{'computed':>10}  ms")
+    counts = f"{'tokens':>8}{'rules':>8}{'computed':>10}{'passes':>8}"
+    lines.append(f"{'model':<16}{'method':<8}{counts}  ms")
     for cell in report.cells:
         counts = f"{cell.tokens:>8,}{cell.rules:>8}{cell.computed_tokens:>10,}"
+        counts += f"{cell.forward_passes:>8}"
         lines.append(f"{cell.model:<16}{cell.method:<8}{counts}  {cell.wall_ms.text(1)}")
     swap_ins = max(cell.swap_ins for cell in report.cells)
     lines.append(f"swap-ins while the clock ran: {swap_ins}; {_adapters(report)}")

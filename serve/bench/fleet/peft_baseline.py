@@ -72,6 +72,7 @@ class PeftBaseline:
         self._folders, self._capacity, self._batch = dict(folders), capacity, batch
         self._queue: deque[PeftRequest] = deque()
         self.loads = 0
+        self.forward_passes = 0
         self._device = _device()
         first = next(iter(self._folders))
         folder = str(self._folders[first])
@@ -101,6 +102,7 @@ class PeftBaseline:
             mixed["adapter_names"] = places
         else:
             self._model.set_adapter(places[0])
+        self.forward_passes += 1
         for request, logit in zip(batch, self._logits(batch, mixed), strict=True):
             request.logit = logit
 

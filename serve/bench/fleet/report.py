@@ -53,6 +53,7 @@ class FleetRow(Strict):
     p50_ms: float
     p95_ms: float
     p99_ms: float
+    forward_passes: int  # of the model, a batch each
     adapter_loads: int  # from disk
     swap_ins: int  # into a slot (engine) or a place of the LRU (PEFT)
     adapter_mib: float
@@ -99,14 +100,16 @@ def table(report: FleetReport) -> str:
     head = (
         f"{'adapters':>8} {'':<5} {'Zipf':>5} {'used':>5} | {'server':<13} "
         f"{'requests/s (min to max)':>26} {'p50 ms':>8} {'p95 ms':>8} {'p99 ms':>8} {'tokens':>7} "
-        f"{'loads':>6} {'MiB':>6} {'swap-ins':>8} {'MiB':>7} {'of all resident':>15} {'of base':>8}"
+        f"{'passes':>6} {'loads':>6} {'MiB':>6} {'swap-ins':>8} {'MiB':>7} "
+        f"{'of all resident':>15} {'of base':>8}"
     )
     lines = [head, "-" * len(head)]
     lines += [_line(report, row) for row in report.rows]
     lines += notes(
         f"PEFT baseline: a {CAPACITY}-adapter LRU. used: adapters that got a request at all.",
-        "loads: adapters read from disk. swap-ins: adapters copied into a slot (engine) or a place",
-        "(PEFT). of all resident: % of all-resident throughput, with a slot for every adapter.",
+        "passes: batches that the model computed. loads: adapters read from disk. swap-ins:",
+        "adapters copied into a slot (engine) or a place (PEFT). of all resident: % of",
+        "all-resident throughput, with a slot for every adapter.",
     )
     return "\n".join([*lines, caption(report)])
 
@@ -119,7 +122,7 @@ def _line(report: FleetReport, row: FleetRow) -> str:
         f"{row.adapters:>8} {METHODS[row.method].label:<5} {alpha:>5} {row.working_set:>5} | "
         f"{row.server:<13} {row.requests_per_second.text(1):>26} "
         f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} "
-        f"{row.adapter_loads:>6} {row.loaded_mib:>6.0f} {row.swap_ins:>8} "
+        f"{row.forward_passes:>6} {row.adapter_loads:>6} {row.loaded_mib:>6.0f} {row.swap_ins:>8} "
         f"{row.swapped_in_mib:>7.0f} {report.throughput_share(row, ALL_RESIDENT):>15} "
         f"{report.throughput_share(row, BARE_BASE):>8}"
     )

@@ -128,6 +128,7 @@ class FleetSample:
 
     timed: Timed
     working_set: int
+    forward_passes: int
     adapter_loads: int
     swap_ins: int
     computed_tokens: int
@@ -141,7 +142,7 @@ def measure(
 ) -> FleetSample:
     """Put a request to each of `adapters` in turn; `rule_text` is what they read."""
     server.begin()
-    loads, swap_ins = server.adapter_loads, server.swap_ins
+    passes, loads, swap_ins = server.forward_passes, server.adapter_loads, server.swap_ins
     timed = closed_loop(
         lambda number: server.submit(conversations[number], rule_text, adapters[number]),
         server.step,
@@ -151,6 +152,7 @@ def measure(
     return FleetSample(
         timed=timed,
         working_set=len(set(adapters)),
+        forward_passes=server.forward_passes - passes,
         adapter_loads=server.adapter_loads - loads,
         swap_ins=server.swap_ins - swap_ins,
         computed_tokens=server.computed_tokens,
@@ -173,6 +175,7 @@ def summarise(
         working_set=median_count([sample.working_set for sample in samples]),
         requests_per_second=Spread.of([sample.timed.per_second for sample in samples]),
         **percentiles(latencies_ms),
+        forward_passes=median_count([sample.forward_passes for sample in samples]),
         adapter_loads=median_count([sample.adapter_loads for sample in samples]),
         swap_ins=median_count([sample.swap_ins for sample in samples]),
         adapter_mib=size_mib,

@@ -37,6 +37,10 @@ class FleetServer(Protocol):
         """Adapters copied into a slot, or given a place."""
 
     @property
+    def forward_passes(self) -> int:
+        """Batches that the model has computed."""
+
+    @property
     def computed_tokens(self) -> int:
         """Tokens computed since `begin`. Raises GuardError if a request was refused."""
 
@@ -91,6 +95,11 @@ class EngineServer:
         return self.engine.adapter_loads
 
     @property
+    def forward_passes(self) -> int:
+        """Batches that the model has computed so far."""
+        return self.engine.forward_passes
+
+    @property
     def computed_tokens(self) -> int:
         """Tokens computed since `begin`. Raises GuardError if a request was refused."""
         return sum(score.computed_tokens for score in scores_of_calls(self._calls, where="fleet"))
@@ -126,6 +135,11 @@ class PeftServer:
     def adapter_loads(self) -> int:
         """The same: they come straight from disk."""
         return self._baseline.loads
+
+    @property
+    def forward_passes(self) -> int:
+        """Batches that the model has computed so far."""
+        return self._baseline.forward_passes
 
 
 @contextlib.contextmanager

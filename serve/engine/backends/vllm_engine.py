@@ -80,6 +80,7 @@ class VllmBackend(Backend):
         self._step_s = 0.0
         # Runner V2 warms up with steps like any other.
         self._warm_up_tokens = max(self._engine.collective_rpc(worker.scheduled_tokens))
+        self._warm_up_passes = max(self._engine.collective_rpc(worker.forward_passes))
 
     @functools.cached_property
     def context_tokens(self) -> int:
@@ -118,6 +119,12 @@ class VllmBackend(Backend):
         """Tokens computed since the start, those that were computed again included."""
         tokens = max(self._engine.collective_rpc(worker.scheduled_tokens))
         return int(tokens - self._warm_up_tokens)
+
+    @property
+    def forward_passes(self) -> int:
+        """Steps since the start in which the model has computed anything."""
+        passes = max(self._engine.collective_rpc(worker.forward_passes))
+        return int(passes - self._warm_up_passes)
 
     @property
     def swap_ins(self) -> int:

@@ -38,6 +38,11 @@ def scheduled_tokens(worker: Any) -> int:
     return getattr(worker.model_runner, "scheduled_tokens", 0)
 
 
+def forward_passes(worker: Any) -> int:
+    """How many of its steps have computed anything."""
+    return getattr(worker.model_runner, "forward_passes", 0)
+
+
 def forget_pointers(worker: Any) -> None:
     """Let go of what vLLM's low-rank kernels remember of its adapter slots."""
     manager = getattr(worker.model_runner, "lora_manager", None)

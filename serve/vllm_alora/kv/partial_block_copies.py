@@ -152,12 +152,18 @@ def write_and_share(
     write(layer, key, value, kv_cache, slot_mapping)
 
 
+def _count(runner: Any, tokens: int) -> None:
+    """Add a step that computes so many tokens to what the runner has done."""
+    runner.scheduled_tokens = getattr(runner, "scheduled_tokens", 0) + tokens
+    if tokens:
+        runner.forward_passes = getattr(runner, "forward_passes", 0) + 1
+
+
 @torch.inference_mode()
 def _between_copies(
     original: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    computed_before = getattr(runner, "scheduled_tokens", 0)
-    runner.scheduled_tokens = computed_before + scheduler_output.total_num_scheduled_tokens
+    _count(runner, scheduler_output.total_num_scheduled_tokens)
     copies = scheduler_output.kv_connector_metadata
     if not isinstance(copies, Copies):
         return original(runner, scheduler_output, *args, **kwargs)

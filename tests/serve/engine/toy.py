@@ -26,6 +26,7 @@ class ToyBackend(Backend):
     step_tokens = 64
     cache_tokens = 0
     scheduled_tokens = 0
+    forward_passes = 0
     swap_ins = 0
     adapter_loads = 0
     step_s = 0.0

@@ -90,7 +90,13 @@ def test_what_the_engine_says_of_itself_is_there_now_and_not_as_it_was(
     client: httpx.Client, engine: ToyEngine
 ) -> None:
     engine.counters = EngineCounters(
-        adapters=2, adapter_loads=5, swap_ins=7, scheduled_tokens=900, cache_tokens=4096, step_s=1.5
+        adapters=2,
+        adapter_loads=5,
+        swap_ins=7,
+        scheduled_tokens=900,
+        forward_passes=12,
+        cache_tokens=4096,
+        step_s=1.5,
     )
     client.post("/v1/check", json={"messages": MESSAGES})
     after = scraped(client)
@@ -99,6 +105,7 @@ def test_what_the_engine_says_of_itself_is_there_now_and_not_as_it_was(
     assert after["guard_adapter_loads_total", ()] == 5
     assert after["guard_adapter_swap_ins_total", ()] == 7
     assert after["guard_engine_tokens_total", ()] == 900
+    assert after["guard_engine_forward_passes_total", ()] == 12
     assert after["guard_engine_step_seconds_total", ()] == 1.5
     assert after["guard_cache_capacity_tokens", ()] == 4096
     assert (after["guard_ready", ()], after["guard_checks_waiting", ()]) == (1, 0)

@@ -27,6 +27,7 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     computed = {(cell.method, cell.rules): cell.computed_tokens for cell in cells}
     assert computed["lora", 3] == 3 * computed["lora", 1]
     assert computed["head", 3] == computed["head", 1] == computed["lora", 1] > 0
+    assert {cell.forward_passes for cell in cells} == {1}  # three adapters in one batch
     assert all(0 < cell.wall_ms.min <= cell.wall_ms.max for cell in cells)
 
 

@@ -17,6 +17,7 @@ def toy_cells(model: str, method: str, *walls_ms: float) -> list[EncoderCell]:
             rules=rules,
             wall_ms=Spread.of([wall_ms]),
             computed_tokens=1,
+            forward_passes=1,
             swap_ins=0,
         )
         cells.append(cell)

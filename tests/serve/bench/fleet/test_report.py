@@ -24,6 +24,7 @@ def row(server: str, alpha: float | None, per_second: float) -> FleetRow:
         p50_ms=1.0,
         p95_ms=2.0,
         p99_ms=3.0,
+        forward_passes=9,
         adapter_loads=4,
         swap_ins=6,
         adapter_mib=0.5,

@@ -21,6 +21,7 @@ from serve.bench.fleet.report import (
     table,
 )
 from serve.bench.fleet.run import PLANS, FleetCell, run
+from serve.bench.fleet.servers import WORKERS
 from serve.bench.workload.prompts import random_rule_text
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import prompts, recipe
@@ -70,6 +71,7 @@ def test_every_server_computes_every_conversation(report: FleetReport) -> None:
     """
     for row in report.rows:
         assert row.computed_tokens == pytest.approx(row.requests * (TOKENS + SUFFIX), rel=0.03)
+        assert row.forward_passes >= row.requests / WORKERS
         # An engine's host memory holds all three.
         assert row.adapter_loads == (row.swap_ins if row.server == PEFT else 0)
     computed: dict[object, set[int]] = {}

@@ -119,12 +119,13 @@ def test_tokens_of_vllm_s_warm_up_do_not_count(monkeypatch: pytest.MonkeyPatch) 
     def warmed_up(*args: Any) -> Any:
         engine = started(*args)
         core = engine.engine_core.engine_core
-        core.model_executor.driver_worker.worker.model_runner.scheduled_tokens = 1000
+        runner = core.model_executor.driver_worker.worker.model_runner
+        runner.scheduled_tokens, runner.forward_passes = 1000, 10
         return engine
 
     monkeypatch.setattr(vllm_engine, "_start", warmed_up)
     engine = GuardEngine(recipe(), {}, **ENGINE)
     try:
-        assert engine.scheduled_tokens == 0
+        assert engine.scheduled_tokens == engine.forward_passes == 0
     finally:
         engine.close()
