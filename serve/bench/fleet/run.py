@@ -106,7 +106,7 @@ class FleetPlan:
 
 PLANS: dict[str, FleetPlan] = {
     "adapters": FleetPlan(
-        adapters=(1, 2, 4, 8, 16, 32, 64, 128),
+        adapters=(1, 2, 4, 8, 16, SLOTS, SLOTS + 1, 64, 128),  # and one more than fits
         alphas=(None,),
         servers=tuple(SERVERS),
         requests=256,
