@@ -70,6 +70,11 @@ class Card(Strict):
         return command
 
     @property
+    def remedy(self) -> str:
+        """What an error about these weights tells to do."""
+        return f"Train it again: `{self.retrain}`"
+
+    @property
     def calibration(self) -> Calibration:
         """How this adapter's logit becomes a verdict."""
         return Calibration(self.temperature, self.threshold, self.bias, self.uncertainty_band)

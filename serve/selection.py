@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from guard.arguments import comma_separated
-from guard.card import Card, check_rule, read_card
+from guard.card import check_rule, read_card
 from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import Runs
@@ -19,7 +19,7 @@ from guard.method import method_named
 from guard.recipe import Recipe, load_recipe
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
-from serve.engine.mixed import MixedEngine
+from serve.engine.mixed import MixedEngine, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
 
 
@@ -178,24 +178,14 @@ def _with_folders(parts: Sequence[ServedPart], folders: Mapping[str, Path]) -> l
 
     Raises GuardError for a folder of another rule, or of no part's base.
     """
-    by_recipe: dict[str, dict[str, Path]] = {part.recipe.name: {} for part in parts}
+    recipes = [part.recipe for part in parts]
+    bases = {recipe.name: (recipe.base, recipe.base_revision) for recipe in recipes}
+    by_recipe: dict[str, dict[str, Path]] = {name: {} for name in bases}
     for rule, folder in folders.items():
         card = read_card(folder)  # which may have been put there since
         check_rule(card, rule, folder)
-        by_recipe[_recipe_of(card, folder, parts)][rule] = folder
+        by_recipe[model_of(card, folder, bases)][rule] = folder
     return [replace(part, folders=by_recipe[part.recipe.name]) for part in parts]
-
-
-def _recipe_of(card: Card, folder: Path, parts: Sequence[ServedPart]) -> str:
-    """The recipe of the part that has the weights' base; of several, the card's own."""
-    base = (card.base, card.base_revision)
-    recipes = [part.recipe for part in parts]
-    names = [recipe.name for recipe in recipes if (recipe.base, recipe.base_revision) == base]
-    if not names:
-        got = f"{card.base} {card.base_revision[:12]}"
-        remedy = f"Served here: {', '.join(recipe.name for recipe in recipes)}"
-        raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
-    return card.model if card.model in names else names[0]
 
 
 def warm_up(engine: GuardEngine | MixedEngine) -> None:

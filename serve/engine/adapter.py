@@ -83,7 +83,7 @@ class Requirements:
         return ServableAdapter(name, folder, card, modules, head)
 
     def _check_card(self, card: Card, folder: Path) -> None:
-        remedy = _remedy(card)
+        remedy = card.remedy
         if (card.base, card.base_revision) != (self.base, self.base_revision):
             got = f"{card.base} {card.base_revision[:12]}"
             raise GuardError("trained on another base", where=folder, got=got, remedy=remedy)
@@ -95,9 +95,9 @@ class Requirements:
             raise GuardError(problem, where=folder, got=card.prompt_hash[:12], remedy=remedy)
 
     def _config(self, path: Path, card: Card) -> dict[str, Any]:
-        config = load_json(path, remedy=_remedy(card))
+        config = load_json(path, remedy=card.remedy)
         if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-            raise GuardError("not a LoRA adapter", where=path, remedy=_remedy(card))
+            raise GuardError("not a LoRA adapter", where=path, remedy=card.remedy)
         rank = config.get("r")
         if not isinstance(rank, int) or not 1 <= rank <= self.max_rank:
             problem = f"the rank must be between 1 and {self.max_rank}"
@@ -121,7 +121,7 @@ class Requirements:
             problem += f" {list(expected)}"
             got = str(configured)
             got = got if len(got) <= MAX_SHOWN else f"{got[:MAX_SHOWN]} ..."
-            raise GuardError(problem, where=path, got=got, remedy=_remedy(card))
+            raise GuardError(problem, where=path, got=got, remedy=card.remedy)
 
 
 def trained(runs: Runs, model: str, method: str, selection: str | None = None) -> dict[str, Path]:
@@ -181,9 +181,5 @@ def _modules(config: dict[str, Any], path: Path, card: Card) -> frozenset[str]:
     if not isinstance(targets, list):
         return frozenset()
     if not all(isinstance(name, str) for name in targets):
-        raise GuardError("target_modules must be names", where=path, remedy=_remedy(card))
+        raise GuardError("target_modules must be names", where=path, remedy=card.remedy)
     return frozenset(targets)
-
-
-def _remedy(card: Card) -> str:
-    return f"Train it again: `{card.retrain}`"

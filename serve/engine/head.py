@@ -129,7 +129,7 @@ def load_head(name: str, folder: Path, card: Card) -> ServableHead:
     calibration are from two trainings.
     """
     tensors, *_ = _tensors(folder, card)
-    head = Head.of_tensors(tensors, folder / METHODS[card.method].weights, _remedy(card))
+    head = Head.of_tensors(tensors, folder / METHODS[card.method].weights, card.remedy)
     return ServableHead(name, folder, card, head)
 
 
@@ -145,12 +145,12 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
         problem = "an encoder's adapter has a classifier of the labels no and yes"
         got = [key for key in tensors if key.startswith(CLASSIFIER)]
-        raise GuardError(problem, where=path, got=got, remedy=_remedy(card))
+        raise GuardError(problem, where=path, got=got, remedy=card.remedy)
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        raise GuardError("a weight with NaN or infinite values", where=path, remedy=_remedy(card))
+        raise GuardError("a weight with NaN or infinite values", where=path, remedy=card.remedy)
     words = NO_WORDS
     for word_tensors in of_words:
-        words = WordWeights.of_tensors(word_tensors, folder / WORDS, _remedy(card))
+        words = WordWeights.of_tensors(word_tensors, folder / WORDS, card.remedy)
     no, yes = weight.astype(np.float32)
     head = Head(yes - no, float(bias[1]) - float(bias[0]), words)
     return ServableHead(name, folder, card, head)
@@ -164,7 +164,7 @@ def _tensors(folder: Path, card: Card) -> list[dict[str, np.ndarray]]:
         contents = weights_contents(folder, METHODS[card.method].weights)
         tensors = [_as_numpy(content) for content in contents]
     except (OSError, SafetensorError) as error:
-        raise GuardError(f"cannot be read: {error}", where=folder, remedy=_remedy(card)) from error
+        raise GuardError(f"cannot be read: {error}", where=folder, remedy=card.remedy) from error
     if contents_sha256(contents) != card.weights_sha256:
         raise GuardError(
             "the weights were replaced while they were read", where=folder, remedy="Try again"
@@ -188,8 +188,4 @@ def check_size(head: ServableHead, state_size: int) -> None:
     if size != state_size:
         problem = f"the head's weight does not fit the base's states of {state_size} numbers"
         got = f"{size} numbers"
-        raise GuardError(problem, where=head.folder, got=got, remedy=_remedy(head.card))
-
-
-def _remedy(card: Card) -> str:
-    return f"Train it again: `{card.retrain}`"
+        raise GuardError(problem, where=head.folder, got=got, remedy=head.card.remedy)

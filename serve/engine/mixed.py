@@ -211,17 +211,10 @@ class MixedEngine:
             self._engine_for(load_card(folder), folder).serve(name, folder)
 
     def _engine_for(self, card: Card, folder: Path) -> GuardEngine:
-        """The engine of the weights' base; of several, the card's own. Raises GuardError."""
-        base = (card.base, card.base_revision)
-        engines = [engine for engine in self._engines if engine.base == base]
-        if not engines:
-            got = f"{card.base} {card.base_revision[:12]}"
-            remedy = f"Served here: {', '.join(engine.model for engine in self._engines)}"
-            raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
-        for engine in engines:
-            if engine.model == card.model:
-                return engine
-        return engines[0]
+        """The engine of the weights' base. Raises GuardError if there is none."""
+        engines = {engine.model: engine for engine in self._engines}
+        bases = {model: engine.base for model, engine in engines.items()}
+        return engines[model_of(card, folder, bases)]
 
     def remove(self, name: str) -> None:
         """As `GuardEngine.remove`, in the engine that serves the rule."""
@@ -269,3 +262,17 @@ class MixedEngine:
         for index, engine in enumerate(self._engines):
             indices |= dict.fromkeys(engine.rules, index)
         return indices
+
+
+def model_of(card: Card, folder: Path, bases: Mapping[str, tuple[str, str]]) -> str:
+    """Which of the served models has the weights' base; of several, the card's own.
+
+    `bases`: model -> its base and that base's revision. Raises GuardError if none has it.
+    """
+    base = (card.base, card.base_revision)
+    models = [model for model, base_of_model in bases.items() if base_of_model == base]
+    if not models:
+        got = f"{card.base} {card.base_revision[:12]}"
+        remedy = f"Served here: {', '.join(bases)}"
+        raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
+    return card.model if card.model in models else models[0]
