@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Literal, get_args
 
+from guard.arguments import comma_separated
 from guard.errors import GuardError
 from guard.example import Example
 from guard.files.atomic import atomic_write
@@ -103,17 +104,19 @@ def origin_of(example: Example) -> Origin:
 
 def add_recipe_arguments(parser: ArgumentParser) -> None:
     """The options that name what a study compares, the same for training and evaluation."""
-    model = "a recipe in recipes/models (default: tiny)"
+    model = (
+        "a recipe in recipes/models (default: tiny); several separated by commas stand side by side"
+    )
     parser.add_argument("--model", default="tiny", help=model)
-    parser.add_argument("--method", help="a method that the recipe lists (default: all of them)")
+    parser.add_argument("--method", help="a method that the recipes list (default: all of them)")
 
 
-def study_recipe(arguments: Namespace) -> Recipe:
-    """The recipe that the options name. Raises GuardError for a method that it does not list."""
-    recipe = load_recipe(arguments.model)
+def study_recipes(arguments: Namespace) -> list[Recipe]:
+    """The recipes that the options name. Raises GuardError for a method that one does not list."""
+    recipes = [load_recipe(name) for name in comma_separated(arguments.model, "model")]
     if arguments.method:
-        return recipe.only(arguments.method)
-    return recipe
+        return [recipe.only(arguments.method) for recipe in recipes]
+    return recipes
 
 
 def add_study_arguments(parser: ArgumentParser) -> None:

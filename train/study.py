@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from guard.errors import GuardError, exits_cleanly
@@ -24,15 +25,17 @@ from guard.study import (
     load_study,
     point_runs,
     study_folder,
-    study_recipe,
+    study_recipes,
 )
 from train.job import Job
 from train.process import process_of
 from train.run import JobAndRows, check, claimed_jobs, outdated_jobs, train
 
 
-def train_study(folder: Path, recipe: Recipe, *, force: bool = False, rules: Path = RULES) -> None:
-    """Train each point of the study in `folder` by every method of the recipe, where its inputs
+def train_study(
+    folder: Path, recipes: Sequence[Recipe], *, force: bool = False, rules: Path = RULES
+) -> None:
+    """Train each point of the study in `folder` by every method of the recipes, where its inputs
     changed.
 
     A threshold is balanced, whatever false-positive rate the rule wants: a point has too few rows
@@ -40,20 +43,25 @@ def train_study(folder: Path, recipe: Recipe, *, force: bool = False, rules: Pat
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
-    builder = prompt_builder(recipe)
-    work: list[JobAndRows] = []
+    work_by_base: list[list[JobAndRows]] = []
     failed: list[str] = []
-    for point in study.points:
-        jobs = _jobs(rule, recipe, builder, point, folder)
-        outdated, without_threshold = outdated_jobs(jobs, force=force)
-        work += outdated
-        failed += without_threshold
-    if work:
+    for recipe in recipes:
+        builder = prompt_builder(recipe)
+        work: list[JobAndRows] = []
+        for point in study.points:
+            jobs = _jobs(rule, recipe, builder, point, folder)
+            outdated, without_threshold = outdated_jobs(jobs, force=force)
+            work += outdated
+            failed += without_threshold
+        work_by_base.append(work)
+    if any(work_by_base):
         warn_if_busy("training may take several times as long")
-    check([job for job, _ in work])
-    claimed, taken = claimed_jobs(work, force=force)
-    failed += taken
-    failed += train(claimed)
+    for work in work_by_base:
+        check([job for job, _ in work])
+    for work in work_by_base:
+        claimed, taken = claimed_jobs(work, force=force)
+        failed += taken
+        failed += train(claimed)
     if failed:
         remedy = "The errors stand above; everything else is done"
         raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
@@ -82,7 +90,7 @@ def main() -> None:
     args = parser.parse_args()
     process_of(os.environ)  # one GPU, whatever is visible
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
-    train_study(folder, study_recipe(args), force=args.force)
+    train_study(folder, study_recipes(args), force=args.force)
 
 
 if __name__ == "__main__":

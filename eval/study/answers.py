@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.bag_of_words.baseline import fit_bag_of_words
-from eval.contender import BAG_OF_WORDS
+from eval.contender import BAG_OF_WORDS, on_base
 from eval.trial import TrialRequirements
 from guard.errors import GuardError
 from guard.example import Example, read_examples
@@ -47,29 +47,36 @@ BASELINE_CODE = (
 Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seeds, test rows]
 
 
-def study_logits(folder: Path, study: Study, recipe: Recipe, rule: Rule) -> Logits:
-    """The logits of every size and method, bag of words first, of a study in `folder`.
+def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Rule) -> Logits:
+    """The logits of every size and method, bag of words first, of a study in `folder`. A method of
+    several recipes is named with its base.
 
     Raises GuardError where a point's weights are missing, or were trained on other rows or another
     base, for another wording, or by other settings.
     """
     tests = shared_test_rows(folder, study)
     balanced = rule.model_copy(update={"max_fpr": None})  # as the weights are trained
-    base_revision = recipe.base_revision
+    contenders = [BAG_OF_WORDS]
     by_point: dict[tuple[StudyPoint, str], list[float]] = {}
-    for point in study.points:
-        runs = point_runs(folder, point)
-        data_hash = fingerprint(*split_files(runs.data(rule.id)))
-        required = TrialRequirements(runs, recipe, balanced, base_revision, data_hash, tests)
-        for method in recipe.methods:
-            by_point[point, method] = _kept_logits(required, point, method)
+    for recipe in recipes:
+        names = {method: method for method in recipe.methods}
+        if len(recipes) > 1:
+            names = {method: on_base(recipe.name, method) for method in recipe.methods}
+        contenders += names.values()
+        for point in study.points:
+            runs = point_runs(folder, point)
+            data_hash = fingerprint(*split_files(runs.data(rule.id)))
+            base_revision = recipe.base_revision
+            required = TrialRequirements(runs, recipe, balanced, base_revision, data_hash, tests)
+            for method, name in names.items():
+                by_point[point, name] = _kept_logits(required, point, method)
     for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
         by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
     logits: Logits = {}
     for rows in study.sizes:
-        for method in (BAG_OF_WORDS, *recipe.methods):
-            of_seeds = [by_point[point, method] for point in study.of_size(rows)]
-            logits[rows, method] = np.array(of_seeds, dtype=np.float64)
+        for name in contenders:
+            of_seeds = [by_point[point, name] for point in study.of_size(rows)]
+            logits[rows, name] = np.array(of_seeds, dtype=np.float64)
     return logits
 
 

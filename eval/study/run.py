@@ -34,19 +34,22 @@ from guard.study import (
     load_study,
     origin_of,
     study_folder,
-    study_recipe,
+    study_recipes,
 )
 
 
-def report_study(folder: Path, recipe: Recipe, rules: Path = RULES, name: str = "") -> StudyReport:
+def report_study(
+    folder: Path, recipes: Sequence[Recipe], rules: Path = RULES, name: str = ""
+) -> StudyReport:
     """Measure the study in `folder` and write its report as JSON, Markdown and a picture, under the
-    recipe's name or another.
+    recipes' names or another.
 
     Raises GuardError where something was not trained.
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules)
-    logits = study_logits(folder, study, recipe, rule)
+    models = [recipe.name for recipe in recipes]
+    logits = study_logits(folder, study, recipes, rule)
     examples = shared_test_rows(folder, study)
     there = {origin_of(example) for example in examples}
     origins = [origin for origin in get_args(Origin) if origin in there]
@@ -60,14 +63,14 @@ def report_study(folder: Path, recipe: Recipe, rules: Path = RULES, name: str = 
     report = StudyReport(
         study=study,
         title=rule.title,
-        model=recipe.name,
+        model=" and ".join(models),
         tested={origin: _count(examples, origin, labels=(0, 1)) for origin in origins},
         violating={origin: _count(examples, origin, labels=(1,)) for origin in origins},
         cells=tuple(cells),
         differences=tuple(differences),
         **provenance(),
     )
-    path = study_report_path(folder, name or recipe.name)
+    path = study_report_path(folder, name or "_".join(models))
     report.save(path)
     draw_study(report, path.with_suffix(".png"))
     return report
@@ -123,14 +126,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m eval.study.run",
         description="AUROC of every method and a bag of words at every point of a study. Writes "
-        "MODEL.{json,md,png} into the study's folder, of one method MODEL_METHOD.",
+        "MODEL.{json,md,png} into the study's folder: of several models MODEL_MODEL, of one method "
+        "MODEL_METHOD.",
     )
     add_study_arguments(parser)
     add_recipe_arguments(parser)
     args = parser.parse_args()
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
-    name = "_".join(filter(None, (args.model, args.method)))
-    report = report_study(folder, study_recipe(args), name=name)
+    recipes = study_recipes(args)
+    name = "_".join(recipe.name for recipe in recipes)
+    if args.method:
+        name += f"_{args.method}"
+    report = report_study(folder, recipes, name=name)
     path = study_report_path(folder, name)
     print(report.as_markdown())
     print(f"written: {path}, .md and .png")

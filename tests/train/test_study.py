@@ -49,7 +49,7 @@ def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
 ) -> None:
     job, folder = make_job(max_steps=2), tmp_path / "study"
     write_study(folder)
-    train_study(folder, job.recipe, rules=rules)
+    train_study(folder, [job.recipe], rules=rules)
     for point in POINTS:
         data = point_runs(folder, point).data("toy")
         for method in job.recipe.methods:
@@ -61,7 +61,7 @@ def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
     assert "toy alora seed 1, 32 rows: training" in capsys.readouterr().out.replace(
         "toy alora seed 0, 16 rows, ", ""
     )
-    train_study(folder, job.recipe, rules=rules)
+    train_study(folder, [job.recipe], rules=rules)
     assert capsys.readouterr().out.splitlines() == [
         f"toy {method} seed {point.seed}, {point.rows} rows: up to date"
         for point in POINTS
@@ -80,7 +80,7 @@ def test_a_point_that_fails_leaves_the_others_and_is_named(
     with (taken.scratch / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(GuardError, match="not trained: toy lora seed 0, 16 rows"):
-            train_study(folder, job.recipe, rules=rules)
+            train_study(folder, [job.recipe], rules=rules)
     done = job_of(job, folder, POINTS[1], "lora")
     assert is_current(done.folder, done.inputs)
 
@@ -88,12 +88,15 @@ def test_a_point_that_fails_leaves_the_others_and_is_named(
 def test_a_bad_recipe_is_refused_before_anything_is_trained(
     make_job: MakeJob, rules: Path, tmp_path: Path
 ) -> None:
-    job, folder = make_job(num_epochs=1), tmp_path / "study"
+    bad, folder = make_job(num_epochs=1), tmp_path / "study"
     write_study(folder)
-    with pytest.raises(GuardError, match="unknown key 'num_epochs'"):
-        train_study(folder, job.recipe, rules=rules)
+    good = make_job(max_steps=1).recipe.model_copy(update={"name": "good"})
+    for recipes in ([bad.recipe], [good, bad.recipe]):
+        with pytest.raises(GuardError, match="unknown key 'num_epochs'"):
+            train_study(folder, recipes, rules=rules)
+    assert not point_runs(folder, POINTS[0]).adapter("good", "toy", "lora", 0).exists()
     with pytest.raises(GuardError, match="no such study"):
-        train_study(tmp_path / "nowhere", job.recipe, rules=rules)
+        train_study(tmp_path / "nowhere", [good], rules=rules)
 
 
 @pytest.mark.slow
@@ -106,7 +109,7 @@ def test_the_points_of_an_encoder_read_its_prompts(
     rule = RULE.model_dump(mode="json") | {"judged": "user"}
     (rules / "toy.yaml").write_text(yaml.safe_dump(rule))
     write_study(folder)
-    train_study(folder, recipe, rules=rules)
+    train_study(folder, [recipe], rules=rules)
     builder = EncoderPromptBuilder.of(recipe)
     for point in POINTS:
         runs = point_runs(folder, point)

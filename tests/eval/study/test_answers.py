@@ -18,7 +18,7 @@ from tests.eval.study.conftest import NAME, StudyWorld
 
 
 def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
-    return study_logits(made.folder, made.study, made.world.recipe, made.rule)
+    return study_logits(made.folder, made.study, [made.world.recipe], made.rule)
 
 
 def test_every_size_and_method_has_a_row_of_logits_for_each_seed(transfer: StudyWorld) -> None:

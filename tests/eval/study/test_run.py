@@ -13,7 +13,7 @@ from tests.eval.study.conftest import StudyWorld, study_world
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyWorld, StudyReport]:
     made = study_world(tmp_path_factory.mktemp("transfer"), "transfer")
-    return made, report_study(made.folder, made.world.recipe, made.world.rules)
+    return made, report_study(made.folder, [made.world.recipe], made.world.rules)
 
 
 def test_real_and_generated_rows_are_measured_apart(
@@ -55,8 +55,22 @@ def test_a_report_lies_in_the_study_s_folder(reported: tuple[StudyWorld, StudyRe
     assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
 
 
+def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
+    toy = curve.world.recipe
+    curve.world.recipe = toy.only("lora").model_copy(update={"name": "second"})
+    curve.write({"lora": 4})
+    report = report_study(curve.folder, [toy, curve.world.recipe], curve.world.rules)
+    assert report.methods == ["bag_of_words", "toy/lora", "toy/alora", "second/lora"]
+    assert report.cell(20, "toy/lora").auroc == pytest.approx(10 / 12)
+    assert report.cell(20, "second/lora").auroc == pytest.approx(8 / 12)
+    pairs = {(difference.minuend, difference.subtrahend) for difference in report.differences}
+    assert ("second/lora", "toy/lora") in pairs and len(pairs) == 6
+    text = (curve.folder / "toy_second.md").read_text()
+    assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
+
+
 def test_a_study_that_was_not_trained_is_refused(curve: StudyWorld) -> None:
     (curve.world.runs.adapter("toy", "medical", "lora", 1) / "card.json").unlink()
     with pytest.raises(GuardError):
-        report_study(curve.folder, curve.world.recipe, curve.world.rules)
+        report_study(curve.folder, [curve.world.recipe], curve.world.rules)
     assert not (curve.folder / "toy.json").exists()
