@@ -53,7 +53,12 @@ def install(seams: Iterable[Seam]) -> None:
 
     Raises SeamError before anything is patched.
     """
-    pending = [(patch, _checked(patch)) for patch in seams if not is_installed(patch)]
+    wanted = list(seams)
+    targets = [patch.target for patch in wanted]
+    twice = sorted({target for target in targets if targets.count(target) > 1})
+    if twice:  # one would undo the other
+        raise SeamError(f"two seams for one function: {', '.join(twice)}")
+    pending = [(patch, _checked(patch)) for patch in wanted if not is_installed(patch)]
     for patch, original in pending:
         _patch(patch, original)
 

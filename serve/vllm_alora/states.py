@@ -5,7 +5,7 @@ and their log-probabilities; hidden states only from an engine that pools and th
 nothing. A request asks with `STATE` in its `SamplingParams.extra_args`, under a key of its own; in
 the step that completes its prompt the runner keeps that row, and the caller takes it after the step
 (`take_states`): the next one forgets it. A row is kept in no other step, so a request that is
-cancelled or preempted before leaves nothing. Runner V1 without speculative decoding
+cancelled or preempted before leaves nothing. Both model runners, without speculative decoding
 (`gives_states`); elsewhere nothing is kept, and who asks has to refuse. Can go when vLLM gives out
 hidden states of requests that generate.
 """
@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
 
 from .seam import seam
 
@@ -25,7 +26,7 @@ STATE = "vllm_alora_state"  # in SamplingParams.extra_args: the key under which 
 
 def gives_states(runner: Any) -> bool:
     """Whether this model runner keeps the states that requests ask for."""
-    return isinstance(runner, GPUModelRunner) and runner.speculative_config is None
+    return isinstance(runner, (RunnerV1, RunnerV2)) and runner.speculative_config is None
 
 
 def take_states(runner: Any) -> dict[str, torch.Tensor]:
@@ -37,27 +38,62 @@ def take_states(runner: Any) -> dict[str, torch.Tensor]:
 
 
 @seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens", "self grammar_output")
-def sample_tokens(original: Callable[..., Any], self: Any, grammar_output: Any) -> Any:
+def sample_tokens_v1(original: Callable[..., Any], self: Any, grammar_output: Any) -> Any:
     """vLLM's sampling; before it, the rows of the prompts that end in this step are kept for those
     who ask.
     """
     step = self.execute_model_state
     if step is not None and gives_states(self):
-        _keep(self, step.sample_hidden_states, step.scheduler_output.num_scheduled_tokens)
+        scheduled, batch = step.scheduler_output.num_scheduled_tokens, self.input_batch
+        rows: dict[str, int] = {}
+        for row, req_id in enumerate(batch.req_ids):
+            key = _key(self.requests[req_id].sampling_params)
+            computed = batch.num_computed_tokens_cpu[row] + scheduled[req_id]
+            if key is not None and computed == batch.num_prompt_tokens[row]:
+                rows[key] = row
+        _keep(self, step.sample_hidden_states, rows)
     return original(self, grammar_output)
 
 
-def _keep(runner: Any, states: torch.Tensor, scheduled: dict[str, int]) -> None:
-    """Keep rows of `states`, [requests, hidden size], in the order of the batch; those of the step
-    before are forgotten, as nobody may have taken them.
+@seam("vllm.v1.worker.gpu.sample.sampler:Sampler.add_request", "self req_idx sampling_params")
+def add_request_v2(
+    original: Callable[..., None], self: Any, req_idx: int, sampling_params: Any
+) -> None:
+    """vLLM's; beside it, whether the request asks: this runner does not keep what requests say."""
+    keys: dict[int, str | None] = vars(self).setdefault("state_keys", {})
+    keys[req_idx] = _key(sampling_params)  # of whoever had this place before, none is left
+    original(self, req_idx, sampling_params)
+
+
+@seam(
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample",
+    "self hidden_states input_batch grammar_output",
+)
+def sample_v2(
+    original: Callable[..., Any],
+    self: Any,
+    hidden_states: torch.Tensor,
+    input_batch: Any,
+    grammar_output: Any,
+) -> Any:
+    """As `sample_tokens_v1`; `hidden_states` are those of all of the step's tokens."""
+    if gives_states(self):
+        keys: dict[int, str | None] = getattr(self.sampler, "state_keys", {})
+        computed = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens
+        rows: dict[str, int] = {}
+        for row, req_idx in enumerate(input_batch.idx_mapping_np):
+            key = keys.get(req_idx)
+            if key is not None and computed[row] == self.req_states.prompt_len.np[req_idx]:
+                rows[key] = int(input_batch.query_start_loc_np[row + 1]) - 1
+        _keep(self, hidden_states, rows)
+    return original(self, hidden_states, input_batch, grammar_output)
+
+
+def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
+    """Keep rows of `states`, [rows, hidden size], by their keys; those of the step before are
+    forgotten, as nobody may have taken them.
     """
-    kept: dict[str, torch.Tensor] = {}
-    batch = runner.input_batch
-    for row, req_id in enumerate(batch.req_ids):
-        key = _key(runner.requests[req_id].sampling_params)
-        computed = batch.num_computed_tokens_cpu[row] + scheduled[req_id]
-        if key is not None and computed == batch.num_prompt_tokens[row]:
-            kept[key] = states[row].to("cpu", torch.float32, copy=True)
+    kept = {key: states[row].to("cpu", torch.float32, copy=True) for key, row in rows.items()}
     runner.kept_states = kept
 
 

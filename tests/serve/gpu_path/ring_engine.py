@@ -23,6 +23,7 @@ from serve.engine import GuardEngine
 from tests.serve.adapters import save_random_adapter
 from tests.serve.cards import RULE_TEXTS, prompts, recipe
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
+from tests.serve.heads import reference_logit, save_head
 from tests.serve.served import Answer, Served, reference
 from tests.serve.vllm_alora.kv.test_partial_block import steps_of
 from tests.serve.vllm_alora.test_parity import prompt_for, text_ids
@@ -30,6 +31,7 @@ from tests.serve.vllm_alora.test_parity import prompt_for, text_ids
 BLOCK = 32
 NATS = 0.06  # PEFT's own float16 is up to .017 from its float32; the sums' orders differ too
 SLOTS, ADAPTERS = 3, 5
+HEAD = "refund_promise"
 STEP_TOKENS = 96
 ON_CPU = installed_device() == "cpu"
 # Of a GPU's memory: vLLM wants that much free for each engine, whatever its cache is given.
@@ -172,10 +174,11 @@ def test_adapters_that_have_no_slot_are_swapped_in_again_and_again(
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
-    """The product's engine on two aLoRAs."""
+    """The product's engine on two aLoRAs and a head."""
     root = tmp_path_factory.mktemp("guarded")
     names = ["medical_advice", "pii_leak"]
     saved = {name: save_adapter(root / name, name, seed=seed) for seed, name in enumerate(names)}
+    saved[HEAD] = save_head(root / HEAD, HEAD, seed=7)
     small = {"max_model_len": 512, "max_num_batched_tokens": 128, "max_num_seqs": 8}
     with GuardEngine(narrow(), saved, kv_cache_memory_bytes=2**26, max_loras=2, **small) as engine:
         engine.folders = saved  # type: ignore[attr-defined]
@@ -189,14 +192,18 @@ def narrow() -> Recipe:
 
 
 def expected(name: str, folder: Path) -> float:
+    if name == HEAD:
+        return reference_logit(CONVERSATION, RULE_TEXTS[name], folder)
     return peft_logit(CONVERSATION, RULE_TEXTS[name], folder)
 
 
 def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
-    """The sampler of runner V2 knows nothing of two columns: every verdict was 0.0 nats."""
+    """The sampler of runner V2 knows nothing of two columns: every verdict was 0.0 nats. And the
+    runner keeps no state by itself, which a head reads.
+    """
     assert engine.scheduled_tokens == 0  # vLLM's warm-up does not count
     verdicts = engine.check(CONVERSATION).verdicts
-    assert len(verdicts) == 2
+    assert len(verdicts) == 3
     for verdict in verdicts:
         wanted = expected(verdict.rule, engine.folders[verdict.rule])
         assert verdict.logit == pytest.approx(wanted, abs=0.1)

@@ -73,6 +73,14 @@ def test_methods_and_classmethods_are_wrapped_as_what_they_are(package: Any) -> 
     assert package.Counter.make(5).calls == 105
 
 
+def test_two_seams_for_one_function_are_refused(package: Any) -> None:
+    """Each would wrap vLLM's own function, and the second undo the first."""
+    another = seam("vllm_toy:Counter.count", "self step twice")(lambda *_: 0)
+    with pytest.raises(SeamError, match="two seams for one function"):
+        install([count_more, another])
+    assert package.Counter().count(1) == 1
+
+
 def test_patching_twice_wraps_once(package: Any) -> None:
     for _ in range(2):
         install([plus_one, make_more])
@@ -111,7 +119,7 @@ def test_every_seam_fits_the_installed_vllm() -> None:
     vllm_alora.register()
     vllm_alora.register()
     patched = vllm_alora.patched()
-    assert len(patched) == 51 and all(patched.values())
+    assert len(patched) == 53 and all(patched.values())
 
 
 @pytest.mark.parametrize("target", sorted(vllm_alora.patched()))
