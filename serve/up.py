@@ -25,6 +25,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.api.app import create_app
+from serve.api.bounded_heads import bounded_heads
 from serve.api.engine_service import EngineService
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
@@ -297,6 +298,7 @@ def _config(app: FastAPI, timeout_s: float, tls: Mapping[str, Any]) -> uvicorn.C
     patience_s = math.ceil(timeout_s + CLOSING_S)
     return uvicorn.Config(
         app,
+        http=bounded_heads(patience_s),
         log_config=configuration(),
         timeout_graceful_shutdown=patience_s,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -1,0 +1,121 @@
+"""Connections that send a head for ever, slowly or not at all, on a real socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from serve.api import bounded_heads as module
+from serve.api.bounded_heads import MAX_HEAD, bounded_heads
+from tests.serve.serving import wait_until
+
+HEAD = b"POST / HTTP/1.1\r\nhost: here\r\n"
+HEAD_S = 0.4
+KEEP_ALIVE_S = 1
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    """Answers every request once its body is complete."""
+    while (await receive()).get("more_body"):
+        pass
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    """Of a server with these limits."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        hello,
+        http=bounded_heads(HEAD_S),
+        log_level="critical",
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    wait_until(lambda: server.started)
+    yield listener.getsockname()[:2]
+    server.should_exit = True
+    thread.join()
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that the server says until it closes."""
+    said = b""
+    try:
+        while piece := connection.recv(65536):
+            said += piece
+    except ConnectionResetError:
+        pass
+    return said
+
+
+@pytest.mark.parametrize(
+    "piece", [b"x-more: " + b"a" * 2000 + b"\r\n", b"a" * 2000], ids=["headers", "one header"]
+)
+def test_a_head_without_an_end_is_refused(address: tuple[str, int], piece: bytes) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(HEAD if piece.endswith(b"\n") else b"POST /")
+        sent = 0
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while sent < 64 * MAX_HEAD:
+                connection.sendall(piece)
+                sent += len(piece)
+    assert sent < 64 * MAX_HEAD
+
+
+def test_what_is_too_large_is_said(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_HEAD", 100)
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(HEAD + b"x-more: " + b"a" * 200)
+        assert answer(connection).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+
+
+def test_a_head_that_takes_too_long_is_refused(address: tuple[str, int]) -> None:
+    started = time.monotonic()
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(HEAD)
+        assert answer(connection).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert time.monotonic() - started > HEAD_S - 0.1
+
+
+@pytest.mark.parametrize("said", [b"", b"\r\n"], ids=["nothing", "an empty line"])
+def test_a_connection_that_begins_no_request_is_closed(
+    address: tuple[str, int], said: bytes
+) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(said)
+        assert answer(connection) == b""
+
+
+def test_empty_lines_do_not_keep_a_connection_that_was_answered(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(HEAD + b"content-length: 0\r\n\r\n")
+        assert connection.recv(65536).endswith(b"hi")
+        connection.sendall(b"\r\n")
+        assert answer(connection) == b""
+
+
+def test_bodies_and_further_requests_take_the_time_that_they_take(
+    address: tuple[str, int],
+) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD + b"content-length: 200000\r\n\r\n" + b" " * 100_000)
+            time.sleep(1.5 * HEAD_S)
+            connection.sendall(b" " * 100_000)
+            assert connection.recv(65536).endswith(b"hi")
+            time.sleep(1.5 * HEAD_S)
