@@ -12,9 +12,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from guard.errors import GuardError
 from guard.example import Message, as_messages
@@ -29,6 +29,7 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+MAX_PARTS, MAX_CALLS = 10_000, 1_000  # of a message
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # The type of a part that holds no text -> what it is.
 OTHER_PARTS = {
@@ -38,6 +39,7 @@ OTHER_PARTS = {
     "file": "a file",
     "input_file": "a file",
 }
+SEEN_AT_ONCE = 1000  # characters of a text that are looked at together
 # Of other parts the type is named if it is no more than a name: it stands in reasons and in logs.
 TYPE_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
@@ -79,15 +81,20 @@ class ContentPart(BaseModel):
         return "a part of an unknown type"
 
 
+# Of many wrong ones the first is enough: each would be an error that takes a kilobyte.
+ContentParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+ToolCalls = Annotated[list[dict[str, Any]], Field(max_length=MAX_CALLS, fail_fast=True)]
+
+
 class ChatMessage(BaseModel):
     """One of OpenAI's messages; keys that are not here hold nothing that is judged."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | ContentParts | None = None
     name: str | None = None
     refusal: str | None = None
     audio: Any = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
     function_call: dict[str, Any] | None = None  # before there were tool calls
 
@@ -222,12 +229,15 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 def _is_seen(line: str) -> bool:
     """Whether a reader sees anything of it. A sign of ASCII says so at once: `visible` takes
-    milliseconds for a long text.
+    seconds for a long text.
     """
     for sign in line:
         if sign.isascii() and sign.isprintable() and not sign.isspace():
             return True
-    return bool(visible(line).strip())
+    for start in range(0, len(line), SEEN_AT_ONCE):
+        if visible(line[start : start + SEEN_AT_ONCE]).strip():
+            return True
+    return False
 
 
 def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Message:

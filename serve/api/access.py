@@ -50,7 +50,8 @@ class Caller:
     """Who sent a request: what may be asked, and what of it is under way.
 
     `tenant` is None on a server without tenants. `shares` are how many requests and streams a
-    tenant may have at once that has no limit of its own for both together.
+    tenant may have at once that has no limit of its own for both together; of checks in the engine
+    as many as of requests.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Caller:
         self.shares = shares or {}
         self.under_way: dict[RequestKind, int] = {"request": 0, "stream": 0}
         self._checks: AbstractAsyncContextManager[object] = nullcontext()
-        if self.limits.concurrent_checks is not None:
-            self._checks = asyncio.Semaphore(self.limits.concurrent_checks)
+        # A request may have many checks, so a share of the requests would leave others no room.
+        checks = self.limits.concurrent_checks or self.shares.get("request")
+        if checks is not None:
+            self._checks = asyncio.Semaphore(checks)
 
     @classmethod
     def of(cls, request: Request) -> Caller:

@@ -1,5 +1,6 @@
 """Bodies in which no key stands twice: readers of JSON differ in which one counts, so what is
-judged here could be other than what is sent on. Knows nothing of what a body says.
+judged here could be other than what is sent on. And none with so many values that reading them
+holds up everybody else. Knows nothing of what a body says.
 """
 
 from __future__ import annotations
@@ -12,12 +13,27 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+# Of a body: several times as many as the longest conversation has, and few enough to validate in
+# three seconds.
+MAX_VALUES = 100_000
+
 
 def read_json(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8, UTF-16 or UTF-32. Raises ValueError for another one, and
-    for a key that stands twice in an object.
+    """The value of a JSON text in UTF-8, UTF-16 or UTF-32. Raises ValueError for another one, for
+    a key that stands twice in an object, and for more than MAX_VALUES values.
     """
-    return json.loads(content, object_pairs_hook=_object)
+    read = 0
+
+    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal read
+        read += 1 + len(pairs)
+        if read > MAX_VALUES:
+            raise _too_many()
+        return _object(pairs)
+
+    value = json.loads(content, object_pairs_hook=as_object)
+    _refuse_many(value)
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -26,6 +42,23 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise json.JSONDecodeError(f"the key {repeated!r} stands twice", "", 0)
     return values
+
+
+def _refuse_many(value: Any) -> None:
+    """Raise ValueError for more than MAX_VALUES values, in lists too."""
+    count = 0
+    containers = [value] if isinstance(value, (dict, list)) else []
+    while containers:
+        container = containers.pop()
+        inner = container.values() if isinstance(container, dict) else container
+        count += len(inner)
+        if count > MAX_VALUES:
+            raise _too_many()
+        containers += [element for element in inner if isinstance(element, (dict, list))]
+
+
+def _too_many() -> json.JSONDecodeError:
+    return json.JSONDecodeError(f"the body has more than {MAX_VALUES:,} values", "", 0)
 
 
 class _StrictRequest(Request):

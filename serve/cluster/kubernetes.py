@@ -23,6 +23,7 @@ from pydantic import Field, field_validator
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from guard.errors import GuardError
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.front.ingress import create_ingress
@@ -56,6 +57,7 @@ class ApplicationArguments(Strict):
     method: str | None = None
     runs: SharedPath
     replicas: str = "2"  # of each shard
+    scale_down: float | None = Field(default=None, gt=0)
     shards: int = Field(default=1, ge=1)
     timeout: float = Field(default=TIMEOUT_S, gt=0)
     rule_sets: SharedPath | None = None
@@ -74,6 +76,25 @@ class ApplicationArguments(Strict):
         except argparse.ArgumentTypeError as error:
             raise ValueError("must be a number such as 2 or 1-4, at most 256") from error
         return replicas
+
+    @property
+    def size(self) -> ReplicaRange:
+        """How many replicas each shard has.
+
+        Raises GuardError for a `scale_down` of a number that does not follow the load.
+        """
+        size = ReplicaRange.parse(self.replicas)
+        if self.scale_down is None:
+            return size
+        if size.is_fixed:
+            remedy = "Give replicas a range such as 1-4, or leave scale_down out"
+            raise GuardError(
+                "scale_down is for a number that follows the load",
+                where="args of the application",
+                got=f"replicas: {self.replicas}",
+                remedy=remedy,
+            )
+        return size.scaled_down_after(self.scale_down)
 
 
 @dataclass(frozen=True)
@@ -124,7 +145,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises GuardError for whatever `make up` would refuse.
     """
     arguments = validate(args, ApplicationArguments, where="args of the application")
-    size = ReplicaRange.parse(arguments.replicas)
+    size = arguments.size
     size.check_processes(arguments.shards)
     runs = Runs(arguments.runs)
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)

@@ -130,11 +130,16 @@ def stored_messages(fields: Any) -> tuple[Message, ...]:
         tools = _json(present.get("tools") or [], "tools")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise GuardError("tools must be a list of objects", got=repr(tools)[:60])
-        return turns_of(_json(present["messages"], "messages"), tools, where="messages")
+        turns = turns_of(_json(present["messages"], "messages"), tools, where="messages")
+        return _with_response(turns, present.get("response"))
     if "prompt" in present and "response" in present:
-        question = {"role": "user", "content": present["prompt"]}
-        answer = {"role": "assistant", "content": present["response"]}
-        return turns_of([question, answer], where="prompt and response")
+        exchange = [
+            {"role": "user", "content": present["prompt"]},
+            {"role": "assistant", "content": present["response"]},
+        ]
+        if "system" in present:
+            exchange.insert(0, {"role": "system", "content": present["system"]})
+        return turns_of(exchange, where="system, prompt and response")
     if "text" in present:
         return turns_of([{"role": "user", "content": present["text"]}], where="text")
     raise GuardError(
@@ -142,6 +147,19 @@ def stored_messages(fields: Any) -> tuple[Message, ...]:
         got=", ".join(fields) or "nothing",
         remedy="A row needs messages, or prompt and response, or text",
     )
+
+
+def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
+    """The turns and the response that a log has beside them, unless it is their last turn already.
+
+    Raises GuardError for one that is no text.
+    """
+    if response is None:
+        return turns
+    (answer,) = turns_of([{"role": "assistant", "content": response}], where="response")
+    if (turns[-1].role, turns[-1].content) == (answer.role, answer.content):
+        return turns
+    return (*turns, answer)
 
 
 def _files(name: str) -> list[str]:

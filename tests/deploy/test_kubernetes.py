@@ -163,6 +163,17 @@ def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
     assert application()["args"]["runs"] == f"{place}/runs"
 
 
+def test_how_fast_replicas_end_is_an_argument_where_their_number_follows_the_load(
+    tmp_path: Path,
+) -> None:
+    from serve.cluster.kubernetes import ApplicationArguments
+
+    ranged = ApplicationArguments(runs=tmp_path, replicas="2-4", scale_down=60)
+    assert ranged.size == ReplicaRange(2, 4).scaled_down_after(60)
+    with pytest.raises(GuardError, match="scale_down"):
+        _ = ApplicationArguments(runs=tmp_path, replicas="2", scale_down=60).size
+
+
 @pytest.mark.slow
 def test_the_ingress_logs_as_the_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ from guard.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
+from serve.api.errors import engine_failure
 from serve.api.explain import explained
 from serve.api.limits import (
     MAX_CHARACTERS,
@@ -116,13 +117,13 @@ class CheckRequest(StrictBody):
             self._conversation = turns(self.messages, self.tools or ())
         except GuardError as error:
             raise ValueError(str(error)) from error
-        if says_nothing(self.messages):
-            raise ValueError("no message has any text")
         characters = sum(len(message.content) for message in self._conversation)
         if characters > MAX_CHARACTERS:
             raise ValueError(
                 f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
             )
+        if says_nothing(self.messages):
+            raise ValueError("no message has any text")
         return self
 
     @model_validator(mode="after")
@@ -266,7 +267,7 @@ async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
         try:
             response.explanations = await _explanations(body, request, decided)
         except GuardError as error:  # the verdicts stand without
-            log.warning("violations are not explained: %s", error)
+            log.warning("violations are not explained: %s", engine_failure(error))
     return response
 
 

@@ -16,12 +16,12 @@ other formats.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
-from guard.chat import ChatMessage, ContentPart, says_nothing
+from guard.chat import MAX_PARTS, ChatMessage, ContentPart, ToolCalls, says_nothing
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
@@ -61,13 +61,20 @@ class GuardrailRequest(BaseModel):
 
     input_type: Literal["request", "response"]
     litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
-    texts: Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
-    images: list[str] | None = None
+    texts: list[str] | None = None  # of a chat those of all its messages, which are not read
+    images: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
     structured_messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ToolCalls | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     request_data: GatewayCaller = GatewayCaller()
     additional_provider_specific_params: GuardrailParams | None = None
+
+    @model_validator(mode="after")
+    def _has_few_texts(self) -> Self:
+        is_read = self.input_type == "response" or not self.structured_messages
+        if is_read and self.texts and len(self.texts) > MAX_TEXTS:
+            raise ValueError(f"there are {len(self.texts)} texts; the limit is {MAX_TEXTS}")
+        return self
 
     @property
     def sent(self) -> tuple[Message, ...]:

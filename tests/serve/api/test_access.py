@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
@@ -351,3 +352,23 @@ async def _nowhere(*_: Any) -> None: ...
 
 
 def _refused(*_: Any) -> Any: ...
+
+
+def test_a_tenant_without_a_limit_leaves_others_room_in_the_engine() -> None:
+    """One request may have many checks, so that a share of the requests would fill the engine."""
+    caller = Caller(Catalogue({}, {}), shares={"request": 2, "stream": 2})
+    under_way, most = 0, 0
+
+    async def check() -> None:
+        nonlocal under_way, most
+        async with caller.room:
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+
+    async def at_once() -> None:
+        await asyncio.gather(*(check() for _ in range(8)))
+
+    asyncio.run(at_once())
+    assert most == 2

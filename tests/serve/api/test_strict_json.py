@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from serve.api.app import create_app
-from serve.api.strict_json import read_json
+from serve.api.strict_json import MAX_VALUES, read_json
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -66,3 +66,27 @@ def test_a_key_twice_among_many_is_found_in_one_pass() -> None:
     with pytest.raises(ValueError, match="'last' stands twice"):
         read_json(f'{{{keys}, "last": 1, "last": 2}}'.encode())
     assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize("element", ["{}", "1", "[]", '""'])
+def test_a_body_of_very_many_values_is_refused(client: httpx.Client, element: str) -> None:
+    """Each takes a kilobyte of memory to validate, and the time of everybody else."""
+    many = ",".join([element] * (MAX_VALUES + 1))
+    for field in (f'"tool_calls": [{many}]', f'"content": [{many}]', f'"extra": [{many}]'):
+        body = f'{{"messages": [{{"role": "user", {field}}}]}}'
+        response = client.post("/v1/check", content=body, headers=HEADERS)
+        assert response.status_code == 422, response.text
+        assert "more than 100,000 values" in response.text
+
+
+def test_as_many_values_as_may_be_are_read_and_a_scalar_is_none() -> None:
+    assert len(read_json(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")) == MAX_VALUES
+    assert read_json(b'"text"') == "text" and read_json(b"5") == 5
+
+
+def test_of_many_wrong_parts_the_first_is_named(client: httpx.Client) -> None:
+    for field in ("content", "tool_calls"):
+        body = {"messages": [{"role": "user", field: [1] * 900}]}
+        response = client.post("/v1/check", json=body)
+        assert response.status_code == 422
+        assert f"{field}" in response.text and "more" not in response.json()["error"]

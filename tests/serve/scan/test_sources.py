@@ -182,9 +182,22 @@ def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
     )
     exchange = (Message("user", "Q"), Message("assistant", "A"))
     assert stored_messages({"prompt": "Q", "response": "A", "messages": None}) == exchange
+    system = Message("system", "Be kind.")
+    row = {"system": "Be kind.", "prompt": "Q", "response": "A", "text": "Q A"}
+    assert stored_messages(row) == (system, *exchange)
     assert stored_messages({"text": "T"}) == (Message("user", "T"),)
     (image,) = stored_messages({"messages": [{"role": "user", "content": [{"type": "file"}]}]})
     assert isinstance(image, PartlyRead)
+
+
+def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> None:
+    """As gateways log a call; without it the reply would be allowed unread."""
+    turns = (Message("user", "Hi"), Message("assistant", "Take 800 mg."))
+    assert stored_messages({"messages": HI, "response": "Take 800 mg."}) == turns
+    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
+    assert stored_messages({"messages": whole, "response": "Take 800 mg."}) == turns
+    with pytest.raises(GuardError, match="response"):
+        stored_messages({"messages": HI, "response": {"choices": [{"message": whole[-1]}]}})
 
 
 @pytest.mark.parametrize(

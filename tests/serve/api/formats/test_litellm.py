@@ -245,3 +245,16 @@ def test_tools_are_judged_with_a_request() -> None:
         for tools, action in ((None, "NONE"), ([tool], "BLOCKED")):
             answer = client.post(URL, json=body("request", None, "words", tools=tools)).json()
             assert answer["action"] == action
+
+
+def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(
+    client: httpx.Client,
+) -> None:
+    """LiteLLM sends every message's text beside the messages."""
+    messages = [{"role": "user", "content": f"Message {number}"} for number in range(300)]
+    texts = [message["content"] for message in messages]
+    chat = ask(client, "long", "fine", structured_messages=messages, texts=texts)
+    assert chat.json() == {"action": "NONE"}
+    no_chat = ask(client, "long", "fine", structured_messages=None, texts=texts)
+    assert no_chat.status_code == 422 and "300 texts; the limit is 256" in no_chat.text
+    assert answer(client, "long", "fine", texts=texts).status_code == 422
