@@ -17,8 +17,8 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
-MODEL ?= tiny##   a base model of recipes/models, such as minilm, an encoder; for make eval, transfer, curve and up also several: tiny,minilm
-DATA ?=##   for make data: your own .jsonl, .csv or hub:ORG/NAME, or llm; kept until the rule's own `data:` key says otherwise. `generator`: generated data; `generator+FILE`: a few of your own beside it
+MODEL ?= tiny##   a base model of recipes/models, such as minilm, an encoder; for make eval, transfer, curve, up and scan also several: tiny,minilm
+DATA ?=##   for make data, compare, transfer and curve: your own .jsonl, .csv or hub:ORG/NAME, or llm; kept until the rule's own `data:` key says otherwise. `generator`: generated data; `generator+FILE`: a few of your own beside it
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
@@ -26,7 +26,7 @@ EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained; make transfer and curve: 0,1,2
-QUICK ?=##   1: the coarse grid of make serve and make bench NAME=train; for make test: no engine starts, 2 minutes
+QUICK ?=##   1: the coarse grid of make serve and of the benchmarks that have one; for make test: no engine starts, 2 minutes
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 FORCE ?=##   1: do a stage again although nothing changed
 REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
@@ -52,7 +52,7 @@ TLSCERT ?=##   for make up: a PEM file, the server's certificates; TLSKEY= its k
 TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
-METHOD ?=##   for make train, transfer, curve and up: one method of the recipe, such as lora, alora, head; the default is all, up's the first adapter of the recipe that shares conversations
+METHOD ?=##   for make train, transfer, curve, up, scan and replay: one method of the recipe, such as lora, alora, head; the default is all, up's the first adapter of the recipe that shares conversations
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
 ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
