@@ -26,7 +26,7 @@ from guard.arguments import whole_number
 from guard.errors import GuardError, exits_cleanly
 from guard.example import GENERATOR, SPLITS, Example, write_examples
 from guard.files.atomic import atomic_write
-from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
+from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, not_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
 
@@ -53,6 +53,8 @@ def build(
     inputs = _inputs(request)
     if not force and is_current(folder, inputs) and _is_whole(folder):
         return False
+    if force:
+        not_current(folder)  # an interrupted run goes on without `force`
     sourced = source_named(source).load(request)
     refuse_leaks(sourced.examples)
     description = manifest.describe(sourced.examples)

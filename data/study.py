@@ -117,6 +117,7 @@ def build_study(request: StudyRequest) -> Study:
         kind=request.kind,
         rule=request.rule.id,
         data=None if request.data is None else request.data.name,
+        path=None if request.data is None else str(request.data.resolve()),
         labelled_for=pools.labelled_for,
         points=points,
     )
@@ -137,14 +138,14 @@ def _is_whole(folder: Path, study: Study) -> bool:
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
     """Raise GuardError if the folder holds the study of another file, whose name begins alike."""
     try:
-        kept = load_study(folder).data
+        kept = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and kept != data.name:
+    if data is not None and kept.path != str(data.resolve()):
         raise GuardError(
             "here lies the study of another file, whose weights and report would be lost",
             where=folder,
-            got=f"{kept}, not {data.name}",
+            got=f"{kept.path}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
 
@@ -216,6 +217,7 @@ def _pools(request: StudyRequest) -> Pools:
     real = [_of_origin(example, "real") for example in examples]
     test = _limited([row for row in real if row.split == "test"], request.test_rows)
     pool = tuple(row for row in real if row.split != "test")
+    _refuse_scarce(test, request.data)
     if request.kind == "curve":
         return Pools((), pool, test, labelled_for)
     of_generator = generated(request.rule, request.generated, 0)
@@ -241,7 +243,20 @@ def _own_pools(request: StudyRequest) -> Pools:
         remedy = "Name the file of your own: make curve RULE=… DATA=FILE"
         raise GuardError("some of the rule's rows are generated, others your own", remedy=remedy)
     test = _limited([row for row in rows if row.split == "test"], request.test_rows)
+    _refuse_scarce(test, request.runs.data(request.rule.id))
     return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
+
+
+def _refuse_scarce(test: Sequence[Example], where: Path) -> None:
+    """Raise GuardError for test rows that rank nothing, before anything is trained."""
+    counts = Counter(row.label for row in test)
+    if min(counts[0], counts[1]) < FEWEST_ROWS:
+        raise GuardError(
+            f"the test rows need {FEWEST_ROWS} of either label",
+            where=where,
+            got=f"{counts[1]} that violate, {counts[0]} that do not",
+            remedy="Test on more with OPTIONS='--test 1000', or have smaller groups",
+        )
 
 
 def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
@@ -275,7 +290,9 @@ def _of_origin(example: Example, origin: Origin) -> Example:
 
 
 def _limited(rows: Sequence[Example], limit: int) -> tuple[Example, ...]:
-    """At most so many rows, in their order, of whole groups that are drawn with a fixed seed."""
+    """At most so many rows, in their order, of whole groups that are drawn with a fixed seed; the
+    smallest group where each is larger.
+    """
     sizes = Counter(row.group for row in rows)
     groups = sorted(sizes)
     random.Random(0).shuffle(groups)
@@ -285,6 +302,8 @@ def _limited(rows: Sequence[Example], limit: int) -> tuple[Example, ...]:
         if sizes[group] <= room:
             chosen.add(group)
             room -= sizes[group]
+    if sizes and not chosen:
+        chosen.add(min(groups, key=lambda group: sizes[group]))
     return tuple(row for row in rows if row.group in chosen)
 
 

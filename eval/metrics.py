@@ -112,6 +112,11 @@ class Outcomes:
     values: NDArray[np.int8] | NDArray[np.float64]
     groups: NDArray[np.int64]
 
+    @property
+    def is_one_group(self) -> bool:
+        """Whether nothing can be drawn, so that an interval is as wide as it may be."""
+        return len(np.unique(self.groups)) < 2
+
 
 @dataclass(frozen=True)
 class MeanDifference:
@@ -133,6 +138,8 @@ def accuracy_interval(
     says that the seeds at hand differ, and is too narrow as a forecast of another training's
     accuracy.
     """
+    if outcomes.is_one_group:
+        return 0.0, 1.0
     low, high = np.quantile(
         _bootstrap_means(outcomes, draws, np.random.default_rng(seed)), [0.025, 0.975]
     ).tolist()
@@ -152,12 +159,13 @@ def bootstrap_mean_difference(
     out. The rules themselves are not drawn: the interval is about these rules. What few seeds can
     show is said at `accuracy_interval`.
     """
+    mean = float(np.mean([rule.values.mean() for rule in rules]))
+    if any(rule.is_one_group for rule in rules):
+        return MeanDifference(mean, (-1.0, 1.0))
     generator = np.random.default_rng(seed)
     means = np.mean([_bootstrap_means(rule, draws, generator) for rule in rules], axis=0)
     low, high = np.quantile(means, [0.025, 0.975])
-    return MeanDifference(
-        float(np.mean([rule.values.mean() for rule in rules])), (float(low), float(high))
-    )
+    return MeanDifference(mean, (float(low), float(high)))
 
 
 def bootstrap_mean_change(
@@ -169,14 +177,16 @@ def bootstrap_mean_change(
     The sets are drawn independently. Seeds are not drawn: the same adapters answer both sets, and
     the interval is about these.
     """
+    mean = float(np.mean([after.values.mean() - before.values.mean() for before, after in rules]))
+    if any(outcomes.is_one_group for pair in rules for outcomes in pair):
+        return MeanDifference(mean, (-1.0, 1.0))
     generator = np.random.default_rng(seed)
-    changes, bootstrapped = [], []
+    bootstrapped: list[NDArray[np.float64]] = []
     for before, after in rules:
-        changes.append(after.values.mean() - before.values.mean())
         after_means = _bootstrap_means(_over_seeds(after), draws, generator)
         bootstrapped.append(after_means - _bootstrap_means(_over_seeds(before), draws, generator))
     low, high = np.quantile(np.mean(bootstrapped, axis=0), [0.025, 0.975])
-    return MeanDifference(float(np.mean(changes)), (float(low), float(high)))
+    return MeanDifference(mean, (float(low), float(high)))
 
 
 def _over_seeds(outcomes: Outcomes) -> Outcomes:

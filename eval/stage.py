@@ -19,7 +19,7 @@ from eval.robustness import Perturbation, Robustness, perturbations, perturbed_t
 from eval.served import OpenPredictor, Served, answering_code, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current
+from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, not_current
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe
 from guard.rule import rule_names
@@ -167,17 +167,21 @@ def evaluate_outdated(
     Whatever costs nothing comes before a judge is paid.
     """
     stage = on_base.stage
+    # What is computed from here on is of these, also if a file is edited meanwhile.
+    inputs = [stage.inputs(trial) for trial in on_base.outdated]
     answers = [RuleAnswers(trial, stage.judge.is_served) for trial in on_base.outdated]
     served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
     if force:
+        for trial in on_base.outdated:
+            not_current(trial.folder)  # an interrupted run goes on without `force`
         for kept in served:
             kept.forget()
     score_missing(served, answering_recipe(stage.recipe), open_predictor)
     agreements = [rule.agreement() for rule in answers]
-    for rule, agreed in zip(answers, agreements, strict=True):
+    for rule, agreed, of_rule in zip(answers, agreements, inputs, strict=True):
         evaluation = _evaluate(stage, rule, bags[rule.trial.rule.id], agreed)
         evaluation.save(rule.trial.folder)
-        mark_current(rule.trial.folder, stage.inputs(rule.trial))
+        mark_current(rule.trial.folder, of_rule)
 
 
 def _evaluate(

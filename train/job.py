@@ -137,6 +137,12 @@ class Job:
             [self.recipe.training_settings(self.method), self.patience, self.method, self.seed],
         )
 
+    def read_inputs(self) -> None:
+        """Take down what the rows and the base are now, before the rows are read: what changes
+        while the job waits for its turn makes its weights outdated.
+        """
+        _ = self.inputs, self.test_sha256
+
     def claim(self) -> None:
         """Keep other commands off these weights until the scratch folder is closed or this process
         ends.

@@ -146,6 +146,7 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
     outdated: list[Job] = []
     failed: list[str] = []
     for job in jobs:
+        job.read_inputs()
         if force or not is_current(job.folder, job.inputs):
             outdated.append(job)
             continue

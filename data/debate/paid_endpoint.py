@@ -6,6 +6,7 @@ Knows nothing of what is asked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -85,19 +86,23 @@ class PaidEndpoint:
         self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
         self._on_answer = on_answer
         self._file = AnswerFile(answers_file, PaidAnswer)
-        self._spent_usd = sum(self._cost(answer) for answer in self._file.rows())
+        self._open = contextlib.ExitStack()
+        self._spent_usd = 0.0
         self._in_flight = asyncio.Semaphore(endpoint.concurrency)
         self._refused: list[PaidAnswer] = []  # in a row
         self._counted: set[str] = set()
 
     async def __aenter__(self) -> PaidEndpoint:
-        """Open the connections."""
+        """Open the connections. Raises GuardError if another command is paying for the same."""
+        self._open.enter_context(self._file.held())
+        self._spent_usd = sum(self._cost(answer) for answer in self._file.rows())
         self._client: httpx.AsyncClient = self.endpoint.client()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close them."""
-        await self._client.aclose()
+        with self._open:
+            await self._client.aclose()
 
     async def answer(self, form: type[Filled], messages: Chat, about: str) -> Filled | None:
         """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""

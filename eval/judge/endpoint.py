@@ -8,7 +8,7 @@ endpoint will not take.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -67,14 +67,11 @@ class EndpointJudge(Endpoint):
         """
         file = AnswerFile(kept, JudgeRow)
         keys = {example.id: self._key(rule, example) for example in examples}
-        by_key: dict[str, Example] = {}
-        for example in examples:
-            if file.get(keys[example.id]) is None:
-                by_key.setdefault(keys[example.id], example)
-        # the first few are a mixed sample, not one kind after another
-        missing = sorted(by_key.values(), key=lambda example: fingerprint(example.id))
-        if missing:
-            asyncio.run(self._ask_missing(rule, missing, keys, file))
+        if _unanswered(examples, keys, file):
+            with file.held():
+                missing = _unanswered(examples, keys, file)
+                if missing:
+                    asyncio.run(self._ask_missing(rule, missing, keys, file))
         rows = (file.get(keys[example.id]) for example in examples)
         return [row for row in rows if row is not None]
 
@@ -116,6 +113,19 @@ class EndpointJudge(Endpoint):
         if failures:
             raise failures[0]
         answers.finish()
+
+
+def _unanswered(
+    examples: Sequence[Example], keys: Mapping[str, str], file: AnswerFile[JudgeRow]
+) -> list[Example]:
+    """Those without a kept answer, equal ones once: the first few are a mixed sample, not one kind
+    after another.
+    """
+    by_key: dict[str, Example] = {}
+    for example in examples:
+        if file.get(keys[example.id]) is None:
+            by_key.setdefault(keys[example.id], example)
+    return sorted(by_key.values(), key=lambda example: fingerprint(example.id))
 
 
 class AnswersSoFar:

@@ -28,6 +28,11 @@ class RankedRows:
             remedy = "Have test rows of both labels"
             raise GuardError("an AUROC needs rows of both labels", remedy=remedy)
 
+    @property
+    def is_one_group(self) -> bool:
+        """Whether nothing can be drawn, so that an interval is as wide as it may be."""
+        return len(np.unique(self.groups)) < 2
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -41,6 +46,8 @@ class Estimate:
 def auroc_estimate(rows: RankedRows, logits: NDArray[np.float64]) -> Estimate:
     """The AUROC of logits, [seeds, rows], with a percentile bootstrap over seeds and groups."""
     by_seed = _by_seed(rows, logits)
+    if rows.is_one_group:
+        return Estimate(float(by_seed.mean()), (0.0, 1.0), tuple(by_seed.tolist()))
     return _estimate(by_seed, auroc_draws(rows, logits))
 
 
@@ -53,6 +60,8 @@ def auroc_difference(
     or a draw of training rows hard for both cancels out.
     """
     by_seed = _by_seed(rows, minuend) - _by_seed(rows, subtrahend)
+    if rows.is_one_group:
+        return Estimate(float(by_seed.mean()), (-1.0, 1.0), tuple(by_seed.tolist()))
     return _estimate(by_seed, auroc_draws(rows, minuend) - auroc_draws(rows, subtrahend))
 
 

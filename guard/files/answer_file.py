@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -31,10 +34,11 @@ class AnswerFile(Generic[RowT]):
 
     def __init__(self, path: Path, row_type: type[RowT]) -> None:
         self.path = path
+        self._row_type = row_type
         self._rows: dict[str, RowT] = {}
         if path.is_file():
             self._drop_torn_end()
-            self._read(row_type)
+            self._read(self._row_type)
 
     def get(self, key: str) -> RowT | None:
         """The row kept under `key`, if there is one."""
@@ -56,6 +60,26 @@ class AnswerFile(Generic[RowT]):
                 # ASCII: half of a surrogate pair could not be written otherwise.
                 file.write(json.dumps(asdict(row)) + "\n")
                 self._rows[row.key] = row
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While answers are paid for: no other command asks for the same ones. What another has got
+        until now is read first.
+
+        Raises GuardError if one is asking.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                problem = "another command is asking, and paying, for these answers"
+                raise GuardError(
+                    problem, where=self.path, remedy="Wait for it, or end it"
+                ) from None
+            self._drop_torn_end()
+            self._read(self._row_type)
+            yield
 
     def forget(self) -> None:
         """Drop every row."""

@@ -510,3 +510,20 @@ def test_the_help_lists_the_sources_and_imports_nothing_that_takes_seconds() -> 
         assert f"  {source.shape}" in text and source.description in text
     heavy = {"torch", "vllm", "transformers", "datasets", "sklearn", "scipy", "numpy", "pandas"}
     assert not heavy & modules
+
+
+def test_forced_data_that_are_interrupted_are_built_again_without_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = load_rule("medical_advice")
+    assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("data.build.refuse_leaks", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build(rule, GENERATOR, SMALL, 1, "keep", tmp_path, force=True)
+    assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
+
+
+def interrupt(*_: object) -> None:
+    """As Ctrl+C does."""
+    raise KeyboardInterrupt

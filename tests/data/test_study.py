@@ -13,7 +13,7 @@ import pytest
 
 from data.generator.generate import Counts
 from data.splits import refuse_leaks
-from data.study import ALL_ROWS, StudyRequest, build_study, drawn, row_counts
+from data.study import ALL_ROWS, StudyRequest, _limited, build_study, drawn, row_counts
 from guard.errors import GuardError
 from guard.example import (
     FEWEST_ROWS,
@@ -176,9 +176,14 @@ def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_pat
         write_rows(tmp_path / name)
     asked = request(tmp_path, data=tmp_path / "real.v1.jsonl", sizes=(20,), seeds=(0,))
     study = build_study(asked)
-    with pytest.raises(GuardError, match=r"another file.*real\.v1\.jsonl, not real\.v2\.jsonl"):
+    with pytest.raises(GuardError, match=r"another file.*real\.v1\.jsonl, not .*real\.v2\.jsonl"):
         build_study(replace(asked, data=tmp_path / "real.v2.jsonl"))
     assert build_study(asked) == study
+    elsewhere = tmp_path / "2025" / "real.v1.jsonl"
+    elsewhere.parent.mkdir()
+    write_rows(elsewhere, 190)
+    with pytest.raises(GuardError, match=r"another file.*not .*2025/real\.v1\.jsonl"):
+        build_study(replace(asked, data=elsewhere))
 
 
 def test_a_study_that_was_interrupted_is_written_anew(
@@ -266,6 +271,28 @@ def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
     assert 28 <= len(tests) <= 30
     groups = [row.group for row in tests]
     assert all(groups.count(group) == 2 for group in groups)
+
+
+def test_one_group_larger_than_what_is_asked_for_is_tested_on_whole() -> None:
+    rows = [replace(bare(str(number), number % 2, "test"), group="all") for number in range(8)]
+    assert _limited(rows, 5) == tuple(rows)
+
+
+def test_test_rows_that_rank_nothing_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """A few violating rows, which none of the test rows that are drawn are."""
+    rng = random.Random(0)
+    lines = []
+    for number in range(400):
+        row = {"text": " ".join(rng.sample(WORDS, 12)), "label": int(number % 20 == 0)}
+        lines.append(json.dumps(row | {"group": f"g{number}"}))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    for kind in ("curve", "transfer"):
+        asked = request(tmp_path, kind=kind, sizes=(20,), seeds=(0,), test_rows=4)
+        with pytest.raises(GuardError, match=r"test rows need 2 of either label.*that violate"):
+            build_study(asked)
+        assert not asked.runs.root.exists()
 
 
 def test_rows_may_be_numbers_or_all() -> None:

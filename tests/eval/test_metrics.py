@@ -188,3 +188,12 @@ def test_bootstrap_gives_the_same_interval_twice() -> None:
     assert bootstrap_mean_difference([rule], draws=200) == bootstrap_mean_difference(
         [rule], draws=200
     )
+
+
+def test_one_group_shows_nothing() -> None:
+    """Every draw of groups is the rows themselves, which would make an interval of no width."""
+    one = _rule([[1] * 30 + [0] * 10], groups=[0] * 40)
+    assert accuracy_interval(one) == (0.0, 1.0)
+    assert bootstrap_mean_difference([one]).ci95 == (-1.0, 1.0)
+    change = bootstrap_mean_change([(one, _rule([[1] * 40]))])
+    assert (change.mean, change.ci95) == (0.25, (-1.0, 1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from eval.stage import CODE, Stage, earlier_evaluations, evaluate_outdated, sele
 from guard.errors import GuardError
 from guard.example import read_examples
 from guard.layout import ROOT
+from serve.engine import ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, answers, guess_or_read
 
 pytestmark = pytest.mark.slow
@@ -121,3 +123,35 @@ def test_the_engine_has_the_type_that_answers_are_kept_under_whichever_are_missi
     evaluated(world, engine=engine)
     assert engine.dtypes == ["float32", "float32"]
     assert not [folder for name, folder in engine.opened_with[1].items() if "head" in name]
+
+
+def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> None:
+    """Else the advice to run it again without FORCE=1 would print the old figures."""
+    world.add_rule("medical", examples=10)
+    evaluated(world)
+    on_base, _ = selected_trials(stage(world), "all", force=True)
+
+    def interrupt(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_outdated(on_base, {}, force=True, open_predictor=interrupt)
+    again, _ = selected_trials(stage(world), "all")
+    assert [trial.rule.id for trial in again.outdated] == ["medical"]
+
+
+def test_code_that_is_edited_during_an_evaluation_makes_it_outdated(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world.add_rule("medical", examples=10)
+    edited = tmp_path / "verdict.py"
+    edited.write_text("# the version that is running")
+    monkeypatch.setattr("eval.stage.CODE", (edited,))
+
+    def reads_and_is_edited(request: ScoreRequest) -> float:
+        edited.write_text("# another version")
+        return guess_or_read(request)
+
+    evaluated(world, engine=ToyEngine(reads_and_is_edited))
+    outdated = selected_trials(stage(world), "all")[0].outdated
+    assert [trial.rule.id for trial in outdated] == ["medical"]

@@ -33,7 +33,7 @@ from train.examples import Rows, load
 from train.job import LOCK, Job
 from train.prefix.member import CHECKPOINT, Member
 from train.process import Process
-from train.run import finish, run
+from train.run import finish, outdated_jobs, run
 
 TRAIN = """
 import sys
@@ -474,3 +474,18 @@ def test_a_process_knows_how_many_share_its_machine(
             process=Process(0, 8, 4),
         )
     assert told == [4]
+
+
+def test_data_that_change_while_a_job_waits_make_its_weights_outdated(
+    make_job: MakeJob, rules: Path
+) -> None:
+    """With FORCE=1 too, where nothing else asks what the data are before its turn comes."""
+    job = make_job(max_steps=1)
+    for force in (True, False):
+        waiting = replace(job)
+        ((queued, _),), failed = outdated_jobs([waiting], force=force)
+        assert failed == []
+        test = job.data / "test.jsonl"
+        test.write_text("".join(reversed(test.read_text().splitlines(keepends=True))))
+        later = replace(job)
+        assert queued.inputs != later.inputs and queued.test_sha256 != later.test_sha256

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -129,15 +130,12 @@ def sweep(
         check_adapter(job)
     rows = _rows(job for _, job in work)
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
-    done: dict[str, SweepPoint] = {}
-    if not force:
-        done = {point.inputs: point for point in _read(out)}
+    if force:
+        out.unlink(missing_ok=True)  # an interrupted run goes on without `force`
+    done = {point.inputs: point for point in _read(out)}
     missing = [(combination, job) for combination, job in work if _inputs(job) not in done]
     print(f"{len(work)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
-    for _, job in work:
-        job.claim()
-        if force:
-            job.forget()
+    _claim(work, force)
     for point in _trained(missing, rows):
         done[point.inputs] = point
         _write(out, done.values())  # kept if what follows is interrupted
@@ -151,6 +149,13 @@ def sweep(
             job.folder.parent.rmdir()
     _report(points, len(stated.seeds), f"{rule} on {recipe.name}", out)
     return points
+
+
+def _claim(work: Sequence[tuple[Combination, Job]], force: bool) -> None:
+    for _, job in work:
+        job.claim()
+        if force:
+            job.forget()
 
 
 def _work(rule: Rule, grid: SweepGrid, recipe: Recipe, runs: Runs) -> list[tuple[Combination, Job]]:
@@ -256,7 +261,13 @@ def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, flo
 
 
 def _inputs(job: Job) -> str:
-    return fingerprint(job.inputs, *FIGURES_CODE)
+    return fingerprint(job.inputs, _figures_code())
+
+
+@functools.cache
+def _figures_code() -> str:
+    """Of the code that is running, which an edit of its files does not change."""
+    return fingerprint(*FIGURES_CODE)
 
 
 @exits_cleanly

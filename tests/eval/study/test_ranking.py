@@ -107,3 +107,15 @@ def test_the_same_seed_draws_the_same() -> None:
 def test_rows_of_one_label_are_refused() -> None:
     with pytest.raises(GuardError, match="both labels"):
         RankedRows(np.ones(3, dtype=np.int64), np.arange(3))
+
+
+def test_one_group_shows_nothing() -> None:
+    """Every draw of groups is the rows themselves: all of it would be clear."""
+    several = rows(40)
+    tested = RankedRows(several.labels, np.zeros(40, dtype=np.int64))
+    better, worse = noisy(tested, noise=0.5), noisy(tested, noise=2.0)
+    estimate = auroc_estimate(tested, better)
+    assert estimate.mean == pytest.approx(auroc_estimate(several, better).mean)
+    assert estimate.ci95 == (0.0, 1.0)
+    difference = auroc_difference(tested, better, worse)
+    assert difference.mean > 0 and difference.ci95 == (-1.0, 1.0)

@@ -48,3 +48,15 @@ def test_forgotten_rows_are_gone_for_good(tmp_path: Path) -> None:
     file.forget()
     assert file.get("a") is None
     assert AnswerFile(file.path, Row).get("a") is None
+
+
+def test_answers_are_paid_for_by_one_command_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.jsonl"
+    first, second = AnswerFile(path, Row), AnswerFile(path, Row)
+    with first.held():
+        first.add([Row("a", "1")])
+        with pytest.raises(GuardError, match="another command is asking"), second.held():
+            pass
+    assert second.get("a") is None
+    with second.held():
+        assert second.get("a") == Row("a", "1")  # what the first has got meanwhile
