@@ -31,7 +31,7 @@ class EncoderCell(Strict):
     rules: int
     wall_ms: Spread
     computed_tokens: int  # in a repeat
-    forward_passes: int  # of the model, in the same repeat
+    forward_passes: int | None = None  # of the model, in that repeat; older reports have none
     swap_ins: int  # while the clock ran, the most of any repeat: each adapter has a slot of its own
 
 
@@ -69,7 +69,7 @@ def table(report: EncoderReport) -> str:
     lines.append(f"{'model':<16}{'method':<8}{counts}  ms")
     for cell in report.cells:
         counts = f"{cell.tokens:>8,}{cell.rules:>8}{cell.computed_tokens:>10,}"
-        counts += f"{cell.forward_passes:>8}"
+        counts += f"{cell.forward_passes or '':>8}"
         lines.append(f"{cell.model:<16}{cell.method:<8}{counts}  {cell.wall_ms.text(1)}")
     swap_ins = max(cell.swap_ins for cell in report.cells)
     lines.append(f"swap-ins while the clock ran: {swap_ins}; {_adapters(report)}")

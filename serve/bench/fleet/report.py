@@ -53,7 +53,7 @@ class FleetRow(Strict):
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    forward_passes: int  # of the model, a batch each
+    forward_passes: int | None = None  # of the model, a batch each; older reports have none
     adapter_loads: int  # from disk
     swap_ins: int  # into a slot (engine) or a place of the LRU (PEFT)
     adapter_mib: float
@@ -122,7 +122,8 @@ def _line(report: FleetReport, row: FleetRow) -> str:
         f"{row.adapters:>8} {METHODS[row.method].label:<5} {alpha:>5} {row.working_set:>5} | "
         f"{row.server:<13} {row.requests_per_second.text(1):>26} "
         f"{row.p50_ms:>8.0f} {row.p95_ms:>8.0f} {row.p99_ms:>8.0f} {row.computed_tokens:>7} "
-        f"{row.forward_passes:>6} {row.adapter_loads:>6} {row.loaded_mib:>6.0f} {row.swap_ins:>8} "
+        f"{row.forward_passes or '':>6} {row.adapter_loads:>6} {row.loaded_mib:>6.0f} "
+        f"{row.swap_ins:>8} "
         f"{row.swapped_in_mib:>7.0f} {report.throughput_share(row, ALL_RESIDENT):>15} "
         f"{report.throughput_share(row, BARE_BASE):>8}"
     )
