@@ -53,9 +53,15 @@ def build(
     inputs = _inputs(request)
     if not force and is_current(folder, inputs) and _is_whole(folder):
         return False
+    was_current = is_current(folder, inputs)
     if force:
         not_current(folder)  # an interrupted run goes on without `force`
-    sourced = source_named(source).load(request)
+    try:
+        sourced = source_named(source).load(request)
+    except GuardError:
+        if was_current:
+            mark_current(folder, inputs)  # what was there is as good as it was
+        raise
     refuse_leaks(sourced.examples)
     description = manifest.describe(sourced.examples)
     origin = {

@@ -141,13 +141,20 @@ def _refuse_other_file(folder: Path, data: Path | None) -> None:
         kept = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and kept.path != str(data.resolve()):
+    if data is not None and _is_another(kept, data):
         raise GuardError(
             "here lies the study of another file, whose weights and report would be lost",
             where=folder,
-            got=f"{kept.path}, not {data}",
+            got=f"{kept.path or kept.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
+
+
+def _is_another(kept: Study, data: Path) -> bool:
+    """Whether a study is of another file than this one, which may have been moved."""
+    if kept.data != data.name:
+        return True
+    return kept.path is not None and Path(kept.path).exists() and not data.samefile(kept.path)
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:

@@ -160,12 +160,9 @@ def bootstrap_mean_difference(
     show is said at `accuracy_interval`.
     """
     mean = float(np.mean([rule.values.mean() for rule in rules]))
-    if any(rule.is_one_group for rule in rules):
-        return MeanDifference(mean, (-1.0, 1.0))
     generator = np.random.default_rng(seed)
-    means = np.mean([_bootstrap_means(rule, draws, generator) for rule in rules], axis=0)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return MeanDifference(mean, (float(low), float(high)))
+    drawn = [_bootstrap_means(rule, draws, generator) for rule in rules if not rule.is_one_group]
+    return MeanDifference(mean, _interval_of_mean(drawn, len(rules)))
 
 
 def bootstrap_mean_change(
@@ -178,15 +175,25 @@ def bootstrap_mean_change(
     the interval is about these.
     """
     mean = float(np.mean([after.values.mean() - before.values.mean() for before, after in rules]))
-    if any(outcomes.is_one_group for pair in rules for outcomes in pair):
-        return MeanDifference(mean, (-1.0, 1.0))
     generator = np.random.default_rng(seed)
     bootstrapped: list[NDArray[np.float64]] = []
     for before, after in rules:
+        if before.is_one_group or after.is_one_group:
+            continue
         after_means = _bootstrap_means(_over_seeds(after), draws, generator)
         bootstrapped.append(after_means - _bootstrap_means(_over_seeds(before), draws, generator))
-    low, high = np.quantile(np.mean(bootstrapped, axis=0), [0.025, 0.975])
-    return MeanDifference(mean, (float(low), float(high)))
+    return MeanDifference(mean, _interval_of_mean(bootstrapped, len(rules)))
+
+
+def _interval_of_mean(drawn: Sequence[NDArray[np.float64]], rules: int) -> tuple[float, float]:
+    """95 % interval of a mean difference over so many rules, of draws of some, [draws] each. Of the
+    others nothing could be drawn: each may have any difference from -1 to 1.
+    """
+    others = (rules - len(drawn)) / rules
+    low, high = 0.0, 0.0
+    if drawn:
+        low, high = np.quantile(np.sum(drawn, axis=0) / rules, [0.025, 0.975]).tolist()
+    return low - others, high + others
 
 
 def _over_seeds(outcomes: Outcomes) -> Outcomes:

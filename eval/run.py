@@ -64,6 +64,9 @@ def run(
     on_bases = [on_base.without(without_bag) for on_base in on_bases]
     if not all(on_base.trials for on_base in on_bases):
         raise next(iter(without_bag.values()))
+    if force:
+        for on_base in on_bases:
+            on_base.forget()
     for on_base in on_bases:
         evaluate_outdated(on_base, bags, force, open_predictor)
     selected = rule_names(selection, rules)

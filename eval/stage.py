@@ -6,6 +6,7 @@ Knows nothing of other bases, of reports or of the command line.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,12 @@ CODE = (
 BagAnswers = tuple[BagVariant, list[Answer]]  # of one rule: the variant that was chosen answers
 
 
+@functools.cache
+def running_code(files: tuple[Path, ...]) -> str:
+    """A fingerprint of this process's code, which an edit of its files does not change."""
+    return fingerprint(*files)
+
+
 @dataclass(frozen=True)
 class Stage:
     """What evaluating a rule on one base takes besides the rule."""
@@ -64,7 +71,7 @@ class Stage:
 
     def inputs(self, trial: Trial) -> str:
         """Fingerprint of everything an evaluation depends on."""
-        return fingerprint(trial.inputs, self.judge.identity, answering_code(), *CODE)
+        return fingerprint(trial.inputs, self.judge.identity, answering_code(), running_code(CODE))
 
     def is_evaluated(self, trial: Trial) -> bool:
         """Whether a readable evaluation is kept that still holds."""
@@ -84,6 +91,11 @@ class StageTrials:
     stage: Stage
     trials: Sequence[Trial]
     outdated: Sequence[Trial]
+
+    def forget(self) -> None:
+        """Take back that they are evaluated: a forced run that is interrupted goes on without."""
+        for trial in self.outdated:
+            not_current(trial.folder)
 
     def without(self, rules: Collection[str]) -> StageTrials:
         """All but those of the given rules."""
@@ -167,21 +179,17 @@ def evaluate_outdated(
     Whatever costs nothing comes before a judge is paid.
     """
     stage = on_base.stage
-    # What is computed from here on is of these, also if a file is edited meanwhile.
-    inputs = [stage.inputs(trial) for trial in on_base.outdated]
     answers = [RuleAnswers(trial, stage.judge.is_served) for trial in on_base.outdated]
     served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
     if force:
-        for trial in on_base.outdated:
-            not_current(trial.folder)  # an interrupted run goes on without `force`
         for kept in served:
             kept.forget()
     score_missing(served, answering_recipe(stage.recipe), open_predictor)
     agreements = [rule.agreement() for rule in answers]
-    for rule, agreed, of_rule in zip(answers, agreements, inputs, strict=True):
+    for rule, agreed in zip(answers, agreements, strict=True):
         evaluation = _evaluate(stage, rule, bags[rule.trial.rule.id], agreed)
         evaluation.save(rule.trial.folder)
-        mark_current(rule.trial.folder, of_rule)
+        mark_current(rule.trial.folder, stage.inputs(rule.trial))
 
 
 def _evaluate(

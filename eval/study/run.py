@@ -61,7 +61,7 @@ def report_study(
         cells += _cells(origin, rows, logits, chosen)
         differences += _differences(study, origin, rows, logits, chosen)
     report = StudyReport(
-        study=study,
+        study=study.model_copy(update={"path": None}),  # of this machine
         title=rule.title,
         model=" and ".join(models),
         tested={origin: _count(examples, origin, labels=(0, 1)) for origin in origins},

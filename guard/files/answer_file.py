@@ -36,8 +36,8 @@ class AnswerFile(Generic[RowT]):
         self.path = path
         self._row_type = row_type
         self._rows: dict[str, RowT] = {}
+        self._is_whole = False  # whether a half line at the end was cut off
         if path.is_file():
-            self._drop_torn_end()
             self._read(self._row_type)
 
     def get(self, key: str) -> RowT | None:
@@ -55,6 +55,8 @@ class AnswerFile(Generic[RowT]):
         lose them.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._is_whole:
+            self._drop_torn_end()
         with self.path.open("a", encoding="utf-8") as file:
             for row in rows:
                 # ASCII: half of a surrogate pair could not be written otherwise.
@@ -103,7 +105,8 @@ class AnswerFile(Generic[RowT]):
 
         The next row must not be glued to it.
         """
-        content = self.path.read_bytes()
+        self._is_whole = True
+        content = self.path.read_bytes() if self.path.is_file() else b""
         end_of_rows = content.rfind(b"\n") + 1
         if end_of_rows < len(content):
             with self.path.open("r+b") as file:

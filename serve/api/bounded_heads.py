@@ -19,7 +19,8 @@ MAX_HEAD = 64 * 2**10  # bytes, give or take what is read of a socket at once
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """uvicorn's protocol, which also ends a connection whose head is too large or too slow.
+    """uvicorn's protocol, which also ends a connection whose head is too large or too slow. The
+    trailers behind a body in chunks count to the head.
 
     A connection that says nothing is kept for `timeout_keep_alive` seconds, as uvicorn keeps one
     that has been answered.
@@ -29,7 +30,9 @@ class BoundedHeads(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes: int | None = None  # of the head that is being read; None: of none
+        self._is_in_head = False
+        self._head_bytes = 0  # of the URL, and of the fields that are complete
+        self._unparsed_bytes = 0  # since the parser last said anything: of a field without an end
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -43,26 +46,63 @@ class BoundedHeads(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless the head is too large now."""
+        """Read on, unless a field has become too large."""
+        self._unparsed_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD:
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        elif self._timer is None and not self._is_answering:  # bytes that begin no head
-            self._end_after(self.timeout_keep_alive)
+        if self._unparsed_bytes > MAX_HEAD + len(data):
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if self._timer is None and not self._is_in_head and not self._is_answering:
+            self._end_after(self.timeout_keep_alive)  # bytes that begin no head
 
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._head_bytes = 0
-        self._end_after(self.head_s)
+        self._is_in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
+        if not self._is_answering:  # else uvicorn may have paused reading
+            self._end_after(self.head_s)
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the URL."""
+        if self._has_room_for(len(url)):
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head, or of the trailers."""
+        if self._has_room_for(len(name) + len(value)):
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """It is complete."""
-        self._head_bytes = None
+        """The head is complete."""
+        self._is_in_head, self._unparsed_bytes = False, 0
         self._disarm()
-        super().on_headers_complete()
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._unparsed_bytes = 0
+        if self.cycle is not None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._unparsed_bytes = 0
+        if self.cycle is not None:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The response is complete: a head that has begun meanwhile is waited for."""
+        super().on_response_complete()
+        if self._is_in_head and self._timer is None:
+            self._end_after(self.head_s)
+
+    def _has_room_for(self, size: int) -> bool:
+        self._unparsed_bytes = 0
+        self._head_bytes += size
+        if self._head_bytes <= MAX_HEAD:
+            return True
+        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        return False
 
     @property
     def _is_answering(self) -> bool:
@@ -79,10 +119,10 @@ class BoundedHeads(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._timer = None
-        if self._head_bytes is None:
-            self.transport.close()
-        else:
+        if self._is_in_head:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+        else:
+            self.transport.close()
 
     def _refuse(self, status: HTTPStatus) -> None:
         """End the connection; with a response, unless another one is being written."""

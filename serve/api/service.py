@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -26,6 +27,7 @@ from serve.api.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, failure_of
 from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal
+from serve.engine.thread.refusals import too_late
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
@@ -143,15 +145,16 @@ class CheckService(ABC):
         caller = Caller.of(request)
         caller.check_size([messages])
         began_s, clock = time.time(), time.perf_counter()  # also of the wait for room
-        async with caller.room:
-            cards = _served(caller.catalogue, rule_set)
-            try:
+        cards = _served(caller.catalogue, rule_set)
+        try:
+            async with _room(request):
+                cards = _served(caller.catalogue, rule_set)  # another version may answer by now
                 answered = await self._answer(request, messages, rule_set.rules, cache_salt)
-                check = _without_internals(answered)
-            except BaseException as error:
-                record = self._record(request, rule_set, cards, began_s, clock)
-                self._tell(replace(record, failure=failure_of(error)))
-                raise
+            check = _without_internals(answered)
+        except BaseException as error:
+            record = self._record(request, rule_set, cards, began_s, clock)
+            self._tell(replace(record, failure=failure_of(error)))
+            raise
         if wants_timing(request.scope):
             request.scope["checks"].append(check)
         decision = rule_set.decide(rulings_of(check), metadata or {})
@@ -268,6 +271,21 @@ def unjudged(check: Check, decision: Decision) -> Unjudged:
         rules = len(check.verdicts) + len(check.refused)
         return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
     return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+
+
+@asynccontextmanager
+async def _room(request: Request) -> AsyncIterator[None]:
+    """The caller's place in the engine, waited for as long as the request may take.
+
+    Raises TooLate.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(request.scope["deadline"] - time.monotonic()):
+                await stack.enter_async_context(Caller.of(request).room)
+        except TimeoutError:
+            raise too_late() from None
+        yield
 
 
 def _served(catalogue: Catalogue, rule_set: RuleSet) -> dict[str, Card]:

@@ -137,7 +137,7 @@ def stored_messages(fields: Any) -> tuple[Message, ...]:
             {"role": "user", "content": present["prompt"]},
             {"role": "assistant", "content": present["response"]},
         ]
-        if "system" in present:
+        if present.get("system"):
             exchange.insert(0, {"role": "system", "content": present["system"]})
         return turns_of(exchange, where="system, prompt and response")
     if "text" in present:
@@ -150,16 +150,55 @@ def stored_messages(fields: Any) -> tuple[Message, ...]:
 
 
 def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
-    """The turns and the response that a log has beside them, unless it is their last turn already.
+    """The turns and the response that a log has beside them, unless they end with it already.
 
-    Raises GuardError for one that is no text.
+    Raises GuardError for one that cannot be read, and where they end with another reply.
     """
-    if response is None:
+    answers = _answers_in(response)
+    if not answers:
         return turns
-    (answer,) = turns_of([{"role": "assistant", "content": response}], where="response")
-    if (turns[-1].role, turns[-1].content) == (answer.role, answer.content):
+    if len(answers) > 1:
+        raise GuardError("the response has several replies", remedy="Have one row for each")
+    (answer,) = turns_of([{"role": "assistant"} | answers[0]], where="response")
+    if turns[-1].role != "assistant":
+        return (*turns, answer)
+    if answer.content.strip() in turns[-1].content:
         return turns
-    return (*turns, answer)
+    raise GuardError(
+        "the messages end with another reply than the response",
+        remedy="Leave one of them out, or have one row for each",
+    )
+
+
+def _answers_in(response: Any) -> list[dict[str, Any]]:
+    """The messages in a response: of a text, of a message, or of a chat completion; none in an
+    empty one.
+
+    Raises GuardError for anything else.
+    """
+    response = _json(response, "response") if _is_json(response) else response
+    if isinstance(response, str):
+        return [{"content": response}] if response.strip() else []
+    if isinstance(response, dict) and "choices" in response:
+        choices = response["choices"]
+        if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+            messages = [choice.get("message") for choice in choices]
+            if all(isinstance(message, dict) for message in messages):
+                return messages
+    elif isinstance(response, dict) and ("content" in response or "tool_calls" in response):
+        return [response]
+    elif not response:
+        return []
+    raise GuardError(
+        "the row has a response that cannot be read",
+        got=repr(response)[:60],
+        remedy="Have a text, a message or a chat completion there",
+    )
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a text looks like an object, as tables keep one."""
+    return isinstance(value, str) and value.lstrip().startswith('{"')
 
 
 def _files(name: str) -> list[str]:

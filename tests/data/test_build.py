@@ -524,6 +524,23 @@ def test_forced_data_that_are_interrupted_are_built_again_without_force(
     assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
 
 
+def test_forced_data_whose_source_fails_are_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = load_rule("medical_advice")
+    assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
+
+    class Failing:
+        def load(self, _: object) -> None:
+            raise GuardError("no endpoint")
+
+    with monkeypatch.context() as offline:
+        offline.setattr("data.build.source_named", lambda _: Failing())
+        with pytest.raises(GuardError, match="no endpoint"):
+            build(rule, GENERATOR, SMALL, 1, "keep", tmp_path, force=True)
+    assert not build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
+
+
 def interrupt(*_: object) -> None:
     """As Ctrl+C does."""
     raise KeyboardInterrupt

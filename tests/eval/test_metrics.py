@@ -197,3 +197,7 @@ def test_one_group_shows_nothing() -> None:
     assert bootstrap_mean_difference([one]).ci95 == (-1.0, 1.0)
     change = bootstrap_mean_change([(one, _rule([[1] * 40]))])
     assert (change.mean, change.ci95) == (0.25, (-1.0, 1.0))
+    several = [_rule([[1, 0] * 200])] * 3
+    narrow, wider = bootstrap_mean_difference(several), bootstrap_mean_difference([*several, one])
+    share = (narrow.ci95[1] - narrow.ci95[0]) * 3 / 4
+    assert wider.ci95[1] - wider.ci95[0] == pytest.approx(share + 2 / 4, abs=0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,14 @@ import guard.recipe
 from eval.bag_of_words.baseline import BagVariant
 from eval.judge.endpoint import EndpointJudge
 from eval.judge.judges import BareBase, Judge
-from eval.stage import CODE, Stage, earlier_evaluations, evaluate_outdated, selected_trials
+from eval.stage import (
+    CODE,
+    Stage,
+    earlier_evaluations,
+    evaluate_outdated,
+    running_code,
+    selected_trials,
+)
 from guard.errors import GuardError
 from guard.example import read_examples
 from guard.layout import ROOT
@@ -130,12 +136,7 @@ def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> No
     world.add_rule("medical", examples=10)
     evaluated(world)
     on_base, _ = selected_trials(stage(world), "all", force=True)
-
-    def interrupt(*_: object) -> Any:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate_outdated(on_base, {}, force=True, open_predictor=interrupt)
+    on_base.forget()
     again, _ = selected_trials(stage(world), "all")
     assert [trial.rule.id for trial in again.outdated] == ["medical"]
 
@@ -143,6 +144,7 @@ def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> No
 def test_code_that_is_edited_during_an_evaluation_makes_it_outdated(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """For the next process, which runs the code as it is then."""
     world.add_rule("medical", examples=10)
     edited = tmp_path / "verdict.py"
     edited.write_text("# the version that is running")
@@ -153,5 +155,6 @@ def test_code_that_is_edited_during_an_evaluation_makes_it_outdated(
         return guess_or_read(request)
 
     evaluated(world, engine=ToyEngine(reads_and_is_edited))
+    running_code.cache_clear()
     outdated = selected_trials(stage(world), "all")[0].outdated
     assert [trial.rule.id for trial in outdated] == ["medical"]

@@ -128,14 +128,16 @@ def sweep(
     work = _work(load_rule(rule), stated, recipe, runs)
     for _, job in work:
         check_adapter(job)
+    for _, job in work:
+        job.read_inputs()
     rows = _rows(job for _, job in work)
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
+    _claim(work, force)
     if force:
         out.unlink(missing_ok=True)  # an interrupted run goes on without `force`
     done = {point.inputs: point for point in _read(out)}
     missing = [(combination, job) for combination, job in work if _inputs(job) not in done]
     print(f"{len(work)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
-    _claim(work, force)
     for point in _trained(missing, rows):
         done[point.inputs] = point
         _write(out, done.values())  # kept if what follows is interrupted

@@ -39,7 +39,7 @@ from serve.api.formats.check import (
 from serve.api.limits import MAX_CHARACTERS
 from serve.api.lines import BodyLines
 from serve.api.service import CheckService, DecidedCheck
-from serve.api.strict_json import read_json
+from serve.api.strict_json import TooManyValues, read_json
 from serve.engine.thread.refusals import Overloaded
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
@@ -327,6 +327,8 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise HTTPException(422, f"{where}: {key}: {reason(problem)}") from None
+    except TooManyValues as error:
+        raise HTTPException(413, f"{where} has {error}") from None
     except (ValueError, RecursionError):
         raise HTTPException(422, f"{where} is not JSON in UTF-8") from None
 

@@ -126,7 +126,7 @@ class DecoderBackend(VllmBackend):
             return self._params
         if not self._gives_states:
             problem = "this vLLM's model runner gives no hidden states, which a head reads"
-            raise GuardError(problem, remedy="Serve the rule with an adapter, or run on a CPU")
+            raise GuardError(problem, remedy="Serve without speculative decoding, or by an adapter")
         params = copy.copy(self._params)
         params.extra_args = {STATE: request_id}
         return params

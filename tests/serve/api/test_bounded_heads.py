@@ -75,12 +75,36 @@ def test_a_head_without_an_end_is_refused(address: tuple[str, int], piece: bytes
     assert sent < 64 * MAX_HEAD
 
 
+@pytest.mark.parametrize("trailer", [b"x-more: a\r\n", b"a" * 1000], ids=["many", "one"])
+def test_trailers_without_an_end_are_refused(address: tuple[str, int], trailer: bytes) -> None:
+    """They come behind a body in chunks, and uvicorn keeps them all."""
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n")
+        sent = 0
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while sent < 64 * MAX_HEAD:
+                connection.sendall(trailer * 100)
+                sent += 100 * len(trailer)
+    assert sent < 64 * MAX_HEAD
+
+
+def test_a_request_that_comes_behind_a_large_body_does_not_end_the_one_before(
+    address: tuple[str, int],
+) -> None:
+    head = HEAD + b"content-length: 200000\r\n\r\n"
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(3 * (head + b" " * 200_000) + HEAD)
+        time.sleep(2 * HEAD_S)
+        said = answer(connection)
+    assert said.count(b"\r\n\r\nhi") == 3 and b"408" in said
+
+
 def test_what_is_too_large_is_said(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_HEAD", 100)
     with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(HEAD + b"x-more: " + b"a" * 200)
+        connection.sendall(HEAD + b"x-more: " + b"a" * 200 + b"\r\nx-next: b\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from serve.api.app import create_app
+from serve.api.limits import MAX_MESSAGES
 from serve.api.strict_json import MAX_VALUES, read_json
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
@@ -75,13 +76,24 @@ def test_a_body_of_very_many_values_is_refused(client: httpx.Client, element: st
     for field in (f'"tool_calls": [{many}]', f'"content": [{many}]', f'"extra": [{many}]'):
         body = f'{{"messages": [{{"role": "user", {field}}}]}}'
         response = client.post("/v1/check", content=body, headers=HEADERS)
-        assert response.status_code == 422, response.text
-        assert "more than 100,000 values" in response.text
+        assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
+        assert "the body has more than 300,000 values" in response.text
+    line = client.post("/v1/check/stream", content=f'{{"messages": [{many}]}}\n')
+    assert line.status_code == 413 and "more than 300,000 values" in line.text
 
 
 def test_as_many_values_as_may_be_are_read_and_a_scalar_is_none() -> None:
     assert len(read_json(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")) == MAX_VALUES
     assert read_json(b'"text"') == "text" and read_json(b"5") == 5
+
+
+def test_the_longest_conversation_with_every_field_has_few_enough_values() -> None:
+    """As OpenAI's SDK writes a message and LiteLLM sends it, its text beside it."""
+    call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+    message |= {"audio": None, "function_call": None, "name": None, "annotations": []}
+    chat = {"structured_messages": [message] * MAX_MESSAGES, "texts": ["Hi"] * MAX_MESSAGES}
+    assert read_json(json.dumps(chat).encode()) == chat
 
 
 def test_of_many_wrong_parts_the_first_is_named(client: httpx.Client) -> None:

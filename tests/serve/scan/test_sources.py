@@ -196,8 +196,26 @@ def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> No
     assert stored_messages({"messages": HI, "response": "Take 800 mg."}) == turns
     whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
     assert stored_messages({"messages": whole, "response": "Take 800 mg."}) == turns
+    completion = {"id": "1", "choices": [{"index": 0, "message": whole[-1]}]}
+    for response in (completion, whole[-1], json.dumps(completion), "Take 800 mg.\n"):
+        assert stored_messages({"messages": HI, "response": response})[-1].content.strip() == (
+            "Take 800 mg."
+        )
+        assert stored_messages({"messages": whole, "response": response}) == turns
+    named = [*HI, {"role": "assistant", "name": "bot", "content": "Take 800 mg."}]
+    assert len(stored_messages({"messages": named, "response": "Take 800 mg."})) == 2
+    for nothing in ("", " ", [], {}):
+        assert stored_messages({"messages": HI, "response": nothing}) == turns[:1]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [5, {"error": "none"}, {"choices": [{"message": {"content": "A"}}] * 2}, "Another answer."],
+)
+def test_a_response_that_cannot_be_read_or_is_another_one_is_an_error(response: Any) -> None:
+    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
     with pytest.raises(GuardError, match="response"):
-        stored_messages({"messages": HI, "response": {"choices": [{"message": whole[-1]}]}})
+        stored_messages({"messages": whole, "response": response})
 
 
 @pytest.mark.parametrize(
