@@ -4,8 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -530,12 +532,12 @@ def test_forced_data_whose_source_fails_are_as_they_were(
     rule = load_rule("medical_advice")
     assert build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
 
-    class Failing:
-        def load(self, _: object) -> None:
-            raise GuardError("no endpoint")
+    def fail(_: object) -> Any:
+        raise GuardError("no endpoint")
 
     with monkeypatch.context() as offline:
-        offline.setattr("data.build.source_named", lambda _: Failing())
+        failing = replace(SOURCES[GENERATOR], load=fail)
+        offline.setattr("data.build.source_named", lambda _: failing)
         with pytest.raises(GuardError, match="no endpoint"):
             build(rule, GENERATOR, SMALL, 1, "keep", tmp_path, force=True)
     assert not build(rule, GENERATOR, SMALL, 1, "keep", tmp_path)
