@@ -6,7 +6,6 @@ Knows nothing of other bases, of reports or of the command line.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,15 @@ from eval.robustness import Perturbation, Robustness, perturbations, perturbed_t
 from eval.served import OpenPredictor, Served, answering_code, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, not_current
+from guard.layout import (
+    ROOT,
+    Runs,
+    fingerprint,
+    is_current,
+    mark_current,
+    not_current,
+    running_code,
+)
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe
 from guard.rule import rule_names
@@ -37,12 +44,6 @@ CODE = (
 )
 
 BagAnswers = tuple[BagVariant, list[Answer]]  # of one rule: the variant that was chosen answers
-
-
-@functools.cache
-def running_code(files: tuple[Path, ...]) -> str:
-    """A fingerprint of this process's code, which an edit of its files does not change."""
-    return fingerprint(*files)
 
 
 @dataclass(frozen=True)

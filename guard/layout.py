@@ -5,6 +5,7 @@ Knows nothing of what the stages do.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -79,6 +80,12 @@ def read_splits(folder: Path) -> dict[Split, list[Example]]:
     """
     files = zip(SPLITS, split_files(folder), strict=True)
     return {split: read_examples(file) for split, file in files}
+
+
+@functools.cache
+def running_code(files: tuple[Path, ...]) -> str:
+    """A fingerprint of this process's code, which an edit of its files does not change."""
+    return fingerprint(*files)
 
 
 def is_current(folder: Path, inputs: str) -> bool:

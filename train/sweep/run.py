@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ from guard.calibration_rows import own_rows_decide
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
-from guard.layout import ROOT, Runs, fingerprint
+from guard.layout import ROOT, Runs, fingerprint, running_code
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule, RuleTurn, load_rule
@@ -263,13 +262,7 @@ def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, flo
 
 
 def _inputs(job: Job) -> str:
-    return fingerprint(job.inputs, _figures_code())
-
-
-@functools.cache
-def _figures_code() -> str:
-    """Of the code that is running, which an edit of its files does not change."""
-    return fingerprint(*FIGURES_CODE)
+    return fingerprint(job.inputs, running_code(FIGURES_CODE))
 
 
 @exits_cleanly

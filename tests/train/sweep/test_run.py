@@ -14,7 +14,7 @@ import yaml
 from guard.errors import GuardError
 from guard.example import GENERATOR, read_examples, write_examples
 from guard.files.yaml_file import load as load_yaml
-from guard.layout import ROOT
+from guard.layout import ROOT, running_code
 from guard.recipe import load_recipe
 from tests.train.conftest import RULE, MakeJob
 from train import process
@@ -193,9 +193,10 @@ def test_code_that_computes_the_figures_makes_them_anew(
 ) -> None:
     job, code = make_job("alora"), tmp_path / "calibrate.py"
     assert {"calibrate.py", "validation.py"} < {path.name for path in sweep.FIGURES_CODE}
-    monkeypatch.setattr(sweep, "FIGURES_CODE", [code])
+    monkeypatch.setattr(sweep, "FIGURES_CODE", (code,))
     for content, trained in (("a", 4), ("a", 0), ("b", 4)):
         code.write_text(content)
+        running_code.cache_clear()  # as in another process
         told = Told(*[GOOD] * trained)
         monkeypatch.setattr(shared_prefix, "fit", told)
         assert len(sweep.sweep("toy", grid, job.recipe, runs=job.runs)) == 4
