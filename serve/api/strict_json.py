@@ -29,12 +29,12 @@ def read_json(content: bytes) -> Any:
     """The value of a JSON text in UTF-8, UTF-16 or UTF-32. Raises ValueError for another one, for
     a key that stands twice in an object, and TooManyValues for more than MAX_VALUES.
     """
-    read = 0
+    objects = 0
 
     def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal read
-        read += len(pairs)
-        if read > MAX_VALUES:
+        nonlocal objects
+        objects += 1  # the slow ones to read
+        if objects > MAX_VALUES:
             raise TooManyValues
         return _object(pairs)
 
@@ -52,7 +52,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_many(value: Any) -> None:
-    """Raise ValueError for more than MAX_VALUES values, in lists too."""
+    """Raise TooManyValues for more than MAX_VALUES values, in lists too."""
     count = 0
     containers = [value] if isinstance(value, (dict, list)) else []
     while containers:

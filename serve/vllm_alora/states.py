@@ -12,7 +12,7 @@ hidden states of requests that generate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -60,8 +60,11 @@ def add_request_v2(
     original: Callable[..., None], self: Any, req_idx: int, sampling_params: Any
 ) -> None:
     """vLLM's; beside it, whether the request asks: this runner does not keep what requests say."""
-    keys: dict[int, str | None] = vars(self).setdefault("state_keys", {})
-    keys[req_idx] = _key(sampling_params)  # of whoever had this place before, none is left
+    keys: dict[int, str] = vars(self).setdefault("state_keys", {})
+    keys.pop(req_idx, None)  # of whoever had this place before
+    key = _key(sampling_params)
+    if key is not None:
+        keys[req_idx] = key
     original(self, req_idx, sampling_params)
 
 
@@ -78,15 +81,20 @@ def sample_v2(
 ) -> Any:
     """As `sample_tokens_v1`; `hidden_states` are those of all of the step's tokens."""
     if gives_states(self):
-        keys: dict[int, str | None] = getattr(self.sampler, "state_keys", {})
-        computed = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens
-        rows: dict[str, int] = {}
-        for row, req_idx in enumerate(input_batch.idx_mapping_np):
-            key = keys.get(req_idx)
-            if key is not None and computed[row] == self.req_states.prompt_len.np[req_idx]:
-                rows[key] = int(input_batch.query_start_loc_np[row + 1]) - 1
-        _keep(self, hidden_states, rows)
+        keys: dict[int, str] = getattr(self.sampler, "state_keys", {})
+        _keep(self, hidden_states, _ending_rows(self, input_batch, keys) if keys else {})
     return original(self, hidden_states, input_batch, grammar_output)
+
+
+def _ending_rows(runner: Any, batch: Any, keys: Mapping[int, str]) -> dict[str, int]:
+    """The row of the last token of each prompt that ends in the step of runner V2 and asks."""
+    computed = batch.num_computed_tokens_np + batch.num_scheduled_tokens
+    rows: dict[str, int] = {}
+    for number, req_idx in enumerate(batch.idx_mapping_np):
+        key = keys.get(req_idx)
+        if key is not None and computed[number] == runner.req_states.prompt_len.np[req_idx]:
+            rows[key] = int(batch.query_start_loc_np[number + 1]) - 1
+    return rows
 
 
 def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
