@@ -117,7 +117,7 @@ def _files_read(source: str) -> list[Path]:
 
 
 # What rows are read and written with besides this stage.
-RENDERING = ("chat.py", "example.py", "rule.py", "prompt/text.py")
+RENDERING = ("chat.py", "example.py", "row.py", "rule.py", "prompt/text.py")
 
 
 def code_files() -> list[Path]:

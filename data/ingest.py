@@ -2,8 +2,8 @@
 
 Knows nothing of the generator, of models, or of where the rows are read from.
 
-A row has a conversation (`messages` as OpenAI has them, with or without `tools`, or `text`, or
-`prompt` and `response`), a `label`, and optionally `id`, `split`, `group`, `source` and `meta`.
+A row has a conversation (`guard/row.py` says how), a `label`, and optionally `id`, `split`,
+`group`, `source` and `meta`.
 Everything is validated before anything else runs; every bad row is named by file and line.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data.rows import TOO_DEEP, BadRow, SourceRow, from_json, without_nulls
+from data.rows import TOO_DEEP, BadRow, SourceRow, without_nulls
 from data.splits import (
     SHARES,
     assign,
@@ -23,10 +23,11 @@ from data.splits import (
     labels_scarce,
     refuse_straddling,
 )
-from guard.chat import turns_of, unread_parts
+from guard.chat import unread_parts
 from guard.errors import GuardError
 from guard.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
 from guard.prompt.text import visible
+from guard.row import conversation_of, json_cell
 from guard.rule import Rule
 
 NAMED = 20  # bad rows that an error spells out
@@ -121,7 +122,7 @@ def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parse
     for row in rows:
         try:
             parsed.append(_parse(row, rule, source))
-        except BadRow as problem:
+        except (BadRow, GuardError) as problem:
             problems.append(f"{row.where}: {problem}")
         except RecursionError:
             problems.append(f"{row.where}: {TOO_DEEP}")
@@ -157,10 +158,7 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
     meta = _meta(fields)
     split = _split(fields)
     identity = str(fields.get("id", row.where))
-    try:
-        messages = conversation(fields, rule)
-    except GuardError as error:
-        raise BadRow(str(error)) from error
+    messages = _conversation(fields, rule)
     example = Example(
         id=identity,
         rule=rule.id,
@@ -176,7 +174,7 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
 
 
 def _meta(fields: dict[str, Any]) -> dict[str, Any]:
-    meta = _json_cell(fields.get("meta", {}), "meta")
+    meta = json_cell(fields.get("meta", {}), "meta")
     if not isinstance(meta, dict):
         raise BadRow(f"meta must be an object, got {str(meta)[:60]!r}")
     return without_nulls(meta)
@@ -215,39 +213,18 @@ def _contradictions(parsed: list[Parsed]) -> Iterator[str]:
             )
 
 
-def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
-    """From `messages`, or `prompt` and `response`, or `text` (said by whom the rule judges).
+def _conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
+    """The row's conversation; a `text` is said by whom the rule judges, if it names somebody.
 
     Raises BadRow or GuardError.
     """
-    messages = _messages(fields, rule)
+    text_role = "user" if rule.judged == "conversation" else rule.judged
+    messages = conversation_of(fields, text_role)
+    if unread := unread_parts(messages):
+        raise BadRow(f"{unread[0]}, which no rule can read: say in words what it shows")
     if not any(visible(message.content).strip() for message in messages):
         raise BadRow("the conversation is empty")
     return messages
-
-
-def _messages(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
-    if "messages" in fields:
-        tools = _json_cell(fields.get("tools") or [], "tools")
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise BadRow(f"tools must be a list of objects, got {str(tools)[:60]!r}")
-        messages = turns_of(_json_cell(fields["messages"], "messages"), tools, where="messages")
-        if unread := unread_parts(messages):
-            raise BadRow(f"{unread[0]}, which no rule can read: say in words what it shows")
-        return messages
-    if "prompt" in fields or "response" in fields:
-        if not all(isinstance(fields.get(key), str) for key in ("prompt", "response")):
-            raise BadRow("prompt and response must both be there, as text")
-        return (Message("user", fields["prompt"]), Message("assistant", fields["response"]))
-    if "text" in fields:
-        if not isinstance(fields["text"], str):
-            raise BadRow(f"text must be text, got {fields['text']!r:.60}")
-        role = {"conversation": "user"}.get(rule.judged, rule.judged)
-        return (Message(role, fields["text"]),)
-    raise BadRow(
-        "no conversation: needs messages, or prompt and response, or text; got "
-        f"{', '.join(fields) or 'nothing'}"
-    )
 
 
 def _label(fields: dict[str, Any]) -> int:
@@ -260,16 +237,6 @@ def _label(fields: dict[str, Any]) -> int:
     if word not in LABEL_WORDS:
         raise BadRow(f"unknown label {value!r}: use {ACCEPTED}")
     return LABEL_WORDS[word]
-
-
-def _json_cell(value: Any, name: str) -> Any:
-    """A cell of a CSV file that holds JSON."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return from_json(value)
-    except BadRow as problem:
-        raise BadRow(f"{name} must be JSON: {problem}") from problem
 
 
 def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:

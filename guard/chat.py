@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -39,9 +39,11 @@ OTHER_PARTS = {
     "file": "a file",
     "input_file": "a file",
 }
-SEEN_AT_ONCE = 1000  # characters of a text that are looked at together
 # Of other parts the type is named if it is no more than a name: it stands in reasons and in logs.
 TYPE_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")  # of JSON, in a row: two may be one character
+# Of a tool or a tool call: what is read as its function, and what changes no prompt.
+FUNCTION_KEYS, SILENT_KEYS = ("function", "custom"), ("id", "index", "type")
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,6 @@ class PartlyRead(Message):
     """
 
     unread: tuple[str, ...] = ()
-
-
-ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 
 
 class ContentPart(BaseModel):
@@ -111,17 +110,17 @@ class ChatMessage(BaseModel):
             calls.append({"function": self.function_call})
         return calls
 
-    @property
-    def lines(self) -> list[str]:
-        """All that the message says, as text."""
-        lines = []
-        if isinstance(self.content, str):
-            lines.append(self.content)
+    def lines(self) -> Iterator[str]:
+        """All that the message says, as text; a tool call is rendered when its turn comes."""
+        if isinstance(self.content, str) and self.content:
+            yield self.content
         for part in self._parts:
-            lines.append(part.words or "")
-        lines.append(self.refusal or "")
-        lines += [_call_line(call) for call in self.calls]
-        return [line for line in lines if line]
+            if part.words:
+                yield part.words
+        if self.refusal:
+            yield self.refusal
+        for call in self.calls:
+            yield _call_line(call)
 
     @property
     def other_parts(self) -> list[str]:
@@ -164,7 +163,8 @@ def _turns(
         for call in message.calls:
             call_id = call.get("id")
             if isinstance(call_id, str) and call_id:
-                called[call_id] = str(_called(call).get("name", ""))
+                function, _ = _function_of(call)
+                called[call_id] = str(function.get("name", ""))
         read.append(_turn(number, message, called))
     return tuple(read)
 
@@ -185,7 +185,7 @@ def says_nothing(messages: Iterable[ChatMessage]) -> bool:
     for message in messages:
         if message.other_parts:
             return False
-        for line in message.lines:
+        for line in message.lines():
             if any(sign.isprintable() and not sign.isspace() for sign in line):
                 return False
     return True
@@ -229,19 +229,17 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 def _is_seen(line: str) -> bool:
     """Whether a reader sees anything of it. A sign of ASCII says so at once: `visible` takes
-    seconds for a long text.
+    seconds for a long text. Of others each is looked at once, by itself.
     """
-    for sign in line:
+    signs = set(line)
+    for sign in signs:
         if sign.isascii() and sign.isprintable() and not sign.isspace():
             return True
-    for start in range(0, len(line), SEEN_AT_ONCE):
-        if visible(line[start : start + SEEN_AT_ONCE]).strip():
-            return True
-    return False
+    return any(visible(sign).strip() for sign in signs)
 
 
 def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Message:
-    lines = message.lines
+    lines = list(message.lines())
     name = message.name
     if not name and message.tool_call_id is not None:
         name = called.get(message.tool_call_id)
@@ -259,24 +257,33 @@ def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Messa
         ) from error
 
 
-def _called(call: Mapping[str, Any]) -> dict[str, Any]:
-    """The function of a tool call, or of a tool's description; both, where it has two."""
-    function, custom = call.get("function"), call.get("custom")
-    if isinstance(function, Mapping):
-        if custom is None:
-            return dict(function)
-        return {**function, "custom": custom}
-    if function is None and isinstance(custom, Mapping):
-        return dict(custom)
-    return dict(call)
+def _function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The function of a tool call, or of a tool's description, and what stands beside it.
+
+    Without a function, all of it and nothing.
+    """
+    for key in FUNCTION_KEYS:
+        if isinstance(call.get(key), Mapping):
+            beside: dict[str, Any] = {}
+            for name, value in call.items():
+                if name not in (key, *SILENT_KEYS) and value is not None:
+                    beside[name] = value
+            return dict(call[key]), beside
+    return dict(call), {}
 
 
 def _call_line(call: Mapping[str, Any]) -> str:
-    """A tool call as one line of JSON without its id: `{"name": …, "arguments": {…}}`."""
-    function = _called(call)
+    """A tool call as a line of JSON without its id: `{"name": …, "arguments": {…}}`.
+
+    What stands beside its function follows as an object of its own: a chat template may show it.
+    """
+    function, beside = _function_of(call)
     if isinstance(function.get("arguments"), str):
         function["arguments"] = _arguments(function["arguments"])
-    return json.dumps(function, ensure_ascii=False)
+    line = json.dumps(function, ensure_ascii=False)
+    if beside:
+        line += " " + json.dumps(beside, ensure_ascii=False)
+    return line
 
 
 def _arguments(text: str) -> Any:
@@ -287,7 +294,12 @@ def _arguments(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_all_pairs, parse_int=_whole_number)
     except (ValueError, RecursionError):
-        return ESCAPES.sub(lambda escapes: str(json.loads(f'"{escapes[0]}"')), text)
+        return ESCAPES.sub(_unescaped, text)
+
+
+def _unescaped(escapes: re.Match[str]) -> str:
+    code_units = bytes.fromhex(escapes[0].replace("\\u", ""))
+    return code_units.decode("utf-16-be", "surrogatepass")
 
 
 def _all_pairs(pairs: list[tuple[str, Any]]) -> Any:

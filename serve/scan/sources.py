@@ -1,7 +1,7 @@
 """Stored conversations, one at a time, however many there are: files, folders, a hub data set.
 
-A row has `messages` as OpenAI has them, with or without `tools`, or `prompt` and `response`, or
-`text`. One that cannot be read says why and is not left out. Knows nothing of rules.
+`guard/row.py` says what a row has. One that cannot be read says why and is not left out. Knows
+nothing of rules.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from glob import glob
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from guard.chat import turns_of
 from guard.errors import GuardError
 from guard.example import Message
+from guard.row import conversation_of
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -110,7 +110,7 @@ def read_source(source: str) -> Iterator[StoredConversation]:
         messages: tuple[Message, ...] = ()
         if not problem:
             try:
-                messages = stored_messages(fields)
+                messages = _conversation(fields)
             except GuardError as error:
                 problem = str(error)
         identity = ""
@@ -121,84 +121,14 @@ def read_source(source: str) -> Iterator[StoredConversation]:
         yield StoredConversation(source, number, identity, messages, _escaped(problem), read_bytes)
 
 
-def stored_messages(fields: Any) -> tuple[Message, ...]:
-    """The conversation of a row. Raises GuardError if it has none."""
+def _conversation(fields: Any) -> tuple[Message, ...]:
     if not isinstance(fields, dict):
-        raise GuardError("a row must be an object", got=repr(fields)[:60], remedy="See docs")
-    present = {name: value for name, value in fields.items() if value is not None}
-    if "messages" in present:
-        tools = _json(present.get("tools") or [], "tools")
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise GuardError("tools must be a list of objects", got=repr(tools)[:60])
-        turns = turns_of(_json(present["messages"], "messages"), tools, where="messages")
-        return _with_response(turns, present.get("response"))
-    if "prompt" in present and "response" in present:
-        exchange = [
-            {"role": "user", "content": present["prompt"]},
-            {"role": "assistant", "content": present["response"]},
-        ]
-        if present.get("system"):
-            exchange.insert(0, {"role": "system", "content": present["system"]})
-        return turns_of(exchange, where="system, prompt and response")
-    if "text" in present:
-        return turns_of([{"role": "user", "content": present["text"]}], where="text")
-    raise GuardError(
-        "no conversation",
-        got=", ".join(fields) or "nothing",
-        remedy="A row needs messages, or prompt and response, or text",
-    )
-
-
-def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
-    """The turns and the response that a log has beside them, unless they end with it already.
-
-    Raises GuardError for one that cannot be read, and where they end with another reply.
-    """
-    answers = _answers_in(response)
-    if not answers:
-        return turns
-    if len(answers) > 1:
-        raise GuardError("the response has several replies", remedy="Have one row for each")
-    (answer,) = turns_of([{"role": "assistant"} | answers[0]], where="response")
-    if turns[-1].role != "assistant":
-        return (*turns, answer)
-    if answer.content.strip() in turns[-1].content:
-        return turns
-    raise GuardError(
-        "the messages end with another reply than the response",
-        remedy="Leave one of them out, or have one row for each",
-    )
-
-
-def _answers_in(response: Any) -> list[dict[str, Any]]:
-    """The messages in a response: of a text, of a message, or of a chat completion; none in an
-    empty one.
-
-    Raises GuardError for anything else.
-    """
-    response = _json(response, "response") if _is_json(response) else response
-    if isinstance(response, str):
-        return [{"content": response}] if response.strip() else []
-    if isinstance(response, dict) and "choices" in response:
-        choices = response["choices"]
-        if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
-            messages = [choice.get("message") for choice in choices]
-            if all(isinstance(message, dict) for message in messages):
-                return messages
-    elif isinstance(response, dict) and ("content" in response or "tool_calls" in response):
-        return [response]
-    elif not response:
-        return []
-    raise GuardError(
-        "the row has a response that cannot be read",
-        got=repr(response)[:60],
-        remedy="Have a text, a message or a chat completion there",
-    )
-
-
-def _is_json(value: Any) -> bool:
-    """Whether a text looks like an object, as tables keep one."""
-    return isinstance(value, str) and value.lstrip().startswith('{"')
+        raise GuardError(
+            "a row must be an object",
+            got=repr(fields)[:60],
+            remedy="Write one JSON object per line: messages, or prompt and response, or text",
+        )
+    return conversation_of(fields)
 
 
 def _files(name: str) -> list[str]:
@@ -229,16 +159,6 @@ def _ending(source: str) -> str:
 def _escaped(text: str) -> str:
     """A text of a row, which may be no Unicode, as one that can be written."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _json(value: Any, name: str) -> Any:
-    """A cell that holds JSON as text, as tables have it."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise GuardError(f"{name} must be JSON: {error}", got=value[:60]) from error
 
 
 def _raw_rows(source: str) -> Iterator[RawRow]:

@@ -336,7 +336,7 @@ BAD = [
     ({"text": "a", "label": 2}, "unknown label 2"),
     (
         {"label": 1, "body": "a"},
-        "no conversation: needs messages, or prompt and response, or text; got label, body",
+        "no conversation (got label, body). A row needs messages, or prompt and response, or text",
     ),
     ({"text": 5, "label": 1}, "text must be text"),
     ({"text": "  ", "label": 1}, "the conversation is empty"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -188,9 +189,23 @@ def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in(argume
 
 
 def test_what_stands_beside_a_function_or_a_text_is_read_too() -> None:
-    call = {"function": {"name": "pay"}, "custom": {"input": "ibuprofen"}}
-    assert "ibuprofen" in words(tool_calls=[call])
+    for beside in ({"custom": {"input": "ibuprofen"}}, {"note": "ibuprofen"}):
+        for function in ({"name": "pay"}, {"name": "pay", "custom": "", "note": ""}):
+            assert "ibuprofen" in words(tool_calls=[{"function": function, **beside}])
+            assert "ibuprofen" in tool_turns([{"function": function, **beside}])[0].content
     assert "ibuprofen" in words(content=[{"type": "text", "text": "ok", "refusal": "ibuprofen"}])
+
+
+def test_what_an_ordinary_tool_has_beside_its_function_is_not_rendered() -> None:
+    called = {"id": "call_1", "type": "function", "index": 0, "custom": None}
+    assert words(tool_calls=[{**called, "function": {"name": "pay"}}]) == '{"name": "pay"}'
+
+
+def test_long_arguments_and_signs_without_ink_are_read_at_once() -> None:
+    emoji = json.dumps("\U0001f600")[1:-1]  # two escapes
+    call = {"function": {"name": "pay", "arguments": "{" + f"\\u0041{emoji}x" * 100_000}}
+    assert words(tool_calls=[call]).count("A\U0001f600x") == 100_000
+    assert words(name="bo", content="\u00ad" * 1_000_000) == "\u00ad" * 1_000_000
 
 
 def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:

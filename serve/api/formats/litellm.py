@@ -16,18 +16,28 @@ other formats.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
-from guard.chat import MAX_PARTS, ChatMessage, ContentPart, ToolCalls, says_nothing
+from guard.chat import (
+    MAX_PARTS,
+    ChatMessage,
+    ContentPart,
+    PartlyRead,
+    ToolCalls,
+    says_nothing,
+    unread_parts,
+)
+from guard.errors import GuardError
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat
 from serve.api.limits import (
     MAX_CALL_ID,
+    MAX_CHARACTERS,
     MAX_MESSAGES,
     MAX_RULES,
     MAX_SALT,
@@ -54,6 +64,15 @@ class GatewayCaller(BaseModel):
     """Whose call it is, by the gateway's keys."""
 
     user_api_key_team_id: Annotated[str, Field(max_length=MAX_SALT)] | None = None
+
+
+class Replies(NamedTuple):
+    """The conversations that a response's replies end, and why another one is not judged, if one
+    is not.
+    """
+
+    conversations: list[tuple[Message, ...]]
+    problem: Unjudged | None
 
 
 class GuardrailRequest(BaseModel):
@@ -88,23 +107,43 @@ class GuardrailRequest(BaseModel):
             messages.append(ChatMessage(role="assistant", tool_calls=self.tool_calls))
         return from_chat(messages, self.tools or ())
 
-    @property
-    def replies(self) -> tuple[list[Message], Unjudged | None]:
-        """A response's replies, and why another one cannot be judged if one cannot.
+    def replies_after(self, sent: tuple[Message, ...]) -> Replies:
+        """A response's replies, each at the end of the conversation `sent`.
 
-        Each has all images and tool calls: the format does not say whose they are. Of several that
-        says nothing is left out.
+        Each has all images and tool calls: the format does not say whose they are. Of several texts
+        one that says nothing is left out.
         """
-        readable: list[Message] = []
+        try:
+            calls, unread = self._beside_the_texts()
+        except Unjudged as error:
+            return Replies([], error)
+        conversations: list[tuple[Message, ...]] = []
         problem: Unjudged | None = None
+        characters = 0
         for text in self._spoken or [""]:
-            content = [ContentPart(type="text", text=text), *self._unread_images]
-            reply = ChatMessage(role="assistant", content=content, tool_calls=self.tool_calls)
+            content = "\n".join(part for part in (text, calls) if part)
             try:
-                readable += from_chat([reply])
+                reply = _reply(content, unread)
+                characters += len(content)
+                if characters > MAX_CHARACTERS:
+                    raise Unjudged(f"the replies have more than {MAX_CHARACTERS} characters")
             except Unjudged as error:
                 problem = problem or error
-        return readable, problem
+            else:
+                conversations.append((*sent, reply))
+        return Replies(conversations, problem)
+
+    def _beside_the_texts(self) -> tuple[str, tuple[str, ...]]:
+        """The tool calls as text, and what no rule can read. Rendered once: they may be long.
+
+        Raises Unjudged.
+        """
+        if not (self.images or self.tool_calls):
+            return "", ()
+        content = self._unread_images or None
+        message = ChatMessage(role="assistant", content=content, tool_calls=self.tool_calls)
+        (turn,) = from_chat([message])
+        return turn.content, unread_parts([turn])
 
     @property
     def _spoken(self) -> list[str]:
@@ -119,6 +158,17 @@ class GuardrailRequest(BaseModel):
     def _unread_images(self) -> list[ContentPart]:
         """The images, as parts of a message that no rule reads."""
         return [ContentPart(type="image_url") for _ in self.images or ()]
+
+
+def _reply(content: str, unread: tuple[str, ...]) -> Message:
+    """A reply as a turn. Raises Unjudged if it says nothing or is not Unicode."""
+    try:
+        if unread:
+            return PartlyRead("assistant", content, unread)
+        (reply,) = from_chat([ChatMessage(role="assistant", content=content)])
+    except GuardError as error:
+        raise Unjudged(str(error)) from error
+    return reply
 
 
 class GuardrailResponse(BaseModel):
@@ -144,8 +194,7 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     else:
         call = caller.calls.find(body.litellm_call_id)
         salt = call.cache_salt
-        replies, problem = body.replies
-        conversations = [(*call.messages, reply) for reply in replies]
+        conversations, problem = body.replies_after(call.messages)
     checks = await service.check_each(
         request, conversations, rule_set, metadata=params.metadata, cache_salt=salt
     )

@@ -20,13 +20,13 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from guard.chat import turns_of
 from guard.errors import GuardError
 from guard.example import Message
 from serve.api.calls import CALL_S
+from serve.api.strict_json import read_json
 from serve.cluster.messages import RelayedRequest
 
 SESSION_HEADER = "x-session-id"
@@ -85,14 +85,13 @@ def conversation_key(
     """
     if session:
         return _hashed(tenant, "session", session)
-    head = _until_first_user([asdict(message) for message in messages])
-    return _hashed(tenant, "conversation", cache_salt, *head)
+    return _hashed(tenant, "conversation", cache_salt, *_roles_and_contents(messages))
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The body; empty where it is no JSON object, which a replica will say."""
+    """The body; empty where it is no JSON object that is read, which a replica will say."""
     try:
-        content = json.loads(body)
+        content = read_json(body)
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -113,7 +112,7 @@ def _head(body: dict[str, Any]) -> list[Any]:
         for name in ("messages", "structured_messages"):
             messages = content.get(name)
             if isinstance(messages, list) and messages:
-                return _until_first_user(_rendered(messages, content.get("tools")))
+                return _rendered(_until_first_user(messages), content.get("tools"))
     for name in ("texts", "input", "contents", "context", "prompt"):
         text = body.get(name)
         if text:
@@ -121,23 +120,28 @@ def _head(body: dict[str, Any]) -> list[Any]:
     return []
 
 
-def _rendered(messages: list[Any], tools: Any) -> Sequence[Any]:
+def _rendered(messages: list[Any], tools: Any) -> list[Any]:
     """The messages as a stream's key has them; as they are where a replica will refuse them."""
     try:
-        conversation = turns_of(messages, tools or (), where="messages")
+        return _roles_and_contents(turns_of(messages, tools or (), where="messages"))
     except (GuardError, TypeError, AttributeError):
         return messages
-    return [asdict(message) for message in conversation]
 
 
-def _until_first_user(messages: Sequence[Any]) -> list[Any]:
-    """The turns up to the first one of the user's, that included: role and content of each."""
+def _until_first_user(messages: list[Any]) -> list[Any]:
+    """The messages up to the first one of the user's, that included."""
+    for number, message in enumerate(messages):
+        if isinstance(message, dict) and message.get("role") == "user":
+            return messages[: number + 1]
+    return messages
+
+
+def _roles_and_contents(conversation: Sequence[Message]) -> list[Any]:
+    """Role and content of each turn up to the first one of the user's, that included."""
     head: list[Any] = []
-    for message in messages:
-        if not isinstance(message, dict):
-            break
-        head.append([message.get("role"), message.get("content")])
-        if message.get("role") == "user":
+    for turn in conversation:
+        head.append([turn.role, turn.content])
+        if turn.role == "user":
             break
     return head
 

@@ -102,3 +102,17 @@ def test_of_many_wrong_parts_the_first_is_named(client: httpx.Client) -> None:
         response = client.post("/v1/check", json=body)
         assert response.status_code == 422
         assert f"{field}" in response.text and "more" not in response.json()["error"]
+
+
+@pytest.mark.parametrize("content", ["[],", "{},", ",", '"\\"\\"' + "," * 9 + '\\"'])
+def test_very_many_values_or_signs_of_them_take_no_time(content: str) -> None:
+    body = ("[" + content * (4_000_000 // len(content))).encode()
+    began = time.thread_time()
+    with pytest.raises(ValueError):
+        read_json(body)
+    assert time.thread_time() - began < 2
+
+
+def test_commas_and_brackets_of_texts_are_no_values() -> None:
+    text = '[,{"\\' * MAX_VALUES
+    assert read_json(json.dumps({"content": text}).encode()) == {"content": text}

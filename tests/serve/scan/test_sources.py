@@ -12,7 +12,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from guard.chat import PartlyRead
 from guard.errors import GuardError
 from guard.example import Message
 from serve.scan import sources
@@ -22,7 +21,6 @@ from serve.scan.sources import (
     read_source,
     size_of,
     state_of,
-    stored_messages,
 )
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -173,58 +171,6 @@ def test_a_source_that_has_changed_has_another_state(tmp_path: Path) -> None:
         assert state_of(source) != state
     with pytest.raises(GuardError, match="cannot load the data set"):
         state_of(f"hub:{tmp_path / 'nothing'}")
-
-
-def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
-    assert stored_messages({"messages": HI, "tools": [{"name": "pay"}]}) == (
-        Message("system", 'Tools:\n{"name": "pay"}'),
-        Message("user", "Hi"),
-    )
-    exchange = (Message("user", "Q"), Message("assistant", "A"))
-    assert stored_messages({"prompt": "Q", "response": "A", "messages": None}) == exchange
-    system = Message("system", "Be kind.")
-    row = {"system": "Be kind.", "prompt": "Q", "response": "A", "text": "Q A"}
-    assert stored_messages(row) == (system, *exchange)
-    assert stored_messages({"text": "T"}) == (Message("user", "T"),)
-    (image,) = stored_messages({"messages": [{"role": "user", "content": [{"type": "file"}]}]})
-    assert isinstance(image, PartlyRead)
-
-
-def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> None:
-    """As gateways log a call; without it the reply would be allowed unread."""
-    turns = (Message("user", "Hi"), Message("assistant", "Take 800 mg."))
-    assert stored_messages({"messages": HI, "response": "Take 800 mg."}) == turns
-    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
-    assert stored_messages({"messages": whole, "response": "Take 800 mg."}) == turns
-    completion = {"id": "1", "choices": [{"index": 0, "message": whole[-1]}]}
-    for response in (completion, whole[-1], json.dumps(completion), "Take 800 mg.\n"):
-        assert stored_messages({"messages": HI, "response": response})[-1].content.strip() == (
-            "Take 800 mg."
-        )
-        assert stored_messages({"messages": whole, "response": response}) == turns
-    named = [*HI, {"role": "assistant", "name": "bot", "content": "Take 800 mg."}]
-    assert len(stored_messages({"messages": named, "response": "Take 800 mg."})) == 2
-    for nothing in ("", " ", [], {}):
-        assert stored_messages({"messages": HI, "response": nothing}) == turns[:1]
-
-
-@pytest.mark.parametrize(
-    "response",
-    [5, {"error": "none"}, {"choices": [{"message": {"content": "A"}}] * 2}, "Another answer."],
-)
-def test_a_response_that_cannot_be_read_or_is_another_one_is_an_error(response: Any) -> None:
-    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
-    with pytest.raises(GuardError, match="response"):
-        stored_messages({"messages": whole, "response": response})
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"prompt": "Q"}, {"text": 5}, {"messages": "[{"}, {"messages": HI, "tools": {"a": 1}}, 3],
-)
-def test_a_row_without_a_conversation_is_an_error(fields: Any) -> None:
-    with pytest.raises(GuardError):
-        stored_messages(fields)
 
 
 def test_what_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(tmp_path: Path) -> None:

@@ -103,6 +103,19 @@ def test_every_reply_is_judged_with_the_tool_calls(engine: ToyEngine, client: ht
     assert engine.conversations[-1][-1] == Message("assistant", call)
 
 
+def test_of_many_replies_with_long_tool_calls_those_beyond_the_limit_are_unjudged(
+    engine: ToyEngine, client: httpx.Client
+) -> None:
+    ask(client, "2l", "fine")
+    call = {"function": {"name": "pay", "arguments": "\\u0041x" * 40_000}}
+    engine.conversations.clear()
+    many = answer(client, "2l", "fine", texts=["a"] * 256, tool_calls=[call])
+    assert many.status_code == 422 and "more than 1000000 characters" in many.json()["error"]
+    assert len(engine.conversations) == 12  # of some 80,000 characters each
+    flagged = answer(client, "2l", "flagged", texts=["a"] * 256, tool_calls=[call])
+    assert flagged.json()["action"] == "BLOCKED"
+
+
 def test_a_request_that_is_no_chat_is_its_texts(engine: ToyEngine, client: httpx.Client) -> None:
     ask(client, "3", "fine", structured_messages=None, texts=["One.", "Two."], tool_calls=[CALL])
     call = Message("assistant", '{"name": "pay", "arguments": {"to": "Bo"}}')

@@ -87,6 +87,13 @@ def test_whole_messages_have_the_key_of_what_is_read_of_them(
     assert SessionKeys().key(asked) == conversation_key(read, None, "")
 
 
+def test_what_comes_after_the_first_user_is_not_read() -> None:
+    head = [{"role": "developer", "content": "You sell shoes."}, ASKED]
+    key = SessionKeys().key(relayed("/v1/check", {"messages": head}))
+    later = [*head, {"role": "assistant", "tool_calls": "no list"}]
+    assert SessionKeys().key(relayed("/v1/check", {"messages": later})) == key
+
+
 def test_the_callers_own_session_counts_before_what_is_said() -> None:
     keys = SessionKeys()
     key = keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="7"))

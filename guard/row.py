@@ -1,0 +1,150 @@
+"""The conversation of a stored row, the same for training data, scans and replays.
+
+A row has `messages` as OpenAI has them, with or without `tools` and the `response` to them, or
+`prompt` and `response`, or `text`; each of them with or without `system`. Knows nothing of labels
+and of files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from guard.chat import turns_of
+from guard.errors import GuardError
+from guard.example import Message
+
+
+def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple[Message, ...]:
+    """The turns of a row; a `text` is said by `text_role`. What is null is not there.
+
+    Raises GuardError if the row has no conversation, or one that cannot be read whole.
+    """
+    present = {name: value for name, value in fields.items() if value is not None}
+    if "messages" in present:
+        turns = _turns_of_messages(present)
+    elif "prompt" in present or "response" in present:
+        turns = _exchange(present)
+    elif "text" in present:
+        text = _text(present, "text")
+        turns = turns_of([{"role": text_role, "content": text}], where="text")
+    else:
+        raise GuardError(
+            "no conversation",
+            got=", ".join(fields) or "nothing",
+            remedy="A row needs messages, or prompt and response, or text",
+        )
+    return _after_system(turns, present)
+
+
+def json_cell(value: Any, name: str) -> Any:
+    """The value of a cell that holds JSON as text, as tables have it; another value as it is.
+
+    Raises GuardError for text that is no JSON.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise GuardError(
+            f"{name} must be JSON: {why}", got=value[:60], remedy="Write it as JSON"
+        ) from error
+
+
+def _turns_of_messages(present: Mapping[str, Any]) -> tuple[Message, ...]:
+    tools = json_cell(present.get("tools") or [], "tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise GuardError(
+            "tools must be a list of objects",
+            got=repr(tools)[:60],
+            remedy="Write them as OpenAI's chat completions have them",
+        )
+    turns = turns_of(json_cell(present["messages"], "messages"), tools, where="messages")
+    return _with_response(turns, present.get("response"))
+
+
+def _exchange(present: Mapping[str, Any]) -> tuple[Message, ...]:
+    if not ("prompt" in present and "response" in present):
+        raise GuardError(
+            "prompt and response must both be there",
+            got=", ".join(present),
+            remedy="A text by itself is text",
+        )
+    exchange = [
+        {"role": "user", "content": _text(present, "prompt")},
+        {"role": "assistant", "content": _text(present, "response")},
+    ]
+    return turns_of(exchange, where="prompt and response")
+
+
+def _text(present: Mapping[str, Any], name: str) -> str:
+    value = present.get(name)
+    if not isinstance(value, str):
+        remedy = "Write text, or messages as OpenAI has them"
+        raise GuardError(f"{name} must be text", got=repr(value)[:60], remedy=remedy)
+    return value
+
+
+def _after_system(turns: tuple[Message, ...], present: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The turns after the row's system prompt, if it has one of its own."""
+    system = present.get("system")
+    if not system:
+        return turns
+    message = {"role": "system", "content": _text(present, "system")}
+    return (*turns_of([message], where="system"), *turns)
+
+
+def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
+    """The turns and the response that a log has beside them, unless they end with it already.
+
+    Raises GuardError for one that cannot be read, and where they end with another reply.
+    """
+    answers = _answers_in(response)
+    if not answers:
+        return turns
+    if len(answers) > 1:
+        raise GuardError("the response has several replies", remedy="Have one row for each")
+    (answer,) = turns_of([{"role": "assistant"} | answers[0]], where="response")
+    if turns[-1].role != "assistant":
+        return (*turns, answer)
+    is_read_whole = type(answer) is Message or type(answer) is type(turns[-1])
+    if is_read_whole and answer.content.strip() in turns[-1].content:
+        return turns
+    raise GuardError(
+        "the messages end with another reply than the response",
+        remedy="Leave one of them out, or have one row for each",
+    )
+
+
+def _answers_in(response: Any) -> list[dict[str, Any]]:
+    """The messages in a response: of a text, of a message, or of a chat completion; none in an
+    empty one.
+
+    Raises GuardError for anything else.
+    """
+    response = json_cell(response, "response") if _is_object(response) else response
+    if isinstance(response, str):
+        return [{"content": response}] if response.strip() else []
+    if isinstance(response, dict) and "choices" in response:
+        choices = response["choices"]
+        if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+            messages = [choice.get("message") for choice in choices]
+            if all(isinstance(message, dict) for message in messages):
+                return messages
+    elif isinstance(response, dict) and ("content" in response or "tool_calls" in response):
+        return [response]
+    elif not response:
+        return []
+    raise GuardError(
+        "the row has a response that cannot be read",
+        got=repr(response)[:60],
+        remedy="Have a text, a message or a chat completion there",
+    )
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a text looks like an object, as tables keep one."""
+    return isinstance(value, str) and value.lstrip().startswith('{"')

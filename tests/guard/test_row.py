@@ -1,0 +1,104 @@
+"""The conversation of a stored row: nothing of what it says is left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from guard.chat import PartlyRead
+from guard.errors import GuardError
+from guard.example import Message
+from guard.row import conversation_of
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
+    assert conversation_of({"messages": HI, "tools": [{"name": "pay"}]}) == (
+        Message("system", 'Tools:\n{"name": "pay"}'),
+        Message("user", "Hi"),
+    )
+    exchange = (Message("user", "Q"), Message("assistant", "A"))
+    assert conversation_of({"prompt": "Q", "response": "A", "messages": None}) == exchange
+    system = Message("system", "Be kind.")
+    row = {"system": "Be kind.", "prompt": "Q", "response": "A", "text": "Q A"}
+    assert conversation_of(row) == (system, *exchange)
+    assert conversation_of({"text": "T"}) == (Message("user", "T"),)
+    (image,) = conversation_of({"messages": [{"role": "user", "content": [{"type": "file"}]}]})
+    assert isinstance(image, PartlyRead)
+    (said,) = conversation_of({"text": "T"}, text_role="assistant")
+    assert said == Message("assistant", "T")
+
+
+@pytest.mark.parametrize("rest", [{"messages": HI}, {"prompt": "Hi", "response": "A"}])
+def test_a_system_prompt_of_its_own_comes_first_and_a_response_last(rest: dict[str, Any]) -> None:
+    fields = {"system": "Be kind.", "response": "A"} | rest
+    turns = (Message("system", "Be kind."), Message("user", "Hi"), Message("assistant", "A"))
+    assert conversation_of(fields) == turns
+    with pytest.raises(GuardError, match="system must be text"):
+        conversation_of(fields | {"system": ["Be kind."]})
+
+
+def test_an_image_of_a_response_is_not_lost() -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    response = {"content": [{"type": "text", "text": "Sure."}, image]}
+    (_, turn) = conversation_of({"messages": HI, "response": response})
+    assert turn == PartlyRead("assistant", "Sure.", ("message 0 has an image",))
+    whole = [*HI, {"role": "assistant", "content": "Sure."}]
+    for seen in (response, {"content": [image]}):
+        with pytest.raises(GuardError, match="another reply"):
+            conversation_of({"messages": whole, "response": seen})
+    assert (
+        len(
+            conversation_of(
+                {"messages": [*HI, response | {"role": "assistant"}], "response": response}
+            )
+        )
+        == 2
+    )
+
+
+def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> None:
+    """As gateways log a call; without it the reply would be allowed unread."""
+    turns = (Message("user", "Hi"), Message("assistant", "Take 800 mg."))
+    assert conversation_of({"messages": HI, "response": "Take 800 mg."}) == turns
+    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
+    assert conversation_of({"messages": whole, "response": "Take 800 mg."}) == turns
+    completion = {"id": "1", "choices": [{"index": 0, "message": whole[-1]}]}
+    for response in (completion, whole[-1], json.dumps(completion), "Take 800 mg.\n"):
+        assert conversation_of({"messages": HI, "response": response})[-1].content.strip() == (
+            "Take 800 mg."
+        )
+        assert conversation_of({"messages": whole, "response": response}) == turns
+    named = [*HI, {"role": "assistant", "name": "bot", "content": "Take 800 mg."}]
+    assert len(conversation_of({"messages": named, "response": "Take 800 mg."})) == 2
+    for nothing in ("", " ", [], {}):
+        assert conversation_of({"messages": HI, "response": nothing}) == turns[:1]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [5, {"error": "none"}, {"choices": [{"message": {"content": "A"}}] * 2}, "Another answer."],
+)
+def test_a_response_that_cannot_be_read_or_is_another_one_is_an_error(response: Any) -> None:
+    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
+    with pytest.raises(GuardError, match="response"):
+        conversation_of({"messages": whole, "response": response})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"prompt": "Q"},
+        {"text": 5},
+        {"text": "T", "response": "A"},
+        {"messages": "[{"},
+        {"messages": HI, "tools": {"a": 1}},
+    ],
+)
+def test_a_row_without_a_conversation_is_an_error(fields: Any) -> None:
+    with pytest.raises(GuardError):
+        conversation_of(fields)
