@@ -26,6 +26,7 @@ from guard.arguments import whole_number
 from guard.errors import GuardError, exits_cleanly
 from guard.example import GENERATOR, SPLITS, Example, write_examples
 from guard.files.atomic import atomic_write
+from guard.labelling import MANIFEST_KEY, labelling
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, not_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
@@ -66,6 +67,7 @@ def build(
     description = manifest.describe(sourced.examples)
     origin = {
         "rule_hash": text_hash(rule.text()),
+        MANIFEST_KEY: labelling(rule),
         "source": source,
         "splits": splitting,
         "dropped": sourced.dropped,

@@ -36,6 +36,10 @@ ALLOWED_WORDS = ("0", "false", "no", "allowed", "allows")
 LABEL_WORDS = dict.fromkeys(VIOLATING_WORDS, 1) | dict.fromkeys(ALLOWED_WORDS, 0)
 ACCEPTED = f"{', '.join(VIOLATING_WORDS)} for a violation, {', '.join(ALLOWED_WORDS)} otherwise"
 UNSPLIT = "unsplit"
+KNOWN_FIELDS = (
+    *("messages", "tools", "system", "prompt", "response", "text"),
+    *("label", "rule", "id", "split", "group", "source", "meta"),
+)
 # Empty in a row they are not there, as an empty cell of a CSV file is not.
 ABSENT_IF_EMPTY = ("id", "source", "split", "group")
 SPLIT_NAMES: dict[str, Split] = {
@@ -155,6 +159,7 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
             f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers "
             "another question"
         )
+    _refuse_misspelt(fields)
     meta = _meta(fields)
     split = _split(fields)
     identity = str(fields.get("id", row.where))
@@ -166,11 +171,31 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
         label=_label(fields),
         split=split or "train",
         source=str(fields.get("source", source)),
-        group=str(fields.get("group", meta.get("group", identity))),
+        group=_group(fields, meta) or identity,
         meta={**meta, "stratum": REAL},
     )
     _refuse_unwritable(example)
     return Parsed(example, split, row.where)
+
+
+def _refuse_misspelt(fields: dict[str, Any]) -> None:
+    """Raise BadRow for a field that is one of ours but for its case or a plural: its rows would be
+    in other splits or groups than they are said to be.
+    """
+    for name in fields:
+        singular = str(name).strip().lower().removesuffix("s")
+        for known in KNOWN_FIELDS:
+            if known not in fields and singular == known.removesuffix("s"):
+                raise BadRow(f"unknown field {name!r}: write {known!r}, or call it something else")
+
+
+def _group(fields: dict[str, Any], meta: dict[str, Any]) -> str:
+    """The group that a row or its `meta` names; empty where none does."""
+    for value in (fields.get("group"), meta.get("group")):
+        group = "" if value is None else str(value).strip()
+        if group:
+            return group
+    return ""
 
 
 def _meta(fields: dict[str, Any]) -> dict[str, Any]:

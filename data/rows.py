@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,9 +163,22 @@ def _csv(text: str, source: str) -> Iterator[SourceRow]:
         if not cells:  # a blank line
             continue
         if not names:
-            names = [name.strip() for name in cells]
+            names = _column_names(cells, where)
         else:
             yield _csv_row(where, names, cells)
+
+
+def _column_names(cells: list[str], where: str) -> list[str]:
+    names = [cell.strip() for cell in cells]
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    if repeated:
+        raise GuardError(
+            "columns of one name",
+            where=where,
+            got=", ".join(repeated),
+            remedy="Give every column a name of its own",
+        )
+    return names
 
 
 def _csv_row(where: str, names: list[str], cells: list[str]) -> SourceRow:

@@ -18,6 +18,7 @@ from typing import Any
 from guard.card import CARD, Card, load_card
 from guard.errors import GuardError
 from guard.example import SPLITS, Example, read_examples
+from guard.labelling import check_labelling
 from guard.layout import Runs, fingerprint, split_files
 from guard.method import METHODS
 from guard.predictions import PREDICTIONS, read_predictions
@@ -112,6 +113,7 @@ def load_trial(
     rule = load_rule(rule_name, rules)
     data = runs.data(rule_name)
     examples, limit = _test_examples(data, limit)
+    check_labelling(data, rule)
     requirements = TrialRequirements(
         runs, recipe, rule, base_revision, fingerprint(*split_files(data)), examples
     )

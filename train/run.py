@@ -18,6 +18,7 @@ from guard.arguments import whole_numbers
 from guard.calibration_rows import for_calibration
 from guard.card import read_card
 from guard.errors import GuardError, exits_cleanly
+from guard.labelling import check_labelling
 from guard.layout import Runs, is_current
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
@@ -142,10 +143,13 @@ def _settings(
 def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
     """The jobs of one rule that are to be done, with the rule's examples, and the names of those
     whose threshold cannot be chosen anew.
+
+    Raises GuardError where the rows were labelled for what the rule was before.
     """
     outdated: list[Job] = []
     failed: list[str] = []
     for job in jobs:
+        check_labelling(job.data, job.rule)
         job.read_inputs()
         if force or not is_current(job.folder, job.inputs):
             outdated.append(job)

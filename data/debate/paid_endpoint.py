@@ -17,7 +17,7 @@ import httpx
 
 from data.debate.prompts import Chat
 from data.llm_reply import Filled, filled, words
-from guard.endpoint.client import Completion, Endpoint
+from guard.endpoint.client import Completion, Endpoint, finished
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
@@ -140,26 +140,12 @@ class PaidEndpoint:
         if answer is None:
             async with self._in_flight:
                 self._stay_within_budget()
-                answer = await self._finish(asyncio.create_task(self._pay(messages, about, key)))
+                paying = asyncio.create_task(self._pay(messages, about, key))
+                answer = await finished(paying, self.endpoint.timeout_s)
         self._count(answer)
         if answer.refused:
             raise Refused
         return answer
-
-    async def _finish(self, paying: asyncio.Task[PaidAnswer]) -> PaidAnswer:
-        """The answer.
-
-        Where another case has failed, what is being paid for is kept first, if it comes soon.
-        """
-        try:
-            return await asyncio.shield(paying)
-        except asyncio.CancelledError:
-            done, _ = await asyncio.wait([paying], timeout=self.endpoint.timeout_s)
-            if not done:
-                paying.cancel()
-            elif not paying.cancelled():
-                paying.exception()
-            raise
 
     async def _pay(self, messages: Chat, about: str, key: str) -> PaidAnswer:
         completion = await self.endpoint.complete(self._client, messages, about)

@@ -19,7 +19,7 @@ from eval.answer import Answer
 from eval.judge.answer import JudgeRow
 from eval.judge.record import Judgement, endpoint_record
 from eval.served import Served
-from guard.endpoint.client import Completion, Endpoint
+from guard.endpoint.client import Completion, Endpoint, finished
 from guard.errors import GuardError
 from guard.example import Example, Message
 from guard.files.answer_file import AnswerFile
@@ -27,7 +27,9 @@ from guard.layout import fingerprint
 from guard.prompt.decoder import labelled
 from guard.rule import Rule, in_words
 
-REFUSALS = 8  # without one answer: then it is our way of asking, not the conversations
+# In a row it is our way of asking, or the account, and not the conversations that are refused: of
+# an endpoint that has not answered yet, or at the end; and amid answers.
+REFUSALS, REFUSALS_AMID_ANSWERS = 8, 32
 JUDGED = {
     "user": "Judge what the user says.",
     "assistant": "Judge what the assistant says.",
@@ -92,12 +94,16 @@ class EndpointJudge(Endpoint):
         with tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}") as bar:
             async with self.client() as client:
 
+                async def ask(example: Example) -> None:
+                    messages = judge_messages(rule, example.messages)
+                    about = f"example {example.id}"
+                    answers.add(example, await self.complete(client, messages, about))
+
                 async def work() -> None:
                     for example in pending:
-                        messages = judge_messages(rule, example.messages)
-                        about = f"example {example.id}"
+                        asking = asyncio.create_task(ask(example))
                         try:
-                            answers.add(example, await self.complete(client, messages, about))
+                            await finished(asking, self.timeout_s)
                         except GuardError as error:
                             failures.append(error)
                         if failures:  # of any worker: no more is asked, what is under way is kept
@@ -129,7 +135,7 @@ def _unanswered(
 
 
 class AnswersSoFar:
-    """Keeps answers in a file; refusals wait until the endpoint has answered anything at all."""
+    """Keeps answers in a file; refusals wait there until the endpoint answers something again."""
 
     def __init__(self, file: AnswerFile[JudgeRow], keys: Mapping[str, str], url: str) -> None:
         self._file, self._keys, self._url = file, keys, url
@@ -138,32 +144,36 @@ class AnswersSoFar:
         self._refused: list[JudgeRow] = []
 
     def add(self, example: Example, completion: Completion) -> None:
-        """Keep the answer. Raises GuardError at the last of REFUSALS if all were refused."""
+        """Keep the answer. Raises GuardError where too many in a row are refusals."""
         row = JudgeRow(key=self._keys[example.id], id=example.id, **vars(completion))
+        self._refused.append(row)
         if not row.refused:
             self._has_answered = True
-        self._refused.append(row)
-        if self._has_answered:
-            self._file.add(self._refused)
-            self._refused.clear()
-        elif len(self._refused) >= REFUSALS:
-            raise self._refuses_all()
+            self._keep()
+        elif len(self._refused) >= (REFUSALS_AMID_ANSWERS if self._has_answered else REFUSALS):
+            raise self._refuses()
 
     def finish(self) -> None:
-        """Raise GuardError if the endpoint has answered nothing."""
-        if self._refused:
-            raise self._refuses_all()
+        """Keep the last refusals. Raises GuardError if they are all, or too many, in a row."""
+        if self._refused and (not self._has_answered or len(self._refused) >= REFUSALS):
+            raise self._refuses()
+        self._keep()
 
-    def _refuses_all(self) -> GuardError:
+    def _keep(self) -> None:
+        self._file.add(self._refused)
+        self._refused.clear()
+
+    def _refuses(self) -> GuardError:
         refused = self._refused
         ids = ", ".join(row.id for row in refused[:3])
         if len(refused) > 3:
             ids += ", …"
         return GuardError(
-            f"the judge's endpoint refused every request, {len(refused)} in all (examples {ids})",
+            f"the judge's endpoint refused {len(refused)} requests in a row (examples {ids})",
             where=self._url,
             got=refused[0].text,
-            remedy="Check JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY and JUDGE_OPTIONS",
+            remedy="Check JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY and JUDGE_OPTIONS, and the "
+            "account's limits; these examples are asked about again, all answers are kept",
         )
 
 

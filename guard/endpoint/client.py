@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -28,6 +28,9 @@ MISCONFIGURED = (401, 402, 404)
 # OpenAI's codes, with status 429 and 400: waiting does not help.
 UNPAID = ("insufficient_quota", "billing_hard_limit_reached")
 SHOWN = 400  # characters of what went wrong, the endpoint's own message included
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -249,3 +252,20 @@ def _retry_after_s(response: httpx.Response) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, OverflowError):  # no date, or one of a year that is none
         return None
+
+
+async def finished(paying: asyncio.Task[Answer], timeout_s: float) -> Answer:
+    """The answer that is being paid for.
+
+    Where whoever waits is cancelled, as another request failed or somebody pressed Ctrl-C, it is
+    waited for first, if it comes within `timeout_s`: it costs the same either way.
+    """
+    try:
+        return await asyncio.shield(paying)
+    except asyncio.CancelledError:
+        done, _ = await asyncio.wait([paying], timeout=timeout_s)
+        if not done:
+            paying.cancel()
+        elif not paying.cancelled():
+            paying.exception()
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 def atomic_write(file: Path) -> Iterator[Path]:
     """The path to write to, which then takes the place of `file`.
 
-    A run that is cut off leaves the file that was there.
+    A run that is cut off leaves the file that was there. Two processes may write the same file:
+    each its own part, and the last one stays.
     """
-    part = file.with_name(f"{file.name}.part")
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
     yield part
     part.replace(file)

@@ -534,3 +534,29 @@ def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Pa
         for role, label in (("user", 0), ("assistant", 1))
     ]
     assert len(_ingest(_jsonl(tmp_path, [*_rows(), *twins]), RULE, seed=0).examples) == 62
+
+
+@pytest.mark.parametrize("name", ["Split", "groups", "GROUP", "ids"])
+def test_a_misspelt_field_is_no_field_that_is_left_out(tmp_path: Path, name: str) -> None:
+    known = {"ids": "id"}.get(name, name.lower().removesuffix("s"))
+    rows = [{**row, name: "x"} for row in _rows()]
+    with pytest.raises(GuardError, match=f"own.jsonl:1: unknown field '{name}': write '{known}'"):
+        _ingest(_jsonl(tmp_path, rows), RULE, seed=0)
+    both = [{**row, name: "x", known: f"x{number}"} for number, row in enumerate(_rows())]
+    if known != "split":
+        assert len(_ingest(_jsonl(tmp_path, both), RULE, seed=0).examples) == len(both)
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("text,label, label\na,1,0\n", encoding="utf-8")
+    with pytest.raises(GuardError, match=r"columns of one name.*label"):
+        _ingest(str(path), RULE, seed=0)
+
+
+@pytest.mark.parametrize("empty", [{"meta": {"group": ""}}, {"group": " "}, {"group": ""}])
+def test_a_group_that_says_nothing_is_none(tmp_path: Path, empty: dict[str, Any]) -> None:
+    examples = _ingest(_jsonl(tmp_path, _rows(**empty)), RULE, seed=0).examples
+    assert len({example.group for example in examples}) == len(examples)
+    zero = _ingest(_jsonl(tmp_path, [*_rows(), {**_rows()[0], "text": "z", "group": 0}]), RULE, 0)
+    assert zero.examples[-1].group == "0"

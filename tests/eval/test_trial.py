@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from eval.trial import Trial, load_trial
 from guard.errors import GuardError
 from guard.example import read_examples, write_examples
+from guard.labelling import MANIFEST_KEY
 from guard.method import PEFT_WEIGHTS
 from tests.eval.conftest import WITH_HEAD, World
 
@@ -208,4 +210,12 @@ def test_bad_test_data_are_refused(world: World) -> None:
         load(world)
     path.write_text("")
     with pytest.raises(GuardError, match="no test examples"):
+        load(world)
+
+
+def test_rows_that_were_labelled_for_what_the_rule_was_before_are_refused(world: World) -> None:
+    world.add_rule()
+    manifest = world.runs.data("medical") / "manifest.json"
+    manifest.write_text(json.dumps({MANIFEST_KEY: {"turns": "last"}}))
+    with pytest.raises(GuardError, match=r'turns: "last"; the rule says turns: "any"'):
         load(world)

@@ -21,6 +21,7 @@ import yaml
 from guard.card import load_card, read_card
 from guard.errors import GuardError
 from guard.example import GENERATOR, SPLITS, read_examples, write_examples
+from guard.labelling import MANIFEST_KEY
 from guard.layout import ROOT, is_current
 from guard.method import PEFT_WEIGHTS
 from guard.predictions import read_predictions
@@ -200,6 +201,16 @@ def test_a_finished_adapter_is_trained_again_only_if_its_inputs_changed_or_it_is
     capsys.readouterr()
     train(make_job(max_steps=2), rules)
     assert "up to date" not in capsys.readouterr().out
+
+
+def test_rows_that_were_labelled_for_what_the_rule_was_before_are_not_trained_on(
+    make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(max_steps=1)
+    (job.data / "manifest.json").write_text(json.dumps({MANIFEST_KEY: {"turns": "last"}}))
+    with pytest.raises(GuardError, match="not trained: toy"):
+        train(job, rules)
+    assert 'the rows of toy were made for turns: "last"' in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -17,7 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
+from eval.judge.endpoint import (
+    REFUSALS,
+    REFUSALS_AMID_ANSWERS,
+    EndpointJudge,
+    judge_messages,
+)
 from guard.endpoint.client import ATTEMPTS
 from guard.errors import GuardError
 from guard.example import Example, Message
@@ -362,13 +367,45 @@ def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
     endpoint.reply = lambda number, before: Reply(status=400, raw=b'{"error": "unknown option"}')
     with pytest.raises(
         GuardError,
-        match=rf"refused every request, {attempts} in all \(examples (e\d+, ){{2}}e\d.*"
+        match=rf"refused {attempts} requests in a row \(examples (e\d+, ){{2}}e\d.*"
         r"unknown option.*JUDGE_OPTIONS",
     ):
         replace(judge, concurrency=1).ask(RULE, examples(count), tmp_path / "judge.jsonl")
     assert len(endpoint.bodies) == attempts
     endpoint.reply = lambda number, before: Reply()
     assert all(row.violates for row in judge.ask(RULE, examples(count), tmp_path / "judge.jsonl"))
+
+
+@pytest.mark.parametrize(("count", "answered"), [(60, 5), (20, 5)], ids=["amid", "at the end"])
+def test_an_account_that_ends_is_not_many_refused_conversations(
+    count: int, answered: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    kept = tmp_path / "judge.jsonl"
+    spent = Reply(status=400, raw=b'{"error": "Budget has been exceeded!"}')
+    endpoint.reply = lambda number, before: spent if len(endpoint.bodies) > answered else Reply()
+    asked = min(count, answered + REFUSALS_AMID_ANSWERS)
+    with pytest.raises(GuardError, match=f"{asked - answered} requests in a row.*Budget"):
+        replace(judge, concurrency=1).ask(RULE, examples(count), kept)
+    assert len(endpoint.bodies) == asked
+    endpoint.reply = lambda number, before: Reply()
+    assert all(row.violates for row in judge.ask(RULE, examples(count), kept))
+    assert len(endpoint.bodies) == asked + count - answered
+
+
+def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(
+    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    def interrupted(number: int, before: int) -> Reply:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return Reply()
+
+    endpoint.reply = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        replace(judge, concurrency=1).ask(RULE, examples(3), tmp_path / "judge.jsonl")
+    assert len(judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")) == 3
+    assert len(endpoint.bodies) == 3
 
 
 @pytest.mark.parametrize("status", [200, 429, 500])

@@ -1,0 +1,41 @@
+"""What the labels of a data set follow from besides its rows, so that a changed rule is noticed.
+
+The generator labels a row by whom the rule judges, by which turns count and by whether it is about
+commands, and a plain `text` is said by whom the rule judges. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from guard.errors import GuardError
+from guard.rule import Rule
+
+MANIFEST_KEY = "labelling"
+
+
+def labelling(rule: Rule) -> dict[str, Any]:
+    """The fields of the rule that decide what its rows are labelled."""
+    return {"judged": rule.judged, "turns": rule.turns, "commands": rule.commands}
+
+
+def check_labelling(data: Path, rule: Rule) -> None:
+    """Raise GuardError if the rows in the folder `data` were made for other fields of the rule.
+
+    A folder without a manifest, as a study's, is taken as it is.
+    """
+    manifest = data / "manifest.json"
+    if not manifest.is_file():
+        return
+    then = json.loads(manifest.read_text(encoding="utf-8")).get(MANIFEST_KEY, {})
+    changed = [name for name, value in labelling(rule).items() if then.get(name, value) != value]
+    if changed:
+        was = ", ".join(f"{name}: {json.dumps(then[name])}" for name in changed)
+        now = ", ".join(f"{name}: {json.dumps(labelling(rule)[name])}" for name in changed)
+        raise GuardError(
+            f"the rows of {rule.id} were made for {was}; the rule says {now}",
+            where=data,
+            remedy=f"Run `make data RULE={rule.id}` again, rows of your own with labels that fit",
+        )
