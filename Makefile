@@ -18,7 +18,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base model of recipes/models, such as minilm, an encoder; for make eval, transfer, curve, up and scan also several: tiny,minilm
-DATA ?=##   for make data, compare, transfer and curve: your own .jsonl, .csv or hub:ORG/NAME, or llm; kept until the rule's own `data:` key says otherwise. `generator`: generated data; `generator+FILE`: a few of your own beside it
+DATA ?=##   for make data, transfer and curve: your own .jsonl, .csv or hub:ORG/NAME, or llm (for make compare: a folder with test.jsonl); kept until the rule's own `data:` key says otherwise. `generator`: generated data; `generator+FILE`: a few of your own beside it
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence

@@ -145,6 +145,9 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
     They may have been trained on different rows. Raises GuardError where they answer different
     rules, were tested on other rows, or have no prediction for one.
     """
+    if data and not (data / "test.jsonl").is_file():
+        remedy = "Name a data set's folder, such as runs/data/RULE, or leave DATA= out"
+        raise GuardError("no folder with test.jsonl", where=data, remedy=remedy)
     card_a, card_b = load_card(a), load_card(b)
     if card_a.rule != card_b.rule:
         raise GuardError(

@@ -23,6 +23,11 @@ def is_baseline(contender: str) -> bool:
     return _split(contender)[1] in BASELINES
 
 
+def is_seeded(contender: str) -> bool:
+    """Whether a seed decides a method's weights, so that it has answers of several."""
+    return METHODS[_split(contender)[1]].is_seeded
+
+
 def label_of(contender: str) -> str:
     """What tables and plots call it: `minilm LoRA`."""
     model, name = _split(contender)

@@ -17,7 +17,7 @@ from eval import metrics
 from eval.agreement import Agreement
 from eval.answer import Answer
 from eval.bag_of_words.baseline import BagVariant
-from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline
+from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline, is_seeded
 from eval.judge.record import Judgement, JudgeRecord
 from eval.quality import (
     MethodQuality,
@@ -38,7 +38,9 @@ RightBySeed = dict[str, tuple[int, ...]]
 
 
 class Difference(Strict):
-    """A later method minus an earlier one, example by example, on the seeds that both have."""
+    """A later method minus an earlier one, example by example, on the seeds that both have; a
+    method that is not seeded has one answer, which is compared with every seed of the other's.
+    """
 
     minuend: str
     subtrahend: str
@@ -82,7 +84,8 @@ class Evaluation(Strict):
         minuend, subtrahend = self.right[difference.minuend], self.right[difference.subtrahend]
         by_seed = []
         for seed in difference.mcnemar_p_by_seed:
-            by_seed.append(np.array(minuend[seed]) - np.array(subtrahend[seed]))
+            later, earlier = _of_seed(minuend, seed), _of_seed(subtrahend, seed)
+            by_seed.append(np.array(later) - np.array(earlier))
         values = np.array(by_seed, dtype=np.int8)
         return metrics.Outcomes(values, np.array(self.groups, dtype=np.int64))
 
@@ -163,18 +166,17 @@ def difference_name(minuend: str, subtrahend: str) -> str:
 
 
 def differences_of(right: Mapping[str, RightBySeed]) -> dict[str, Difference]:
-    """Of every two methods that share a seed, the later one minus the earlier, by
+    """Of every two methods that have a seed to be compared on, the later one minus the earlier, by
     `difference_name`.
     """
     differences = {}
     for earlier, later in itertools.combinations(right, 2):
         p_by_seed: dict[str, float] = {}
-        for seed in right[earlier]:
-            if seed in right[later]:
-                p_by_seed[seed] = metrics.mcnemar_exact_p(
-                    np.array(right[earlier][seed], dtype=bool),
-                    np.array(right[later][seed], dtype=bool),
-                )
+        for seed in _compared_seeds(right, earlier, later):
+            p_by_seed[seed] = metrics.mcnemar_exact_p(
+                np.array(_of_seed(right[earlier], seed), dtype=bool),
+                np.array(_of_seed(right[later], seed), dtype=bool),
+            )
         if p_by_seed:
             seed = "0" if "0" in p_by_seed else next(iter(p_by_seed))
             differences[difference_name(later, earlier)] = Difference(
@@ -185,6 +187,20 @@ def differences_of(right: Mapping[str, RightBySeed]) -> dict[str, Difference]:
                 mcnemar_p_by_seed=p_by_seed,
             )
     return differences
+
+
+def _compared_seeds(right: Mapping[str, RightBySeed], earlier: str, later: str) -> list[str]:
+    """The seeds that both have; all of a seeded method's where the other one is not seeded."""
+    if not is_seeded(earlier):
+        return list(right[later])
+    if not is_seeded(later):
+        return list(right[earlier])
+    return [seed for seed in right[earlier] if seed in right[later]]
+
+
+def _of_seed(by_seed: RightBySeed, seed: str) -> tuple[int, ...]:
+    """With that seed; the only answer of a method that is not seeded."""
+    return by_seed[seed] if seed in by_seed else by_seed["0"]
 
 
 def _qualities(trial: Trial, trial_answers: TrialAnswers) -> dict[str, MethodQuality]:

@@ -67,8 +67,8 @@ def run(
     if force:
         for on_base in on_bases:
             on_base.forget()
-    for on_base in on_bases:
-        evaluate_outdated(on_base, bags, force, open_predictor)
+    on_bases, reasons = _evaluated(on_bases, bags, selection, force, open_predictor)
+    left_out += reasons
     selected = rule_names(selection, rules)
     by_rule: dict[str, list[Evaluation]] = {}
     for on_base in on_bases:
@@ -100,6 +100,31 @@ def _on_bases(
         on_bases.append(on_base)
         left_out += reasons
     return on_bases, left_out
+
+
+def _evaluated(
+    on_bases: Sequence[StageTrials],
+    bags: Mapping[str, BagAnswers],
+    selection: str,
+    force: bool,
+    open_predictor: OpenPredictor,
+) -> tuple[list[StageTrials], list[str]]:
+    """Evaluate what is outdated on every base. Return the trials that are evaluated; of `all`
+    rules, those are left out on which the engine disagrees with PEFT, with the reason.
+
+    Raises GuardError for one that was selected by name, and where none remains on a base, once
+    the others are evaluated.
+    """
+    evaluated: list[StageTrials] = []
+    left_out: list[str] = []
+    for on_base in on_bases:
+        errors = evaluate_outdated(on_base, bags, force, open_predictor)
+        remaining = on_base.without(errors)
+        if errors and (selection != "all" or not remaining.trials):
+            raise next(iter(errors.values()))
+        evaluated.append(remaining)
+        left_out += [f"{name}: {error}" for name, error in errors.items()]
+    return evaluated, left_out
 
 
 def _bags_of_words(

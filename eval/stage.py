@@ -173,9 +173,10 @@ def evaluate_outdated(
     bags: Mapping[str, BagAnswers],
     force: bool,
     open_predictor: OpenPredictor,
-) -> None:
+) -> dict[str, GuardError]:
     """Evaluate the outdated trials and keep the evaluations; `bags` has the baseline's answers by
-    rule. `force`: the engine is asked again.
+    rule. `force`: the engine is asked again. Return why a rule is not evaluated, by rule: engine
+    and PEFT disagree there.
 
     Whatever costs nothing comes before a judge is paid.
     """
@@ -186,11 +187,18 @@ def evaluate_outdated(
         for kept in served:
             kept.forget()
     score_missing(served, answering_recipe(stage.recipe), open_predictor)
-    agreements = [rule.agreement() for rule in answers]
-    for rule, agreed in zip(answers, agreements, strict=True):
+    errors: dict[str, GuardError] = {}
+    agreements: list[tuple[RuleAnswers, dict[str, Agreement]]] = []
+    for rule in answers:
+        try:
+            agreements.append((rule, rule.agreement()))
+        except GuardError as error:
+            errors[rule.trial.rule.id] = error
+    for rule, agreed in agreements:
         evaluation = _evaluate(stage, rule, bags[rule.trial.rule.id], agreed)
         evaluation.save(rule.trial.folder)
         mark_current(rule.trial.folder, stage.inputs(rule.trial))
+    return errors
 
 
 def _evaluate(

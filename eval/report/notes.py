@@ -79,8 +79,8 @@ def _about_accuracy(evaluations: Sequence[Evaluation]) -> str:
         return note
     return (
         f"{note} McNemar's exact p compares {_compared(evaluations[0])} of seed "
-        f"{', '.join(map(str, sorted(seeds)))}. It takes examples as independent, "
-        "although test examples come in pairs that differ in one turn."
+        f"{', '.join(map(str, sorted(seeds)))}. It takes examples as independent, also those of "
+        "one group, as generated ones are that differ in one turn."
     )
 
 

@@ -53,5 +53,8 @@ def draw_study(report: StudyReport, path: Path) -> None:
 
 def _x_label(report: StudyReport) -> str:
     if report.study.kind == "transfer":
-        return "real rows beside the generated ones (dotted: on generated test rows, with 0)"
-    return "labelled rows, a fifth of them for validation"
+        fewest = report.study.sizes[0]
+        return (
+            f"real rows beside the generated ones (dotted: on generated test rows, with {fewest})"
+        )
+    return "labelled rows, about a fifth of them for validation"

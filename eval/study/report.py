@@ -121,9 +121,9 @@ class StudyReport(Strict):
         for method in self.methods:
             cells = [self.cell(size, method) for size in self.study.sizes]
             rows.append([label_of(method), *map(_auroc, cells)])
-        head = ["rows, a fifth of them validation"]
+        head = ["rows, about a fifth of them validation"]
         if self.study.kind == "transfer":
-            head = ["real rows mixed in, a fifth of them validation"]
+            head = ["real rows mixed in, about a fifth of them validation"]
         return [markdown_table([*head, *(f"{size:,}" for size in self.study.sizes)], rows)]
 
     def _difference_lines(self) -> list[str]:

@@ -140,6 +140,16 @@ def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_
         compare(away, b, world.runs.data("medical"))
 
 
+def test_data_that_are_no_folder_of_test_rows_are_named(world: World, tmp_path: Path) -> None:
+    world.add_rule()
+    folder = world.runs.adapter("toy", "medical", "lora")
+    rows = tmp_path / "rows.jsonl"
+    rows.touch()
+    for data in (rows, tmp_path):
+        with pytest.raises(GuardError, match=r"no folder with test.jsonl.*DATA="):
+            compare(folder, folder, data)
+
+
 def test_what_cannot_be_compared_is_refused(world: World) -> None:
     a, b = two_versions(world, {})
     world.add_rule("legal", examples=4)
