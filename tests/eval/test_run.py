@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from guard.errors import GuardError
 from guard.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.layout import ROOT
 from guard.recipe import Recipe
+from serve.engine import ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, guess_or_read, words_rows
 
 pytestmark = pytest.mark.slow
@@ -281,6 +283,23 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
         evaluate(world)
 
 
+def test_of_all_rules_one_on_which_the_engine_disagrees_with_peft_is_left_out(
+    world: World,
+) -> None:
+    def wrong_once(request: ScoreRequest) -> float:
+        return -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
+
+    world.add_rule("medical", examples=10)
+    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
+        evaluate(world, engine=ToyEngine(wrong_once))
+    world.add_rule("legal", examples=10)
+    text = evaluate(world, engine=ToyEngine(wrong_once)).as_markdown()
+    assert re.search("Left out: medical: .*the served engine and PEFT disagree", text)
+    assert list(report_json(world)["rules"]) == ["legal"]
+    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
+        evaluate(world, "medical", engine=ToyEngine(wrong_once))
+
+
 def test_the_report_shows_what_a_bag_of_words_reaches(world: World) -> None:
     """The toy's test rows say nothing of tablets or doctors: the baseline answers alike to all."""
     world.add_rule("medical", examples=40)
@@ -508,7 +527,7 @@ def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World
 def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
     world.add_rule("medical", examples=10)
     assert (
-        "It takes examples as independent, although test examples come in pairs"
+        "It takes examples as independent, also those of one group"
         in evaluate(world).as_markdown()
     )
 

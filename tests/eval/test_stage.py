@@ -11,7 +11,6 @@ from eval.bag_of_words.baseline import BagVariant
 from eval.judge.endpoint import EndpointJudge
 from eval.judge.judges import BareBase, Judge
 from eval.stage import CODE, Stage, earlier_evaluations, evaluate_outdated, selected_trials
-from guard.errors import GuardError
 from guard.example import read_examples
 from guard.layout import ROOT, running_code
 from serve.engine import ScoreRequest
@@ -95,34 +94,18 @@ def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: Wor
     assert [kept.rule for kept in earlier] == ["medical"] and left_out == []
 
 
-def test_an_engine_that_disagrees_with_peft_stops_before_the_judge_is_paid(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    judge = EndpointJudge("http://nowhere/v1", "never asked")
-    for selection in ("medical", "all"):
-        with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-            evaluated(world, selection, engine=disagreeing_engine(), judge=judge)
-    assert not evaluation_file(world).exists()
-    assert not (world.runs.root / "judge").exists()
-
-
-def test_of_all_rules_one_on_which_the_engine_disagrees_with_peft_is_left_out(
+def test_a_rule_on_which_the_engine_disagrees_with_peft_is_named_and_no_judge_is_paid_for_it(
     world: World,
 ) -> None:
     world.add_rule("medical", examples=10)
-    world.add_rule("legal", examples=10)
-    evaluated(world, "all", engine=disagreeing_engine())
-    assert not evaluation_file(world).exists()
-    assert (world.runs.root / "toy" / "legal" / "eval" / "evaluation.json").exists()
-    assert "Left out: medical: the served engine and PEFT disagree" in (
-        world.runs.report.with_suffix(".md").read_text()
-    )
-
-
-def disagreeing_engine() -> ToyEngine:
-    """Another verdict of one method on every row of medical."""
-    return ToyEngine(
+    engine = ToyEngine(
         lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
     )
+    on_base, _ = selected_trials(stage(world, EndpointJudge("http://nowhere/v1", "-")), "all")
+    errors = evaluate_outdated(on_base, {}, force=False, open_predictor=engine.open)
+    assert "served engine and PEFT disagree" in str(errors["medical"])
+    assert not evaluation_file(world).exists()
+    assert not (world.runs.root / "judge").exists()
 
 
 def test_the_engine_has_the_type_that_answers_are_kept_under_whichever_are_missing(
