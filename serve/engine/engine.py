@@ -22,7 +22,7 @@ from guard.layout import ROOT
 from guard.recipe import Recipe
 from serve.engine.adapter import Requirements, ServableAdapter
 from serve.engine.backend import Loaded
-from serve.engine.backends.arguments import stated_max_rank
+from serve.engine.backends.arguments import stated_args, stated_max_rank
 from serve.engine.backends.start import STARTS, StartBackend
 from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
@@ -94,7 +94,8 @@ class GuardEngine:
         self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
         self._retired: list[Loaded] = []  # not served, and needed by what is in flight
-        takes_heads = recipe.serving_dtype == recipe.served_as_trained().serving_dtype
+        served_dtype = stated_args(recipe, engine_overrides)["dtype"]
+        takes_heads = served_dtype == recipe.served_as_trained().serving_dtype
         self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)

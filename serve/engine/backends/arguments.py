@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 GIB = 2**30
 NO_CACHE_BYTES = 2**20  # of an encoder: without a figure vLLM asks for most of the memory
 SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
-OUTPUT_LAYER = "lm_head"
 # transformers' type of an encoder -> the model that serve/vllm_encoder registers with vLLM.
 ENCODERS = {
     "bert": "BertForGuarding",
@@ -276,8 +275,8 @@ class Sizes:
 def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
     """From the base's architecture; an adapter has all of `targets`.
 
-    By default every linear layer of the decoder. Raises GuardError if the base has no layer whose
-    name ends in one of them.
+    By default every layer, the embeddings and the output layer too: for all of them vLLM prepares
+    slots then. Raises GuardError if the base has no layer whose name ends in one of them.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -292,8 +291,7 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
         _check_known(targets, names)
         adapted = frozenset(targets)
     else:
-        linear = (name for name, layer in layers if isinstance(layer, torch.nn.Linear))
-        adapted = frozenset(linear) - {OUTPUT_LAYER}
+        adapted = frozenset(names)
     # Of A [rank, in] and B [out, rank] of every adapted layer.
     tensors = [
         max_rank * side * width

@@ -72,7 +72,9 @@ class VllmBackend(Backend):
         # The one that the client asks: in this process, so that requests need not be packed.
         self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
         _open.add(id(self))
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(1)  # of requests
+        # A count of their own: runner V2 keeps them in 32 bits, and requests are billions in days.
+        self._adapter_ids = itertools.count(1)
         # Adapter id -> what vLLM knows it by, and what its files said when it was loaded.
         self._loras: dict[int, tuple[LoRARequest, AdapterFiles]] = {}
         self._looked: dict[int, float] = {}  # adapter id -> when its files were looked at
@@ -151,7 +153,7 @@ class VllmBackend(Backend):
         before.
         """
         # The id is never used again: a removed adapter has no heir.
-        request = LoRARequest(name, next(self._ids), str(folder))
+        request = LoRARequest(name, next(self._adapter_ids), str(folder))
         config = self._engine.vllm_config
         try:
             adapter = read_adapter(request.lora_path)
@@ -183,7 +185,8 @@ class VllmBackend(Backend):
 
     def forget(self) -> None:
         """Empty the prefix cache. Raises GuardError while requests are in flight."""
-        if not self._engine.reset_prefix_cache():
+        is_busy = self._core.scheduler.has_unfinished_requests()
+        if is_busy or not self._engine.reset_prefix_cache():
             problem = "the prefix cache cannot be emptied while requests are in flight"
             raise GuardError(problem, remedy="Wait for them, or cancel them")
 

@@ -206,6 +206,9 @@ class EngineThread:
         if self._is_restarting:
             problem = "the engine has failed and is being started again"
             raise Overloaded(problem, remedy="Try again in a few seconds")
+        if self._watchdog.batch_is_late and not self.hangs_for_good:
+            problem = "a batch of the engine takes longer than a check may"
+            raise Overloaded(problem, remedy="Try again later, or raise TIMEOUT= of `make up`")
         if self._closing.is_set() or not self.is_alive:
             problem = "no checks are served: the server is shutting down, or its engine has failed"
             raise Overloaded(problem, remedy="Start it again; if it failed, its log says why")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from serve.engine.mixed import CheckEngine, OpenedCheck
 from serve.engine.thread.pending import PendingCheck
+from serve.engine.thread.refusals import engine_failure
 
 
 class OpenChecks:
@@ -70,7 +71,7 @@ class OpenChecks:
     def fail_batch(self, error: Exception) -> None:
         """Give `error` to all callers, and clear the engine for the next batch."""
         failed = self._open
-        self.fail(error)
+        self.fail(engine_failure(error))  # once: it is logged
         for check, _ in failed:
             self._engine.cancel(check.call)
 

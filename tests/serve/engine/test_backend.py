@@ -213,6 +213,9 @@ def test_with_a_head_among_its_rules_an_engine_computes_as_the_head_was_fitted(
     of_adapters = GuardEngine(base, adapters, start_backend=start)
     GuardEngine(base, {"pii_leak": head, **adapters}, start_backend=start)
     assert dtypes == ["bfloat16", "float32"]
-    with pytest.raises(GuardError, match=r"another dtype than the head was fitted in.*pii_leak"):
+    other_dtype = r"another dtype than the head was fitted in.*pii_leak"
+    with pytest.raises(GuardError, match=other_dtype):
         of_adapters.add("pii_leak", head)
     assert "pii_leak" not in of_adapters.rules
+    with pytest.raises(GuardError, match=other_dtype):
+        GuardEngine(base, {"pii_leak": head}, start_backend=start, dtype="bfloat16")

@@ -194,6 +194,23 @@ def test_forgetting_empties_the_prefix_cache(engine: GuardEngine) -> None:
     after = engine.score(request)[0]
     assert isinstance(again, Score) and isinstance(after, Score)
     assert again.cached_tokens > 0 and after.cached_tokens == 0
+    opened = engine.open_check(CONVERSATION, None)
+    with pytest.raises(GuardError, match="while requests are in flight"):
+        engine.forget()
+    engine.cancel(opened.call)
+    engine.forget()
+
+
+def test_adapters_are_counted_by_themselves(engine: GuardEngine, tmp_path: Path) -> None:
+    """Runner V2 keeps an adapter's id in 32 bits, which the count of requests leaves in days."""
+    folder = save_adapter(tmp_path / "later", "later", seed=9)
+    ids: list[int] = []
+    for _ in range(2):
+        engine.add("later", folder)
+        ids.append(engine._rules._loaded["later"].adapter_id)
+        engine.remove("later")
+        engine.score([ScoreRequest(CONVERSATION, f"Be nice, {turn}.", None) for turn in range(9)])
+    assert ids[1] == ids[0] + 1
 
 
 def test_an_unknown_rule_is_refused_by_name_and_the_others_are_judged(engine: GuardEngine) -> None:

@@ -92,9 +92,12 @@ def test_host_memory_holds_as_many_adapters_as_fit() -> None:
 def test_the_sizes_are_those_of_an_adapter_and_of_a_token(tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "one", "one", seed=1, rank=8)
     tensors = load_file(folder / "adapter_model.safetensors")
-    sizes = sizes_of(recipe(), 8, None)
+    layers = sorted({name.split(".")[-3] for name in tensors})
+    sizes = sizes_of(recipe(), 8, layers)
     assert sizes.adapter == sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     config = AutoConfig.from_pretrained(recipe().base_path)
+    beside = 2 * 8 * (config.vocab_size + config.hidden_size) * 4  # embeddings, output layer
+    assert sizes_of(recipe(), 8, None).adapter == sizes.adapter + beside
     assert (
         sizes.token
         == 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4

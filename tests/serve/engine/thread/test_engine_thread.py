@@ -56,6 +56,21 @@ def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(
     assert thread.is_alive
 
 
+def test_a_batch_that_breaks_is_logged_once_however_many_checks_are_in_it(
+    toy: tuple[ToyEngine, EngineThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, thread = toy
+    engine.may_step.clear()
+    futures = [thread.check((), ["crash"]) for _ in range(3)]
+    while thread.open < 3:
+        time.sleep(0.001)
+    engine.may_step.set()
+    for future in futures:
+        with pytest.raises(GuardError, match="the batch broke"):
+            future.result(10)
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
 def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait(
     toy: tuple[ToyEngine, EngineThread],
 ) -> None:
@@ -356,6 +371,22 @@ def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
     thread.close()
     assert time.monotonic() < began + 30 and not thread._thread.is_alive()
     assert engine.starts == []
+
+
+def test_while_a_batch_is_late_checks_are_refused_for_that_and_answered_after_it() -> None:
+    engine, held = ToyEngine(), threading.Event()
+    engine.on_step = lambda: held.wait(90)
+    thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
+    thread.check((), ["fine"])
+    while thread.is_alive:
+        time.sleep(0.001)
+    with pytest.raises(Overloaded, match=r"a batch .* longer than a check may.*TIMEOUT="):
+        thread.check((), ["fine"])
+    held.set()
+    while not thread.is_alive:
+        time.sleep(0.001)
+    assert list(thread.check((), ["fine"], deadline=time.monotonic() + 60).result(10).refused)
+    thread.close()
 
 
 def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
