@@ -46,7 +46,11 @@ async def explained(
         return {}
     growing = [(*tools, *messages[:end]) for end in range(1, len(messages))]
     checks = await CheckService.of(request).check_each(
-        request, growing, RuleSet.any_of(violated), cache_salt=cache_salt
+        request,
+        growing,
+        RuleSet.any_of(violated),
+        cache_salt=cache_salt,
+        purpose="explanation",
     )
     turns = [_by_rule(at_end) for at_end in (*checks.all(), decided)]
     return {rule: _largest_rise([verdicts.get(rule) for verdicts in turns]) for rule in violated}

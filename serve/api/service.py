@@ -24,7 +24,7 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
 from serve.api.limits import TEXTS_AT_ONCE
-from serve.api.observe.record import CheckRecord, Observer, failure_of
+from serve.api.observe.record import CheckRecord, Observer, Purpose, failure_of
 from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal
 from serve.engine.thread.refusals import too_late
@@ -135,6 +135,7 @@ class CheckService(ABC):
         *,
         metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
+        purpose: Purpose = "answer",
     ) -> DecidedCheck:
         """Put a conversation to `rule_set`, as long as the sender of `request` waits.
 
@@ -153,13 +154,13 @@ class CheckService(ABC):
             check = _without_internals(answered)
         except BaseException as error:
             record = self._record(request, rule_set, cards, began_s, clock)
-            self._tell(replace(record, failure=failure_of(error)))
+            self._tell(replace(record, failure=failure_of(error), purpose=purpose))
             raise
         if wants_timing(request.scope):
             request.scope["checks"].append(check)
         decision = rule_set.decide(rulings_of(check), metadata or {})
         record = self._record(request, rule_set, cards, began_s, clock)
-        self._tell(replace(record, check=check, decision=decision))
+        self._tell(replace(record, check=check, decision=decision, purpose=purpose))
         return DecidedCheck(check, decision)
 
     def _record(
@@ -188,6 +189,7 @@ class CheckService(ABC):
         *,
         metadata: Mapping[str, str] | None = None,
         cache_salt: str | None = None,
+        purpose: Purpose = "answer",
     ) -> SeveralChecks:
         """A check for each conversation, TEXTS_AT_ONCE at a time.
 
@@ -204,7 +206,12 @@ class CheckService(ABC):
                     return None
                 try:
                     return await self.check(
-                        request, messages, rule_set, metadata=metadata, cache_salt=cache_salt
+                        request,
+                        messages,
+                        rule_set,
+                        metadata=metadata,
+                        cache_salt=cache_salt,
+                        purpose=purpose,
                     )
                 except Exception as failure:
                     failures.append(failure)

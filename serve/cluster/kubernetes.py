@@ -24,6 +24,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from guard.errors import GuardError
+from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.front.ingress import create_ingress
@@ -44,6 +45,8 @@ from serve.tenants.tenant_file import load_tenants
 
 MAX_AT_INGRESS = 10_000  # its own limits are lower, and answer in the words of the wire format
 COPIES = "cluster"  # the folder of what is served, in `runs`
+# There, how the last applications began: that of now, and one that it replaces and that still runs.
+BEGINNINGS, KEPT_BEGINNINGS = "beginnings.txt", 2
 
 
 SharedPath = Annotated[Path, Field(strict=False)]  # a text in `args`
@@ -191,8 +194,8 @@ def _ingress_options(
 
 
 def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snapshots]:
-    """What the shards serve at first, and in an application that begins with the same rules on as
-    many shards, what they do now.
+    """What the shards serve at first; what they do now, where the application before this one began
+    with the same weights on as many shards.
 
     The notes of all are of one beginning: a rule that came to one of them is on no other.
     """
@@ -202,10 +205,29 @@ def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snaps
         first.append({rule: copies.keep(folder) for rule, folder in folders.items()})
     beginning = "-".join(version_of(kept) for kept in first)
     digest = hashlib.sha256(beginning.encode()).hexdigest()[:16]
+    beginnings = _beginnings(root)
+    goes_on = beginnings[:1] == [digest]
     served: list[Snapshots] = []
     for number, kept in enumerate(first):
         snapshots = Snapshots(root, f"served-{number}-{digest}.json")
-        if not snapshots.is_noted:
+        if not (goes_on and snapshots.is_noted):
             snapshots.write(kept)
         served.append(snapshots)
+    _keep_beginnings(root, [digest, *(other for other in beginnings if other != digest)])
     return served
+
+
+def _beginnings(root: Path) -> list[str]:
+    """How applications began whose notes are there, the last one first."""
+    file = root / BEGINNINGS
+    return file.read_text(encoding="utf-8").split() if file.is_file() else []
+
+
+def _keep_beginnings(root: Path, beginnings: Sequence[str]) -> None:
+    """Note the first KEPT_BEGINNINGS, and delete the notes of others, whose copies can go then."""
+    kept = beginnings[:KEPT_BEGINNINGS]
+    with atomic_write(root / BEGINNINGS) as part:
+        part.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    for note in root.glob("served-*.json"):
+        if note.stem.rpartition("-")[2] not in kept:
+            note.unlink(missing_ok=True)

@@ -78,6 +78,28 @@ def test_notes_of_another_beginning_are_not_those_of_a_shard(tmp_path: Path) -> 
     assert [sorted(served.read()) for served in grown] == [["a"], ["b", "c"]]
 
 
+@pytest.mark.slow
+def test_an_application_that_comes_back_serves_what_it_began_with_and_old_notes_go(
+    tmp_path: Path,
+) -> None:
+    from serve.cluster.kubernetes import _served_last  # which imports Ray
+    from serve.cluster.snapshots import Snapshots
+
+    folders = [{"a": save_adapter(tmp_path / str(seed), "a", seed=seed)} for seed in range(4)]
+    root = tmp_path / "copies"
+    (first,) = _served_last(root, folders[:1])
+    beginning = first.read()
+    first.write({"a": first.keep(folders[1]["a"])})  # the rule has other weights
+    (replacing,) = _served_last(root, folders[2:3])
+    assert first.is_noted and replacing.read() != first.read()  # it still runs
+    (restored,) = _served_last(root, folders[:1])
+    assert restored.read() == beginning
+    _served_last(root, folders[3:])
+    assert restored.is_noted and not replacing.is_noted
+    Snapshots(root).discard(unused_for_s=0)
+    assert len([copy for copy in root.iterdir() if copy.is_dir()]) == 2
+
+
 def documents() -> dict[str, dict[str, Any]]:
     """The documents of the file, by their kind."""
     text = (FOLDER / "rayservice.yaml").read_text(encoding="utf-8")

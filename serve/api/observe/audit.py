@@ -7,7 +7,9 @@ not judge it.
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +19,26 @@ from serve.api.observe.record import CheckRecord
 
 
 class AuditLog:
-    """Appends to a file; an Observer.
+    """Appends to a file; an Observer. A file that is renamed, as logrotate does, is left behind,
+    and the next line begins a new one.
 
     Raises GuardError if it cannot be opened. A line that cannot be written is an error of its
     check: what leaves no trace is not answered.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            # Unbuffered, a line is one write at the end: several servers may share the file.
-            self._file = path.open("ab", buffering=0)
+            self._file = self._opened()
         except OSError as error:
             remedy = "Name a file that can be written"
             raise GuardError(f"no audit log: {error}", where=path, remedy=remedy) from error
 
     def checked(self, record: CheckRecord) -> None:
         """Write the check's line."""
+        if not self._is_in_place():
+            self._file.close()
+            self._file = self._opened()
         line = json.dumps(_line(record), ensure_ascii=False, allow_nan=False)
         content = f"{line}\n".encode()
         if (written := self._file.write(content)) != len(content):
@@ -42,6 +48,17 @@ class AuditLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _opened(self) -> FileIO:
+        # Unbuffered, a line is one write at the end: several servers may share the file.
+        return self._path.open("ab", buffering=0)
+
+    def _is_in_place(self) -> bool:
+        """Whether the open file is the one of that name."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
 
 
 def _line(record: CheckRecord) -> dict[str, Any]:
@@ -54,6 +71,7 @@ def _line(record: CheckRecord) -> dict[str, Any]:
         "rule_set": record.rule_set.name,
         "verdict": record.verdict,
         "decided_by": list(record.decision.decided_by) if record.decision else [],
+        "purpose": record.purpose,
         "failure": record.failure,
         "latency_ms": round(record.latency_s * 1000, 1),
     }

@@ -87,11 +87,13 @@ class Metrics:
         if record.failure is not None or record.check is None:
             self._failures.labels(record.failure or "failed").inc()
             return
+        self._tokens.labels("cached").inc(record.check.cached_tokens)
+        self._tokens.labels("computed").inc(record.check.computed_tokens)
+        if record.purpose == "explanation":
+            return  # of a check that is counted
         rule_set = record.rule_set.name or ""
         self._latency.labels(rule_set).observe(record.latency_s)
         self._checks.labels(record.request.tenant or "", rule_set, record.verdict).inc()
-        self._tokens.labels("cached").inc(record.check.cached_tokens)
-        self._tokens.labels("computed").inc(record.check.computed_tokens)
         for verdict in record.check.verdicts:
             word = "violation" if verdict.violates else "allow"
             self._verdicts.labels(verdict.rule, word).inc()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from guard.card import Card
 from serve.engine import Check
@@ -20,6 +20,9 @@ FAILURES: Mapping[str, tuple[type[BaseException], ...]] = {
     "caller_gone": (CallerGone, asyncio.CancelledError),
     "failed": (BaseException,),
 }
+
+
+Purpose = Literal["answer", "explanation"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class RequestFacts:
 class CheckRecord:
     """A check that is over: its verdicts and what they mean, or else its `failure` (FAILURES).
 
+    Its `purpose` is the answer, or to explain another check's: then it is of a part of a
+    conversation, and its verdicts are nobody's answer.
     `began_s` is Unix time. `cards` are those of the rule set's rules that were served then.
     """
 
@@ -50,6 +55,7 @@ class CheckRecord:
     check: Check | None = None
     decision: Decision | None = None
     failure: str | None = None
+    purpose: Purpose = "answer"
 
     def weights_of(self, rule: str) -> str:
         """The SHA-256 of the weights that judged the rule, though others may serve it by now.

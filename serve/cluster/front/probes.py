@@ -58,8 +58,11 @@ class ClusterProbes:
         return up_or_down(any(state.value for states in shards for state in states))
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics of all replicas, added up."""
-        shards = await self._each("metrics")
+        """The metrics of all replicas, added up; of none, those of the ingress alone."""
+        try:
+            shards = await self._each("metrics")
+        except ReplicaLost:
+            shards = [[] for _ in self._rules.shards]
         expositions: dict[str, str] = {}
         for answers in shards:
             expositions |= {answer.replica: answer.value for answer in answers}

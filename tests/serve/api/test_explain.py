@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 
 from serve.api.app import create_app
 from serve.api.limits import MAX_TURNS
+from serve.api.observe.audit import AuditLog
 from tests.serve.client.censor import Censor
 from tests.serve.serving import serving
 
@@ -52,6 +55,18 @@ def test_only_violated_rules_are_asked_again(client: httpx.Client, engine: Censo
     assert len(engine.conversations) == 1
     assert "explanations" not in asked(client, "hello", "forbidden").json()
     assert len(engine.conversations) == 2
+
+
+def test_the_checks_of_an_explanation_are_counted_as_no_answers(tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with serving(create_app(Censor(), observers=[AuditLog(log)])) as client:
+        asked(client, "hello", "forbidden", "hello", explain=True)
+        metrics = client.get("/metrics").text
+    purposes = [json.loads(line)["purpose"] for line in log.read_text().splitlines()]
+    assert purposes == ["answer", "explanation", "explanation"]
+    assert 'guard_verdicts_total{rule="words",verdict="violation"} 1.0' in metrics
+    assert 'guard_verdicts_total{rule="words",verdict="allow"} 0.0' in metrics
+    assert 'guard_checks_total{rule_set="",tenant="",verdict="violation"} 1.0' in metrics
 
 
 def test_what_could_not_be_judged_has_no_explanation(client: httpx.Client) -> None:

@@ -35,6 +35,7 @@ def test_a_line_says_which_weights_said_what_when_and_to_whom(tmp_path: Path) ->
         "rule_set": "support",
         "verdict": "violation",
         "decided_by": ["flagged"],
+        "purpose": "answer",
         "failure": None,
         "latency_ms": 125.0,
         "rules": [
@@ -101,6 +102,17 @@ def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> N
         AuditLog(tmp_path / "no" / "such" / "folder")
 
 
+def test_a_file_that_is_rotated_is_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    log.checked(record())
+    path.rename(tmp_path / "audit.jsonl.1")
+    log.checked(record())
+    log.checked(record())
+    log.close()
+    assert len(lines(tmp_path / "audit.jsonl.1")) == 1 and len(lines(path)) == 2
+
+
 def test_a_line_that_was_cut_off_is_an_error_and_spoils_no_other(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     whole = log._file
@@ -110,6 +122,9 @@ def test_a_line_that_was_cut_off_is_an_error_and_spoils_no_other(tmp_path: Path)
 
         def write(self, content: bytes) -> int:
             return whole.write(content[:10])
+
+        def fileno(self) -> int:
+            return whole.fileno()
 
     log._file = FullDisk()  # type: ignore[assignment]
     with pytest.raises(OSError, match="took 10 of"):

@@ -181,7 +181,10 @@ def test_a_lost_shard_has_unjudged_rules_and_the_others_verdicts_stand(tmp_path:
         gone = client.post("/v1/check", json=body("Hello."))
         assert (gone.status_code, gone.json()["verdict"]) == (503, "unjudged")
         assert gone.headers["retry-after"] == "1"
-        assert client.get("/readyz").status_code == client.get("/metrics").status_code == 503
+        assert client.get("/readyz").status_code == 503
+        metrics = client.get("/metrics").text
+        assert 'guard_shard_replicas{shard="0"} 0.0' in metrics and "guard_replicas 0.0" in metrics
+        assert 'guard_request_seconds_count{format="check",status="503"} 2.0' in metrics
 
 
 def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -> None:
