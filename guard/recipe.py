@@ -5,16 +5,13 @@ Knows nothing of torch or vLLM.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from guard.base_files import folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
@@ -31,28 +28,25 @@ Kind = Literal["decoder", "encoder", "gliner2"]
 
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
-# Of a GLiNER2 beside its own configuration: that of its encoder.
-ENCODER_CONFIG = "encoder_config/config.json"
-BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
-IN_PACKAGE = "package:"  # begins a base that an installed package carries
-
 
 @dataclass(frozen=True)
 class BaseKind:
-    """How a kind of base reads: from where on a method may act, what the prompt may say of the
-    rule, whether it is an encoder, which reads windows and writes nothing, and whether its heads
-    read the turns of whom the rule judges alone.
+    """How a kind of base reads.
+
+    `acts_from` is from where on a method may act, `rule_turns` what the prompt may say of the rule.
+    An encoder reads windows and writes nothing. `only_judged_turns`: heads read only the judged
+    speaker's turns.
     """
 
     acts_from: tuple[ActsFrom, ...]
     rule_turns: tuple[RuleTurn, ...]
     is_encoder: bool = True
-    reads_judged: bool = False
+    only_judged_turns: bool = False
 
 
 KINDS: dict[Kind, BaseKind] = {
     "decoder": BaseKind(get_args(ActsFrom), get_args(RuleTurn), is_encoder=False),
-    "encoder": BaseKind(("prompt", "output"), ("none",), reads_judged=True),
+    "encoder": BaseKind(("prompt", "output"), ("none",), only_judged_turns=True),
     "gliner2": BaseKind(("prompt",), ("title", "policy")),
 }
 
@@ -167,7 +161,7 @@ class Recipe(Strict):
     def _fits_its_kind(self) -> Recipe:
         kind = KINDS[self.kind]
         if kind.is_encoder != (self.window_tokens is not None):
-            raise ValueError("window_tokens belongs to an encoder, which needs it")
+            raise ValueError("window_tokens is required for encoders and not allowed otherwise")
         for name in self.methods:
             if METHODS[name].acts_from not in kind.acts_from:
                 raise ValueError(f"no method of `kind: {self.kind}`: {name}")
@@ -189,7 +183,7 @@ class Recipe(Strict):
         if method not in self.methods:
             raise GuardError(
                 "the recipe lists no such method",
-                where=f"recipe {self.name}: methods",
+                where=f"{self._where}: methods",
                 got=method,
                 remedy=f"{choose_from(method, self.methods)}; or add a section to the recipe",
             )
@@ -216,7 +210,7 @@ class Recipe(Strict):
 
     def reads(self, rule: Rule) -> Reads:
         """Whose turns weights on this base read for the rule."""
-        if KINDS[self.kind].reads_judged:
+        if KINDS[self.kind].only_judged_turns:
             return rule.reads
         return "conversation"
 
@@ -250,7 +244,7 @@ class Recipe(Strict):
         if not self.sharing_methods:
             raise GuardError(
                 "no method of the recipe is an adapter that shares conversations",
-                where=f"recipe {self.name}",
+                where=self._where,
                 got=", ".join(self.methods),
                 remedy="Add a section `alora` to its methods",
             )
@@ -280,53 +274,16 @@ class Recipe(Strict):
 
     @property
     def base_path(self) -> str:
-        """The local folder, of the checkout or of a package, if it exists; else the hub id."""
-        if self.base.startswith(IN_PACKAGE):
-            return str(self._folder_in_package())
-        local = MODELS.parent.parent / self.base
-        if local.is_dir():
-            return str(local)
-        if self.base.startswith((".", "/", "~")) or self.base.count("/") > 1:
-            raise GuardError(
-                "neither a folder of the checkout nor a hub id",
-                where=f"recipe {self.name}: base",
-                got=self.base,
-                remedy="Name a folder relative to the checkout, such as recipes/models/tiny, "
-                "or ORG/NAME",
-            )
-        return self.base
-
-    def _folder_in_package(self) -> Path:
-        module, _, folder = self.base.removeprefix(IN_PACKAGE).partition("/")
-        spec = importlib.util.find_spec(module)
-        if spec is None or not spec.submodule_search_locations:
-            raise GuardError(
-                "the package that carries the base is not installed",
-                where=f"recipe {self.name}: base",
-                got=module,
-                remedy="Run `make setup`",
-            )
-        return Path(spec.submodule_search_locations[0], folder)
+        """The base's local folder if it has one; else its hub id."""
+        return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)
 
     @property
     def commit(self) -> str | None:
-        """The hub commit to load the base at, the same for the whole process.
+        """The hub commit to load the base at; None for a local folder.
 
-        None for a local folder.
         Raises GuardError where neither the hub nor its cache on this machine knows it.
         """
-        base = self.base_path
-        if Path(base).is_dir():
-            return None
-        try:
-            return _commit(base, self.revision)
-        except (OSError, ValueError) as error:
-            raise GuardError(
-                f"no commit of the base is known: {error}",
-                where=f"recipe {self.name}",
-                got=base,
-                remedy="Check base and revision and the network, or download the base first",
-            ) from error
+        return hub_commit(self.base_path, self.revision, self._where)
 
     @property
     def base_revision(self) -> str:
@@ -334,51 +291,12 @@ class Recipe(Strict):
 
         Raises GuardError where the commit is not known or the folder lacks a file.
         """
-        if self.commit is not None:
-            return self.commit
-        folder = Path(self.base_path)
-        for name in BASE_FILES:
-            if not (folder / name).is_file():
-                raise GuardError(
-                    f"the base has no {name}",
-                    where=f"recipe {self.name}",
-                    got=folder,
-                    remedy=f"A base's folder holds {', '.join(BASE_FILES)} and the weights: "
-                    "complete it, or name another base",
-                )
-        files = [*folder.glob("*.safetensors"), *folder.glob(ENCODER_CONFIG)]
-        files = sorted([*files, *(folder / name for name in BASE_FILES)])
-        return _digest(tuple(map(_version_of, files)))
+        return self.commit or folder_digest(Path(self.base_path), self._where)
 
-
-def _version_of(path: Path) -> tuple[Path, int, int]:
-    """The file, its time in ns and its size in bytes."""
-    status = path.stat()
-    return path, status.st_mtime_ns, status.st_size
-
-
-@functools.cache
-def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """SHA-256 over names and contents; time and size tell a file that was written again."""
-    digest = hashlib.sha256()
-    for path, _, _ in files:
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-@functools.cache
-def _commit(base: str, revision: str | None) -> str:
-    """The commit that a branch or tag names now, or without a network named when last downloaded.
-
-    Raises OSError, ValueError.
-    """
-    if revision and re.fullmatch("[0-9a-f]{40}", revision):
-        return revision
-    from huggingface_hub import hf_hub_download
-
-    config = hf_hub_download(base, "config.json", revision=revision)
-    return Path(config).parent.name  # the cache has a folder for every commit
+    @property
+    def _where(self) -> str:
+        """The recipe's name in errors."""
+        return f"recipe {self.name}"
 
 
 def load_recipe(name: str, models: Path = MODELS) -> Recipe:

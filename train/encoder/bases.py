@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
 
 from guard.head import NO_WORDS, WordWeights
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.windows import Window
 from guard.recipe import Kind, Recipe
 from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
+from guard.base_files import ENCODER_CONFIG
 from guard.errors import GuardError
-from guard.recipe import ENCODER_CONFIG, Recipe
+from guard.recipe import Recipe
 from train.base import frozen, pinned
 
 PARTS = ("encoder.", "classifier.")

@@ -23,8 +23,9 @@ from transformers.utils import logging
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, judged_of
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import NgramRows, ngram_rows
+from guard.prompt.windows import Span, Window, judged_of
 from guard.recipe import Recipe
 from guard.rule import Reads
 from train.base import frozen, pinned

@@ -16,7 +16,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.windows import Window
 from guard.rule import Reads
 from train.batch import BATCH_TOKENS, by_length
 from train.encoder.bases import EncoderBase

@@ -23,7 +23,8 @@ from guard.example import Message, read_examples
 from guard.head import WordWeights
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import SPAN_TOKENS, EncoderPromptBuilder
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.windows import SPAN_TOKENS
 from guard.rule import Judged
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import data
