@@ -55,7 +55,7 @@ class MethodSettings(Strict):
     """A method's settings, passed straight through.
 
     `lora` to PEFT's LoraConfig and `trainer` to TRL's SFTConfig, of a method whose weights are an
-    adapter; `head` to what fits the weights of one that acts from the output (`train/head.py` for
+    adapter; `head` to what fits the weights of one that acts from the output (`train/head/` for
     `head`). The training stage refuses those that the method does not read.
     """
 

@@ -25,7 +25,7 @@ from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import read, reader_of, token_classifier, token_logits
 from train.examples import Rows
-from train.head import HeldOutWords, fitted_with_held_out_words
+from train.head.fit import HeldOutWords, fitted_with_held_out_words
 from train.job import Job
 
 LABELS = 2  # of a rule's token classifier: no, yes

@@ -31,7 +31,8 @@ from guard.rule import Reads
 from train.base import frozen, pinned
 from train.batch import by_length, pass_tokens
 from train.examples import Rows
-from train.head import Reader, RowSpans, TrainedHead, fit_on
+from train.head.fit import TrainedHead, fit_on
+from train.head.rows import Reader, RowSpans
 from train.job import Job
 from train.onednn import by_onednn
 

@@ -23,7 +23,7 @@ from train.batch import BATCH_TOKENS, by_length
 from train.encoder.bases import EncoderBase
 from train.encoder.model import device, right_padded, span_means, span_words
 from train.examples import Row
-from train.head import HeldOutWords
+from train.head.fit import HeldOutWords
 
 
 @dataclass(frozen=True)

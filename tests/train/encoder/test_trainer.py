@@ -36,7 +36,7 @@ from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trainer import CHECKPOINT, TrainedEncoder, Training, fit
 from train.examples import Row, Rows
-from train.head import FOLDS, TrainedHead, fitted
+from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
 from train.run import _parts
 
