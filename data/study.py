@@ -167,23 +167,37 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
         return []
     if rows >= len(pool):
         return list(pool)
-    violating = sum(example.label for example in pool) / len(pool)
-    in_split = Counter(row.split for row in pool)
-    there = Counter((row.split, row.label) for row in pool)
-    for_validation = max(2 * FEWEST_ROWS, round(VALIDATION_SHARE * rows), rows - in_split["train"])
-    for_validation = min(for_validation, in_split["validation"])
+    violating_share = sum(example.label for example in pool) / len(pool)
     chosen: list[Example] = []
-    shares: dict[Split, int] = {"validation": for_validation, "train": rows - for_validation}
-    for split, share in shares.items():
-        fewest = max(FEWEST_ROWS, share - there[split, 0])
-        of_label_1 = min(
-            max(round(violating * share), fewest), share - FEWEST_ROWS, there[split, 1]
-        )
-        for label, wanted in ((1, of_label_1), (0, share - of_label_1)):
-            of_kind = [row for row in pool if row.split == split and row.label == label]
-            random.Random(f"{seed}/{split}/{label}").shuffle(of_kind)
-            chosen += of_kind[:wanted]
+    for split, size in _split_sizes(pool, rows).items():
+        available: dict[int, list[Example]] = {0: [], 1: []}
+        for row in pool:
+            if row.split == split:
+                available[row.label].append(row)
+        violating = _violating_rows(size, violating_share, len(available[1]), len(available[0]))
+        for label, quota in ((1, violating), (0, size - violating)):
+            random.Random(f"{seed}/{split}/{label}").shuffle(available[label])
+            chosen += available[label][:quota]
     return chosen
+
+
+def _split_sizes(pool: Sequence[Example], rows: int) -> dict[Split, int]:
+    """How many of `rows` rows to draw from each split of the pool."""
+    available = Counter(row.split for row in pool)
+    share = round(VALIDATION_SHARE * rows)
+    smallest = max(2 * FEWEST_ROWS, rows - available["train"])
+    validation = min(max(share, smallest), available["validation"])
+    return {"validation": validation, "train": rows - validation}
+
+
+def _violating_rows(
+    size: int, violating_share: float, available_violating: int, available_allowed: int
+) -> int:
+    """How many of a split's `size` drawn rows violate the rule."""
+    share = round(violating_share * size)
+    smallest = max(FEWEST_ROWS, size - available_allowed)
+    largest = min(size - FEWEST_ROWS, available_violating)
+    return min(max(share, smallest), largest)
 
 
 def _inputs(request: StudyRequest) -> str:
@@ -204,11 +218,14 @@ def _inputs(request: StudyRequest) -> str:
 
 
 def _sizes(request: StudyRequest, available: int) -> list[int]:
-    """Ascending. Raises GuardError for a size that is too small to draw, or 0 in a curve."""
+    """The numbers of rows to draw, ascending, none above `available`.
+
+    Raises GuardError for a size that is too small to draw, or 0 in a curve.
+    """
     smallest = 4 * FEWEST_ROWS
-    is_nothing_drawn = request.kind == "transfer"
+    allows_zero = request.kind == "transfer"
     for size in request.sizes:
-        if size < smallest and not (size == 0 and is_nothing_drawn):
+        if size < smallest and not (size == 0 and allows_zero):
             remedy = f"Name numbers of rows from {smallest}, for a transfer also 0"
             raise GuardError("too few rows to draw", got=size, remedy=remedy)
     return sorted({min(size, available) for size in request.sizes})
