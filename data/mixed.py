@@ -24,7 +24,7 @@ NAMED = 5  # rows that an error names
 
 
 def own_part(source: str) -> str:
-    """What names your own rows in the text that names a source."""
+    """The part of a source's text that names your own rows."""
     return source.removeprefix(GENERATOR_AND)
 
 

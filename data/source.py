@@ -21,7 +21,7 @@ class SourceOptions(Protocol):
     """What one source can be asked for besides a rule; no other source reads it."""
 
     def inputs(self) -> list[Any]:
-        """What of it the data depend on, as JSON."""
+        """Its part of what the data depend on, as JSON."""
 
 
 @dataclass(frozen=True)

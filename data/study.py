@@ -314,7 +314,7 @@ def _of_origin(example: Example, origin: Origin) -> Example:
 
 
 def _limited(rows: Sequence[Example], limit: int) -> tuple[Example, ...]:
-    """At most so many rows, in their order, of whole groups that are drawn with a fixed seed; the
+    """At most `limit` rows, in their order, of whole groups that are drawn with a fixed seed; the
     smallest group where each is larger.
     """
     sizes = Counter(row.group for row in rows)

@@ -71,7 +71,7 @@ class Card(Strict):
 
     @property
     def remedy(self) -> str:
-        """What an error about these weights tells to do."""
+        """The remedy of an error about these weights."""
         return f"Train it again: `{self.retrain}`"
 
     @property

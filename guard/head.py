@@ -31,19 +31,19 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class WordWeights:
-    """What a text's n-grams say to a rule: `weights` [n-grams of the vocabulary] float32, in nats,
-    by which their TF-IDF counts.
+    """The weights of a rule's words: `weights` [n-grams of the vocabulary] float32, in nats, is
+    what the TF-IDF of each n-gram is multiplied by.
     """
 
     vocabulary: NgramVocabulary
     weights: npt.NDArray[np.float32]
 
     def __bool__(self) -> bool:
-        """Whether they say anything of any text."""
+        """Whether there are any weights."""
         return len(self.weights) > 0
 
     def logits(self, texts: NgramRows) -> npt.NDArray[np.float64]:
-        """Of each text, [texts] in nats."""
+        """The words' part of each text's logit, [texts] in nats."""
         if not self:
             return np.zeros(texts.texts)
         rows, ngrams, values = self.vocabulary.tfidf(texts)
@@ -51,7 +51,7 @@ class WordWeights:
         return logits.astype(np.float64)  # of no n-grams bincount makes integers
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """What a file holds of them."""
+        """The words' tensors, as a file holds them."""
         return {
             "ngrams": self.vocabulary.keys,
             "ngram_idf": self.vocabulary.idf,
@@ -60,7 +60,9 @@ class WordWeights:
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> WordWeights:
-        """Raises GuardError if they are not words', or not finite."""
+        """The word weights that a file's tensors hold. Raises GuardError if they are not words', or
+        not finite.
+        """
         problem = _problem(tensors, _word_shapes(tensors))
         if problem:
             raise GuardError(problem, where=where, remedy=remedy)
@@ -73,7 +75,7 @@ NO_WORDS = WordWeights(NgramVocabulary.of([]), np.empty(0, np.float32))
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """`weight` [hidden size] float32; the logit is in nats."""
+    """A rule's linear classifier: `weight` is [hidden size] float32, the logit is in nats."""
 
     weight: State
     bias: float
@@ -82,24 +84,28 @@ class Head:
     def span_logits(
         self, states: npt.NDArray[np.float64], words: NgramRows
     ) -> npt.NDArray[np.float64]:
-        """Of the states [spans, hidden size] and words of each span, in nats, without the bias."""
+        """The logit of each span from its state [spans, hidden size] and its words, in nats,
+        without the bias.
+        """
         logits: npt.NDArray[np.float64] = states @ self.weight
         if self.words:
             logits += self.words.logits(words)
         return logits
 
     def logit(self, states: npt.NDArray[np.float64], words: NgramRows) -> float:
-        """Of the spans that count, with finite states."""
+        """The logit of the counting spans, in nats. The states are finite."""
         return float(self.span_logits(states, words).max()) + self.bias
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """What its file holds."""
+        """The head's tensors, as its file holds them."""
         of_states = {"weight": self.weight, "bias": np.array([self.bias], np.float32)}
         return of_states | self.words.tensors()
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> Head:
-        """Raises GuardError if they are not a head's, or not finite."""
+        """The head that a file's tensors hold. Raises GuardError if they are not a head's, or not
+        finite.
+        """
         width = tensors["weight"].size if "weight" in tensors else 0
         of_states: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
         problem = _problem(tensors, of_states | _word_shapes(tensors))
@@ -121,7 +127,7 @@ def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
 
 
 def head_hash() -> str:
-    """A fingerprint of what heads read of a fixed text: of another one they are trained again."""
+    """A fingerprint of what heads read of a fixed text: where it changes, heads are trained again."""
     texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
     vocabulary = NgramVocabulary.of(texts)
     tfidf = [values.round(6).tolist() for values in vocabulary.tfidf(texts[0])]
@@ -141,7 +147,7 @@ def _word_shapes(tensors: Tensors) -> Shapes:
 
 
 def _problem(tensors: Tensors, expected: Shapes) -> str:
-    """What is wrong with them; empty where nothing is."""
+    """What is wrong with the tensors; empty where nothing is."""
     got = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
     if got != expected:
         return f"tensors of another name, type or shape: {got}, expected {expected}"

@@ -195,7 +195,8 @@ class Recipe(Strict):
 
     @property
     def serving_dtype(self) -> Dtype:
-        """Of the base and its adapters in serving: `dtype`, unless `engine` names another.
+        """The dtype of the base and its adapters in serving: `dtype`, unless `engine` names
+        another.
 
         A float32 base is served in bfloat16 on a CPU that multiplies it: about twice as fast, for
         logits that are off by thousandths of a nat in the median (docs/results.md).
@@ -209,7 +210,7 @@ class Recipe(Strict):
         return self.dtype
 
     def reads(self, rule: Rule) -> Reads:
-        """Whose turns weights on this base read for the rule."""
+        """The turns that weights on this base read for the rule."""
         if KINDS[self.kind].only_judged_turns:
             return rule.reads
         return "conversation"

@@ -102,7 +102,7 @@ class Rule(Strict):
 
     @property
     def reads(self) -> Reads:
-        """Whose turns it looks for a violation in."""
+        """The turns that it looks for a violation in."""
         if self.turns == "last":
             return LAST_OF[self.judged]
         return self.judged

@@ -28,7 +28,8 @@ STUDY = "study.json"
 
 
 class StudyPoint(Strict):
-    """What one training gets of the rows that are drawn from.
+    """The rows that one training draws. `rows` is their number, those for validation included;
+    `seed` is that of the draw and of the training.
 
     `rows` is their number, those for validation included; `seed` is that of the draw and of the
     training.
@@ -99,7 +100,7 @@ def point_runs(folder: Path, point: StudyPoint) -> Runs:
 
 
 def origin_of(example: Example) -> Origin:
-    """Whose row a study's example is."""
+    """The origin of a study's example: generated, or real."""
     origin: Origin = example.meta[ORIGIN]
     return origin
 

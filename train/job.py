@@ -47,7 +47,7 @@ class Job:
         return name
 
     def where(self, section: str) -> str:
-        """Where the recipe states the method's settings of this section, for errors."""
+        """The place of a section of the method's settings in the recipe, for errors."""
         return f"recipe {self.recipe.name}: methods.{self.method}.{section}"
 
     @property
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def reads(self) -> Reads:
-        """Whose turns the weights read."""
+        """The turns that the weights read."""
         return self.recipe.reads(self.rule)
 
     @property

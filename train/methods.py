@@ -23,8 +23,8 @@ class Trained(Protocol):
 
     @property
     def validation_logits(self) -> Sequence[float]:
-        """Raw logits of the validation rows in nats, if training computed them; else empty. Of
-        weights that were fitted to these rows last of all, those from before.
+        """Raw logits of the validation rows in nats, if training computed them; else empty. If the
+        weights were last fitted to these rows, the logits are those from before.
         """
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:

@@ -28,7 +28,9 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Process(NamedTuple):
-    """Its number, how many share out the rules, and how many of them this machine."""
+    """This process's number, how many processes share the rules, and how many of these are on this
+    machine.
+    """
 
     number: int = 0
     total: int = 1

@@ -51,7 +51,7 @@ class Statistics:
     cost_usd: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The counts as the manifest has them."""
         return {
             **vars(self),
             "outcomes": dict(sorted(self.outcomes.items())),

@@ -101,14 +101,14 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
 
 
 def _severities(tokens: int) -> tuple[Severity, ...]:
-    """A short conversation has no room to bury a core in."""
+    """The severities to draw from: a short conversation has no room to bury a core in."""
     if tokens > 110:
         return SEVERITIES
     return SEVERITIES[:2]
 
 
 def _acts_beside(tokens: int, rng: random.Random) -> int:
-    """How many acts of a kind stand besides the target: at most three, and one in 120 tokens."""
+    """How many acts of a kind are added besides the target: at most three, and one in 120 tokens."""
     return rng.randint(0, min(3, tokens // 120))
 
 
@@ -156,7 +156,9 @@ def _pairs_of_acts(corpus: Corpus, groups: int, rng: random.Random) -> list[tupl
 
 
 def _partners(corpus: Corpus, violating: Sequence[str], allowed: str) -> list[str]:
-    """Of a rule on the last turn both are of one speaker, who has the last word."""
+    """The violating acts that fit beside `allowed`. For a rule on the last turn both acts are of
+    one speaker, who has the last word.
+    """
     book = corpus.book
     partners = [name for name in violating if book.shared(name, allowed)]
     if corpus.rule.turns == "any":

@@ -19,7 +19,7 @@ from guard.rule import Rule
 
 
 def check_excerpts(rule: Rule, book: ExcerptBook, path: Path) -> None:
-    """What a book of excerpts must keep to. Raises GuardError at the first thing that is wrong."""
+    """Check a book of excerpts. Raises GuardError at the first thing that is wrong."""
     if book.rule != rule.id:
         raise GuardError(
             "rule differs from the file's name",

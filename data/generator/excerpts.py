@@ -149,8 +149,8 @@ class ExcerptWriter:
 
 
 def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], rule: Rule) -> int:
-    """Behind how many turns the row ends: before whom the rule judges speaks again after the
-    filling.
+    """The number of turns after which the row ends: before the judged speaker speaks again after
+    the filling.
     """
     filled = max(turn for turn, act in enumerate(acts) if act)
     for turn in range(filled + 1, len(messages)):

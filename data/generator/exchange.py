@@ -82,7 +82,7 @@ class Exchange:
 
     @property
     def around(self) -> Around:
-        """What stands before and after the act."""
+        """The turns before and after the act."""
         return self.without(self.act_index)
 
     def without(self, index: int) -> Around:

@@ -94,7 +94,7 @@ def slot_names(template: str) -> set[str]:
 
 
 def without_choices(template: str) -> str:
-    """What of a template stands in every phrasing: all but its alternatives."""
+    """The parts of a template that are in every phrasing: all but its alternatives."""
     while _CHOICE.search(template):
         template = _CHOICE.sub("", template)
     return template

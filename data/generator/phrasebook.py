@@ -76,7 +76,7 @@ class Act(Strict):
 
     @property
     def context_speaker(self) -> Speaker:
-        """Who says a line of the context that names no speaker."""
+        """The speaker of a line of the context that names no speaker."""
         if self.before:
             return "user"
         return "assistant"

@@ -184,7 +184,9 @@ class Writer:
         return best
 
     def _contrast(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
-        """Both acts around the same words of the speaker who does not perform the violating one."""
+        """The turns of both acts around the same words of the speaker who does not perform the
+        violating one.
+        """
         book, terse = self.corpus.book, _is_terse(dimensions)
         severity = dimensions.severity
         violating_act = book.acts[dimensions.violating_act]
@@ -388,7 +390,7 @@ def _is_terse(dimensions: Dimensions) -> bool:
 
 
 def _in_register(text: str, role: str, dimensions: Dimensions, rng: random.Random) -> str:
-    """What a user or an assistant says, tidied and in their register; a tool's output as it is."""
+    """A user's or an assistant's words, tidied and in their register; a tool's output as it is."""
     if role == "user":
         return USER_REGISTERS[dimensions.user_register](grammar.tidy(text), rng)
     if role == "assistant":

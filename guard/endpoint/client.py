@@ -128,7 +128,7 @@ class Endpoint:
         raise self._keeps_failing(about, failures[-1])
 
     def shown(self, text: str) -> str:
-        """One line of `text`, shortened, without the key in whatever notation."""
+        """One line of `text`, shortened, without the key in any notation."""
         for notation in _notations(self.api_key):
             text = text.replace(notation, "[key]")
         return " ".join(text.split())[:SHOWN]

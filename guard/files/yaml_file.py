@@ -144,7 +144,7 @@ def validate(content: Any, model: type[Model], *, where: object) -> Model:
 
 
 def _in_words(problem: Any, model: type[BaseModel]) -> str:
-    """One of pydantic's errors: the key, what is wrong with it, and its value."""
+    """One of pydantic's errors in words: the key, what is wrong with it, and its value."""
     key = ".".join(str(part) for part in problem["loc"]) or "content"
     if problem["type"] == "extra_forbidden":
         return _unknown_key(key, problem["loc"], model)

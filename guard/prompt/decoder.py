@@ -92,13 +92,13 @@ class PromptBuilder:
         answer_prefix: str = "",
         max_tokens: int | None = None,
     ) -> PromptBuilder:
-        """For the tokenizer of a checkpoint folder or a hub id."""
+        """The builder for the tokenizer of a checkpoint folder or a hub id."""
         tokenizer = cls._tokenizer_of(base, revision)
         return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
-        """For the recipe's base, as adapters are trained and served on it.
+        """The builder for the recipe's base, as adapters are trained and served on it.
 
         Raises GuardError where it has no tokenizer, or is an encoder.
         """

@@ -22,8 +22,8 @@ MOST_NGRAMS = 2**16  # that a vocabulary has: those of the most texts
 
 
 class NgramRows(NamedTuple):
-    """The n-grams of several texts: an entry for each that a text has. `rows` [entries] says of
-    which text, `frequencies` [entries] is 1 + the logarithm of how often it stands there.
+    """The n-grams of several texts, an entry for each n-gram of each text. `rows` [entries] is the
+    text's index, `frequencies` [entries] is 1 + the logarithm of how often the n-gram occurs in it.
     """
 
     keys: Keys
@@ -33,7 +33,7 @@ class NgramRows(NamedTuple):
 
 
 def ngram_rows(texts: Sequence[Sequence[int]]) -> NgramRows:
-    """Of texts as token ids below 2^31."""
+    """The n-grams of texts, which are token ids below 2^31."""
     keys, rows, counts = [np.empty(0, np.uint64)], [np.empty(0, np.intp)], [np.empty(0, np.intp)]
     for row, text in enumerate(texts):
         tokens = np.asarray(text, np.uint64)
@@ -81,7 +81,7 @@ class NgramVocabulary:
         return cls(keys[kept], idf.astype(np.float32))
 
     def tfidf(self, texts: NgramRows) -> TfIdf:
-        """Of texts, with 1 + the logarithm of an n-gram's count for its frequency."""
+        """The TF-IDF of texts, with 1 + the logarithm of an n-gram's count as its frequency."""
         ngrams = np.searchsorted(self.keys, texts.keys)
         is_known = ngrams < len(self.keys)
         is_known[is_known] = self.keys[ngrams[is_known]] == texts.keys[is_known]

@@ -90,7 +90,7 @@ def _fit_cached(job: Job, rows: Rows) -> PeftModel:
 def _test_logits(
     fit: Callable[[Job, Rows], PeftModel], job: Job, rows: Rows
 ) -> tuple[list[float], float]:
-    """What the adapter answers to the test split, in nats, and the seconds to train it."""
+    """The adapter's logits of the test split, in nats, and the seconds to train it."""
     from train.adapter.predict import verdict_logits
 
     prompts = [row.prompt for row in rows.test]

@@ -79,7 +79,7 @@ class TimedSteps:
 
     @property
     def median_s(self) -> float:
-        """Of a step."""
+        """The median time of a step."""
         return statistics.median(self.steps_s)
 
 

@@ -134,7 +134,7 @@ class Training:
             self._resume(state)
 
     def run(self) -> TrainedEncoder:
-        """Raises GuardError if the loss diverges."""
+        """Train to the end and return the best weights. Raises GuardError if the loss diverges."""
         if self._step == 0:
             self._evaluate()
         bar = tqdm(total=self._steps, initial=self._step, desc="train", unit="step", leave=False)
@@ -159,7 +159,7 @@ class Training:
         return is_stopped or self._step == self._steps
 
     def _update(self, loss: float) -> None:
-        """One optimizer step with the gradients that the weights hold."""
+        """Take one optimizer step with the gradients that the weights hold."""
         if not math.isfinite(loss):
             raise diverged(self._job.name, self._step + 1, loss)
         if self._config.max_grad_norm:
@@ -200,8 +200,9 @@ class Training:
             torch.save(state, part)
 
     def _checkpoint_of_this_fit(self) -> dict[str, Any] | None:
-        """What an interrupted run has left, if it began with the same words and states: other code
-        or another machine may have fitted others, and the adapter is trained beside them.
+        """The checkpoint of an interrupted run, if that started with the same words and states.
+        Other code or another machine may have fitted others, and the adapter is trained beside
+        them.
         """
         if not self._checkpoint.is_file():
             return None

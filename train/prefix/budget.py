@@ -34,7 +34,8 @@ class Budget:
 
 
 def budget_of(job: Job, device: torch.device, processes: int) -> Budget:
-    """What the recipe states, else a share of what is free, the host's in parts for `processes`.
+    """The sizes that the recipe states, else a share of what is free, the host's in parts for
+    `processes`.
 
     Raises GuardError for more than there is.
     """

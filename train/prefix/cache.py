@@ -56,7 +56,7 @@ class PrefixCache:
 
     @functools.cached_property
     def bytes_per_token(self) -> int:
-        """What one token of a prefix takes.
+        """The bytes that one token of a prefix takes.
 
         Raises GuardError if the model's cache is not plain keys and values of every position.
         """
@@ -86,7 +86,7 @@ class PrefixCache:
         return left_out
 
     def bytes_to_fetch(self, prefix: Prefix) -> int:
-        """What reading it takes in the model's memory: nothing where it lies there already."""
+        """The bytes that reading it takes in the model's memory: none where it lies there already."""
         if prefix in self._near:
             return 0
         return self.bytes_per_token * len(prefix)
@@ -126,7 +126,9 @@ class PrefixCache:
 
     @torch.no_grad()
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
-        """In one pass, padded on the right: what stands before never attends to it."""
+        """Keys and values from one pass. Prefixes are padded on the right, which no token before
+        attends to.
+        """
         longest = max(map(len, prefixes))
         padded = [[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes]
         ids = torch.tensor(padded, device=self._model.device)
@@ -148,7 +150,7 @@ class PrefixCache:
         return self._on_device(copies)
 
     def _on_disk(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        """In a file that is mapped into memory and never has a name.
+        """Write the states to a file that is mapped into memory and never has a name.
 
         Its room is free when this process ends, however it ends.
         """
@@ -164,13 +166,13 @@ class PrefixCache:
 
 
 def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
-    """What goes through the base together."""
+    """The batches that go through the base together."""
     for rows in by_length([len(prefix) for prefix in prefixes], PASS_TOKENS):
         yield [prefixes[row] for row in rows]
 
 
 def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Those of each layer, all of one shape.
+    """The keys and values of each layer, all of one shape.
 
     Raises GuardError for a cache of any other kind.
     """

@@ -68,7 +68,8 @@ class Fleet:
         self._builder = members[0].job.builder
 
     def train(self) -> None:
-        """All steps of all members.
+        """Run all steps of all members. Each then has its best epoch's weights, if it stops early,
+        else its last.
 
         Each then has its best epoch's weights, if it stops early, else its last.
         """
@@ -105,7 +106,7 @@ class Fleet:
             member.begin(self.stacked.weights(index))
 
     def step(self) -> Iterator[float]:
-        """One step of every running member; the mean loss of each in nats."""
+        """Run one step of every running member; return the mean loss of each in nats."""
         for batches in self._passes():
             for index, loss in zip(batches, self._gradients(batches), strict=True):
                 self._update(index, loss)

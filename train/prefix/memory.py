@@ -49,7 +49,7 @@ def _left_in_groups(cgroups: Path, membership: Path) -> list[int]:
 
 
 def _left_up_to(root: Path, path: str, files: _GroupFiles) -> list[int]:
-    """What is left in a group and in those above it: a group's limit holds for those within it."""
+    """The bytes left in a group and in those above it: a group's limit holds for those within it."""
     left: list[int] = []
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):

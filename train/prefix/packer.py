@@ -34,7 +34,9 @@ class Packer(Generic[Item]):
     fits: Callable[[Pack[Item], Item, int], bool]
 
     def packs(self, items: Iterable[Item]) -> Iterator[Pack[Item]]:
-        """All `items` in their order; each pack is let go of before the next is begun."""
+        """Yield all `items` in their order, in packs; each pack is let go of before the next is
+        started.
+        """
         pack: Pack[Item] = Pack()
         for item in items:
             more, more_bytes = self._added(pack, item)

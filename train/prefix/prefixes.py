@@ -75,7 +75,7 @@ def _fit(lengths: Sequence[int], group: Sequence[Part], weights_per_token: int) 
 
 
 def _joined(group: Sequence[Part]) -> Part:
-    """One part; the first of `group` has the most readers."""
+    """The parts of `group` as one; the first has the most readers."""
     suffixes: list[list[int]] = []
     for part in group:
         (of_part,) = part.suffixes
@@ -96,13 +96,13 @@ class Product:
     hidden: Tensor | None
 
     def of(self, ordered: Tensor) -> Tensor:
-        """Its share of `[KV heads x suffixes, tokens, width]`, `[matrices, readers x tokens,
-        width]`.
+        """The product's share of `[KV heads x suffixes, tokens, width]`, as `[matrices, readers x
+        tokens, width]`.
         """
         return ordered[self.rows].view(self.matrices, -1, ordered.shape[2])
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Float32 `[matrices, readers x tokens, positions]`, -inf at padding.
+        """The scores, float32 `[matrices, readers x tokens, positions]`, -inf at padding.
 
         `query` is in a pass's order; `keys` `[matrices, positions, head_dim]`.
         """

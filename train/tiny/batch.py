@@ -24,7 +24,7 @@ LabelValues = dict[str, tuple[Any, ...]]  # name: values
 
 
 def labels_of(acts: Sequence[str]) -> LabelValues:
-    """What the end of a turn or sentence is asked for besides its meaning."""
+    """The labels that the end of a turn or sentence predicts besides its meaning."""
     return {
         "role": ("user", "assistant", "tool"),
         "act": tuple(acts),
@@ -156,7 +156,7 @@ def _meaning_targets(
     builder: PromptBuilder,
     labels: LabelValues,
 ) -> tuple[Tensor, Tensor]:
-    """Where there is a meaning, `[n, 2]`, and the labels there, `[n, names]`."""
+    """The positions with a meaning, `[n, 2]`, and the labels there, `[n, names]`."""
     meaning_at, values = [], []
     for number, (lesson, row) in enumerate(zip(lessons, rows, strict=True)):
         for meaning in _ends(lesson, row, builder):
@@ -168,7 +168,7 @@ def _meaning_targets(
 def _verdict_targets(
     lessons: Sequence[Lesson], rows: Sequence[_PackedRow], builder: PromptBuilder
 ) -> tuple[Tensor, Tensor]:
-    """Where a verdict is predicted, `[n, 2]`, and its token ids, `[n]`."""
+    """The positions at which a verdict is predicted, `[n, 2]`, and its token ids, `[n]`."""
     token_of = (builder.no_id, builder.yes_id)
     verdict_at, verdicts = [], []
     for number, (lesson, row) in enumerate(zip(lessons, rows, strict=True)):
@@ -188,7 +188,7 @@ class Meaning:
 
 
 def _ends(lesson: Lesson, row: _PackedRow, builder: PromptBuilder) -> Iterator[Meaning]:
-    """In the order of the lesson's embeddings: sentences, turns, the first rule."""
+    """The ends of sentences, turns and the first rule, in the order of the lesson's embeddings."""
     acts_of_turns = lesson.act_labels or [[] for _ in lesson.messages]
     turns = list(zip(lesson.messages, lesson.sentences, acts_of_turns, row.turn_ends, strict=True))
     for message, sentences, acts, end in turns:
@@ -208,7 +208,7 @@ def _ends(lesson: Lesson, row: _PackedRow, builder: PromptBuilder) -> Iterator[M
 
 
 def _last_index(ids: Sequence[int], token_id: int) -> int:
-    """Where the token stands last. Raises ValueError if it does not stand there."""
+    """The last index of the token. Raises ValueError if it does not occur."""
     from_the_end = list(reversed(ids)).index(token_id)
     return len(ids) - 1 - from_the_end
 

@@ -46,7 +46,7 @@ class Curriculum:
 
     @property
     def labels(self) -> LabelValues:
-        """What the heads tell of a turn or sentence besides its meaning."""
+        """The labels that the heads predict for a turn or sentence besides its meaning."""
         return labels_of(self.lessons.acts)
 
     @property

@@ -117,7 +117,7 @@ class JointModel:
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """What is trained of the base."""
+        """The weights of the base that are trained."""
         adapters = set(map(id, self.adapters))
         trained = (weight for weight in self.model.parameters() if weight.requires_grad)
         return [weight for weight in trained if id(weight) not in adapters]

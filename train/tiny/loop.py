@@ -95,11 +95,11 @@ class Learner(ABC):
 
     @abstractmethod
     def learning_rates(self, step: int) -> Sequence[float]:
-        """Those of this step, one for each group of the optimizer."""
+        """The learning rates of this step, one for each group of the optimizer."""
 
     @abstractmethod
     def progress(self) -> dict[str, Any]:
-        """What a checkpoint holds besides weights and optimizer."""
+        """The part of a checkpoint besides weights and optimizer."""
 
     @abstractmethod
     def restore_progress(self, state: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Learner(ABC):
         self.restore_progress(state)
 
     def update(self, step: int) -> None:
-        """One optimizer step."""
+        """Take one optimizer step."""
         figures = self.gradients(step)
         self.clip()
         rates = self.learning_rates(step)

@@ -117,8 +117,8 @@ def _by_importance(teacher_ids: Mapping[str, int], counts: Counter[int]) -> list
 
 
 def _word_embeddings(teacher: Path) -> torch.Tensor:
-    """What the teacher's first layer reads of each of its ids, but for the position: float32 `[ids,
-    hidden]`.
+    """The input of the teacher's first layer for each of its ids, but for the position: float32
+    `[ids, hidden]`.
     """
     weights = load_file(teacher / "model.safetensors")
     words = weights["embeddings.word_embeddings.weight"].float()
@@ -129,7 +129,7 @@ def _word_embeddings(teacher: Path) -> torch.Tensor:
 
 
 def vocabulary_of(base: Path) -> Vocabulary:
-    """That of a checkpoint that `export` wrote."""
+    """The vocabulary of a checkpoint that `export` wrote."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     with safe_open(base / "model.safetensors", framework="pt") as weights:
         embeddings = weights.get_tensor("model.embed_tokens.weight").float()

@@ -135,8 +135,8 @@ class Lessons:
     def _embeddings(
         self, drafts: Sequence[LessonDraft]
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """For each draft those of its turns, and those of the sentences of its longer turns;
-        computed in one go.
+        """The embeddings of each draft's turns, and of the sentences of its longer turns, computed
+        in one go.
         """
         turns: list[str] = []
         sentences: list[str] = []
