@@ -49,10 +49,10 @@ def beside(
             OWN_SHARES,
             fewest=1,  # there are the generated ones beside
         )
-        of_generator = generated(request)
-        _refuse_copies(of_generator.examples, ingested.examples, source)
-        both = [*of_generator.examples, *ingested.examples]
-        return replace(of_generator, examples=both, dropped=ingested.dropped)
+        sourced = generated(request)
+        _refuse_copies(sourced.examples, ingested.examples, source)
+        examples = [*sourced.examples, *ingested.examples]
+        return replace(sourced, examples=examples, dropped=ingested.dropped)
 
     return load
 
@@ -66,10 +66,10 @@ def _refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], so
     for example in own_rows:
         if {example.id, example.group} & names:
             copies.append(f"{example.id} (the id or group of a generated row)")
-    both = [*generated, *own_rows]
-    for pair in near_duplicates(both):
+    all_examples = [*generated, *own_rows]
+    for pair in near_duplicates(all_examples):
         if pair.first < len(generated) <= pair.second:
-            first, second = both[pair.first], both[pair.second]
+            first, second = all_examples[pair.first], all_examples[pair.second]
             copies.append(f"{second.id} (like {first.id}: {pair.similarity:.2f})")
     if copies:
         got = "; ".join(copies[:NAMED])

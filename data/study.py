@@ -138,23 +138,23 @@ def _is_whole(folder: Path, study: Study) -> bool:
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
     """Raise GuardError if the folder holds the study of another file, whose name begins alike."""
     try:
-        kept = load_study(folder)
+        earlier = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and _is_another(kept, data):
+    if data is not None and _is_another(earlier, data):
         raise GuardError(
             "here lies the study of another file, whose weights and report would be lost",
             where=folder,
-            got=f"{kept.path or kept.data}, not {data}",
+            got=f"{earlier.path or earlier.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
 
 
-def _is_another(kept: Study, data: Path) -> bool:
+def _is_another(study: Study, data: Path) -> bool:
     """Whether a study is of another file than this one, which may have been moved."""
-    if kept.data != data.name:
+    if study.data != data.name:
         return True
-    return kept.path is not None and Path(kept.path).exists() and not data.samefile(kept.path)
+    return study.path is not None and Path(study.path).exists() and not data.samefile(study.path)
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
@@ -244,11 +244,11 @@ def _pools(request: StudyRequest) -> Pools:
     _refuse_scarce(test, request.data)
     if request.kind == "curve":
         return Pools((), pool, test, labelled_for)
-    of_generator = generated(request.rule, request.generated, 0)
-    of_generator = [_of_origin(example, "generated") for example in of_generator]
-    refuse_leaks([*pool, *test, *of_generator])
-    common = tuple(row for row in of_generator if row.split != "test")
-    generated_test = tuple(row for row in of_generator if row.split == "test")
+    generated_rows = generated(request.rule, request.generated, 0)
+    generated_rows = [_of_origin(example, "generated") for example in generated_rows]
+    refuse_leaks([*pool, *test, *generated_rows])
+    common = tuple(row for row in generated_rows if row.split != "test")
+    generated_test = tuple(row for row in generated_rows if row.split == "test")
     return Pools(common, pool, (*test, *generated_test), labelled_for)
 
 

@@ -98,8 +98,8 @@ class Head:
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The head's tensors, as its file holds them."""
-        of_states = {"weight": self.weight, "bias": np.array([self.bias], np.float32)}
-        return of_states | self.words.tensors()
+        state_tensors = {"weight": self.weight, "bias": np.array([self.bias], np.float32)}
+        return state_tensors | self.words.tensors()
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> Head:
@@ -107,27 +107,27 @@ class Head:
         finite.
         """
         width = tensors["weight"].size if "weight" in tensors else 0
-        of_states: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
-        problem = _problem(tensors, of_states | _word_shapes(tensors))
+        state_shapes: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
+        problem = _problem(tensors, state_shapes | _word_shapes(tensors))
         if problem or not width:
             problem = problem or "a head has a weight for each number of a state"
             raise GuardError(problem, where=where, remedy=remedy)
-        of_words = {key: tensor for key, tensor in tensors.items() if key not in of_states}
-        words = WordWeights.of_tensors(of_words, where, remedy)
+        word_tensors = {key: tensor for key, tensor in tensors.items() if key not in state_shapes}
+        words = WordWeights.of_tensors(word_tensors, where, remedy)
         return cls(tensors["weight"], float(tensors["bias"][0]), words)
 
 
 def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
     """The mean of heads of one vocabulary, `shares` [heads] of each, which sum to 1."""
     weight = shares @ np.array([head.weight for head in heads], np.float64)
-    of_words = shares @ np.array([head.words.weights for head in heads], np.float64)
+    word_weights = shares @ np.array([head.words.weights for head in heads], np.float64)
     bias = float(np.float32(shares @ np.array([head.bias for head in heads])))
-    words = WordWeights(heads[0].words.vocabulary, of_words.astype(np.float32))
+    words = WordWeights(heads[0].words.vocabulary, word_weights.astype(np.float32))
     return Head(weight.astype(np.float32), bias, words)
 
 
 def head_hash() -> str:
-    """A fingerprint of what heads read of a fixed text: where it changes, heads are trained again."""
+    """A fingerprint of what heads read of a fixed text: if it changes, heads are trained again."""
     texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
     vocabulary = NgramVocabulary.of(texts)
     tfidf = [values.round(6).tolist() for values in vocabulary.tfidf(texts[0])]
@@ -148,9 +148,9 @@ def _word_shapes(tensors: Tensors) -> Shapes:
 
 def _problem(tensors: Tensors, expected: Shapes) -> str:
     """What is wrong with the tensors; empty where nothing is."""
-    got = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
-    if got != expected:
-        return f"tensors of another name, type or shape: {got}, expected {expected}"
+    shapes = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
+    if shapes != expected:
+        return f"tensors of another name, type or shape: {shapes}, expected {expected}"
     if (tensors["ngrams"][1:] <= tensors["ngrams"][:-1]).any():
         return "the n-grams are not in ascending order"
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):

@@ -28,8 +28,7 @@ STUDY = "study.json"
 
 
 class StudyPoint(Strict):
-    """The rows that one training draws. `rows` is their number, those for validation included;
-    `seed` is that of the draw and of the training.
+    """The rows that one training draws.
 
     `rows` is their number, those for validation included; `seed` is that of the draw and of the
     training.

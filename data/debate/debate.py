@@ -129,9 +129,9 @@ class Debates:
         """
         wave: list[int] = []
         for label, tried in self._tried.items():
-            more = min(half - len(self._accepted[label]), SAMPLED * half - tried)
-            wave += [2 * index + label for index in range(tried, tried + more)]
-            self._tried[label] += more
+            wave_size = min(half - len(self._accepted[label]), SAMPLED * half - tried)
+            wave += [2 * index + label for index in range(tried, tried + wave_size)]
+            self._tried[label] += wave_size
         return sorted(wave)
 
     async def _decompose(

@@ -108,7 +108,7 @@ def _severities(tokens: int) -> tuple[Severity, ...]:
 
 
 def _acts_beside(tokens: int, rng: random.Random) -> int:
-    """How many acts of a kind are added besides the target: at most three, and one in 120 tokens."""
+    """How many acts of a kind are added to the target: at most three, and one in 120 tokens."""
     return rng.randint(0, min(3, tokens // 120))
 
 

@@ -92,11 +92,11 @@ def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
 
 def _check_asked(book: ExcerptBook, slot: str, layout: str, where: str) -> None:
     """The layout has the right value of a slot of `either`, and not the wrong one."""
-    there = grammar.reached(layout, book.slots)
-    if slot not in there:
+    reached_slots = grammar.reached(layout, book.slots)
+    if slot not in reached_slots:
         remedy = f"Put {{{slot}}} into it, or take {{{slot}.?}} out of `either`"
         raise GuardError(f"a layout does not say '{slot}'", where=where, got=layout, remedy=remedy)
-    if slot + WRONG in there:
+    if slot + WRONG in reached_slots:
         raise GuardError(
             f"a layout has the number of the wrong '{slot}'",
             where=where,

@@ -75,8 +75,7 @@ def casual(text: str, rng: random.Random) -> str:
 
 
 def typos(text: str, rng: random.Random) -> str:
-    """The text with two letters swapped or one dropped in about one word in twelve. Numbers and
-    addresses stay right.
+    """The text with two letters swapped or one dropped in about one word in twelve.
 
     Numbers and addresses stay right.
     """

@@ -274,10 +274,10 @@ class Writer:
         self, dimensions: Dimensions, rng: random.Random
     ) -> list[tuple[Phrasebook, str]]:
         """The hard negatives, then the distractors."""
-        of_rule = self.corpus.acts(violating=False)
+        rule_acts = self.corpus.acts(violating=False)
         if self._is_on_last_turn:
-            of_rule += self.corpus.acts(violating=True)
-        acts = [(self.corpus.book, rng.choice(of_rule)) for _ in range(dimensions.hard_negatives)]
+            rule_acts += self.corpus.acts(violating=True)
+        acts = [(self.corpus.book, rng.choice(rule_acts)) for _ in range(dimensions.hard_negatives)]
         if self._borrowed:
             books = [rng.choice(self._borrowed) for _ in range(dimensions.distractors)]
             acts += [(book, rng.choice(list(book.acts))) for book in books]

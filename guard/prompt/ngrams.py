@@ -71,14 +71,14 @@ class NgramVocabulary:
         """The n-grams of FEWEST_TEXTS documents and more that are not in all, at most MOST_NGRAMS,
         with the smooth idf of scikit-learn's TfidfTransformer.
         """
-        of_documents = [np.empty(0, np.uint64)]
-        of_documents += [np.unique(document.keys) for document in documents]
-        keys, times = np.unique(np.concatenate(of_documents), return_counts=True)
-        telling = np.flatnonzero((times >= FEWEST_TEXTS) & (times < len(documents)))
-        most = telling[np.argsort(-times[telling], kind="stable")[:MOST_NGRAMS]]
-        kept = np.sort(most)
-        idf = np.log((1 + len(documents)) / (1 + times[kept])) + 1
-        return cls(keys[kept], idf.astype(np.float32))
+        document_keys = [np.empty(0, np.uint64)]
+        document_keys += [np.unique(document.keys) for document in documents]
+        keys, times = np.unique(np.concatenate(document_keys), return_counts=True)
+        informative = np.flatnonzero((times >= FEWEST_TEXTS) & (times < len(documents)))
+        commonest = informative[np.argsort(-times[informative], kind="stable")[:MOST_NGRAMS]]
+        chosen = np.sort(commonest)
+        idf = np.log((1 + len(documents)) / (1 + times[chosen])) + 1
+        return cls(keys[chosen], idf.astype(np.float32))
 
     def tfidf(self, texts: NgramRows) -> TfIdf:
         """The TF-IDF of texts, with 1 + the logarithm of an n-gram's count as its frequency."""

@@ -91,9 +91,11 @@ def visible(text: str) -> str:
 
 
 def _without_controls(text: str) -> str:
-    """No control and format characters but line breaks and joiners, no more MARKS; styles plain."""
+    """The text without control and format characters, except line breaks and joiners, with at most
+    MARKS on a letter and with plain styles.
+    """
     joiners = {match.start() for match in _JOINERS.finditer(text)}
-    kept: list[str] = []
+    characters: list[str] = []
     marks = 0
     for position, character in enumerate(text):
         category = unicodedata.category(character)
@@ -105,8 +107,8 @@ def _without_controls(text: str) -> str:
         else:
             marks = 0
         if marks <= MARKS:
-            kept.append(_plain(character))
-    return "".join(kept)
+            characters.append(_plain(character))
+    return "".join(characters)
 
 
 def _plain(character: str) -> str:

@@ -82,8 +82,8 @@ def _fleet(base: Base, conversations: int, adapters: int, folder: Path) -> Fleet
     rows = pool(jobs[0].builder, conversations)
     members: list[Member] = []
     for index, job in enumerate(jobs):
-        of_adapter = rows[index * share : (index + 1) * share]
-        members.append(Member(job, Rows(of_adapter, (), ()), trainer_config(job)))
+        adapter_rows = rows[index * share : (index + 1) * share]
+        members.append(Member(job, Rows(adapter_rows, (), ()), trainer_config(job)))
     model = load_base(jobs[0].recipe, members[0].config.device)
     return Fleet(model, members, Budget(host=HOST_BYTES))
 

@@ -64,9 +64,9 @@ class SpanRows:
             pooled += bias
             loss = np.logaddexp(0, pooled) - self.labels * pooled
             slopes = expit(pooled) - self.labels  # of each row's loss, by its logit
-            of_spans = shares * np.repeat(slopes, self._counts)
+            span_slopes = shares * np.repeat(slopes, self._counts)
             gradient = np.concatenate(
-                [self.dense.T @ of_spans, self._by_column @ of_spans, [slopes.sum()]]
+                [self.dense.T @ span_slopes, self._by_column @ span_slopes, [slopes.sum()]]
             )
             gradient[:-1] += weights / strength
             penalty = weights @ weights / (2 * strength)

@@ -86,7 +86,7 @@ class PrefixCache:
         return left_out
 
     def bytes_to_fetch(self, prefix: Prefix) -> int:
-        """The bytes that reading it takes in the model's memory: none where it lies there already."""
+        """The bytes that reading it takes in the model's memory: none if it lies there already."""
         if prefix in self._near:
             return 0
         return self.bytes_per_token * len(prefix)
@@ -117,12 +117,12 @@ class PrefixCache:
     def _keep(self, states: dict[Prefix, Tensor], tiers: dict[Prefix, Tier]) -> None:
         keepers = {"device": self._on_device, "host": self._on_host, "disk": self._on_disk}
         for tier in TIERS:
-            of_tier = {prefix: kv for prefix, kv in states.items() if tiers[prefix] == tier}
-            if not of_tier:
+            tier_states = {prefix: kv for prefix, kv in states.items() if tiers[prefix] == tier}
+            if not tier_states:
                 continue
-            self._kept |= keepers[tier](of_tier)
+            self._kept |= keepers[tier](tier_states)
             if tier == "device" or (tier == "host" and self._model.device.type == "cpu"):
-                self._near |= of_tier.keys()
+                self._near |= tier_states.keys()
 
     @torch.no_grad()
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
@@ -134,9 +134,9 @@ class PrefixCache:
         ids = torch.tensor(padded, device=self._model.device)
         with by_onednn(self._model):
             cache = self._model.base_model(input_ids=ids, use_cache=True).past_key_values
-        whole = torch.stack([torch.stack(pair) for pair in _keys_and_values(cache)])
+        all_states = torch.stack([torch.stack(pair) for pair in _keys_and_values(cache)])
         return {
-            prefix: whole[:, :, row, :, : len(prefix)].clone()
+            prefix: all_states[:, :, row, :, : len(prefix)].clone()
             for row, prefix in enumerate(prefixes)
         }
 

@@ -68,15 +68,14 @@ class Fleet:
         self._builder = members[0].job.builder
 
     def train(self) -> None:
-        """Run all steps of all members. Each then has its best epoch's weights, if it stops early,
-        else its last.
+        """Run all steps of all members.
 
         Each then has its best epoch's weights, if it stops early, else its last.
         """
         self.begin()
-        done = sum(member.step for member in self.members)
+        steps_done = sum(member.step for member in self.members)
         steps = sum(member.steps for member in self.members)
-        with tqdm(total=steps, initial=done, desc="train", unit="step", leave=False) as bar:
+        with tqdm(total=steps, initial=steps_done, desc="train", unit="step", leave=False) as bar:
             while any(member.running for member in self.members):
                 for loss in self.step():
                     bar.update(math.isfinite(loss))
@@ -88,7 +87,7 @@ class Fleet:
     def begin(self) -> None:
         """Keep the prefixes that every epoch reads, as many as there is room for.
 
-        Then go to where each member stands.
+        Then continue each member where it stopped.
         """
         prefixes: set[Prefix] = set()
         for member in self.members:
@@ -106,7 +105,7 @@ class Fleet:
             member.begin(self.stacked.weights(index))
 
     def step(self) -> Iterator[float]:
-        """Run one step of every running member; return the mean loss of each in nats."""
+        """Run one step of every running member, and yield the mean loss of each in nats."""
         for batches in self._passes():
             for index, loss in zip(batches, self._gradients(batches), strict=True):
                 self._update(index, loss)
@@ -196,13 +195,13 @@ class Fleet:
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
         for places in self._places([[rows[index] for index in order]], len(adapters)):
             indices = order[places]
-            of_places = [rows[index] for index in indices] * len(adapters)
+            repeated_rows = [rows[index] for index in indices] * len(adapters)
             with float32_head(self.stacked.model):
-                vocabulary = self._logits(adapters, of_places)
-            differences = yes_minus_no(vocabulary, self._builder).view(len(adapters), -1)
-            for of_adapter, values in zip(logits, differences.tolist(), strict=True):
+                vocabulary_logits = self._logits(adapters, repeated_rows)
+            differences = yes_minus_no(vocabulary_logits, self._builder).view(len(adapters), -1)
+            for adapter_logits, values in zip(logits, differences.tolist(), strict=True):
                 for index, value in zip(indices, values, strict=True):
-                    of_adapter[index] = value
+                    adapter_logits[index] = value
         return logits
 
     def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:

@@ -78,8 +78,9 @@ def _joined(group: Sequence[Part]) -> Part:
     """The parts of `group` as one; the first has the most readers."""
     suffixes: list[list[int]] = []
     for part in group:
-        (of_part,) = part.suffixes
-        suffixes.append(of_part + of_part[-1:] * (group[0].readers - len(of_part)))
+        (part_suffixes,) = part.suffixes
+        missing = group[0].readers - len(part_suffixes)
+        suffixes.append(part_suffixes + part_suffixes[-1:] * missing)
     return Part([part.prefixes[0] for part in group], suffixes)
 
 
@@ -108,8 +109,8 @@ class Product:
         """
         scores = torch.bmm(self.of(query), keys.transpose(1, 2))
         if self.hidden is not None:
-            of_prefix = scores.view(-1, len(self.hidden), *scores.shape[1:])
-            of_prefix.masked_fill_(self.hidden, -torch.inf)
+            by_prefix = scores.view(-1, len(self.hidden), *scores.shape[1:])
+            by_prefix.masked_fill_(self.hidden, -torch.inf)
         return scores.float()
 
 
@@ -129,7 +130,7 @@ class Prefixes:
         self.in_place = in_place
         self.states = states
         self.layers, _, self._kv_heads, _, self._width = states[0].shape
-        self._tokens = [of_prefix.shape[3] for of_prefix in states]
+        self._tokens = [prefix_states.shape[3] for prefix_states in states]
         self._suffixes_on: list[list[int]] = [[] for _ in states]
         for suffix, prefix in enumerate(stands_on):
             self._suffixes_on[prefix].append(suffix)
@@ -164,9 +165,9 @@ class Prefixes:
         self._order = torch.tensor(order, device=device)
         self._position = torch.tensor([position[row] for row in range(len(position))]).to(device)
 
-    def ordered(self, of_suffixes: Tensor) -> Tensor:
+    def ordered(self, values: Tensor) -> Tensor:
         """`[suffixes, kv_heads, ...]` in the order of the products, `[rows of products, ...]`."""
-        return of_suffixes.flatten(0, 1)[self._order]
+        return values.flatten(0, 1)[self._order]
 
     def of_suffixes(self, ordered: Tensor) -> Tensor:
         """`[rows of products, ...]` back as `[suffixes, kv_heads, ...]`."""

@@ -231,12 +231,12 @@ def _mask(segments: Tensor, turns: Tensor | None) -> Tensor:
     """What each position sees, `[rows, 1, length, length]`: the prefix and its own segment; of the
     turns, if given, its own.
     """
-    same = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
+    is_seen = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
     if turns is not None:
         in_scaffold = (turns[:, :, None] < 0) | (turns[:, None, :] < 0)
-        same &= in_scaffold | (turns[:, :, None] == turns[:, None, :])
+        is_seen &= in_scaffold | (turns[:, :, None] == turns[:, None, :])
     length = segments.shape[1]
-    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    mask = (is_seen & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
     # A padded position attends to itself, never to nothing.
     return mask | torch.eye(length, dtype=torch.bool)
 

@@ -298,8 +298,8 @@ def _verdict_logits(
     """The logit of "violates", in nats, of each row under one adapter."""
     logits = [0.0] * len(rows)
     for part in _parts(rows):
-        of_part = joint.logits([rows[index] for index in part], [adapter] * len(part))
-        differences = of_part[:, builder.yes_id] - of_part[:, builder.no_id]
+        vocabulary = joint.logits([rows[index] for index in part], [adapter] * len(part))
+        differences = vocabulary[:, builder.yes_id] - vocabulary[:, builder.no_id]
         for index, logit in zip(part, differences.tolist(), strict=True):
             logits[index] = logit
     return logits

@@ -46,14 +46,14 @@ class Checkpoint:
 
     def _refuse(self, made_from: Any) -> None:
         """A model that goes on with other data would be neither the old one nor the new one."""
-        got = None
+        differing = None
         if isinstance(self.made_from, dict):
             names = [name for name, value in self.made_from.items() if made_from.get(name) != value]
-            got = f"other {', '.join(names)}"
+            differing = f"other {', '.join(names)}"
         raise GuardError(
             "the checkpoint of an earlier run was made from something else",
             where=self.file,
-            got=got,
+            got=differing,
             remedy="Repeat the command it was made with, delete it to start anew, "
             "or choose another folder with --work",
         )

@@ -181,7 +181,10 @@ def _label_losses(scores: Iterable[Tensor], labels: Tensor) -> list[Tensor]:
     """Cross-entropy of each label over where it is known; 0 if it is nowhere. `labels` `[n,
     names]`.
     """
-    return [_cross_entropy(of_label, labels[:, column]) for column, of_label in enumerate(scores)]
+    losses: list[Tensor] = []
+    for column, label_scores in enumerate(scores):
+        losses.append(_cross_entropy(label_scores, labels[:, column]))
+    return losses
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary
     teacher_tokenizer.no_padding()
     teacher_ids = teacher_tokenizer.get_vocab()
     room = size - len(SPECIAL) - len(NOT_SPECIAL) - 2
-    kept = _by_importance(teacher_ids, _counts(teacher_tokenizer, texts))[:room]
-    pieces = [UNKNOWN, NEWLINE, *sorted(kept, key=teacher_ids.__getitem__)]
+    chosen = _by_importance(teacher_ids, _counts(teacher_tokenizer, texts))[:room]
+    pieces = [UNKNOWN, NEWLINE, *sorted(chosen, key=teacher_ids.__getitem__)]
     tokenizer = _tokenizer(pieces)
     words = _word_embeddings(teacher)
     generator = torch.Generator().manual_seed(0)

@@ -105,7 +105,7 @@ class Lessons:
             draft.questions or self._retrieval_questions(draft.messages, vectors, rng)
             for draft, vectors in zip(drafts, turns, strict=True)
         ]
-        rules = self._teacher.embed([first.rule_text for first, *_ in questions])
+        rules = self._teacher.embed([asked[0].rule_text for asked in questions])
         return [
             Lesson(
                 messages=draft.messages,
@@ -148,10 +148,9 @@ class Lessons:
             sentences += parts
             turn_counts.append(len(texts))
             sentence_counts.append(len(parts))
-        of_turns, of_sentences = self._teacher.embed(turns + sentences).split(
-            [len(turns), len(sentences)]
-        )
-        return of_turns.split(turn_counts), of_sentences.split(sentence_counts)
+        embeddings = self._teacher.embed(turns + sentences)
+        turn_embeddings, sentence_embeddings = embeddings.split([len(turns), len(sentences)])
+        return turn_embeddings.split(turn_counts), sentence_embeddings.split(sentence_counts)
 
     def _real_conversation(self, words: int, rng: random.Random) -> list[Message]:
         """A window of a source's conversation, with up to three sentences of words that the
@@ -185,15 +184,15 @@ class Lessons:
         """
         who = rng.choice([*(role for role in ("user", "assistant") if role in speakers), None])
         turns = [index for index, role in enumerate(speakers) if who in (None, role)]
-        of_speaker = similarity[:, turns].max(1).values
+        speaker_similarity = similarity[:, turns].max(1).values
         is_said = rng.random() < 0.5
         if is_said:
-            choices = _similar(similarity[:, rng.choice(turns)], of_speaker)
+            choices = _similar(similarity[:, rng.choice(turns)], speaker_similarity)
         else:
-            choices = _dissimilar(of_speaker, similarity.max(1).values, who, rng)
+            choices = _dissimilar(speaker_similarity, similarity.max(1).values, who, rng)
         if len(choices) == 0:
             is_said = False
-            choices = of_speaker.argmin(keepdim=True)
+            choices = speaker_similarity.argmin(keepdim=True)
         statement = self._pool[int(choices[rng.randrange(len(choices))])]
         act = rng.choice(SAYS).format(said=statement)
         subject = rng.choice(WHO[who])
@@ -220,28 +219,28 @@ def _sentences_of_turns(draft: LessonDraft) -> list[list[str]]:
     return [sentences_of(message.content) for message in draft.messages]
 
 
-def _similar(anchor: Tensor, of_speaker: Tensor) -> Tensor:
+def _similar(anchor: Tensor, speaker_similarity: Tensor) -> Tensor:
     """Indices of the pool's turns that mean about the same as one turn; if there is none, as any
     turn of the speaker.
     """
     choices = ((anchor >= SIMILAR) & (anchor < 0.98)).nonzero().flatten()
     if len(choices) == 0:
-        choices = (of_speaker >= SIMILAR).nonzero().flatten()
+        choices = (speaker_similarity >= SIMILAR).nonzero().flatten()
     return choices
 
 
 def _dissimilar(
-    of_speaker: Tensor, of_anybody: Tensor, who: str | None, rng: random.Random
+    speaker_similarity: Tensor, anybody_similarity: Tensor, who: str | None, rng: random.Random
 ) -> Tensor:
     """Indices of the pool's turns that the speaker did not say: the other one did, or they are
     close, or any.
     """
-    is_absent = of_speaker < DISSIMILAR
+    is_absent = speaker_similarity < DISSIMILAR
     kind = rng.random()
     if who and kind < 0.35:
-        is_absent &= of_anybody >= SIMILAR
+        is_absent &= anybody_similarity >= SIMILAR
     elif kind < 0.75:
-        is_absent &= of_speaker > 0.25
+        is_absent &= speaker_similarity > 0.25
     return is_absent.nonzero().flatten()
 
 
