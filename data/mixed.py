@@ -18,7 +18,7 @@ from guard.errors import GuardError
 from guard.example import Example, Split
 
 GENERATOR_AND = "generator+"
-# Of your own rows without a split: of a few, more are needed for a threshold than of many.
+# The shares of your own rows without a split: few rows need a larger part for a threshold.
 OWN_SHARES: dict[Split, float] = {"train": 0.5, "validation": 0.3, "test": 0.2}
 NAMED = 5  # rows that an error names
 
@@ -47,7 +47,7 @@ def beside(
             request.seed,
             request.splitting,
             OWN_SHARES,
-            fewest=1,  # there are the generated ones beside
+            fewest=1,  # the generated rows are there too
         )
         sourced = generated(request)
         _refuse_copies(sourced.examples, ingested.examples, source)

@@ -60,7 +60,7 @@ def no_arguments(parser: ArgumentParser) -> None:
 
 
 def whole_name(source: str) -> str:
-    """What names the rows of a source that holds nothing else."""
+    """The whole name, as what names your own rows, for a source that holds nothing else."""
     return source
 
 

@@ -84,7 +84,7 @@ def near_duplicates(
     spoken_texts = [_text(_without_system(example.messages)) for example in examples]
     full_texts = [text_of(example) for example in examples]
     rows = _shingle_rows(spoken_texts)
-    # Of few pairs alone: where all rows share a long system turn, a product of these has no zeros.
+    # Only compared for few pairs: if all rows share a long system turn, their product has no zeros.
     full_rows = rows if full_texts == spoken_texts else _shingle_rows(full_texts)
     sizes, full_sizes = _sizes(rows), _sizes(full_rows)
     columns = rows.T.tocsc()

@@ -50,7 +50,7 @@ from guard.study import (
     study_folder,
 )
 
-# Of a file's rows. More are tested on than in training a rule, as differences are to be told apart.
+# The shares of a file's rows. The test has more than a rule's own, to tell differences apart.
 STUDY_SHARES: dict[Split, float] = {"train": 0.48, "validation": 0.12, "test": 0.4}
 TEST_ROWS = 1000
 VALIDATION_SHARE = 0.2  # of the rows that a point draws
@@ -63,8 +63,8 @@ SIZES: dict[StudyKind, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Pools:
-    """Rows by what becomes of them: every point has `common`, and draws of `pool`; all are tested
-    on `test`. The first two hold rows of training and validation, told apart by their split.
+    """Rows by their use: every point has `common` and draws from `pool`; all are tested on `test`.
+    `common` and `pool` hold rows of training and validation, told apart by their split.
     """
 
     common: tuple[Example, ...]
@@ -77,8 +77,8 @@ class Pools:
 class StudyRequest:
     """What a study is asked for.
 
-    `sizes` are numbers of rows to draw, those for validation included; above what there is it is
-    all.
+    `sizes` are numbers of rows to draw, those for validation included; a larger number than there
+    are draws all.
     """
 
     kind: StudyKind
@@ -108,7 +108,7 @@ def build_study(request: StudyRequest) -> Study:
             return study
     pools = _pools(request)
     sizes = _sizes(request, len(pools.pool))
-    not_current(folder)  # while points of two requests lie there
+    not_current(folder)  # while the folder mixes points of two requests
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in request.seeds)
     for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
         rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
@@ -344,9 +344,9 @@ def _arguments() -> argparse.Namespace:
     add_study_arguments(parser)
     sizes = "numbers of rows to draw (default 0,20,50,100; for a curve 50,100,300,1000,all)"
     parser.add_argument("--rows", type=row_counts, help=sizes)
-    seeds = "of draws and trainings, separated by commas (default 0,1,2)"
+    seeds = "seeds of draws and trainings, separated by commas (default 0,1,2)"
     parser.add_argument("--seeds", type=whole_numbers, default=(0, 1, 2), help=seeds)
-    test = f"test rows of the file, at most (default {TEST_ROWS})"
+    test = f"the most test rows of the file (default {TEST_ROWS})"
     parser.add_argument("--test", type=count, default=TEST_ROWS, help=test)
     for split, rows in vars(Counts()).items():
         generated = f"generated rows of a transfer (default {rows})"

@@ -1,16 +1,16 @@
-"""A head: what a rule's logit is, from the states that a base has of a conversation and from its
-words. Knows nothing of how either comes about.
+"""A head computes a rule's logit from a base's states of a conversation and from its words. Knows
+nothing of how either comes about.
 
     logit = highest over the spans of (weight · state + word weights · TF-IDF of its words) + bias
 
-An encoder has several spans, each a turn or a part of one (`prompt/encoder.py`), so that no words
-elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's
-end, and the words of the whole conversation. Words are what a bag of words has: on real text it is
-as good as many an adapter; states know phrasings that training has not shown.
+An encoder has several spans, each a turn or a part of one (`prompt/windows.py`), so that no words
+elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's end, and the
+words of the whole conversation. Word weights alone are a bag of words, which on real text is as
+good as many adapters; states recognise phrasings that training has not shown.
 
-On a frozen base a head is all that a rule has: its file is `head.safetensors`. An encoder's adapter
-has its weight and bias among its own, as PEFT's classifier, and its words beside them, in
-`words.safetensors`.
+On a frozen base the head is all that is trained: its file is `head.safetensors`. An encoder's
+adapter holds the head's weight and bias as PEFT's classifier, and the word weights in a file beside
+it, `words.safetensors`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WordWeights:
             return np.zeros(texts.texts)
         rows, ngrams, values = self.vocabulary.tfidf(texts)
         logits = np.bincount(rows, values * self.weights[ngrams], minlength=texts.texts)
-        return logits.astype(np.float64)  # of no n-grams bincount makes integers
+        return logits.astype(np.float64)  # without n-grams bincount gives integers
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The words' tensors, as a file holds them."""
@@ -134,7 +134,7 @@ def head_hash() -> str:
     return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf])
 
 
-Shapes = dict[str, tuple[str, tuple[int, ...]]]  # of tensors by name: dtype and shape
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor by its name
 
 
 def _word_shapes(tensors: Tensors) -> Shapes:

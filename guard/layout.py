@@ -1,4 +1,4 @@
-"""Where output lies under `runs/`, and whether a stage's output is still current.
+"""The layout of the output folder `runs/`, and whether a stage's output is still current.
 
 Knows nothing of what the stages do.
 """

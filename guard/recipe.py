@@ -22,7 +22,7 @@ MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 # A decoder answers with a token after a prompt. An encoder reads the conversation alone, and every
-# rule has a head of its own on what it reads. GLiNER2 is an encoder that reads the rule too, as a
+# rule has a head of its own on its states. GLiNER2 is an encoder that reads the rule too, as a
 # label, and has a classifier of labels.
 Kind = Literal["decoder", "encoder", "gliner2"]
 
@@ -66,7 +66,7 @@ class MethodSettings(Strict):
     # weights are kept; default: it never does. On an encoder these are evaluations, and the
     # weights of the best one are kept in any case.
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    # Steps that training has at least, where the epochs of few rows are fewer.
+    # The fewest steps of a training, for rows so few that their epochs have fewer.
     min_steps: int | None = Field(default=None, ge=1)
 
 
@@ -90,8 +90,8 @@ class ServingMemory(Strict):
     are read from disk. Without a figure: vLLM's own defaults, and every adapter in host memory.
     """
 
-    # Of the base's weights in the recipe's dtype, so that `make doctor` can say before a download
-    # whether they fit; serving itself counts them.
+    # The size of the base's weights in the recipe's dtype, so that `make doctor` can say before a
+    # download whether they fit; serving itself measures them.
     weights_gib: float | None = Field(default=None, gt=0)
     device_gib: float | None = Field(default=None, gt=0)
     host_gib: float | None = Field(default=None, ge=0)
@@ -102,23 +102,23 @@ class Recipe(Strict):
 
     name: str
     kind: Kind = "decoder"
-    # A folder relative to the recipes' folder's repository, a hub id, or package:MODULE/FOLDER.
+    # A folder relative to the checkout, a hub id, or package:MODULE/FOLDER.
     base: str
-    # Of a hub base: a commit, or a branch or tag, which stands for the commit that it names;
+    # For a hub base: a commit, or a branch or tag, which stands for the commit that it names;
     # default: main.
     revision: str | None = None
-    # Of the base in training, and in serving but for `serving_dtype`. A mapping such as
-    # {cpu: float32, cuda: bfloat16} in the file stands for that of the device of this environment.
+    # The base's dtype in training, and in serving unless `serving_dtype` differs. The file may have
+    # a mapping such as {cpu: float32, cuda: bfloat16}, of which this environment's device counts.
     dtype: Dtype
-    # Of the base while adapters are trained; they are served on it in `dtype`.
+    # The base's quantization while adapters are trained; they are served on the base in `dtype`.
     quantization: Literal["nf4"] | None = None
     context_tokens: int = Field(ge=128)
-    # Of an encoder: it reads a conversation in windows of at most so many tokens, GLiNER2 with the
-    # rule's schema in each.
+    # An encoder reads a conversation in windows of at most so many tokens; GLiNER2's include the
+    # rule's schema.
     window_tokens: int | None = Field(default=None, ge=16)
-    # What the prompt says of the rule; a base as judge reads the title.
+    # What the prompt says of the rule; the bare base as a judge reads the title.
     rule_turn: RuleTurn = "title"
-    answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
+    answer_prefix: str = ""  # between the assistant's header and the verdict token
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
     methods: dict[str, MethodSettings] = Field(min_length=1)  # in the order of tables
     prefix_cache_gib: PrefixCacheSize = Field(default_factory=PrefixCacheSize)

@@ -19,9 +19,9 @@ from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from guard.recipe import Recipe, load_recipe
 
-# "transfer": trained on the generator's rows and a few real ones. "curve": on more and more rows.
+# "transfer" trains on the generator's rows and a few real ones, "curve" on more and more rows.
 StudyKind = Literal["transfer", "curve"]
-# Whose a row is. In a transfer both are tested on, and only real ones stand for what is deployed.
+# Where a row comes from. A transfer tests on both; only real rows are like deployed traffic.
 Origin = Literal["real", "generated"]
 ORIGIN = "origin"  # the key in `Example.meta`
 STUDY = "study.json"

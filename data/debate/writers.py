@@ -20,7 +20,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.rule import EDIT, RULES, Rule, in_words
 
-UNLABELLED = 30  # conversations that the policy's dimensions are found with (BARRED: 10 to 30)
+UNLABELLED = 30  # conversations from which the policy's dimensions are found (BARRED: 10 to 30)
 FEWEST_EXAMPLES = 40  # a tenth are for validation, and training needs two of either label there
 EXAMPLES = 1000
 

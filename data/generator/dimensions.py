@@ -22,12 +22,12 @@ from data.generator.tricks import tricks_for
 # Tokens; the estimate of an exchange's length may be a few per cent too low.
 SHORTEST = 50
 LONGEST = 1950
-# Of the length's normal distribution in log space, before it is cut to the bounds.
+# Mean and spread of the length's logarithm, before it is cut to the bounds.
 LOG_MEAN = math.log(80)
 LOG_SPREAD = 1.2
 UNRELATED = "unrelated"  # the allowed act of a conversation that does not touch the rule at all
 UNRELATED_SHARE = 0.08
-TRICK_SHARE = 0.15  # of the groups, whose target is written so as to mislead a judge
+TRICK_SHARE = 0.15  # the share of groups whose target is written to mislead a judge
 
 Severity = Literal["plain", "hedged", "buried"]
 TargetPosition = Literal["early", "middle", "late"]
@@ -45,8 +45,8 @@ class Dimensions:
     domain: str
     severity: Severity
     position: TargetPosition
-    # Further acts of the same rule in both conversations: allowed ones; of a rule on the last turn
-    # any, as what violates is allowed before it.
+    # Further acts of the same rule in both conversations: allowed ones, or any acts for a rule on
+    # the last turn, as a violation before that turn is allowed.
     hard_negatives: int
     distractors: int  # acts of other rules in both conversations
     user_register: str

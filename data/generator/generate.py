@@ -76,7 +76,7 @@ def _key(key: str, attempt: int) -> str:
 def generate(
     corpus: Corpus, counts: Counts, seed: int, excerpts: ExcerptBook | None = None
 ) -> list[Example]:
-    """Groups of two examples (one of each label), in a stable order.
+    """Groups of two examples, one of each label, in a stable order.
 
     The same seed writes the same text. Where there are `excerpts`, one group in SHARE of every
     split and stratum is one, after the conversations.

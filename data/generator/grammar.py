@@ -147,7 +147,7 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
 def _slot_problem(
     match: re.Match[str], slots: Mapping[str, Sequence[str]]
 ) -> tuple[str, list[str]] | None:
-    """What is wrong with a slot of a template, and what it could say instead.
+    """The problem with a slot of a template, and what it could say instead.
 
     None where nothing is.
     """

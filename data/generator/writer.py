@@ -144,7 +144,7 @@ class Writer:
         if pair.frame.system:
             acts = [None, *acts]
         performed = [turn for turn in turns if turn.core]
-        around = target.turns  # an answer that is left out is still what the act was written for
+        around = target.turns  # the act was written for its answer, even if that is left out
         if pair.ends_with_act:
             around = around[: len(around) - left_out]
         return {
@@ -239,7 +239,7 @@ class Writer:
     def _frame(
         self, dimensions: Dimensions, targets: Targets, key: str, rng: random.Random
     ) -> Frame:
-        """Everything around the target, filled up to the sampled length."""
+        """Everything around the target, up to the sampled length."""
         taken = set(targets.lines)
         room = dimensions.target_tokens - _total_tokens(targets) // 2
         system = None
@@ -325,7 +325,7 @@ class Writer:
             changes_topic = exchange.topic not in (topic, "thanks")
             topic = exchange.topic
             for index, turn in enumerate(exchange.turns):
-                # One a turn, so that a pair's shared turns come out the same.
+                # One generator per turn, so that a pair's shared turns come out the same.
                 rng = random.Random(f"{pair.key}/{number}/{index}")
                 text = turn.text
                 if index == 0 and changes_topic and rng.random() < 0.5:

@@ -8,7 +8,7 @@ from typing import Any
 
 from guard.errors import GuardError
 
-MAX_BYTES = 2**20  # a card or a configuration of weights has a few thousand
+MAX_BYTES = 2**20  # a card or an adapter's configuration has a few thousand
 
 
 def load_json(path: Path, *, remedy: str) -> Any:

@@ -52,7 +52,8 @@ def multiplies_bfloat16() -> bool:
 
 
 def is_slow_in_mkl() -> bool:
-    """Whether MKL, by which PyTorch multiplies float32, takes a slow path on this CPU: an AMD.
+    """Whether MKL, with which PyTorch multiplies float32, takes a slow path on this CPU: on one of
+    AMD's.
 
     False where the system does not tell.
     """

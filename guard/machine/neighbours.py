@@ -13,8 +13,8 @@ from guard.machine.cores import usable_cores
 STAT = Path("/proc/stat")
 SAMPLE_S = 0.3
 MOST_BUSY = 0.5  # cores that others may use before a warning
-IDLE_COLUMNS = (3, 4)  # of a core's line: idle, and waiting for a disk
-TIME_COLUMNS = 8  # what follows is the time of guests, which the first ones hold already
+IDLE_COLUMNS = (3, 4)  # in a core's line: idle, and waiting for a disk
+TIME_COLUMNS = 8  # later columns are guests' time, which these include
 
 
 class CpuTimes(NamedTuple):

@@ -64,7 +64,7 @@ class PromptBuilder:
     refused, never cut.
     """
 
-    verdict_tokens = 1  # that are generated behind the prompt
+    verdict_tokens = 1  # generated after the prompt
 
     def __init__(
         self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None

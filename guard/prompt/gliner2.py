@@ -33,7 +33,7 @@ from guard.rule import Reads
 
 TASK = "violation"
 TASK_MARKER, LABEL_MARKER, TEXT_MARKER = "[P]", "[L]", "[SEP_TEXT]"
-LARGEST_SHARE = 0.5  # of a window, that a schema may take
+LARGEST_SHARE = 0.5  # the part of a window that a schema may take
 
 
 class Gliner2PromptBuilder(EncoderPromptBuilder):

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.intp]
-# A key: the first token's id below, above it the second's plus one, or 0 where there is none.
+# A key has the first token's id in its low bits, above it the second's plus one, or 0 for none.
 SECOND_BITS = np.uint64(32)
-FEWEST_TEXTS = 2  # that an n-gram stands in, or it is not learnt
-MOST_NGRAMS = 2**16  # that a vocabulary has: those of the most texts
+FEWEST_TEXTS = 2  # an n-gram in fewer is not learnt
+MOST_NGRAMS = 2**16  # of a vocabulary: the n-grams in the most texts
 
 
 class NgramRows(NamedTuple):
@@ -58,7 +58,7 @@ class TfIdf(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class NgramVocabulary:
-    """The n-grams that a head knows, and how telling each is.
+    """The n-grams that a head knows, and how informative each is.
 
     `keys` [n-grams] ascending; `idf` [n-grams] float32, the inverse document frequency.
     """

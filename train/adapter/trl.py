@@ -115,7 +115,7 @@ class VerdictTrainer(SFTTrainer):
     Batches are of similar length and go through the model in parts of bounded size.
     """
 
-    # By the rows of the step: the last micro-batch of an epoch may have fewer.
+    # Divided by the rows of the step: the last micro-batch of an epoch may have fewer.
     loss_is_scaled_for_ga = True  # type: ignore[assignment]
 
     def compute_loss(

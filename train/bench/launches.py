@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BASE: Base = "narrow-4B"
 ADAPTERS = 10
-CONVERSATIONS = (10, 40, 160)  # of a step, each read by one adapter
+CONVERSATIONS = (10, 40, 160)  # in a step, each read by one adapter
 HOST_BYTES = 2**36  # of cached prefixes: all of them
 HEAD_DIM = 128  # of Qwen3-4B
 
@@ -122,7 +122,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Count, write the report and print the table."""
     from train.prefix import prefixes
 
-    # As many copies of keys and values as there would be at full width.
+    # As many copies of keys and values as at full width.
     prefixes.COPIED_BYTES = prefixes.COPIED_BYTES * RANDOM_BASES[BASE]["head_dim"] // HEAD_DIM
     cells: list[LaunchCell] = []
     for conversations in tqdm(CONVERSATIONS, desc="train_launches", unit="step"):

@@ -17,8 +17,8 @@ from guard.verdict import Calibration
 
 TEMPERATURES = (0.05, 50.0)
 BIASES = (-10.0, 10.0)
-FOLDS = 10  # that temperature and Platt scaling are compared on
-# Of the verdicts outside the uncertainty band, the share that may be wrong on the validation split.
+FOLDS = 10  # on which temperature and Platt scaling are compared
+# The share of verdicts outside the uncertainty band that may be wrong on the validation split.
 CONFIDENT_ERROR = 0.05
 
 Fit = Callable[[np.ndarray, np.ndarray], tuple[float, float]]  # logits, labels -> temperature, bias
@@ -161,7 +161,7 @@ def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:
     farthest_first = np.argsort(-distance, kind="stable")
     sorted_distance = distance[farthest_first]
     is_wrong = ((x >= cut) != (y == 1))[farthest_first]
-    # If a band ended below each row in turn: the rows outside, and how many of them are wrong.
+    # For a band that ends below each row in turn: the rows outside, and how many are wrong.
     rows_outside = np.arange(1, len(x) + 1)
     wrong_outside = np.cumsum(is_wrong)
     # One more wrong in two more rows: a handful of verdicts that are all right is no proof.
@@ -184,7 +184,7 @@ def _balanced_cut_from_highest(x: np.ndarray, y: np.ndarray) -> float:
     so one function for both would change figures.
     """
     false_positives, true_positives, lowest_flagged = roc_curve(y, x, drop_intermediate=False)
-    # Without "never" and "always", and with neutral.
+    # Without the cuts "never" and "always", and with neutral.
     cuts = np.append((lowest_flagged[1:-1] + lowest_flagged[2:]) / 2, 0.0)
     recall = np.append(true_positives[1:-1], (x[y == 1] >= 0).mean())
     false_positive_rate = np.append(false_positives[1:-1], (x[y == 0] >= 0).mean())

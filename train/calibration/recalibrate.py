@@ -1,4 +1,4 @@
-"""Another threshold for trained weights, from the logits that were kept.
+"""A new threshold for trained weights, from their stored logits.
 
 Knows nothing of tensors.
 """

@@ -28,7 +28,7 @@ from train.examples import Rows
 from train.head.fit import HeldOutWords, fitted_with_held_out_words
 from train.job import Job
 
-LABELS = 2  # of a rule's token classifier: no, yes
+LABELS = 2  # a rule's token classifier has the labels no and yes
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ PARTS = ("encoder.", "classifier.")
 
 
 class Gliner2(nn.Module):
-    """A logit at each token; those at labels' markers are GLiNER2's."""
+    """A classifier that gives a logit at each token; those at labels' markers are GLiNER2's."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()

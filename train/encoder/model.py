@@ -35,7 +35,7 @@ from train.head.rows import Reader, RowSpans
 from train.job import Job
 from train.onednn import by_onednn
 
-MOST_KEPT = 256 * 2**20  # bytes of states that are kept
+MOST_KEPT = 256 * 2**20  # bytes of kept states from which on they are dropped
 # Tokens and mask of windows, int64 [windows, longest] each -> float [windows, longest, width].
 Reading = Callable[[Tensor, Tensor], Tensor]
 
@@ -49,7 +49,7 @@ def fit_heads(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardE
 class StateReader:
     """Reads the states of prompts on a frozen encoder, and keeps them.
 
-    A rule's adapter begins with a head on the same ones as its `head`.
+    A rule's adapter starts with a head on the same states as the method `head`.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -72,7 +72,7 @@ class StateReader:
         return [self._kept[reads, prompt] for prompt in prompts]
 
 
-_readers: dict[str, StateReader] = {}  # of the last recipe alone
+_readers: dict[str, StateReader] = {}  # only the last recipe's
 
 
 def state_reader(recipe: Recipe) -> StateReader:

@@ -1,7 +1,6 @@
 """The loss of training rows on an encoder with a rule's adapter, and its gradients.
 
-A row is trained on its highest span, and of several windows on that with the highest. Knows nothing
-of optimizers.
+A row is trained on its highest span, in the window that has it. Knows nothing of optimizers.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from train.head.fit import HeldOutWords
 class Objective:
     """What training lowers: the binary cross-entropy of the rows' labels, in nats.
 
-    `held_out` are the words of each row, from a fit that has not seen it, in the rows' order.
+    `held_out` are the word weights for each row, from a fit that has not seen it.
     """
 
     base: EncoderBase

@@ -120,7 +120,7 @@ class Training:
         self.objective = Objective(base, builder, job.reads, rows.train, start.held_out)
         self._words = start.words
         self._begun_with = _fingerprint(start)
-        self._best_logits = start.validation_logits  # of the validation rows, by the best weights
+        self._best_logits = start.validation_logits  # of the validation rows under the best weights
         self._model = _adapted(job, start.base)
         self._weights = [weight for weight in self._model.parameters() if weight.requires_grad]
         self._optimizer, self._schedule = optimizer_of(

@@ -41,7 +41,7 @@ from train.onednn import by_onednn
 
 # Own training rows of either label, openings among them: with fewer, all rows are one fit.
 FEWEST_OWN = 5
-FOLDS = 5  # of the rows whose words are held out, at most
+FOLDS = 5  # the most folds in which rows' words are held out
 
 Numbers = npt.NDArray[np.intp]
 

@@ -1,4 +1,4 @@
-"""Fits heads to the spans of training rows. Knows nothing of jobs or settings' choice.
+"""Fits heads to the spans of training rows. Knows nothing of jobs, or of how settings are chosen.
 
 States are standardised for the regression and divided by the root of their length, so that they
 weigh as much as the words, whose TF-IDF has length 1; what is written is folded back

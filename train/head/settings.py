@@ -11,7 +11,7 @@ from guard.errors import GuardError, did_you_mean
 from guard.prompt.ngrams import NgramVocabulary
 from train.job import Job
 
-STRENGTH = "C"  # of a recipe's `head`: the inverse of the regularisation, as scikit-learn has it
+STRENGTH = "C"  # a key of a recipe's `head`: scikit-learn's inverse of the regularisation
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
 WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
 

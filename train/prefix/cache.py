@@ -50,8 +50,8 @@ class PrefixCache:
             "disk": budget.disk,
         }
         self._kept: dict[Prefix, Read] = {}
-        self._near: set[Prefix] = set()  # those that lie where the model is
-        # The host's copies, so that one to the device does not wait.
+        self._near: set[Prefix] = set()  # the prefixes in the model's own memory
+        # Whether to pin the host's copies, so that copying them to the device does not wait.
         self._pins = model.device.type == "cuda"
 
     @functools.cached_property

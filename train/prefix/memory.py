@@ -1,4 +1,4 @@
-"""How much memory this process may still take. Knows nothing of what for."""
+"""How much memory this process may still take. Knows nothing of its use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class _GroupFiles:
-    """What a version of control groups calls its files."""
+    """The file names of a version of control groups."""
 
     limit: str
     usage: str
@@ -24,11 +24,11 @@ _VERSION_1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "tota
 
 
 def free_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of host memory that are free.
+    """The bytes of host memory that are free on the machine and within the limits of the process's
+    control groups (containers, services).
 
-    On the machine and within the limits of the process's control groups (containers, services).
-    Pages of files that the kernel can drop count as free. Both versions of control groups; what
-    cannot be read sets no limit.
+    Pages of files that the kernel can drop count as free. Both versions of control groups are read;
+    a limit that cannot be read does not count.
     """
     free = int(psutil.virtual_memory().available)
     return max(0, min([free, *_left_in_groups(cgroups, membership)]))

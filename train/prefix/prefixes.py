@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_WEIGHTS = 2**25  # of attention, that there are at a time; one suffix may have more
-PADDING = 1.25  # times the weights without padding: the most that a padded product may have
-COPIED_BYTES = 2**30  # of padded keys and values at a time; one layer's may be more
+MAX_WEIGHTS = 2**25  # weights of attention at a time; one suffix may have more
+PADDING = 1.25  # the most weights of a padded product, relative to those without padding
+COPIED_BYTES = 2**30  # padded keys and values at a time; one layer's may be more
 
 
 @dataclass(frozen=True)
 class Part:
     """Suffixes that attend to their prefixes in one product.
 
-    `suffixes`: those on each of `prefixes`, equally many; where a prefix has fewer, the last is
-    repeated.
+    `suffixes` are the suffixes on each of `prefixes`, equally many; where a prefix has fewer, the
+    last is repeated.
     """
 
     prefixes: list[int]
@@ -88,8 +88,8 @@ def _joined(group: Sequence[Part]) -> Part:
 class Product:
     """A batched product: a matrix for each KV head and prefix, in this order.
 
-    `rows`: its share of what is in a pass's order. `hidden`: bool `[prefixes, 1, tokens]`, which
-    tokens are padding; None if none is.
+    `rows` is its part of a pass's order. `hidden`, bool `[prefixes, 1, tokens]`, says which tokens
+    are padding; None if none is.
     """
 
     rows: slice
@@ -192,14 +192,14 @@ class Prefixes:
         return hidden[:, None].to(self.lengths.device)
 
     def _copy(self, layer: int) -> None:
-        """Let the padded copies be of this layer, and of as many beside it as there is room for.
+        """Make the padded copies of this layer, and of as many beside it as there is room for.
 
         The backward pass, which reads the layers in the other order, begins with what the forward
         pass has copied last.
         """
         if layer in self._copied:
             return
-        self._copies = []  # let go of before others are made
+        self._copies = []  # freed before others are made
         positions = 0
         for part in self._parts:
             positions += len(part.prefixes) * max(self._tokens[index] for index in part.prefixes)

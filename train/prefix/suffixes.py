@@ -26,10 +26,10 @@ from train.batch import PROMPT_TENSORS, left_padded
 from train.prefix.prefixes import Prefixes
 
 ATTENTION = "suffixes_on_prefixes"
-# What a model hands to attention that is more than plain.
+# Arguments of attention that are not plain, and not supported.
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux", "position_bias")
 PROBE = ((7, 11, 13, 17, 19, 23, 29, 31), (37, 41, 43))  # a prefix and a suffix
-TOLERANCE = 0.05  # of the largest logit: a wrong attention differs by more, bfloat16 by less
+TOLERANCE = 0.05  # times the largest logit: a wrong attention differs by more, bfloat16 by less
 
 
 def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]], Tensor]) -> None:
@@ -40,7 +40,7 @@ def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]],
     """
     whole_prompt = torch.tensor([[*PROBE[0], *PROBE[1]]], device=model.device)
     with torch.no_grad():
-        # What a base refuses is known of this one, not of one that is registered.
+        # A base may refuse this implementation; it could not know a registered one.
         model.set_attn_implementation("sdpa")
         plain = model(whole_prompt, use_cache=False, logits_to_keep=1).logits[:, -1]
         model.set_attn_implementation(ATTENTION)
@@ -76,9 +76,9 @@ def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequen
 
 @contextmanager
 def _last_position_only(*modules: nn.Module | None) -> Iterator[None]:
-    """Let modules after the last attention compute what is asked for alone.
+    """Let the modules after the last attention compute the last position alone.
 
-    The hidden states of other positions then mean nothing.
+    The hidden states of other positions are then meaningless.
     """
     with ExitStack() as hooks:
         for module in filter(None, modules):
@@ -122,7 +122,7 @@ def _attend(
     dtype = prefixes.states[0].dtype
     if scaling is None:
         scaling = width**-0.5
-    # The query heads that share keys are like more tokens.
+    # Query heads that share keys are treated as further tokens.
     scaled = (query * scaling).to(dtype).reshape(rows, key.shape[1], -1, width)
     to_prefix, normaliser = _ToPrefixes.apply(scaled, prefixes, layer)
     scores = _scores(scaled, key.to(dtype), attention_mask)
@@ -132,9 +132,9 @@ def _attend(
 
 
 def _scores(scaled: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    """Of scaled queries `[rows, kv_heads, tokens, head_dim]` at their own suffix's keys, float32.
+    """The scores of scaled queries `[rows, kv_heads, tokens, head_dim]` at their own suffix's keys.
 
-    -inf where the mask `[rows, 1, length, length]` hides a key.
+    They are float32, -inf where the mask `[rows, 1, length, length]` hides a key.
     """
     scores = (scaled @ key.transpose(2, 3)).float()
     head_scores = scores.view(*scores.shape[:2], -1, *mask.shape[2:])
@@ -162,10 +162,11 @@ def _check_plain(arguments: dict[str, Any], dropout: float) -> None:
 
 
 class _ToPrefixes(torch.autograd.Function):
-    """Attention of scaled queries `[rows, kv_heads, tokens, head_dim]` to their rows' prefixes.
+    """Attention of scaled queries `[rows, kv_heads, tokens, head_dim]` to their rows' prefixes, and
+    the logarithm of its normaliser.
 
-    And the logarithm of its normaliser. The gradient is that of the queries alone; the weights of
-    attention are computed again for it (as in FlashAttention, Dao et al., 2022).
+    Only the queries get a gradient; the weights of attention are computed again for it (as in
+    FlashAttention, Dao et al., 2022).
     """
 
     @staticmethod

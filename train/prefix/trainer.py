@@ -30,7 +30,7 @@ from train.prefix.member import Member
 from train.prefix.packer import Pack, Packer, prefix_of
 from train.prefix.stacked import layers
 
-WEIGHT_BYTES = 16  # of one that is trained: itself, its gradient and two moments
+WEIGHT_BYTES = 16  # of a trained weight: itself, its gradient and two moments
 
 
 def fit(
@@ -69,7 +69,7 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
             continue
         adapter = fleet.stacked.as_peft(index, served)
         if recipe.quantization:
-            # The verdicts of the base that it was trained on are not those that are served.
+            # The quantised base, which it was trained on, gives other verdicts than the served one.
             prompts = [row.prompt for row in member.data.validation]
             validation = verdict_logits(adapter, prompts, member.job.builder)
         else:

@@ -19,7 +19,7 @@ from train.tiny.lessons.lesson import Lesson
 from train.tiny.lessons.situations import TOPICS, ActLabel
 
 IGNORED = -100
-NEXT_TOKEN_SHARE = 0.1  # of the conversation's positions, at which the next token is predicted
+NEXT_TOKEN_SHARE = 0.1  # the share of a conversation's positions that predict the next token
 LabelValues = dict[str, tuple[Any, ...]]  # name: values
 
 
@@ -201,7 +201,7 @@ def _ends(lesson: Lesson, row: _PackedRow, builder: PromptBuilder) -> Iterator[M
     for message, _, acts, end in turns:
         last_act = acts[-1] if acts else None
         yield Meaning(end, last_act, message.role)
-    # The line break that ends the rule turn is the last but one.
+    # The line break that ends the rule turn is the last but one token.
     rule = row.ids[: row.bounds[1] - 1]
     line_break = row.ids[row.turn_ends[0]]
     yield Meaning(_last_index(rule, line_break), None, None)

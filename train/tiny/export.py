@@ -93,7 +93,7 @@ def export_joint(
     adapters as `joint` tells.
     """
     provenance = _provenance_of(base)
-    provenance.pop("zero_shot", None)  # of other weights
+    provenance.pop("zero_shot", None)  # measured on other weights
     provenance["joint"] = joint
     provenance["phrasings"] = provenance.get("phrasings", {}) | phrasings_of(joint["rules"])
     _write(folder, model, vocabulary_of(base).tokenizer, provenance, probe)

@@ -31,8 +31,8 @@ from train.examples import Row, Rows
 from train.tiny import loop
 from train.tiny.student import digest_of
 
-ROWS_A_RULE = 2  # of a step
-PASS_TOKENS = 4096  # padded
+ROWS_A_RULE = 2  # per step
+PASS_TOKENS = 4096  # padded tokens that go through the model at once
 ADAPTERS_LR = 5e-4
 CLIP_BASE = 1.0
 CLIP_ADAPTERS = 0.3
@@ -133,7 +133,7 @@ class JointModel:
         return cast(Tensor, self.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
 
     def take_out(self) -> PreTrainedModel:
-        """The base alone."""
+        """Take the adapters out and return the base alone."""
         for name, layer in self._layers.items():
             self.model.set_submodule(name, layer.base)
         return self.model

@@ -45,7 +45,7 @@ class Checkpoint:
         return state
 
     def _refuse(self, made_from: Any) -> None:
-        """A model that goes on with other data would be neither the old one nor the new one."""
+        """Refuse the checkpoint: going on with other data gives neither the old nor the new model."""
         differing = None
         if isinstance(self.made_from, dict):
             names = [name for name, value in self.made_from.items() if made_from.get(name) != value]
@@ -85,8 +85,8 @@ class Learner(ABC):
 
     @abstractmethod
     def gradients(self, step: int) -> dict[str, float]:
-        """Leave the gradients of this step, counted from 0, in the weights; what there is to report
-        of it.
+        """Leave the gradients of this step, counted from 0, in the weights; return the figures to
+        report.
         """
 
     @abstractmethod

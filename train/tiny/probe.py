@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from guard.prompt.decoder import PromptBuilder
 
-ROWS = 1500  # at most this many a file, so that a probe takes minutes on two cores
-MAX_TOKENS = 1024  # read of each conversation
+ROWS = 1500  # the most of a file, so that a probe takes minutes on two cores
+MAX_TOKENS = 1024  # the most that are read of a conversation
 BATCH = 8  # conversations
 FOLDS = 4
 HEADER = "| file | rows used | bag-of-words baseline | linear probe |\n|---|---|---|---|"

@@ -30,9 +30,9 @@ from train.tiny.batch import IGNORED, LabelValues, LessonBatch
 from train.tiny.vocabulary import Vocabulary
 
 READERS = (3, 4, 5)  # layers
-# Of the attention of the reading layers: at 1, a suffix cannot single out one sentence of many.
+# The attention's scale in reading layers: at 1, a suffix cannot single out one sentence of many.
 SHARPNESS = 2.0
-FIRST_NORM = 0.1  # of the last layer's output: MiniLM's embeddings are long, and logits begin small
+FIRST_NORM = 0.1  # the last layer's: MiniLM's embeddings are long, and logits should start small
 CONTRAST_TEMPERATURE = 0.05
 WEIGHTS = {
     "cosine": 1.0,

@@ -60,7 +60,7 @@ CHAT_TEMPLATE = (
     "{%- if enable_thinking is defined and enable_thinking is false %}"
     "{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
 )
-MIN_OCCURRENCES = 5  # of a piece in the corpora, to be kept before those that are only frequent
+MIN_OCCURRENCES = 5  # a piece with as many in the corpora comes before those frequent in English
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from train.tiny.teacher import Teacher
 QUESTIONS_PER_CONVERSATION = 6
 RULE_TALK_DRAWS = 0.6  # where phrase books are given; such a draw brings two conversations
 RULE_TALK_SHARE = 2 * RULE_TALK_DRAWS / (1 + RULE_TALK_DRAWS)  # of the conversations
-SITUATION_SHARE = 0.4  # of the others
-SIMILAR = 0.6  # cosine to a turn from which on it says something like that
-DISSIMILAR = 0.42  # and below which it does not
+SITUATION_SHARE = 0.4  # of the other draws
+SIMILAR = 0.6  # the least cosine between turns that say something like each other
+DISSIMILAR = 0.42  # below this cosine they do not
 POOL = 12_000  # real turns that retrieval questions quote
 POOL_WORDS = range(4, 41)  # of such a turn
 # (words a conversation, conversations a step, how often): about 4,000 tokens each.
@@ -91,7 +91,7 @@ class Lessons:
             self.acts += rule_talk.acts
         self.digests = [source.digest for source in sources]
         self._sources = [source.conversations for source in sources]
-        # Square root of the size: the largest corpus does not drown the others.
+        # By the square root of the size, so that the largest corpus does not drown the others.
         self._weights = [source.turns**0.5 for source in sources]
         turns = _quotable_turns(sources)
         self._pool = random.Random(0).sample(turns, min(POOL, len(turns)))
@@ -179,8 +179,8 @@ class Lessons:
     def _retrieval(
         self, similarity: Tensor, speakers: Sequence[str], rng: random.Random
     ) -> RuleQuestion:
-        """Whether a speaker says something like a turn of the pool, by their `similarity` `[pool,
-        turns]`.
+        """A question about whether a speaker says something like a turn of the pool, by their
+        `similarity` `[pool, turns]`.
         """
         who = rng.choice([*(role for role in ("user", "assistant") if role in speakers), None])
         turns = [index for index, role in enumerate(speakers) if who in (None, role)]
@@ -220,8 +220,8 @@ def _sentences_of_turns(draft: LessonDraft) -> list[list[str]]:
 
 
 def _similar(anchor: Tensor, speaker_similarity: Tensor) -> Tensor:
-    """Indices of the pool's turns that mean about the same as one turn; if there is none, as any
-    turn of the speaker.
+    """Indices of the pool's turns that mean about the same as one turn; if there are none, the same
+    as any turn of the speaker.
     """
     choices = ((anchor >= SIMILAR) & (anchor < 0.98)).nonzero().flatten()
     if len(choices) == 0:

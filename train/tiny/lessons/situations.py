@@ -15,7 +15,7 @@ import yaml
 
 from guard.example import Message
 
-RULE_ATTEMPTS = 40  # draws of a rule that has the wanted answer, before a promise is asked for
+RULE_ATTEMPTS = 40  # draws of a rule with the wanted answer, before one about promises is taken
 
 
 @dataclass(frozen=True)
