@@ -142,7 +142,7 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
     raise GuardError(
         f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
         got="; ".join(named),
-        remedy="Remove one of each pair, or say SPLITS=clean or SPLITS=new",
+        remedy="Remove one of each pair, or use SPLITS=clean or SPLITS=new",
     )
 
 

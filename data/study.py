@@ -143,7 +143,7 @@ def _refuse_other_file(folder: Path, data: Path | None) -> None:
         return
     if data is not None and _is_another(earlier, data):
         raise GuardError(
-            "here lies the study of another file, whose weights and report would be lost",
+            "the folder holds the study of another file, whose weights and report would be lost",
             where=folder,
             got=f"{earlier.path or earlier.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
@@ -264,8 +264,8 @@ def _own_pools(request: StudyRequest) -> Pools:
     for file in split_files(request.runs.data(request.rule.id)):
         rows += [_of_origin(row, "real") for row in read_examples(file)]
     if len({row.is_generated for row in rows}) > 1:
-        remedy = "Name the file of your own: make curve RULE=… DATA=FILE"
-        raise GuardError("some of the rule's rows are generated, others your own", remedy=remedy)
+        remedy = "Name your own file: make curve RULE=… DATA=FILE"
+        raise GuardError("some rows of the rule are generated, others are your own", remedy=remedy)
     test = _limited([row for row in rows if row.split == "test"], request.test_rows)
     _refuse_scarce(test, request.runs.data(request.rule.id))
     return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
@@ -276,10 +276,10 @@ def _refuse_scarce(test: Sequence[Example], where: Path) -> None:
     counts = Counter(row.label for row in test)
     if min(counts[0], counts[1]) < FEWEST_ROWS:
         raise GuardError(
-            f"the test rows need {FEWEST_ROWS} of either label",
+            f"the test needs at least {FEWEST_ROWS} rows of each label",
             where=where,
             got=f"{counts[1]} that violate, {counts[0]} that do not",
-            remedy="Test on more with OPTIONS='--test 1000', or have smaller groups",
+            remedy="Test on more rows with OPTIONS='--test 1000', or make the groups smaller",
         )
 
 
@@ -292,7 +292,7 @@ def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
     names = {str(row.fields["rule"]) for row in rows if "rule" in row.fields}
     if len(names) > 1:
         got = ", ".join(sorted(names))
-        raise GuardError("rows of several rules", where=path, got=got, remedy="Name one rule's")
+        raise GuardError("rows of several rules", where=path, got=got, remedy="Keep one rule's")
     if not names or names == {rule.id}:
         return rows, None
     return [_without_rule(row) for row in rows], names.pop()

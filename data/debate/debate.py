@@ -81,7 +81,7 @@ def refuse_last_turn(rule: Rule) -> None:
     """Raise GuardError for a rule on the last turn alone: what an LLM writes may violate in any."""
     if rule.turns == "last":
         raise GuardError(
-            "violations are written in any turn, and this rule is on the last",
+            "a debate writes violations into any turn, but this rule is about the last turn alone",
             where=f"rule {rule.id}: turns",
             got=rule.turns,
             remedy="Give labelled rows (DATA=FILE), or take the generator (DATA=generator) where "

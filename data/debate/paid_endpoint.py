@@ -188,8 +188,7 @@ class PaidEndpoint:
             raise GuardError(
                 "a budget needs the token counts that this endpoint does not report",
                 where=self.endpoint.url,
-                remedy="Go without GENERATOR_BUDGET_USD, or take an endpoint that reports its "
-                "usage",
+                remedy="Unset GENERATOR_BUDGET_USD, or take an endpoint that reports its usage",
             )
 
     def _cost(self, answer: PaidAnswer) -> float:

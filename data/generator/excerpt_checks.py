@@ -75,7 +75,9 @@ def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
     """
     if excerpt.does or excerpt.allowed:
         remedy = "Make it a form of its own"
-        raise GuardError("`either` stands beside `does` or `allowed`", where=where, remedy=remedy)
+        raise GuardError(
+            "`either` cannot stand beside `does` or `allowed`", where=where, remedy=remedy
+        )
     for line in excerpt.either:
         if not RIGHT_OR_WRONG.search(grammar.without_choices(line)):
             raise GuardError(

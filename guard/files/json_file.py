@@ -21,7 +21,7 @@ def load_json(path: Path, *, remedy: str) -> Any:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            problem = f"more than {MAX_BYTES} bytes, which nothing of its kind has"
+            problem = f"more than {MAX_BYTES} bytes, which no file of its kind has"
             raise GuardError(problem, where=path, remedy=remedy)
         return json.loads(content.decode("utf-8"))
     except OSError as error:

@@ -104,7 +104,7 @@ class PromptBuilder:
         """
         if recipe.kind != "decoder":
             raise GuardError(
-                "this takes a decoder",
+                "this works only on a decoder",
                 where=f"recipe {recipe.name}",
                 got=recipe.kind,
                 remedy="Name another one, as MODEL=tiny",

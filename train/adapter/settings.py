@@ -241,7 +241,7 @@ def _check_rank(job: Job, where: str) -> None:
 
 def _check_schedule(schedule: object, where: str) -> None:
     if schedule in OF_A_METRIC:
-        problem = "a schedule that waits for a metric, which training does not hand it"
+        problem = "a schedule that needs a metric, which training does not give it"
         remedy = "Take another lr_scheduler_type, such as cosine"
         raise GuardError(problem, where=where, got=schedule, remedy=remedy)
 

@@ -66,7 +66,7 @@ def _check_same_rows_decide(
     own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
     if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
         raise GuardError(
-            "with this max_fpr a threshold is for other validation rows than these weights are",
+            "this max_fpr selects other validation rows than the weights were fitted for",
             where=job.folder,
             got=f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}",
             remedy=f"Run `{card.retrain} FORCE=1`",

@@ -164,7 +164,7 @@ def _scaling_of(folder: Path) -> float:
         value = getattr(config, key)
         if value:
             problem = f"'{key}' would not be read: every layer is scaled by lora_alpha / r"
-            raise GuardError(problem, where=folder, got=value, remedy="Train it without")
+            raise GuardError(problem, where=folder, got=value, remedy="Remove it, and train again")
     return config.lora_alpha / config.r
 
 

@@ -45,7 +45,9 @@ class Checkpoint:
         return state
 
     def _refuse(self, made_from: Any) -> None:
-        """Refuse the checkpoint: going on with other data gives neither the old nor the new model."""
+        """Refuse the checkpoint: with other data it would become neither the old model nor a new
+        one.
+        """
         differing = None
         if isinstance(self.made_from, dict):
             names = [name for name, value in self.made_from.items() if made_from.get(name) != value]
