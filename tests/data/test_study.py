@@ -236,7 +236,7 @@ def test_a_curve_of_generated_rows_and_own_ones_together_is_refused(tmp_path: Pa
         rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
         mixed = [*(replace(row, source=GENERATOR) for row in rows[:20]), *rows[20:]]
         write_examples(folder / f"{split}.jsonl", mixed)
-    with pytest.raises(GuardError, match=r"are generated, others your own.*DATA=FILE"):
+    with pytest.raises(GuardError, match=r"are generated, others are your own.*DATA=FILE"):
         build_study(asked)
 
 
