@@ -10,8 +10,8 @@ from pydantic import ConfigDict
 from guard.endpoint.client import Completion
 from guard.files.yaml_file import Strict, validate
 
-# As many tokens as a conversation and its reasoning may take, and the time for them; the model's
-# own temperature: nothing is written twice.
+# Enough tokens and time for a conversation and its reasoning. The temperature is the model's own,
+# so that no two texts are the same.
 WRITING: dict[str, Any] = {"options": {"max_tokens": 4096}, "timeout_s": 600.0}
 
 

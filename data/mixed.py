@@ -18,13 +18,13 @@ from guard.errors import GuardError
 from guard.example import Example, Split
 
 GENERATOR_AND = "generator+"
-# Of your own rows without a split: of a few, more are needed for a threshold than of many.
+# The shares of your own rows without a split: few rows need a larger part for a threshold.
 OWN_SHARES: dict[Split, float] = {"train": 0.5, "validation": 0.3, "test": 0.2}
 NAMED = 5  # rows that an error names
 
 
 def own_part(source: str) -> str:
-    """What names your own rows in the text that names a source."""
+    """The part of a source's text that names your own rows."""
     return source.removeprefix(GENERATOR_AND)
 
 
@@ -47,12 +47,12 @@ def beside(
             request.seed,
             request.splitting,
             OWN_SHARES,
-            fewest=1,  # there are the generated ones beside
+            fewest=1,  # the generated rows are there too
         )
-        of_generator = generated(request)
-        _refuse_copies(of_generator.examples, ingested.examples, source)
-        both = [*of_generator.examples, *ingested.examples]
-        return replace(of_generator, examples=both, dropped=ingested.dropped)
+        sourced = generated(request)
+        _refuse_copies(sourced.examples, ingested.examples, source)
+        examples = [*sourced.examples, *ingested.examples]
+        return replace(sourced, examples=examples, dropped=ingested.dropped)
 
     return load
 
@@ -66,10 +66,10 @@ def _refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], so
     for example in own_rows:
         if {example.id, example.group} & names:
             copies.append(f"{example.id} (the id or group of a generated row)")
-    both = [*generated, *own_rows]
-    for pair in near_duplicates(both):
+    all_examples = [*generated, *own_rows]
+    for pair in near_duplicates(all_examples):
         if pair.first < len(generated) <= pair.second:
-            first, second = both[pair.first], both[pair.second]
+            first, second = all_examples[pair.first], all_examples[pair.second]
             copies.append(f"{second.id} (like {first.id}: {pair.similarity:.2f})")
     if copies:
         got = "; ".join(copies[:NAMED])

@@ -140,7 +140,7 @@ def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> RuleDraft:
             f"the endpoint wrote no rule: {error}",
             where=endpoint.url,
             got=completion.text[:200],
-            remedy="Try again, or another model, or go without GENERATOR_BASE_URL",
+            remedy="Try again, take another model, or unset GENERATOR_BASE_URL",
         ) from error
 
 

@@ -21,7 +21,7 @@ class SourceOptions(Protocol):
     """What one source can be asked for besides a rule; no other source reads it."""
 
     def inputs(self) -> list[Any]:
-        """What of it the data depend on, as JSON."""
+        """Its part of what the data depend on, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def no_arguments(parser: ArgumentParser) -> None:
 
 
 def whole_name(source: str) -> str:
-    """What names the rows of a source that holds nothing else."""
+    """The whole name, as what names your own rows, for a source that holds nothing else."""
     return source
 
 

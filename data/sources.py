@@ -98,7 +98,7 @@ def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--examples",
         type=functools.partial(multiple, of=2, at_least=FEWEST_EXAMPLES),
-        help=f"for '{LLM}': rows to write (default: as last time, at first {EXAMPLES})",
+        help=f"for '{LLM}': rows to write (default: as last time, or {EXAMPLES})",
     )
     parser.add_argument(
         "--unlabelled",

@@ -81,12 +81,12 @@ def near_duplicates(
 
     if not examples:
         return
-    spoken = [_text(_without_system(example.messages)) for example in examples]
-    whole = [text_of(example) for example in examples]
-    rows = _shingle_rows(spoken)
-    # Of few pairs alone: where all rows share a long system turn, a product of these has no zeros.
-    whole_rows = rows if whole == spoken else _shingle_rows(whole)
-    sizes, whole_sizes = _sizes(rows), _sizes(whole_rows)
+    spoken_texts = [_text(_without_system(example.messages)) for example in examples]
+    full_texts = [text_of(example) for example in examples]
+    rows = _shingle_rows(spoken_texts)
+    # Only compared for few pairs: if all rows share a long system turn, their product has no zeros.
+    full_rows = rows if full_texts == spoken_texts else _shingle_rows(full_texts)
+    sizes, full_sizes = _sizes(rows), _sizes(full_rows)
     columns = rows.T.tocsc()
     for start in range(0, len(examples), BLOCK):
         shared = (rows[start : start + BLOCK] @ columns[:, : start + BLOCK]).tocoo()
@@ -94,10 +94,10 @@ def near_duplicates(
         similarity = shared.data / (sizes[seconds] + sizes[shared.col] - shared.data)
         close = (similarity >= threshold) & (shared.col < seconds)
         firsts, seconds, similarity = shared.col[close], seconds[close], similarity[close]
-        if whole_rows is not rows and len(firsts):
-            shared_whole = _sizes(whole_rows[firsts].multiply(whole_rows[seconds]))
-            union = whole_sizes[firsts] + whole_sizes[seconds] - shared_whole
-            similarity = np.minimum(similarity, shared_whole / union)
+        if full_rows is not rows and len(firsts):
+            shared_full = _sizes(full_rows[firsts].multiply(full_rows[seconds]))
+            union = full_sizes[firsts] + full_sizes[seconds] - shared_full
+            similarity = np.minimum(similarity, shared_full / union)
         for index in np.flatnonzero(similarity >= threshold):
             first, second = int(firsts[index]), int(seconds[index])
             if examples[first].group != examples[second].group:
@@ -142,7 +142,7 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
     raise GuardError(
         f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
         got="; ".join(named),
-        remedy="Remove one of each pair, or say SPLITS=clean or SPLITS=new",
+        remedy="Remove one of each pair, or use SPLITS=clean or SPLITS=new",
     )
 
 
@@ -175,17 +175,17 @@ def drop_leaks(examples: Sequence[Example]) -> list[Example]:
 
     The test stays whole, training loses rows.
     """
-    last: dict[str, int] = defaultdict(int)
+    last_rank: dict[str, int] = defaultdict(int)
     for example in examples:
-        last[example.group] = max(last[example.group], _rank(example))
-    whole = [example for example in examples if _rank(example) == last[example.group]]
+        last_rank[example.group] = max(last_rank[example.group], _rank(example))
+    kept_examples = [example for example in examples if _rank(example) == last_rank[example.group]]
     dropped = set()
-    for pair in across_splits(whole):
-        if _rank(whole[pair.first]) < _rank(whole[pair.second]):
+    for pair in across_splits(kept_examples):
+        if _rank(kept_examples[pair.first]) < _rank(kept_examples[pair.second]):
             dropped.add(pair.first)
         else:
             dropped.add(pair.second)
-    return [example for index, example in enumerate(whole) if index not in dropped]
+    return [example for index, example in enumerate(kept_examples) if index not in dropped]
 
 
 def _rank(example: Example) -> int:

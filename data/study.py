@@ -50,7 +50,7 @@ from guard.study import (
     study_folder,
 )
 
-# Of a file's rows. More are tested on than in training a rule, as differences are to be told apart.
+# The shares of a file's rows. The test has more than a rule's own, to tell differences apart.
 STUDY_SHARES: dict[Split, float] = {"train": 0.48, "validation": 0.12, "test": 0.4}
 TEST_ROWS = 1000
 VALIDATION_SHARE = 0.2  # of the rows that a point draws
@@ -63,8 +63,8 @@ SIZES: dict[StudyKind, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Pools:
-    """Rows by what becomes of them: every point has `common`, and draws of `pool`; all are tested
-    on `test`. The first two hold rows of training and validation, told apart by their split.
+    """Rows by their use: every point has `common` and draws from `pool`; all are tested on `test`.
+    `common` and `pool` hold rows of training and validation, told apart by their split.
     """
 
     common: tuple[Example, ...]
@@ -77,8 +77,8 @@ class Pools:
 class StudyRequest:
     """What a study is asked for.
 
-    `sizes` are numbers of rows to draw, those for validation included; above what there is it is
-    all.
+    `sizes` are numbers of rows to draw, those for validation included; a larger number than there
+    are draws all.
     """
 
     kind: StudyKind
@@ -108,7 +108,7 @@ def build_study(request: StudyRequest) -> Study:
             return study
     pools = _pools(request)
     sizes = _sizes(request, len(pools.pool))
-    not_current(folder)  # while points of two requests lie there
+    not_current(folder)  # while the folder mixes points of two requests
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in request.seeds)
     for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
         rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
@@ -138,23 +138,23 @@ def _is_whole(folder: Path, study: Study) -> bool:
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
     """Raise GuardError if the folder holds the study of another file, whose name begins alike."""
     try:
-        kept = load_study(folder)
+        earlier = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and _is_another(kept, data):
+    if data is not None and _is_another(earlier, data):
         raise GuardError(
-            "here lies the study of another file, whose weights and report would be lost",
+            "the folder holds the study of another file, whose weights and report would be lost",
             where=folder,
-            got=f"{kept.path or kept.data}, not {data}",
+            got=f"{earlier.path or earlier.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
 
 
-def _is_another(kept: Study, data: Path) -> bool:
+def _is_another(study: Study, data: Path) -> bool:
     """Whether a study is of another file than this one, which may have been moved."""
-    if kept.data != data.name:
+    if study.data != data.name:
         return True
-    return kept.path is not None and Path(kept.path).exists() and not data.samefile(kept.path)
+    return study.path is not None and Path(study.path).exists() and not data.samefile(study.path)
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
@@ -167,23 +167,37 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
         return []
     if rows >= len(pool):
         return list(pool)
-    violating = sum(example.label for example in pool) / len(pool)
-    in_split = Counter(row.split for row in pool)
-    there = Counter((row.split, row.label) for row in pool)
-    for_validation = max(2 * FEWEST_ROWS, round(VALIDATION_SHARE * rows), rows - in_split["train"])
-    for_validation = min(for_validation, in_split["validation"])
+    violating_share = sum(example.label for example in pool) / len(pool)
     chosen: list[Example] = []
-    shares: dict[Split, int] = {"validation": for_validation, "train": rows - for_validation}
-    for split, share in shares.items():
-        fewest = max(FEWEST_ROWS, share - there[split, 0])
-        of_label_1 = min(
-            max(round(violating * share), fewest), share - FEWEST_ROWS, there[split, 1]
-        )
-        for label, wanted in ((1, of_label_1), (0, share - of_label_1)):
-            of_kind = [row for row in pool if row.split == split and row.label == label]
-            random.Random(f"{seed}/{split}/{label}").shuffle(of_kind)
-            chosen += of_kind[:wanted]
+    for split, size in _split_sizes(pool, rows).items():
+        available: dict[int, list[Example]] = {0: [], 1: []}
+        for row in pool:
+            if row.split == split:
+                available[row.label].append(row)
+        violating = _violating_rows(size, violating_share, len(available[1]), len(available[0]))
+        for label, quota in ((1, violating), (0, size - violating)):
+            random.Random(f"{seed}/{split}/{label}").shuffle(available[label])
+            chosen += available[label][:quota]
     return chosen
+
+
+def _split_sizes(pool: Sequence[Example], rows: int) -> dict[Split, int]:
+    """How many of `rows` rows to draw from each split of the pool."""
+    available = Counter(row.split for row in pool)
+    share = round(VALIDATION_SHARE * rows)
+    smallest = max(2 * FEWEST_ROWS, rows - available["train"])
+    validation = min(max(share, smallest), available["validation"])
+    return {"validation": validation, "train": rows - validation}
+
+
+def _violating_rows(
+    size: int, violating_share: float, available_violating: int, available_allowed: int
+) -> int:
+    """How many of a split's `size` drawn rows violate the rule."""
+    share = round(violating_share * size)
+    smallest = max(FEWEST_ROWS, size - available_allowed)
+    largest = min(size - FEWEST_ROWS, available_violating)
+    return min(max(share, smallest), largest)
 
 
 def _inputs(request: StudyRequest) -> str:
@@ -204,11 +218,14 @@ def _inputs(request: StudyRequest) -> str:
 
 
 def _sizes(request: StudyRequest, available: int) -> list[int]:
-    """Ascending. Raises GuardError for a size that is too small to draw, or 0 in a curve."""
+    """The numbers of rows to draw, ascending, none above `available`.
+
+    Raises GuardError for a size that is too small to draw, or 0 in a curve.
+    """
     smallest = 4 * FEWEST_ROWS
-    is_nothing_drawn = request.kind == "transfer"
+    allows_zero = request.kind == "transfer"
     for size in request.sizes:
-        if size < smallest and not (size == 0 and is_nothing_drawn):
+        if size < smallest and not (size == 0 and allows_zero):
             remedy = f"Name numbers of rows from {smallest}, for a transfer also 0"
             raise GuardError("too few rows to draw", got=size, remedy=remedy)
     return sorted({min(size, available) for size in request.sizes})
@@ -227,11 +244,11 @@ def _pools(request: StudyRequest) -> Pools:
     _refuse_scarce(test, request.data)
     if request.kind == "curve":
         return Pools((), pool, test, labelled_for)
-    of_generator = generated(request.rule, request.generated, 0)
-    of_generator = [_of_origin(example, "generated") for example in of_generator]
-    refuse_leaks([*pool, *test, *of_generator])
-    common = tuple(row for row in of_generator if row.split != "test")
-    generated_test = tuple(row for row in of_generator if row.split == "test")
+    generated_rows = generated(request.rule, request.generated, 0)
+    generated_rows = [_of_origin(example, "generated") for example in generated_rows]
+    refuse_leaks([*pool, *test, *generated_rows])
+    common = tuple(row for row in generated_rows if row.split != "test")
+    generated_test = tuple(row for row in generated_rows if row.split == "test")
     return Pools(common, pool, (*test, *generated_test), labelled_for)
 
 
@@ -247,8 +264,8 @@ def _own_pools(request: StudyRequest) -> Pools:
     for file in split_files(request.runs.data(request.rule.id)):
         rows += [_of_origin(row, "real") for row in read_examples(file)]
     if len({row.is_generated for row in rows}) > 1:
-        remedy = "Name the file of your own: make curve RULE=… DATA=FILE"
-        raise GuardError("some of the rule's rows are generated, others your own", remedy=remedy)
+        remedy = "Name your own file: make curve RULE=… DATA=FILE"
+        raise GuardError("some rows of the rule are generated, others are your own", remedy=remedy)
     test = _limited([row for row in rows if row.split == "test"], request.test_rows)
     _refuse_scarce(test, request.runs.data(request.rule.id))
     return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
@@ -259,10 +276,10 @@ def _refuse_scarce(test: Sequence[Example], where: Path) -> None:
     counts = Counter(row.label for row in test)
     if min(counts[0], counts[1]) < FEWEST_ROWS:
         raise GuardError(
-            f"the test rows need {FEWEST_ROWS} of either label",
+            f"the test needs at least {FEWEST_ROWS} rows of each label",
             where=where,
             got=f"{counts[1]} that violate, {counts[0]} that do not",
-            remedy="Test on more with OPTIONS='--test 1000', or have smaller groups",
+            remedy="Test on more rows with OPTIONS='--test 1000', or make the groups smaller",
         )
 
 
@@ -275,7 +292,7 @@ def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
     names = {str(row.fields["rule"]) for row in rows if "rule" in row.fields}
     if len(names) > 1:
         got = ", ".join(sorted(names))
-        raise GuardError("rows of several rules", where=path, got=got, remedy="Name one rule's")
+        raise GuardError("rows of several rules", where=path, got=got, remedy="Keep one rule's")
     if not names or names == {rule.id}:
         return rows, None
     return [_without_rule(row) for row in rows], names.pop()
@@ -297,7 +314,7 @@ def _of_origin(example: Example, origin: Origin) -> Example:
 
 
 def _limited(rows: Sequence[Example], limit: int) -> tuple[Example, ...]:
-    """At most so many rows, in their order, of whole groups that are drawn with a fixed seed; the
+    """At most `limit` rows, in their order, of whole groups that are drawn with a fixed seed; the
     smallest group where each is larger.
     """
     sizes = Counter(row.group for row in rows)
@@ -327,9 +344,9 @@ def _arguments() -> argparse.Namespace:
     add_study_arguments(parser)
     sizes = "numbers of rows to draw (default 0,20,50,100; for a curve 50,100,300,1000,all)"
     parser.add_argument("--rows", type=row_counts, help=sizes)
-    seeds = "of draws and trainings, separated by commas (default 0,1,2)"
+    seeds = "seeds of draws and trainings, separated by commas (default 0,1,2)"
     parser.add_argument("--seeds", type=whole_numbers, default=(0, 1, 2), help=seeds)
-    test = f"test rows of the file, at most (default {TEST_ROWS})"
+    test = f"the most test rows of the file (default {TEST_ROWS})"
     parser.add_argument("--test", type=count, default=TEST_ROWS, help=test)
     for split, rows in vars(Counts()).items():
         generated = f"generated rows of a transfer (default {rows})"

@@ -186,7 +186,7 @@ def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
 
 def _finished_seeds(folder: Path, method: str) -> set[int]:
     seeds = set()
-    for card in folder.glob(f"{method}*/card.json"):
+    for card in folder.glob(f"{method}*/{CARD}"):
         if match := re.fullmatch(rf"{re.escape(method)}(?:-seed(\d+))?", card.parent.name):
             seeds.add(int(match[1] or 0))
     return seeds
@@ -262,7 +262,7 @@ def _contestants(
 def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
     """What the weights' figures depend on."""
     for contestant in contestants:
-        yield contestant.folder / "card.json"
+        yield contestant.folder / CARD
         if METHODS[contestant.method].is_adapter:
             yield contestant.folder / CONFIG
         yield contestant.folder / PREDICTIONS

@@ -1,5 +1,5 @@
-"""What command lines say: types of options for argparse, each of which says what it wants and what
-it got, and lists of names.
+"""Parsing of command lines: types of options for argparse, whose errors say what is expected and
+what was given, and lists of names.
 """
 
 from __future__ import annotations

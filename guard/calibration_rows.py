@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from guard.errors import GuardError
 
-OWN_ROWS = 2  # validation rows of one's own of either label: with fewer, generated ones count too
+OWN_ROWS = 2  # own validation rows of either label: with fewer, generated ones count too
 
 
 def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = None) -> None:
@@ -30,8 +30,8 @@ def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = 
 def own_rows_decide(
     labels: Sequence[int], is_generated: Sequence[bool], max_fpr: float | None
 ) -> bool:
-    """Whether thresholds and probabilities are for one's own validation rows alone, as what is
-    deployed judges such ones: where there are both sorts, and enough of one's own.
+    """Whether thresholds and probabilities are computed on the own validation rows alone, since
+    deployed traffic is like these: if there are both sorts, and enough own ones.
     """
     own_labels: list[int] = []
     for label, generated in zip(labels, is_generated, strict=True):
@@ -58,5 +58,5 @@ def for_calibration(
 
 
 def _has_rows_for_rate(allowed: int, max_fpr: float) -> bool:
-    """A rate needs a row to be a share of."""
+    """Whether at least one row may be flagged: a rate needs a row to be a share of."""
     return allowed * max_fpr >= 1

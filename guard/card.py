@@ -33,14 +33,14 @@ class Card(Strict):
     rule_text: str
     rule_hash: str
     prompt_hash: str  # PromptBuilder.hash: the instruction, the rendering, the answer prefix
-    # Whose turns an encoder's head reads, as the rule says; on any other base, all of them.
+    # The turns that an encoder's head reads, as the rule says; on any other base, all of them.
     reads: Reads = "conversation"
     method: str  # a name of guard.method.METHODS
     model: str
     base: str
     base_revision: str
     data_hash: str
-    # Of test.jsonl alone: two versions can be compared on it although their training rows differ.
+    # The hash of test.jsonl alone: versions with different training rows can be compared on it.
     test_sha256: str
     seed: int
     recipe: dict[str, Any]
@@ -50,7 +50,7 @@ class Card(Strict):
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
     uncertainty_band: tuple[Probability, Probability]
-    # The rule's, at which the threshold was chosen; None: it is balanced.
+    # The rule's max_fpr that the threshold was chosen for; None: the threshold is balanced.
     max_fpr: Probability | None
     weights_sha256: str
 
@@ -71,7 +71,7 @@ class Card(Strict):
 
     @property
     def remedy(self) -> str:
-        """What an error about these weights tells to do."""
+        """The remedy of an error about these weights."""
         return f"Train it again: `{self.retrain}`"
 
     @property

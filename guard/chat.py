@@ -1,9 +1,9 @@
 """OpenAI's chat messages as turns of a conversation: one rendering, for training and for serving.
 
 A turn's lines are, in this order: who it is from (`name`, or the tool whose call it answers), its
-text, its refusal, and a line of JSON for each tool call. What more messages say changes no turn
-before them. Not rendered are ids and a model's reasoning. What only a picture, a sound or a file
-says cannot be: such a turn is a PartlyRead. Knows nothing of HTTP and of prompts.
+text, its refusal, and a line of JSON for each tool call. Later messages change no turn before them.
+Ids and a model's reasoning are not rendered. Pictures, sounds and files cannot be: a turn that has
+one is a PartlyRead. Knows nothing of HTTP and of prompts.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ OTHER_PARTS = {
     "file": "a file",
     "input_file": "a file",
 }
-# Of other parts the type is named if it is no more than a name: it stands in reasons and in logs.
+# The type of any other part is named only if it looks like a name: it appears in reasons and logs.
 TYPE_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
-ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")  # of JSON, in a row: two may be one character
+# JSON's escapes of characters, next to each other: one character may take two (UTF-16).
+ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 # Of a tool or a tool call: what is read as its function, and what changes no prompt.
 FUNCTION_KEYS, SILENT_KEYS = ("function", "custom"), ("id", "index", "type")
 
 
 @dataclass(frozen=True)
 class PartlyRead(Message):
-    """A turn of which `unread` holds what no rule can read, each as `message 2 has an image`.
+    """A turn with parts that no rule can read; `unread` says which, as `message 2 has an image`.
 
-    A violation in what is read is one; that there is none cannot be said.
+    A violation in the parts that are read is one; that there is none cannot be said.
     """
 
     unread: tuple[str, ...] = ()
@@ -80,13 +81,13 @@ class ContentPart(BaseModel):
         return "a part of an unknown type"
 
 
-# Of many wrong ones the first is enough: each would be an error that takes a kilobyte.
+# The first wrong item is enough: every further error would take a kilobyte.
 ContentParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 ToolCalls = Annotated[list[dict[str, Any]], Field(max_length=MAX_CALLS, fail_fast=True)]
 
 
 class ChatMessage(BaseModel):
-    """One of OpenAI's messages; keys that are not here hold nothing that is judged."""
+    """One of OpenAI's messages; other keys hold nothing that is judged."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | ContentParts | None = None
@@ -124,7 +125,7 @@ class ChatMessage(BaseModel):
 
     @property
     def other_parts(self) -> list[str]:
-        """What of it is no text, in words."""
+        """The kinds of the parts that are no text, in words."""
         parts = []
         for part in self._parts:
             if part.words is None:
@@ -141,7 +142,7 @@ class ChatMessage(BaseModel):
 def turns(
     messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Message, ...]:
-    """Messages as turns, after one of the system's that describes `tools` if there are any.
+    """Messages as turns, after a system turn that describes `tools` if there are any.
 
     Raises GuardError if a text is not Unicode, or a tool or a tool call is nested too deeply.
     """
@@ -157,20 +158,20 @@ def turns(
 def _turns(
     messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[Message, ...]:
-    read = tool_turns(tools)
-    called: dict[str, str] = {}  # the id of a tool call -> the tool's name
+    rendered_turns = tool_turns(tools)
+    tool_names: dict[str, str] = {}  # by the id of a tool call
     for number, message in enumerate(messages):
         for call in message.calls:
             call_id = call.get("id")
             if isinstance(call_id, str) and call_id:
                 function, _ = _function_of(call)
-                called[call_id] = str(function.get("name", ""))
-        read.append(_turn(number, message, called))
-    return tuple(read)
+                tool_names[call_id] = str(function.get("name", ""))
+        rendered_turns.append(_turn(number, message, tool_names))
+    return tuple(rendered_turns)
 
 
 def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
-    """What of a conversation no rule can read."""
+    """The parts of a conversation that no rule can read."""
     unread: list[str] = []
     for turn in conversation:
         if isinstance(turn, PartlyRead):
@@ -179,8 +180,8 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
 
 
 def says_nothing(messages: Iterable[ChatMessage]) -> bool:
-    """Whether they have nothing to judge: no letter or sign that is seen, and nothing that cannot
-    be read either.
+    """Whether the messages have nothing to judge: no visible character, and no part that cannot be
+    read.
     """
     for message in messages:
         if message.other_parts:
@@ -192,7 +193,7 @@ def says_nothing(messages: Iterable[ChatMessage]) -> bool:
 
 
 def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """One turn of the system's that describes the tools, a line each; none without tools."""
+    """One system turn that describes the tools, a line each; none without tools."""
     if not tools:
         return []
     return [Message("system", "\n".join(["Tools:", *(_call_line(tool) for tool in tools)]))]
@@ -228,8 +229,8 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 
 def _is_seen(line: str) -> bool:
-    """Whether a reader sees anything of it. A sign of ASCII says so at once: `visible` takes
-    seconds for a long text. Of others each is looked at once, by itself.
+    """Whether a reader sees anything of the line. ASCII is looked for first, as `visible` takes
+    seconds for a long text; of other characters each is looked at once, by itself.
     """
     signs = set(line)
     for sign in signs:
@@ -238,11 +239,11 @@ def _is_seen(line: str) -> bool:
     return any(visible(sign).strip() for sign in signs)
 
 
-def _turn(number: int, message: ChatMessage, called: Mapping[str, str]) -> Message:
+def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> Message:
     lines = list(message.lines())
     name = message.name
     if not name and message.tool_call_id is not None:
-        name = called.get(message.tool_call_id)
+        name = tool_names.get(message.tool_call_id)
     if name and any(map(_is_seen, lines)):
         lines.insert(0, f"From {name}:")
     role = ROLES[message.role]
@@ -287,9 +288,9 @@ def _call_line(call: Mapping[str, Any]) -> str:
 
 
 def _arguments(text: str) -> Any:
-    """What a call's arguments say: they are JSON inside JSON, where an escape could hide a word.
+    """A call's arguments, decoded: they are JSON inside JSON, where an escape could hide a word.
 
-    Text that is no JSON for Python may be some for who runs the tool: its escapes are read too.
+    Text that is no JSON for Python may be some for the tool's parser: its escapes are decoded too.
     """
     try:
         return json.loads(text, object_pairs_hook=_all_pairs, parse_int=_whole_number)
@@ -311,7 +312,7 @@ def _all_pairs(pairs: list[tuple[str, Any]]) -> Any:
 
 
 def _whole_number(digits: str) -> int | str:
-    """The number; as it stands if it has more digits than Python reads."""
+    """The number, or its digits where they are more than Python parses."""
     try:
         return int(digits)
     except ValueError:

@@ -16,9 +16,9 @@ from guard.files.atomic import atomic_write
 ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-FEWEST_ROWS = 2  # of either label, in a split that a rule is trained on, calibrated or tested on
+FEWEST_ROWS = 2  # of either label in a split
 GENERATOR = "generator"  # the `source` of rows that the offline generator wrote
-REAL = "real"  # the `meta.stratum` of rows of one's own
+REAL = "real"  # the `meta.stratum` of own rows
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -70,8 +70,8 @@ class Example:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the offline generator wrote it. What a row of one's own says of its source does
-        not count.
+        """Whether the offline generator wrote it. What an own row says of its source does not
+        count.
         """
         return self.source == GENERATOR and self.meta.get("stratum") != REAL
 
@@ -114,7 +114,7 @@ def read_examples(path: Path) -> list[Example]:
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy="Run `make data` first")
     examples = []
-    # Bytes: str.splitlines would also break rows at the Unicode line separators inside their texts.
+    # As bytes: str.splitlines would also break at Unicode line separators inside the texts.
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{path}:{number}"
         try:

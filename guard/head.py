@@ -1,16 +1,16 @@
-"""A head: what a rule's logit is, from the states that a base has of a conversation and from its
-words. Knows nothing of how either comes about.
+"""A head computes a rule's logit from a base's states of a conversation and from its words. Knows
+nothing of how either comes about.
 
     logit = highest over the spans of (weight · state + word weights · TF-IDF of its words) + bias
 
-An encoder has several spans, each a turn or a part of one (`prompt/encoder.py`), so that no words
-elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's
-end, and the words of the whole conversation. Words are what a bag of words has: on real text it is
-as good as many an adapter; states know phrasings that training has not shown.
+An encoder has several spans, each a turn or a part of one (`prompt/windows.py`), so that no words
+elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's end, and the
+words of the whole conversation. Word weights alone are a bag of words, which on real text is as
+good as many adapters; states recognise phrasings that training has not shown.
 
-On a frozen base a head is all that a rule has: its file is `head.safetensors`. An encoder's adapter
-has its weight and bias among its own, as PEFT's classifier, and its words beside them, in
-`words.safetensors`.
+On a frozen base the head is all that is trained: its file is `head.safetensors`. An encoder's
+adapter holds the head's weight and bias as PEFT's classifier, and the word weights in a file beside
+it, `words.safetensors`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class WordWeights:
-    """What a text's n-grams say to a rule: `weights` [n-grams of the vocabulary] float32, in nats,
-    by which their TF-IDF counts.
+    """The weights of a rule's words: `weights` [n-grams of the vocabulary] float32, in nats, is
+    what the TF-IDF of each n-gram is multiplied by.
     """
 
     vocabulary: NgramVocabulary
     weights: npt.NDArray[np.float32]
 
     def __bool__(self) -> bool:
-        """Whether they say anything of any text."""
+        """Whether there are any weights."""
         return len(self.weights) > 0
 
     def logits(self, texts: NgramRows) -> npt.NDArray[np.float64]:
-        """Of each text, [texts] in nats."""
+        """The words' part of each text's logit, [texts] in nats."""
         if not self:
             return np.zeros(texts.texts)
         rows, ngrams, values = self.vocabulary.tfidf(texts)
         logits = np.bincount(rows, values * self.weights[ngrams], minlength=texts.texts)
-        return logits.astype(np.float64)  # of no n-grams bincount makes integers
+        return logits.astype(np.float64)  # without n-grams bincount gives integers
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """What a file holds of them."""
+        """The words' tensors, as a file holds them."""
         return {
             "ngrams": self.vocabulary.keys,
             "ngram_idf": self.vocabulary.idf,
@@ -60,7 +60,9 @@ class WordWeights:
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> WordWeights:
-        """Raises GuardError if they are not words', or not finite."""
+        """The word weights that a file's tensors hold. Raises GuardError if they are not words', or
+        not finite.
+        """
         problem = _problem(tensors, _word_shapes(tensors))
         if problem:
             raise GuardError(problem, where=where, remedy=remedy)
@@ -73,7 +75,7 @@ NO_WORDS = WordWeights(NgramVocabulary.of([]), np.empty(0, np.float32))
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """`weight` [hidden size] float32; the logit is in nats."""
+    """A rule's linear classifier: `weight` is [hidden size] float32, the logit is in nats."""
 
     weight: State
     bias: float
@@ -82,53 +84,57 @@ class Head:
     def span_logits(
         self, states: npt.NDArray[np.float64], words: NgramRows
     ) -> npt.NDArray[np.float64]:
-        """Of the states [spans, hidden size] and words of each span, in nats, without the bias."""
+        """The logit of each span from its state [spans, hidden size] and its words, in nats,
+        without the bias.
+        """
         logits: npt.NDArray[np.float64] = states @ self.weight
         if self.words:
             logits += self.words.logits(words)
         return logits
 
     def logit(self, states: npt.NDArray[np.float64], words: NgramRows) -> float:
-        """Of the spans that count, with finite states."""
+        """The logit of the counting spans, in nats. The states are finite."""
         return float(self.span_logits(states, words).max()) + self.bias
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """What its file holds."""
-        of_states = {"weight": self.weight, "bias": np.array([self.bias], np.float32)}
-        return of_states | self.words.tensors()
+        """The head's tensors, as its file holds them."""
+        state_tensors = {"weight": self.weight, "bias": np.array([self.bias], np.float32)}
+        return state_tensors | self.words.tensors()
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> Head:
-        """Raises GuardError if they are not a head's, or not finite."""
+        """The head that a file's tensors hold. Raises GuardError if they are not a head's, or not
+        finite.
+        """
         width = tensors["weight"].size if "weight" in tensors else 0
-        of_states: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
-        problem = _problem(tensors, of_states | _word_shapes(tensors))
+        state_shapes: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
+        problem = _problem(tensors, state_shapes | _word_shapes(tensors))
         if problem or not width:
             problem = problem or "a head has a weight for each number of a state"
             raise GuardError(problem, where=where, remedy=remedy)
-        of_words = {key: tensor for key, tensor in tensors.items() if key not in of_states}
-        words = WordWeights.of_tensors(of_words, where, remedy)
+        word_tensors = {key: tensor for key, tensor in tensors.items() if key not in state_shapes}
+        words = WordWeights.of_tensors(word_tensors, where, remedy)
         return cls(tensors["weight"], float(tensors["bias"][0]), words)
 
 
 def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
     """The mean of heads of one vocabulary, `shares` [heads] of each, which sum to 1."""
     weight = shares @ np.array([head.weight for head in heads], np.float64)
-    of_words = shares @ np.array([head.words.weights for head in heads], np.float64)
+    word_weights = shares @ np.array([head.words.weights for head in heads], np.float64)
     bias = float(np.float32(shares @ np.array([head.bias for head in heads])))
-    words = WordWeights(heads[0].words.vocabulary, of_words.astype(np.float32))
+    words = WordWeights(heads[0].words.vocabulary, word_weights.astype(np.float32))
     return Head(weight.astype(np.float32), bias, words)
 
 
 def head_hash() -> str:
-    """A fingerprint of what heads read of a fixed text: of another one they are trained again."""
+    """A fingerprint of what heads read of a fixed text: if it changes, heads are trained again."""
     texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
     vocabulary = NgramVocabulary.of(texts)
     tfidf = [values.round(6).tolist() for values in vocabulary.tfidf(texts[0])]
     return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf])
 
 
-Shapes = dict[str, tuple[str, tuple[int, ...]]]  # of tensors by name: dtype and shape
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor by its name
 
 
 def _word_shapes(tensors: Tensors) -> Shapes:
@@ -141,10 +147,10 @@ def _word_shapes(tensors: Tensors) -> Shapes:
 
 
 def _problem(tensors: Tensors, expected: Shapes) -> str:
-    """What is wrong with them; empty where nothing is."""
-    got = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
-    if got != expected:
-        return f"tensors of another name, type or shape: {got}, expected {expected}"
+    """What is wrong with the tensors; empty where nothing is."""
+    shapes = {key: (tensor.dtype.name, tensor.shape) for key, tensor in tensors.items()}
+    if shapes != expected:
+        return f"tensors of another name, type or shape: {shapes}, expected {expected}"
     if (tensors["ngrams"][1:] <= tensors["ngrams"][:-1]).any():
         return "the n-grams are not in ascending order"
     if not all(np.isfinite(tensor).all() for tensor in tensors.values()):

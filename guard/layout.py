@@ -1,4 +1,4 @@
-"""Where output lies under `runs/`, and whether a stage's output is still current.
+"""The layout of the output folder `runs/`, and whether a stage's output is still current.
 
 Knows nothing of what the stages do.
 """
@@ -16,6 +16,7 @@ from guard.errors import GuardError
 from guard.example import SPLITS, Example, Split, read_examples
 
 ROOT = Path(__file__).parent.parent
+STAMP = "stage.json"  # says what a finished stage's folder was made from
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Runs:
     """
 
     root: Path = ROOT / "runs"
-    label: str = ""  # what messages call it, where there are several
+    label: str = ""  # its name in messages, where there are several
 
     def data(self, rule: str) -> Path:
         """Folder with train.jsonl, validation.jsonl, test.jsonl."""
@@ -90,18 +91,18 @@ def running_code(files: tuple[Path, ...]) -> str:
 
 def is_current(folder: Path, inputs: str) -> bool:
     """Whether `folder` holds a finished stage made from exactly these `inputs` (a fingerprint)."""
-    stamp = folder / "stage.json"
+    stamp = folder / STAMP
     return stamp.is_file() and stamp.read_text() == _stamp(inputs)
 
 
 def mark_current(folder: Path, inputs: str) -> None:
     """Record that `folder` is finished. The last thing a stage does."""
-    (folder / "stage.json").write_text(_stamp(inputs))
+    (folder / STAMP).write_text(_stamp(inputs))
 
 
 def not_current(folder: Path) -> None:
-    """Take back that `folder` is finished, before what it holds is changed."""
-    (folder / "stage.json").unlink(missing_ok=True)
+    """Mark `folder` as unfinished, before its content is changed."""
+    (folder / STAMP).unlink(missing_ok=True)
 
 
 def _stamp(inputs: str) -> str:

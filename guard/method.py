@@ -28,7 +28,7 @@ class Method:
     label: str  # in tables and plots
     acts_from: ActsFrom
     weights: str  # the file's name in the folder; see WORDS for a second one
-    # Whether another seed gives other weights; otherwise seed 0 is the only one.
+    # Whether the seed changes the weights; otherwise only seed 0 is trained.
     is_seeded: bool = True
 
     @property
@@ -43,7 +43,7 @@ class Method:
 
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
-# Beside the weights of an encoder's adapter: what the words of a text say to its rule.
+# The rule's word weights, a file beside the weights of an encoder's adapter.
 WORDS = "words.safetensors"
 
 METHODS: dict[str, Method] = {

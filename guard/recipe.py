@@ -5,16 +5,13 @@ Knows nothing of torch or vLLM.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from guard.base_files import folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
@@ -25,34 +22,31 @@ MODELS = Path(__file__).parent.parent / "recipes" / "models"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 # A decoder answers with a token after a prompt. An encoder reads the conversation alone, and every
-# rule has a head of its own on what it reads. GLiNER2 is an encoder that reads the rule too, as a
+# rule has a head of its own on its states. GLiNER2 is an encoder that reads the rule too, as a
 # label, and has a classifier of labels.
 Kind = Literal["decoder", "encoder", "gliner2"]
 
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
-# Of a GLiNER2 beside its own configuration: that of its encoder.
-ENCODER_CONFIG = "encoder_config/config.json"
-BASE_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
-IN_PACKAGE = "package:"  # begins a base that an installed package carries
-
 
 @dataclass(frozen=True)
 class BaseKind:
-    """How a kind of base reads: from where on a method may act, what the prompt may say of the
-    rule, whether it is an encoder, which reads windows and writes nothing, and whether its heads
-    read the turns of whom the rule judges alone.
+    """How a kind of base reads.
+
+    `acts_from` is from where on a method may act, `rule_turns` what the prompt may say of the rule.
+    An encoder reads windows and writes nothing. `only_judged_turns`: heads read only the judged
+    speaker's turns.
     """
 
     acts_from: tuple[ActsFrom, ...]
     rule_turns: tuple[RuleTurn, ...]
     is_encoder: bool = True
-    reads_judged: bool = False
+    only_judged_turns: bool = False
 
 
 KINDS: dict[Kind, BaseKind] = {
     "decoder": BaseKind(get_args(ActsFrom), get_args(RuleTurn), is_encoder=False),
-    "encoder": BaseKind(("prompt", "output"), ("none",), reads_judged=True),
+    "encoder": BaseKind(("prompt", "output"), ("none",), only_judged_turns=True),
     "gliner2": BaseKind(("prompt",), ("title", "policy")),
 }
 
@@ -61,7 +55,7 @@ class MethodSettings(Strict):
     """A method's settings, passed straight through.
 
     `lora` to PEFT's LoraConfig and `trainer` to TRL's SFTConfig, of a method whose weights are an
-    adapter; `head` to what fits the weights of one that acts from the output (`train/head.py` for
+    adapter; `head` to what fits the weights of one that acts from the output (`train/head/` for
     `head`). The training stage refuses those that the method does not read.
     """
 
@@ -72,7 +66,7 @@ class MethodSettings(Strict):
     # weights are kept; default: it never does. On an encoder these are evaluations, and the
     # weights of the best one are kept in any case.
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    # Steps that training has at least, where the epochs of few rows are fewer.
+    # The fewest steps of a training, for rows so few that their epochs have fewer.
     min_steps: int | None = Field(default=None, ge=1)
 
 
@@ -96,8 +90,8 @@ class ServingMemory(Strict):
     are read from disk. Without a figure: vLLM's own defaults, and every adapter in host memory.
     """
 
-    # Of the base's weights in the recipe's dtype, so that `make doctor` can say before a download
-    # whether they fit; serving itself counts them.
+    # The size of the base's weights in the recipe's dtype, so that `make doctor` can say before a
+    # download whether they fit; serving itself measures them.
     weights_gib: float | None = Field(default=None, gt=0)
     device_gib: float | None = Field(default=None, gt=0)
     host_gib: float | None = Field(default=None, ge=0)
@@ -108,23 +102,23 @@ class Recipe(Strict):
 
     name: str
     kind: Kind = "decoder"
-    # A folder relative to the recipes' folder's repository, a hub id, or package:MODULE/FOLDER.
+    # A folder relative to the checkout, a hub id, or package:MODULE/FOLDER.
     base: str
-    # Of a hub base: a commit, or a branch or tag, which stands for the commit that it names;
+    # For a hub base: a commit, or a branch or tag, which stands for the commit that it names;
     # default: main.
     revision: str | None = None
-    # Of the base in training, and in serving but for `serving_dtype`. A mapping such as
-    # {cpu: float32, cuda: bfloat16} in the file stands for that of the device of this environment.
+    # The base's dtype in training, and in serving unless `serving_dtype` differs. The file may have
+    # a mapping such as {cpu: float32, cuda: bfloat16}, of which this environment's device counts.
     dtype: Dtype
-    # Of the base while adapters are trained; they are served on it in `dtype`.
+    # The base's quantization while adapters are trained; they are served on the base in `dtype`.
     quantization: Literal["nf4"] | None = None
     context_tokens: int = Field(ge=128)
-    # Of an encoder: it reads a conversation in windows of at most so many tokens, GLiNER2 with the
-    # rule's schema in each.
+    # An encoder reads a conversation in windows of at most so many tokens; GLiNER2's include the
+    # rule's schema.
     window_tokens: int | None = Field(default=None, ge=16)
-    # What the prompt says of the rule; a base as judge reads the title.
+    # What the prompt says of the rule; the bare base as a judge reads the title.
     rule_turn: RuleTurn = "title"
-    answer_prefix: str = ""  # what stands between the assistant's header and the verdict token
+    answer_prefix: str = ""  # between the assistant's header and the verdict token
     trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
     methods: dict[str, MethodSettings] = Field(min_length=1)  # in the order of tables
     prefix_cache_gib: PrefixCacheSize = Field(default_factory=PrefixCacheSize)
@@ -167,7 +161,7 @@ class Recipe(Strict):
     def _fits_its_kind(self) -> Recipe:
         kind = KINDS[self.kind]
         if kind.is_encoder != (self.window_tokens is not None):
-            raise ValueError("window_tokens belongs to an encoder, which needs it")
+            raise ValueError("window_tokens is required for encoders and not allowed otherwise")
         for name in self.methods:
             if METHODS[name].acts_from not in kind.acts_from:
                 raise ValueError(f"no method of `kind: {self.kind}`: {name}")
@@ -189,7 +183,7 @@ class Recipe(Strict):
         if method not in self.methods:
             raise GuardError(
                 "the recipe lists no such method",
-                where=f"recipe {self.name}: methods",
+                where=f"{self._where}: methods",
                 got=method,
                 remedy=f"{choose_from(method, self.methods)}; or add a section to the recipe",
             )
@@ -201,7 +195,8 @@ class Recipe(Strict):
 
     @property
     def serving_dtype(self) -> Dtype:
-        """Of the base and its adapters in serving: `dtype`, unless `engine` names another.
+        """The dtype of the base and its adapters in serving: `dtype`, unless `engine` names
+        another.
 
         A float32 base is served in bfloat16 on a CPU that multiplies it: about twice as fast, for
         logits that are off by thousandths of a nat in the median (docs/results.md).
@@ -215,8 +210,8 @@ class Recipe(Strict):
         return self.dtype
 
     def reads(self, rule: Rule) -> Reads:
-        """Whose turns weights on this base read for the rule."""
-        if KINDS[self.kind].reads_judged:
+        """The turns that weights on this base read for the rule."""
+        if KINDS[self.kind].only_judged_turns:
             return rule.reads
         return "conversation"
 
@@ -250,7 +245,7 @@ class Recipe(Strict):
         if not self.sharing_methods:
             raise GuardError(
                 "no method of the recipe is an adapter that shares conversations",
-                where=f"recipe {self.name}",
+                where=self._where,
                 got=", ".join(self.methods),
                 remedy="Add a section `alora` to its methods",
             )
@@ -280,53 +275,16 @@ class Recipe(Strict):
 
     @property
     def base_path(self) -> str:
-        """The local folder, of the checkout or of a package, if it exists; else the hub id."""
-        if self.base.startswith(IN_PACKAGE):
-            return str(self._folder_in_package())
-        local = MODELS.parent.parent / self.base
-        if local.is_dir():
-            return str(local)
-        if self.base.startswith((".", "/", "~")) or self.base.count("/") > 1:
-            raise GuardError(
-                "neither a folder of the checkout nor a hub id",
-                where=f"recipe {self.name}: base",
-                got=self.base,
-                remedy="Name a folder relative to the checkout, such as recipes/models/tiny, "
-                "or ORG/NAME",
-            )
-        return self.base
-
-    def _folder_in_package(self) -> Path:
-        module, _, folder = self.base.removeprefix(IN_PACKAGE).partition("/")
-        spec = importlib.util.find_spec(module)
-        if spec is None or not spec.submodule_search_locations:
-            raise GuardError(
-                "the package that carries the base is not installed",
-                where=f"recipe {self.name}: base",
-                got=module,
-                remedy="Run `make setup`",
-            )
-        return Path(spec.submodule_search_locations[0], folder)
+        """The base's local folder if it has one; else its hub id."""
+        return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)
 
     @property
     def commit(self) -> str | None:
-        """The hub commit to load the base at, the same for the whole process.
+        """The hub commit to load the base at; None for a local folder.
 
-        None for a local folder.
         Raises GuardError where neither the hub nor its cache on this machine knows it.
         """
-        base = self.base_path
-        if Path(base).is_dir():
-            return None
-        try:
-            return _commit(base, self.revision)
-        except (OSError, ValueError) as error:
-            raise GuardError(
-                f"no commit of the base is known: {error}",
-                where=f"recipe {self.name}",
-                got=base,
-                remedy="Check base and revision and the network, or download the base first",
-            ) from error
+        return hub_commit(self.base_path, self.revision, self._where)
 
     @property
     def base_revision(self) -> str:
@@ -334,51 +292,12 @@ class Recipe(Strict):
 
         Raises GuardError where the commit is not known or the folder lacks a file.
         """
-        if self.commit is not None:
-            return self.commit
-        folder = Path(self.base_path)
-        for name in BASE_FILES:
-            if not (folder / name).is_file():
-                raise GuardError(
-                    f"the base has no {name}",
-                    where=f"recipe {self.name}",
-                    got=folder,
-                    remedy=f"A base's folder holds {', '.join(BASE_FILES)} and the weights: "
-                    "complete it, or name another base",
-                )
-        files = [*folder.glob("*.safetensors"), *folder.glob(ENCODER_CONFIG)]
-        files = sorted([*files, *(folder / name for name in BASE_FILES)])
-        return _digest(tuple(map(_version_of, files)))
+        return self.commit or folder_digest(Path(self.base_path), self._where)
 
-
-def _version_of(path: Path) -> tuple[Path, int, int]:
-    """The file, its time in ns and its size in bytes."""
-    status = path.stat()
-    return path, status.st_mtime_ns, status.st_size
-
-
-@functools.cache
-def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """SHA-256 over names and contents; time and size tell a file that was written again."""
-    digest = hashlib.sha256()
-    for path, _, _ in files:
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-@functools.cache
-def _commit(base: str, revision: str | None) -> str:
-    """The commit that a branch or tag names now, or without a network named when last downloaded.
-
-    Raises OSError, ValueError.
-    """
-    if revision and re.fullmatch("[0-9a-f]{40}", revision):
-        return revision
-    from huggingface_hub import hf_hub_download
-
-    config = hf_hub_download(base, "config.json", revision=revision)
-    return Path(config).parent.name  # the cache has a folder for every commit
+    @property
+    def _where(self) -> str:
+        """The recipe's name in errors."""
+        return f"recipe {self.name}"
 
 
 def load_recipe(name: str, models: Path = MODELS) -> Recipe:

@@ -15,12 +15,12 @@ from guard.files.yaml_file import Strict, load
 
 RULES = Path(__file__).parent.parent / "recipes" / "rules"
 
-EDIT = "EDIT:"  # where a new rule's file has to be filled in
+EDIT = "EDIT:"  # marks what has to be filled in in a new rule's file
 Judged = Literal["user", "assistant", "tool", "conversation"]
 LONGEST_TITLE = 160  # characters
 RuleTurn = Literal["title", "policy", "none"]
 Turns = Literal["any", "last"]
-# Whose turns weights look for a violation in: all that whom a rule judges says, or the last of it.
+# The turns that weights look for a violation in: all of the judged speaker's turns, or the last.
 Reads = Literal[
     "user",
     "assistant",
@@ -41,7 +41,7 @@ LAST_OF: dict[Judged, Reads] = {
 }
 
 
-# Whose turns count for a rule. What tools return may stand in the system message, as documents do.
+# The roles whose turns count. Results of tools may be in the system message, as documents are.
 SPEAKERS: dict[Reads, tuple[str, ...]] = {
     "user": ("user",),
     "assistant": ("assistant",),
@@ -79,14 +79,14 @@ class Rule(Strict):
     title: str = Field(min_length=3, max_length=LONGEST_TITLE)
     policy: str = Field(min_length=10)
     judged: Judged
-    # Whether a violation in any turn of whom it judges counts, or only one in the last: then every
-    # message is to be checked as it comes. An encoder reads by it; the data have to be labelled so.
+    # Whether a violation in any of the judged speaker's turns counts, or only one in the last: then
+    # every message has to be checked as it comes. Encoders read and data are labelled accordingly.
     turns: Turns = "any"
     terms: tuple[str, ...] = ()
     violates: tuple[str, ...] = Field(min_length=1)
     allows: tuple[str, ...] = Field(min_length=1)
     examples: tuple[RuleExample, ...] = ()
-    # The rule is about orders to a machine: a note to whoever judges could then violate it itself.
+    # Whether the rule is about orders to a machine: then a note to the judge could violate it too.
     commands: bool = False
     # The share of allowed conversations that may be flagged, on the validation split.
     max_fpr: float | None = Field(default=None, gt=0, lt=1)
@@ -102,7 +102,7 @@ class Rule(Strict):
 
     @property
     def reads(self) -> Reads:
-        """Whose turns it looks for a violation in."""
+        """The turns that it looks for a violation in."""
         if self.turns == "last":
             return LAST_OF[self.judged]
         return self.judged

@@ -19,16 +19,16 @@ from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from guard.recipe import Recipe, load_recipe
 
-# "transfer": trained on the generator's rows and a few real ones. "curve": on more and more rows.
+# "transfer" trains on the generator's rows and a few real ones, "curve" on more and more rows.
 StudyKind = Literal["transfer", "curve"]
-# Whose a row is. In a transfer both are tested on, and only real ones stand for what is deployed.
+# Where a row comes from. A transfer tests on both; only real rows are like deployed traffic.
 Origin = Literal["real", "generated"]
 ORIGIN = "origin"  # the key in `Example.meta`
 STUDY = "study.json"
 
 
 class StudyPoint(Strict):
-    """What one training gets of the rows that are drawn from.
+    """The rows that one training draws.
 
     `rows` is their number, those for validation included; `seed` is that of the draw and of the
     training.
@@ -99,7 +99,7 @@ def point_runs(folder: Path, point: StudyPoint) -> Runs:
 
 
 def origin_of(example: Example) -> Origin:
-    """Whose row a study's example is."""
+    """The origin of a study's example: generated, or real."""
     origin: Origin = example.meta[ORIGIN]
     return origin
 

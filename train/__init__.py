@@ -5,5 +5,5 @@
 
 import os
 
-# TRL reports every trainer it builds; what is trained here is nobody else's business.
+# TRL reports every trainer that is built; this keeps it from sending anything.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -16,7 +16,7 @@ from typing import IO, Any
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.head import head_hash
-from guard.layout import Runs, fingerprint, split_files
+from guard.layout import Runs, fingerprint, not_current, split_files
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
@@ -40,14 +40,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         name = f"{self.rule.id} {self.method} seed {self.seed}"
         if self.runs.label:
             name += f", {self.runs.label}"
         return name
 
     def where(self, section: str) -> str:
-        """Where the recipe states the method's settings of this section, for errors."""
+        """The place of a section of the method's settings in the recipe, for errors."""
         return f"recipe {self.recipe.name}: methods.{self.method}.{section}"
 
     @property
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def reads(self) -> Reads:
-        """Whose turns the weights read."""
+        """The turns that the weights read."""
         return self.recipe.reads(self.rule)
 
     @property
@@ -138,8 +138,8 @@ class Job:
         )
 
     def read_inputs(self) -> None:
-        """Take down what the rows and the base are now, before the rows are read: what changes
-        while the job waits for its turn makes its weights outdated.
+        """Take the fingerprints of rows and base before the rows are read: what changes while the
+        job waits for its turn makes its weights outdated.
         """
         _ = self.inputs, self.test_sha256
 
@@ -166,7 +166,7 @@ class Job:
 
         The weights themselves stay until new ones take their place.
         """
-        (self.folder / "stage.json").unlink(missing_ok=True)
+        not_current(self.folder)
         self._clear_scratch()
 
     def open_scratch(self) -> None:

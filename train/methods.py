@@ -23,8 +23,8 @@ class Trained(Protocol):
 
     @property
     def validation_logits(self) -> Sequence[float]:
-        """Raw logits of the validation rows in nats, if training computed them; else empty. Of
-        weights that were fitted to these rows last of all, those from before.
+        """Raw logits of the validation rows in nats, if training computed them; else empty. If the
+        weights were last fitted to these rows, the logits are those from before.
         """
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
@@ -80,16 +80,16 @@ def _fit_aloras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardE
 
 
 def _check_head(job: Job) -> None:
-    from train.head import check_head
+    from train.head.settings import check_head
 
     check_head(job)
 
 
 def _fit_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
     """Logistic regressions on the frozen base's last state and words, loaded once for all."""
-    from train import head
+    from train.head.fit import fit
 
-    yield from head.fit(work)
+    yield from fit(work)
 
 
 def _check_encoder_adapter(job: Job) -> None:

@@ -43,7 +43,7 @@ def _is_plain_float32(module: nn.Module) -> bool:
 
 
 def _product(layer: nn.Linear, x: Tensor) -> Tensor:
-    """`[..., in]` -> `[..., out]`, as torch.compile has it computed."""
+    """The layer's product, `[..., in]` -> `[..., out]`, as torch.compile has it computed."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(
         x, layer.weight, layer.bias, "none", [], ""
     )

@@ -10,7 +10,7 @@ RELIABILITY = "reliability.png"
 
 
 def draw_reliability(bins: Sequence[dict[str, Any]], title: str, folder: Path) -> None:
-    """`reliability.png`: the share that violates over the calibrated probability.
+    """Draw `reliability.png`: the share that violates over the calibrated probability.
 
     DeGroot and Fienberg, 1983; bins as `validation.reliability` makes them.
     """

@@ -28,7 +28,9 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Process(NamedTuple):
-    """Its number, how many share out the rules, and how many of them this machine."""
+    """This process's number, how many processes share the rules, and how many of these are on this
+    machine.
+    """
 
     number: int = 0
     total: int = 1
@@ -39,30 +41,30 @@ ALONE = Process()
 
 
 def process_of(environment: MutableMapping[str, str]) -> Process:
-    """Which of the processes that `accelerate launch` or `torchrun` started this one is.
+    """This process among those that `accelerate launch` or `torchrun` started.
 
-    From here on it is a world of its own: processes share out rules, not tokens, so nothing has to
-    be exchanged, and no trainer below may think that it has to. Each sees the one GPU of its rank,
+    From here on it is a world of its own: processes divide the rules among them, not tokens, so
+    nothing has to be exchanged, and no trainer below may try to. Each sees the one GPU of its rank,
     and a process alone the first: Transformers would spread a LoRA's batches over all. Must come
     before torch is imported. Raises GuardError for fewer GPUs than processes.
     """
     rank = int(environment.get("RANK", 0))
     world = int(environment.get("WORLD_SIZE", 1))
     local_rank = int(environment.get("LOCAL_RANK", 0))
-    here = int(environment.get("LOCAL_WORLD_SIZE", world))
+    local_world = int(environment.get("LOCAL_WORLD_SIZE", world))
     if world > 1:
         for name in list(environment):
             if name in LAUNCHED or name.startswith(LAUNCHED_PREFIXES):
                 del environment[name]
     devices = _devices(environment)
     if devices:
-        if here > len(devices):
-            got = f"{here} processes, {len(devices)} GPUs"
+        if local_world > len(devices):
+            got = f"{local_world} processes, {len(devices)} GPUs"
             raise GuardError(
                 "each process needs a GPU", got=got, remedy="Start at most one process per GPU"
             )
         environment[VISIBLE_GPUS] = devices[local_rank]
-    return Process(rank, world, here)
+    return Process(rank, world, local_world)
 
 
 def _devices(environment: MutableMapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from guard.errors import GuardError
 
 @contextmanager
 def refusals(library: str, where: str) -> Iterator[None]:
-    """What a library raises for values that it cannot use, as a GuardError."""
+    """Raise a library's error about values that it cannot use as a GuardError."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, ImportError) as error:

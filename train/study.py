@@ -59,11 +59,11 @@ def train_study(
     for work in work_by_base:
         check([job for job, _ in work])
     for work in work_by_base:
-        claimed, taken = claimed_jobs(work, force=force)
-        failed += taken
+        claimed, claimed_elsewhere = claimed_jobs(work, force=force)
+        failed += claimed_elsewhere
         failed += train(claimed)
     if failed:
-        remedy = "The errors stand above; everything else is done"
+        remedy = "The errors are above; everything else is done"
         raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
 
 

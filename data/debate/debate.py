@@ -33,7 +33,7 @@ from guard.rule import Rule
 
 ROUNDS = 2
 REFINEMENTS = 2
-SAMPLED = 3  # cases that are tried at most for each one wanted
+SAMPLED = 3  # the most cases that are tried for each one wanted
 LEANINGS: tuple[prompts.Leaning, ...] = ("recall", "precision")
 
 
@@ -46,7 +46,8 @@ def generate(
     answers_file: Path,
     budget_usd: float | None = None,
 ) -> tuple[list[Example], dict[str, Any]]:
-    """Up to `wanted` examples of `rule`, about half of them violating, in splits, and what it took.
+    """Up to `wanted` examples of `rule`, about half of them violating, in splits, and the
+    statistics.
 
     `seeds` are unlabelled conversations. Answers are kept in `answers_file`. At most as many
     questions as are in flight are asked beyond the budget. Raises GuardError where the endpoint
@@ -80,7 +81,7 @@ def refuse_last_turn(rule: Rule) -> None:
     """Raise GuardError for a rule on the last turn alone: what an LLM writes may violate in any."""
     if rule.turns == "last":
         raise GuardError(
-            "violations are written in any turn, and this rule is on the last",
+            "a debate writes violations into any turn, but this rule is about the last turn alone",
             where=f"rule {rule.id}: turns",
             got=rule.turns,
             remedy="Give labelled rows (DATA=FILE), or take the generator (DATA=generator) where "
@@ -122,16 +123,16 @@ class Debates:
         return example
 
     def _next_wave(self, half: int) -> list[int]:
-        """The numbers of the next cases: of each label as many as are missing.
+        """The numbers of the next cases: as many of each label as are missing.
 
         So what is tried follows from the answers, not from who came first. A case's label is its
         number modulo 2.
         """
         wave: list[int] = []
         for label, tried in self._tried.items():
-            more = min(half - len(self._accepted[label]), SAMPLED * half - tried)
-            wave += [2 * index + label for index in range(tried, tried + more)]
-            self._tried[label] += more
+            wave_size = min(half - len(self._accepted[label]), SAMPLED * half - tried)
+            wave += [2 * index + label for index in range(tried, tried + wave_size)]
+            self._tried[label] += wave_size
         return sorted(wave)
 
     async def _decompose(
@@ -195,7 +196,7 @@ class Case:
 
     @property
     def label(self) -> int:
-        """What the case is to be: 1 violates."""
+        """The label that the case should have: 1 violates."""
         return self.number % 2
 
     @property

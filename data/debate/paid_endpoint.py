@@ -23,7 +23,7 @@ from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
 
 TRIES = 3  # for an answer in the form that was asked for
-REFUSALS = 8  # in a row: then it is not the texts that are refused
+REFUSALS = 8  # in a row: then the cause is not in the texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class PaidAnswer(Completion):
 
 @dataclass
 class Statistics:
-    """What became of the cases, and what it took.
+    """The outcomes of the cases, and their cost.
 
     `outcomes`: accepted in round n after m rewritings, or why dropped. `votes_against` counts by
     judge.
@@ -51,7 +51,7 @@ class Statistics:
     cost_usd: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The counts as the manifest has them."""
         return {
             **vars(self),
             "outcomes": dict(sorted(self.outcomes.items())),
@@ -115,7 +115,7 @@ class PaidEndpoint:
         return None
 
     async def text(self, messages: Chat, about: str) -> str | None:
-        """The answer in whatever words; None where none of TRIES comes to an end.
+        """The answer as free text; None where none of TRIES comes to an end.
 
         Raises Refused.
         """
@@ -174,8 +174,7 @@ class PaidEndpoint:
             raise GuardError(
                 "a budget needs the token counts that this endpoint does not report",
                 where=self.endpoint.url,
-                remedy="Go without GENERATOR_BUDGET_USD, or take an endpoint that reports its "
-                "usage",
+                remedy="Unset GENERATOR_BUDGET_USD, or take an endpoint that reports its usage",
             )
 
     def _cost(self, answer: PaidAnswer) -> float:

@@ -20,7 +20,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.rule import EDIT, RULES, Rule, in_words
 
-UNLABELLED = 30  # conversations that the policy's dimensions are found with (BARRED: 10 to 30)
+UNLABELLED = 30  # conversations from which the policy's dimensions are found (BARRED: 10 to 30)
 FEWEST_EXAMPLES = 40  # a tenth are for validation, and training needs two of either label there
 EXAMPLES = 1000
 
@@ -36,7 +36,7 @@ class Writers:
     budget_usd: float | None
 
     def inputs(self) -> list[Any]:
-        """What the data depend on besides the rule: not what they may cost."""
+        """All that the data depend on besides the rule, but not what they may cost."""
         seeds = []
         for messages in self.seeds:
             seeds.append([[message.role, message.content] for message in messages])
@@ -46,7 +46,7 @@ class Writers:
 def writers_for(
     rule: Rule, earlier: Mapping[str, Any], examples: int | None, unlabelled: str | None
 ) -> Writers:
-    """As named, else as in the `earlier` manifest.
+    """The writers as named, else as in the `earlier` manifest.
 
     Raises GuardError where no endpoint is described, where the rule is unfinished, or where
     `unlabelled` names no conversations.

@@ -31,7 +31,7 @@ def _blocks(book: Phrasebook) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def refuse_unknown(problem: str, names: Iterable[str], valid: Iterable[str], path: Path) -> None:
-    """Raises GuardError at the first of `names` that is not `valid`."""
+    """Raise GuardError at the first of `names` that is not `valid`."""
     valid_names = list(valid)
     for name in names:
         if name not in valid_names:
@@ -104,7 +104,7 @@ def parts_exist(corpus: Corpus, path: Path) -> None:
 
 
 def contexts_exist(corpus: Corpus, path: Path) -> None:
-    """What an act names as its context are `lines`, or acts of the other speakers."""
+    """Every context that an act names is a key of `lines`, or an act of another speaker."""
     acts = corpus.book.acts
     for name, act in acts.items():
         partners = [key for key, partner in acts.items() if partner.speaker != act.speaker]
@@ -175,7 +175,7 @@ def every_pool_has_cores(corpus: Corpus, path: Path) -> None:
 
 
 def every_block_can_be_split(corpus: Corpus, path: Path) -> None:
-    """Of every block of `lines` one can be held out."""
+    """Every block of `lines` has one that can be held out."""
     for name, lines in corpus.book.lines.items():
         if len(lines) < 2:
             raise GuardError(

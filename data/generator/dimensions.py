@@ -22,12 +22,12 @@ from data.generator.tricks import tricks_for
 # Tokens; the estimate of an exchange's length may be a few per cent too low.
 SHORTEST = 50
 LONGEST = 1950
-# Of the length's normal distribution in log space, before it is cut to the bounds.
+# Mean and spread of the length's logarithm, before it is cut to the bounds.
 LOG_MEAN = math.log(80)
 LOG_SPREAD = 1.2
 UNRELATED = "unrelated"  # the allowed act of a conversation that does not touch the rule at all
 UNRELATED_SHARE = 0.08
-TRICK_SHARE = 0.15  # of the groups, whose target is written so as to mislead a judge
+TRICK_SHARE = 0.15  # the share of groups whose target is written to mislead a judge
 
 Severity = Literal["plain", "hedged", "buried"]
 TargetPosition = Literal["early", "middle", "late"]
@@ -45,8 +45,8 @@ class Dimensions:
     domain: str
     severity: Severity
     position: TargetPosition
-    # Further acts of the same rule in both conversations: allowed ones; of a rule on the last turn
-    # any, as what violates is allowed before it.
+    # Further acts of the same rule in both conversations: allowed ones, or any acts for a rule on
+    # the last turn, as a violation before that turn is allowed.
     hard_negatives: int
     distractors: int  # acts of other rules in both conversations
     user_register: str
@@ -101,14 +101,14 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
 
 
 def _severities(tokens: int) -> tuple[Severity, ...]:
-    """A short conversation has no room to bury a core in."""
+    """The severities to draw from: a short conversation has no room to bury a core in."""
     if tokens > 110:
         return SEVERITIES
     return SEVERITIES[:2]
 
 
 def _acts_beside(tokens: int, rng: random.Random) -> int:
-    """How many acts of a kind stand besides the target: at most three, and one in 120 tokens."""
+    """How many acts of a kind are added to the target: at most three, and one in 120 tokens."""
     return rng.randint(0, min(3, tokens // 120))
 
 
@@ -156,7 +156,9 @@ def _pairs_of_acts(corpus: Corpus, groups: int, rng: random.Random) -> list[tupl
 
 
 def _partners(corpus: Corpus, violating: Sequence[str], allowed: str) -> list[str]:
-    """Of a rule on the last turn both are of one speaker, who has the last word."""
+    """The violating acts that fit beside `allowed`. For a rule on the last turn both acts are of
+    one speaker, who has the last word.
+    """
     book = corpus.book
     partners = [name for name in violating if book.shared(name, allowed)]
     if corpus.rule.turns == "any":

@@ -19,7 +19,7 @@ from guard.rule import Rule
 
 
 def check_excerpts(rule: Rule, book: ExcerptBook, path: Path) -> None:
-    """What a book of excerpts must keep to. Raises GuardError at the first thing that is wrong."""
+    """Check a book of excerpts. Raises GuardError at the first thing that is wrong."""
     if book.rule != rule.id:
         raise GuardError(
             "rule differs from the file's name",
@@ -75,7 +75,9 @@ def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
     """
     if excerpt.does or excerpt.allowed:
         remedy = "Make it a form of its own"
-        raise GuardError("`either` stands beside `does` or `allowed`", where=where, remedy=remedy)
+        raise GuardError(
+            "`either` cannot stand beside `does` or `allowed`", where=where, remedy=remedy
+        )
     for line in excerpt.either:
         if not RIGHT_OR_WRONG.search(grammar.without_choices(line)):
             raise GuardError(
@@ -92,11 +94,11 @@ def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
 
 def _check_asked(book: ExcerptBook, slot: str, layout: str, where: str) -> None:
     """The layout has the right value of a slot of `either`, and not the wrong one."""
-    there = grammar.reached(layout, book.slots)
-    if slot not in there:
+    reached_slots = grammar.reached(layout, book.slots)
+    if slot not in reached_slots:
         remedy = f"Put {{{slot}}} into it, or take {{{slot}.?}} out of `either`"
         raise GuardError(f"a layout does not say '{slot}'", where=where, got=layout, remedy=remedy)
-    if slot + WRONG in there:
+    if slot + WRONG in reached_slots:
         raise GuardError(
             f"a layout has the number of the wrong '{slot}'",
             where=where,

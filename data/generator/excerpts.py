@@ -53,7 +53,7 @@ class Excerpt(Strict):
     registers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     def fillings(self, label: int) -> Lines:
-        """What may fill the hole of a row with this label."""
+        """The lines that may fill the hole of a row with this label."""
         if self.either:
             return self.either
         if label:
@@ -114,7 +114,7 @@ class ExcerptWriter:
         bindings = grammar.Bindings(self._slots, key)
         messages = []
         for index, (speaker, text) in enumerate(turns_of(layout, "user")):
-            # One a turn, so that a pair's shared turns come out the same.
+            # One generator per turn, so that a pair's shared turns come out the same.
             rng = random.Random(f"{key}/{index}")
             template = grammar.resolve(text, rng).replace(HOLE, filling)
             register = EXCERPT_REGISTERS[registers.get(speaker, "as_written")]
@@ -149,8 +149,8 @@ class ExcerptWriter:
 
 
 def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], rule: Rule) -> int:
-    """Behind how many turns the row ends: before whom the rule judges speaks again after the
-    filling.
+    """The number of turns after which the row ends: before the judged speaker speaks again after
+    the filling.
     """
     filled = max(turn for turn, act in enumerate(acts) if act)
     for turn in range(filled + 1, len(messages)):

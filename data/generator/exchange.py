@@ -39,7 +39,7 @@ class Turn:
     source: str  # the act, the lines or the domain that it comes from
     line: str  # the template, or an act's core, that it was written from
     core: str = ""  # the name of the core, if an act was performed
-    phrasing: str = ""  # the name of the core's wording, with what stands around it
+    phrasing: str = ""  # the name of the core's wording, with the sentences around it
 
     @property
     def act(self) -> str | None:
@@ -82,7 +82,7 @@ class Exchange:
 
     @property
     def around(self) -> Around:
-        """What stands before and after the act."""
+        """The turns before and after the act."""
         return self.without(self.act_index)
 
     def without(self, index: int) -> Around:

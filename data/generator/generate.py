@@ -35,7 +35,7 @@ class Counts:
     test: int = 400
 
     def inputs(self) -> list[int]:
-        """What the data depend on besides the rule, its phrases and the seed."""
+        """All that the data depend on besides the rule, its phrases and the seed."""
         return [self.train, self.validation, self.test]
 
 
@@ -76,7 +76,7 @@ def _key(key: str, attempt: int) -> str:
 def generate(
     corpus: Corpus, counts: Counts, seed: int, excerpts: ExcerptBook | None = None
 ) -> list[Example]:
-    """Groups of two examples (one of each label), in a stable order.
+    """Groups of two examples, one of each label, in a stable order.
 
     The same seed writes the same text. Where there are `excerpts`, one group in SHARE of every
     split and stratum is one, after the conversations.
@@ -144,7 +144,7 @@ def _group_plans(
 def _excerpt_plans(
     writer: ExcerptWriter, groups: int, split: Split, name: str
 ) -> list[ExcerptPlan]:
-    """As many of each excerpt, in turns."""
+    """Plans for equally many groups of each excerpt, in turns."""
     names = list(writer.book.excerpts)
     plans = []
     for number in range(groups):

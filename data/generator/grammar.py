@@ -94,7 +94,7 @@ def slot_names(template: str) -> set[str]:
 
 
 def without_choices(template: str) -> str:
-    """What of a template stands in every phrasing: all but its alternatives."""
+    """The parts of a template that are in every phrasing: all but its alternatives."""
     while _CHOICE.search(template):
         template = _CHOICE.sub("", template)
     return template
@@ -147,7 +147,7 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
 def _slot_problem(
     match: re.Match[str], slots: Mapping[str, Sequence[str]]
 ) -> tuple[str, list[str]] | None:
-    """What is wrong with a slot of a template, and what it could say instead.
+    """The problem with a slot of a template, and what it could say instead.
 
     None where nothing is.
     """

@@ -30,7 +30,7 @@ LONG_SLOT = 8
 # training has seen alone.
 RESERVED = 3
 
-# For training, for the validation's unseen stratum, for the test's.
+# The pools: for training, for the validation split's unseen stratum, for the test split's.
 Pool = Literal["seen", "reserved", "unseen"]
 Speaker = Literal["user", "assistant", "tool"]
 Stance = Literal["does", "declines", "informs", "quotes", "supposes", "asks", "resembles"]
@@ -76,7 +76,7 @@ class Act(Strict):
 
     @property
     def context_speaker(self) -> Speaker:
-        """Who says a line of the context that names no speaker."""
+        """The speaker of a line of the context that names no speaker."""
         if self.before:
             return "user"
         return "assistant"

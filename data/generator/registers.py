@@ -66,7 +66,7 @@ def relaxed(text: str, rng: random.Random) -> str:
 
 
 def casual(text: str, rng: random.Random) -> str:
-    """As in a chat: no capital at the start, no final stop, some short forms."""
+    """The text as in a chat: no capital at the start, no final stop, some short forms."""
     text = text[:1].lower() + text[1:]
     for pattern, short in _CHAT:
         if rng.random() < 0.5:
@@ -75,7 +75,7 @@ def casual(text: str, rng: random.Random) -> str:
 
 
 def typos(text: str, rng: random.Random) -> str:
-    """About one word in twelve with two letters swapped or one dropped.
+    """The text with two letters swapped or one dropped in about one word in twelve.
 
     Numbers and addresses stay right.
     """
@@ -99,7 +99,7 @@ def as_written(text: str, rng: random.Random) -> str:
 
 
 def lower(text: str, rng: random.Random) -> str:
-    """As many type: no capitals, few marks."""
+    """The text in lower case with few marks, as many people type."""
     text = re.sub(r"[.,;:!\"]+(?=\s|$)", "", tidy(text).lower())
     if rng.random() < 0.5:
         text = text.replace("'", "")
@@ -107,7 +107,7 @@ def lower(text: str, rng: random.Random) -> str:
 
 
 def loud(text: str, rng: random.Random) -> str:
-    """In capitals, often with more than one mark."""
+    """The text in capitals, often with more than one mark."""
     return tidy(text).upper().rstrip(".") + rng.choice(("", "!", "!!", "!!!"))
 
 

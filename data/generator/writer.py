@@ -144,7 +144,7 @@ class Writer:
         if pair.frame.system:
             acts = [None, *acts]
         performed = [turn for turn in turns if turn.core]
-        around = target.turns  # an answer that is left out is still what the act was written for
+        around = target.turns  # the act was written for its answer, even if that is left out
         if pair.ends_with_act:
             around = around[: len(around) - left_out]
         return {
@@ -184,7 +184,9 @@ class Writer:
         return best
 
     def _contrast(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
-        """Both acts around the same words of the speaker who does not perform the violating one."""
+        """The turns of both acts around the same words of the speaker who does not perform the
+        violating one.
+        """
         book, terse = self.corpus.book, _is_terse(dimensions)
         severity = dimensions.severity
         violating_act = book.acts[dimensions.violating_act]
@@ -237,7 +239,7 @@ class Writer:
     def _frame(
         self, dimensions: Dimensions, targets: Targets, key: str, rng: random.Random
     ) -> Frame:
-        """Everything around the target, filled up to the sampled length."""
+        """Everything around the target, up to the sampled length."""
         taken = set(targets.lines)
         room = dimensions.target_tokens - _total_tokens(targets) // 2
         system = None
@@ -272,10 +274,10 @@ class Writer:
         self, dimensions: Dimensions, rng: random.Random
     ) -> list[tuple[Phrasebook, str]]:
         """The hard negatives, then the distractors."""
-        of_rule = self.corpus.acts(violating=False)
+        rule_acts = self.corpus.acts(violating=False)
         if self._is_on_last_turn:
-            of_rule += self.corpus.acts(violating=True)
-        acts = [(self.corpus.book, rng.choice(of_rule)) for _ in range(dimensions.hard_negatives)]
+            rule_acts += self.corpus.acts(violating=True)
+        acts = [(self.corpus.book, rng.choice(rule_acts)) for _ in range(dimensions.hard_negatives)]
         if self._borrowed:
             books = [rng.choice(self._borrowed) for _ in range(dimensions.distractors)]
             acts += [(book, rng.choice(list(book.acts))) for book in books]
@@ -323,7 +325,7 @@ class Writer:
             changes_topic = exchange.topic not in (topic, "thanks")
             topic = exchange.topic
             for index, turn in enumerate(exchange.turns):
-                # One a turn, so that a pair's shared turns come out the same.
+                # One generator per turn, so that a pair's shared turns come out the same.
                 rng = random.Random(f"{pair.key}/{number}/{index}")
                 text = turn.text
                 if index == 0 and changes_topic and rng.random() < 0.5:
@@ -388,7 +390,7 @@ def _is_terse(dimensions: Dimensions) -> bool:
 
 
 def _in_register(text: str, role: str, dimensions: Dimensions, rng: random.Random) -> str:
-    """What a user or an assistant says, tidied and in their register; a tool's output as it is."""
+    """A user's or an assistant's words, tidied and in their register; a tool's output as it is."""
     if role == "user":
         return USER_REGISTERS[dimensions.user_register](grammar.tidy(text), rng)
     if role == "assistant":

@@ -166,16 +166,17 @@ def _calibration(logits: np.ndarray, labels: np.ndarray, max_fpr: float | None) 
     bias = float(platt.intercept_[0])
     probability = Calibration(temperature=1 / slope, bias=bias)
     if max_fpr is None:
-        cut = _balanced_cut(logits, labels, neutral=-bias / slope)
+        cut = _balanced_cut_from_lowest(logits, labels, neutral=-bias / slope)
     else:
         cut = _cut_at_fpr(logits, labels, max_fpr)
     threshold = probability.p_violation(cut)
     return Calibration(temperature=1 / slope, bias=bias, threshold=threshold)
 
 
-def _balanced_cut(logits: np.ndarray, labels: np.ndarray, neutral: float) -> float:
+def _balanced_cut_from_lowest(logits: np.ndarray, labels: np.ndarray, neutral: float) -> float:
     """The midpoint between two validation logits, or `neutral`, that decides best and is nearest to
-    neutral.
+    neutral. Of equally good cuts the lowest gives the standard error; `calibrate.py` takes the
+    highest's, so one function for both would change figures.
     """
     distinct = np.unique(logits)
     cuts = np.append((distinct[1:] + distinct[:-1]) / 2, neutral)
@@ -192,7 +193,9 @@ def _balanced_cut(logits: np.ndarray, labels: np.ndarray, neutral: float) -> flo
 
 
 def _variance(rates: np.ndarray, rows: int) -> np.ndarray:
-    """Of shares of so many rows: of few that are all right, the next may be wrong."""
+    """The variance of shares of so many rows. Never zero: after few right ones the next may be
+    wrong.
+    """
     plausible = (rates * rows + 1) / (rows + 2)
     return plausible * (1 - plausible) / rows
 

@@ -19,11 +19,11 @@ import httpx
 from guard.errors import GuardError
 
 ATTEMPTS = 8
-# Attempts that got no answer in time: the endpoint may have written one, and may want to be paid.
+# Attempts without an answer in time: the endpoint may have written one, and may charge for it.
 MAX_TIMEOUTS = 2
 MAX_WAIT_S = 300.0
-TRANSIENT = (408, 409, 429)  # and all from 500: worth another attempt
-# Key, credit, address or model: no other text would be taken either. A 403 may be one flagged text.
+TRANSIENT = (408, 409, 429)  # these and all from 500 are worth another attempt
+# Errors of key, credit, address or model: every text would be refused. A 403 may be of one text.
 MISCONFIGURED = (401, 402, 404)
 # OpenAI's codes, with status 429 and 400: waiting does not help.
 UNPAID = ("insufficient_quota", "billing_hard_limit_reached")
@@ -131,7 +131,7 @@ class Endpoint:
         raise self._keeps_failing(about, failures[-1])
 
     def shown(self, text: str) -> str:
-        """One line of `text`, shortened, without the key in whatever notation."""
+        """One line of `text`, shortened, without the key in any notation."""
         for notation in _notations(self.api_key):
             text = text.replace(notation, "[key]")
         return " ".join(text.split())[:SHOWN]

@@ -8,7 +8,7 @@ from typing import Any
 
 from guard.errors import GuardError
 
-MAX_BYTES = 2**20  # a card or a configuration of weights has a few thousand
+MAX_BYTES = 2**20  # a card or an adapter's configuration has a few thousand
 
 
 def load_json(path: Path, *, remedy: str) -> Any:
@@ -21,7 +21,7 @@ def load_json(path: Path, *, remedy: str) -> Any:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            problem = f"more than {MAX_BYTES} bytes, which nothing of its kind has"
+            problem = f"more than {MAX_BYTES} bytes, which no file of its kind has"
             raise GuardError(problem, where=path, remedy=remedy)
         return json.loads(content.decode("utf-8"))
     except OSError as error:

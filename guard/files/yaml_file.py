@@ -103,7 +103,7 @@ def _read(path: Path) -> Any:
             got=f"byte {error.object[error.start]:#x} at {error.start}",
             remedy="Save the file as UTF-8",
         ) from error
-    # A number of thousands of digits, brackets a thousand deep.
+    # For example a number of thousands of digits, or brackets nested a thousand deep.
     except (ValueError, RecursionError) as error:
         raise GuardError(
             f"a value cannot be read: {error}",
@@ -122,8 +122,8 @@ def _line_of(error: yaml.YAMLError) -> str:
 def validate(content: Any, model: type[Model], *, where: object) -> Model:
     """`content` as one `model`, or a GuardError that names every bad key."""
     try:
-        # By way of JSON, because there strict pydantic lets an array stand for a tuple and leaves
-        # free-form lists alone.
+        # Via JSON, where strict pydantic accepts an array as a tuple and leaves free-form lists
+        # alone.
         text = json.dumps(content, default=str)
     except (ValueError, TypeError, RecursionError) as error:
         raise GuardError(
@@ -144,7 +144,7 @@ def validate(content: Any, model: type[Model], *, where: object) -> Model:
 
 
 def _in_words(problem: Any, model: type[BaseModel]) -> str:
-    """One of pydantic's errors: the key, what is wrong with it, and its value."""
+    """One of pydantic's errors in words: the key, what is wrong with it, and its value."""
     key = ".".join(str(part) for part in problem["loc"]) or "content"
     if problem["type"] == "extra_forbidden":
         return _unknown_key(key, problem["loc"], model)

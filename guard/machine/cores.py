@@ -6,7 +6,9 @@ import os
 
 
 def usable_cores() -> set[int]:
-    """The numbers of the cores that this process may use; of a system that does not say, all."""
+    """The numbers of the cores that this process may use: all of them where the system does not
+    say.
+    """
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))

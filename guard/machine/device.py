@@ -20,8 +20,8 @@ BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the in
 
 @functools.cache
 def installed_device() -> Device:
-    """What the installed torch was built for, as `make setup DEVICE=…` has chosen it; the CPU where
-    none is installed.
+    """The device that the installed torch was built for, as `make setup DEVICE=…` has chosen it;
+    the CPU where none is installed.
     """
     try:
         version = importlib.metadata.version("torch")
@@ -52,7 +52,8 @@ def multiplies_bfloat16() -> bool:
 
 
 def is_slow_in_mkl() -> bool:
-    """Whether MKL, by which PyTorch multiplies float32, takes a slow path on this CPU: an AMD.
+    """Whether MKL, with which PyTorch multiplies float32, takes a slow path on this CPU: on one of
+    AMD's.
 
     False where the system does not tell.
     """
@@ -61,7 +62,7 @@ def is_slow_in_mkl() -> bool:
 
 @functools.cache
 def _cpu_info(key: str) -> str:
-    """What the system tells about its first core under `key`; empty where it does not."""
+    """The value that the system gives for `key` of its first core; empty where there is none."""
     try:
         lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -12,14 +12,14 @@ from guard.machine.cores import usable_cores
 
 STAT = Path("/proc/stat")
 SAMPLE_S = 0.3
-MOST_BUSY = 0.5  # cores that others may use before it is worth a word
-IDLE_COLUMNS = (3, 4)  # of a core's line: idle, and waiting for a disk
-TIME_COLUMNS = 8  # what follows is the time of guests, which the first ones hold already
+MOST_BUSY = 0.5  # cores that others may use before a warning
+IDLE_COLUMNS = (3, 4)  # in a core's line: idle, and waiting for a disk
+TIME_COLUMNS = 8  # later columns are guests' time, which these include
 
 
 class CpuTimes(NamedTuple):
-    """Seconds that the cores which this process may use have worked, that this process has, and on
-    the clock.
+    """Counters in seconds: the work of the cores that this process may use, the work of this
+    process, and the clock.
     """
 
     cores_s: float
@@ -71,7 +71,7 @@ def worked_s(stat: str, cores: set[int]) -> float:
 
 
 def _cpu_times() -> CpuTimes | None:
-    """Those of now; None where there is no /proc/stat."""
+    """The current CPU counters; None where there is no /proc/stat."""
     try:
         stat = STAT.read_text(encoding="utf-8")
     except OSError:

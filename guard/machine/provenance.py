@@ -53,7 +53,7 @@ def commit(repository: Path) -> str:
 
 
 def hardware() -> str:
-    """For example `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
+    """The hardware in words, such as `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
     cores = len(usable_cores())
     parts = (
         _processor(),

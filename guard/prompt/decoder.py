@@ -64,7 +64,7 @@ class PromptBuilder:
     refused, never cut.
     """
 
-    verdict_tokens = 1  # that are generated behind the prompt
+    verdict_tokens = 1  # generated after the prompt
 
     def __init__(
         self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None
@@ -92,19 +92,19 @@ class PromptBuilder:
         answer_prefix: str = "",
         max_tokens: int | None = None,
     ) -> PromptBuilder:
-        """For the tokenizer of a checkpoint folder or a hub id."""
+        """The builder for the tokenizer of a checkpoint folder or a hub id."""
         tokenizer = cls._tokenizer_of(base, revision)
         return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
-        """For the recipe's base, as adapters are trained and served on it.
+        """The builder for the recipe's base, as adapters are trained and served on it.
 
         Raises GuardError where it has no tokenizer, or is an encoder.
         """
         if recipe.kind != "decoder":
             raise GuardError(
-                "this takes a decoder",
+                "this works only on a decoder",
                 where=f"recipe {recipe.name}",
                 got=recipe.kind,
                 remedy="Name another one, as MODEL=tiny",

@@ -4,7 +4,7 @@ words (Zaratiana et al. 2025, arXiv 2507.18546). Knows nothing of models, only o
     ( [P] violation ( [L] the rule ) ) [SEP_TEXT] user : … [SEP] assistant : … [SEP] …
 
 The schema is one classification task with one label, the rule's text; its logit is what the
-classifier reads at [L]. A conversation longer than a window is read in several (`encoder.py`), each
+classifier reads at [L]. A conversation longer than a window is read in several (`windows.py`), each
 behind the schema, and the window with the highest logit counts.
 
 Words are split, put in lower case and tokenised one by one, as the package gliner2 does, so what a
@@ -27,12 +27,13 @@ from guard.errors import GuardError
 from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import SAMPLE, labelled
-from guard.prompt.encoder import UNKNOWN, EncoderPromptBuilder, Span, Window, windows
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.windows import UNKNOWN, Span, Window, cut_windows
 from guard.rule import Reads
 
 TASK = "violation"
 TASK_MARKER, LABEL_MARKER, TEXT_MARKER = "[P]", "[L]", "[SEP_TEXT]"
-LARGEST_SHARE = 0.5  # of a window, that a schema may take
+LARGEST_SHARE = 0.5  # the part of a window that a schema may take
 
 
 class Gliner2PromptBuilder(EncoderPromptBuilder):
@@ -53,9 +54,9 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         schema = self._schema_ids(SAMPLE[0].content)
         start = self._start(schema)
         ids = self.prefix_ids(SAMPLE * 3)
-        small = windows(ids, start, self.separator_id, limit=len(start) + 32)
-        read = [window.token_ids for window in small]
-        return fingerprint([ids, schema, read, self.window_tokens])
+        windows = cut_windows(ids, start, self.separator_id, limit=len(start) + 32)
+        window_ids = [window.token_ids for window in windows]
+        return fingerprint([ids, schema, window_ids, self.window_tokens])
 
     def turn_ids(self, message: Message) -> list[int]:
         """The words of one message behind its speaker's label."""
@@ -86,15 +87,15 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         return ids
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
-        """What GLiNER2 reads of a prompt's `token_ids`, one or several windows, whoever is judged:
-        its label says that.
+        """The windows that GLiNER2 reads of a prompt's `token_ids`, one or several. Whoever is
+        judged, they are the same: the label names the speaker.
         """
         end = token_ids.index(self.task_id)
         start = self._start(token_ids[end:])
-        return windows(token_ids[:end], start, self.separator_id, self.window_tokens)
+        return cut_windows(token_ids[:end], start, self.separator_id, self.window_tokens)
 
     def spans(self, window: Window) -> list[Span]:
-        """The label's marker alone."""
+        """One span, the label's marker."""
         label = window.token_ids.index(self.label_id)
         return [Span(label, label + 1, UNKNOWN, 0)]
 

@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.intp]
-# A key: the first token's id below, above it the second's plus one, or 0 where there is none.
+# A key has the first token's id in its low bits, above it the second's plus one, or 0 for none.
 SECOND_BITS = np.uint64(32)
-FEWEST_TEXTS = 2  # that an n-gram stands in, or it is not learnt
-MOST_NGRAMS = 2**16  # that a vocabulary has: those of the most texts
+FEWEST_TEXTS = 2  # an n-gram in fewer is not learnt
+MOST_NGRAMS = 2**16  # of a vocabulary: the n-grams in the most texts
 
 
 class NgramRows(NamedTuple):
-    """The n-grams of several texts: an entry for each that a text has. `rows` [entries] says of
-    which text, `frequencies` [entries] is 1 + the logarithm of how often it stands there.
+    """The n-grams of several texts, an entry for each n-gram of each text. `rows` [entries] is the
+    text's index, `frequencies` [entries] is 1 + the logarithm of how often the n-gram occurs in it.
     """
 
     keys: Keys
@@ -33,7 +33,7 @@ class NgramRows(NamedTuple):
 
 
 def ngram_rows(texts: Sequence[Sequence[int]]) -> NgramRows:
-    """Of texts as token ids below 2^31."""
+    """The n-grams of texts, which are token ids below 2^31."""
     keys, rows, counts = [np.empty(0, np.uint64)], [np.empty(0, np.intp)], [np.empty(0, np.intp)]
     for row, text in enumerate(texts):
         tokens = np.asarray(text, np.uint64)
@@ -58,7 +58,7 @@ class TfIdf(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class NgramVocabulary:
-    """The n-grams that a head knows, and how telling each is.
+    """The n-grams that a head knows, and how informative each is.
 
     `keys` [n-grams] ascending; `idf` [n-grams] float32, the inverse document frequency.
     """
@@ -71,17 +71,17 @@ class NgramVocabulary:
         """The n-grams of FEWEST_TEXTS documents and more that are not in all, at most MOST_NGRAMS,
         with the smooth idf of scikit-learn's TfidfTransformer.
         """
-        of_documents = [np.empty(0, np.uint64)]
-        of_documents += [np.unique(document.keys) for document in documents]
-        keys, times = np.unique(np.concatenate(of_documents), return_counts=True)
-        telling = np.flatnonzero((times >= FEWEST_TEXTS) & (times < len(documents)))
-        most = telling[np.argsort(-times[telling], kind="stable")[:MOST_NGRAMS]]
-        kept = np.sort(most)
-        idf = np.log((1 + len(documents)) / (1 + times[kept])) + 1
-        return cls(keys[kept], idf.astype(np.float32))
+        document_keys = [np.empty(0, np.uint64)]
+        document_keys += [np.unique(document.keys) for document in documents]
+        keys, times = np.unique(np.concatenate(document_keys), return_counts=True)
+        informative = np.flatnonzero((times >= FEWEST_TEXTS) & (times < len(documents)))
+        commonest = informative[np.argsort(-times[informative], kind="stable")[:MOST_NGRAMS]]
+        chosen = np.sort(commonest)
+        idf = np.log((1 + len(documents)) / (1 + times[chosen])) + 1
+        return cls(keys[chosen], idf.astype(np.float32))
 
     def tfidf(self, texts: NgramRows) -> TfIdf:
-        """Of texts, with 1 + the logarithm of an n-gram's count for its frequency."""
+        """The TF-IDF of texts, with 1 + the logarithm of an n-gram's count as its frequency."""
         ngrams = np.searchsorted(self.keys, texts.keys)
         is_known = ngrams < len(self.keys)
         is_known[is_known] = self.keys[ngrams[is_known]] == texts.keys[is_known]

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Letters that look like Latin ones in common fonts: of Cyrillic, Greek, Armenian, Cherokee and Lisu
-# (from Unicode's confusables.txt, UTS 39, not all of them).
+# Cyrillic, Greek, Armenian, Cherokee and Lisu letters that look Latin in common fonts (a part of
+# Unicode's confusables.txt, UTS 39).
 _LOOK_ALIKES = dict(
     zip(
         "аеорсухіјѕһԁԛԝӏАВЕКМНОРСТУХІЈЅҺԚԜӀ"  # Cyrillic
@@ -27,8 +27,8 @@ _LOOK_ALIKES = dict(
         strict=True,
     )
 )
-# Small capitals and some letters of phonetics are Latin, so they are plain in any word. Not the
-# dotless i, which is a letter of Turkish.
+# Small capitals and some phonetic letters are Latin, so they become plain in any word. The dotless
+# i does not: it is a Turkish letter.
 _SMALL_CAPITALS = dict(
     zip("ɑɡɩᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "agiabcdefghijklmnoprstuvwyz", strict=True)
 )
@@ -44,7 +44,7 @@ _INKLESS = re.compile(
     "[\u034f\u0305\u0332-\u0338\u1160\u17b4\u17b5\u180b-\u180f\u2065\ufe00-\ufe0f\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"
 )
-# As wide as a letter, and empty: fillers of Hangul and Braille.
+# As wide as a letter but empty: fillers of Hangul and Braille.
 _BLANK = re.compile("[\u115f\u2800\u3164\uffa0]")
 
 
@@ -52,18 +52,18 @@ def _as_tags(text: str) -> str:
     return "".join(chr(0xE0000 + ord(character)) for character in text)
 
 
-# The flags of England, Scotland and Wales, and no other text: behind a flag, tag characters could
-# hide as well as anywhere.
+# Only the tag characters of the flags of England, Scotland and Wales stay: after a flag, others
+# could hide text as well as anywhere.
 _FLAGS = "|".join(map(_as_tags, ("gbeng", "gbsct", "gbwls")))
 _FLAG = re.compile(f"(?<=\U0001f3f4)(?:{_FLAGS})\U000e007f")
-# Unicode's words for letters that differ from others in their looks alone.
+# Unicode's names of decompositions of letters that differ from others only in style.
 _STYLED = ("<font>", "<wide>", "<circle>", "<compat>")
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
 ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek
 _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
-# Accents that do not compose belong to the word.
+# A word includes accents that do not compose.
 _WORD = re.compile("[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*")
-# Of a text's letters: from there on, a word of look-alikes alone is taken for Latin too.
+# From this share of ASCII letters on, a word of look-alikes alone is taken for Latin too.
 LATIN_SHARE = 0.5
 
 
@@ -91,22 +91,24 @@ def visible(text: str) -> str:
 
 
 def _without_controls(text: str) -> str:
-    """No control and format characters but line breaks and joiners, no more MARKS; styles plain."""
+    """The text without control and format characters, except line breaks and joiners, with at most
+    MARKS on a letter and with plain styles.
+    """
     joiners = {match.start() for match in _JOINERS.finditer(text)}
-    kept: list[str] = []
+    characters: list[str] = []
     marks = 0
     for position, character in enumerate(text):
         category = unicodedata.category(character)
         is_control = category in ("Cf", "Cc")
         if is_control and position not in joiners and character not in _BREAKS:
-            continue  # the marks around it stand on one letter
+            continue  # marks on both sides of it are counted together
         if category.startswith("M"):
             marks += 1
         else:
             marks = 0
         if marks <= MARKS:
-            kept.append(_plain(character))
-    return "".join(kept)
+            characters.append(_plain(character))
+    return "".join(characters)
 
 
 def _plain(character: str) -> str:

@@ -33,7 +33,7 @@ from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreReque
 
 GUARD_CODE = (
     *("card.py", "head.py", "method.py", "rule.py", "verdict.py"),
-    *("recipe.py", "machine/device.py"),  # the dtype; whether the model is compiled
+    *("base_files.py", "recipe.py", "machine/device.py"),  # base, dtype; whether it is compiled
 )
 
 

@@ -21,8 +21,8 @@ from guard.card import Card, contents_sha256, weights_contents
 from guard.errors import GuardError
 from guard.head import NO_WORDS, Head, WordWeights
 from guard.method import METHODS, WORDS
-from guard.prompt.encoder import counting, judged_of
 from guard.prompt.ngrams import NgramRows, ngram_rows
+from guard.prompt.windows import counting, judged_of
 from guard.rule import Reads
 from serve.engine.backend import EngineOutput
 

@@ -236,7 +236,7 @@ def test_a_curve_of_generated_rows_and_own_ones_together_is_refused(tmp_path: Pa
         rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
         mixed = [*(replace(row, source=GENERATOR) for row in rows[:20]), *rows[20:]]
         write_examples(folder / f"{split}.jsonl", mixed)
-    with pytest.raises(GuardError, match=r"are generated, others your own.*DATA=FILE"):
+    with pytest.raises(GuardError, match=r"are generated, others are your own.*DATA=FILE"):
         build_study(asked)
 
 
@@ -292,7 +292,7 @@ def test_test_rows_that_rank_nothing_are_refused_before_anything_is_written(
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     for kind in ("curve", "transfer"):
         asked = request(tmp_path, kind=kind, sizes=(20,), seeds=(0,), test_rows=4)
-        with pytest.raises(GuardError, match=r"test rows need 2 of either label.*that violate"):
+        with pytest.raises(GuardError, match=r"at least 2 rows of each label.*that violate"):
             build_study(asked)
         assert not asked.runs.root.exists()
 

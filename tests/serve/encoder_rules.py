@@ -18,8 +18,9 @@ from guard.card import Card, read_card, weights_sha256
 from guard.example import Message
 from guard.head import Head
 from guard.method import METHODS, WORDS
-from guard.prompt.encoder import EncoderPromptBuilder, Window, judged_of
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
+from guard.prompt.windows import Window, judged_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged, text_hash
 from tests.plain_words import file_of_words, plain_word_logit, random_words

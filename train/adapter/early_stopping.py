@@ -42,7 +42,7 @@ class EarlyStopping:
 
     @property
     def best_step(self) -> int:
-        """After which the loss was lowest so far."""
+        """The step after which the loss was lowest so far."""
         return _best(self._losses)
 
     def ended(self, step: int) -> bool:

@@ -39,7 +39,7 @@ SERVED = {
     "layers_pattern",
     "fan_in_fan_out",
 }
-# The other initialisations take something out of the base's weights.
+# The other initialisations change the base's weights.
 SERVED_INITS = (True, False, "gaussian", "orthogonal")
 # What training on cached prefixes reads of the trainer's settings (train/prefix/member.py); any
 # other setting would be ignored silently.
@@ -61,7 +61,7 @@ ALORA_READS = {
     "adam_beta2",
     "adam_epsilon",
 }
-# What training on an encoder reads of them (train/encoder/trainer.py).
+# What training on an encoder reads of the trainer's settings (train/encoder/trainer.py).
 ENCODER_READS = (ALORA_READS | {"eval_steps"}) - {"save_steps", "gradient_accumulation_steps"}
 NOT_OUR_LOSS = (
     "label_smoothing_factor",
@@ -71,7 +71,7 @@ NOT_OUR_LOSS = (
     "use_liger_kernel",
 )
 POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
-# Schedules that wait for a metric, which no training hands them.
+# Schedules that need a metric, which training does not give them.
 OF_A_METRIC = ("reduce_lr_on_plateau", "greedy")
 LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
 # What PEFT calls the model that an adapter of each kind of base makes of it. A token classifier has
@@ -241,7 +241,7 @@ def _check_rank(job: Job, where: str) -> None:
 
 def _check_schedule(schedule: object, where: str) -> None:
     if schedule in OF_A_METRIC:
-        problem = "a schedule that waits for a metric, which training does not hand it"
+        problem = "a schedule that needs a metric, which training does not give it"
         remedy = "Take another lr_scheduler_type, such as cosine"
         raise GuardError(problem, where=where, got=schedule, remedy=remedy)
 

@@ -115,7 +115,7 @@ class VerdictTrainer(SFTTrainer):
     Batches are of similar length and go through the model in parts of bounded size.
     """
 
-    # By the rows of the step: the last micro-batch of an epoch may have fewer.
+    # Divided by the rows of the step: the last micro-batch of an epoch may have fewer.
     loss_is_scaled_for_ga = True  # type: ignore[assignment]
 
     def compute_loss(
@@ -233,7 +233,7 @@ class StopEarly(TrainerCallback):
         self._labels = [row.label for row in validation]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the trainer writes a checkpoint of this step."""
+        """Run before the trainer writes a checkpoint of this step."""
         if state.global_step % self._per_epoch == 0 or state.global_step == state.max_steps:
             model = kwargs["model"]
             logits = verdict_logits(model, self._prompts, self._builder)

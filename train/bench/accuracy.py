@@ -60,15 +60,19 @@ def compare(job: Job, rows: Rows) -> SeedComparison:
     trl, trl_s = _test_logits(_fit_trl, job, rows)
     cached, cached_s = _test_logits(_fit_cached, job, rows)
     labels = [row.label for row in rows.test]
-    pairs = list(zip(trl, cached, strict=True))
+    flips = 0
+    differences: list[float] = []
+    for trl_logit, cached_logit in zip(trl, cached, strict=True):
+        flips += (trl_logit > 0) != (cached_logit > 0)
+        differences.append(abs(trl_logit - cached_logit))
     return SeedComparison(
         seed=job.seed,
         accuracy=(_accuracy(trl, rows.test), _accuracy(cached, rows.test)),
         auroc=(float(roc_auc_score(labels, trl)), float(roc_auc_score(labels, cached))),
         seconds=(trl_s, cached_s),
-        flips=sum((of_trl > 0) != (of_cached > 0) for of_trl, of_cached in pairs),
+        flips=flips,
         largest_logit=max(map(abs, trl)),
-        largest_difference=max(abs(of_trl - of_cached) for of_trl, of_cached in pairs),
+        largest_difference=max(differences),
     )
 
 
@@ -90,7 +94,7 @@ def _fit_cached(job: Job, rows: Rows) -> PeftModel:
 def _test_logits(
     fit: Callable[[Job, Rows], PeftModel], job: Job, rows: Rows
 ) -> tuple[list[float], float]:
-    """What the adapter answers to the test split, in nats, and the seconds to train it."""
+    """The adapter's logits of the test split, in nats, and the seconds to train it."""
     from train.adapter.predict import verdict_logits
 
     prompts = [row.prompt for row in rows.test]

@@ -52,8 +52,7 @@ class CostGrid:
     examples: int = 1000
     epochs: int = 3
     rules: tuple[int, ...] = (1, 10, 100)
-    # At most so many steps of a fleet are measured, counted over its adapters; the others take as
-    # long.
+    # The most steps of a fleet that are measured, counted over its adapters; others take as long.
     adapter_steps: int = 600
 
 
@@ -79,7 +78,7 @@ class TimedSteps:
 
     @property
     def median_s(self) -> float:
-        """Of a step."""
+        """The median time of a step."""
         return statistics.median(self.steps_s)
 
 

@@ -43,7 +43,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """That of one value a process."""
+        """The median and the range of one value a process."""
         return cls(statistics.median(seconds), min(seconds), max(seconds))
 
     def __str__(self) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# They make a tensor without a kernel: of memory that nobody has written, or of another's.
+# These make a tensor without a kernel: uninitialised memory, or another tensor's.
 WITHOUT_A_KERNEL = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 AS_VIEWS = ("_unsafe_view", "detach", "alias", "lift_fresh")
-# Tensors of a list that one launch takes: as many as PyTorch concatenates, and the fewest of its
-# fused and foreach kernels.
+# Tensors of a list that one launch takes: as many as PyTorch concatenates, and the fewest that its
+# fused and foreach kernels take.
 CONCATENATED = 128
 OF_A_LIST = 30
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BASE: Base = "narrow-4B"
 ADAPTERS = 10
-CONVERSATIONS = (10, 40, 160)  # of a step, each read by one adapter
+CONVERSATIONS = (10, 40, 160)  # in a step, each read by one adapter
 HOST_BYTES = 2**36  # of cached prefixes: all of them
 HEAD_DIM = 128  # of Qwen3-4B
 
@@ -82,8 +82,8 @@ def _fleet(base: Base, conversations: int, adapters: int, folder: Path) -> Fleet
     rows = pool(jobs[0].builder, conversations)
     members: list[Member] = []
     for index, job in enumerate(jobs):
-        of_adapter = rows[index * share : (index + 1) * share]
-        members.append(Member(job, Rows(of_adapter, (), ()), trainer_config(job)))
+        adapter_rows = rows[index * share : (index + 1) * share]
+        members.append(Member(job, Rows(adapter_rows, (), ()), trainer_config(job)))
     model = load_base(jobs[0].recipe, members[0].config.device)
     return Fleet(model, members, Budget(host=HOST_BYTES))
 
@@ -122,7 +122,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Count, write the report and print the table."""
     from train.prefix import prefixes
 
-    # As many copies of keys and values as there would be at full width.
+    # As many copies of keys and values as at full width.
     prefixes.COPIED_BYTES = prefixes.COPIED_BYTES * RANDOM_BASES[BASE]["head_dim"] // HEAD_DIM
     cells: list[LaunchCell] = []
     for conversations in tqdm(CONVERSATIONS, desc="train_launches", unit="step"):

@@ -17,8 +17,8 @@ from guard.verdict import Calibration
 
 TEMPERATURES = (0.05, 50.0)
 BIASES = (-10.0, 10.0)
-FOLDS = 10  # that temperature and Platt scaling are compared on
-# Of the verdicts outside the uncertainty band, the share that may be wrong on the validation split.
+FOLDS = 10  # on which temperature and Platt scaling are compared
+# The share of verdicts outside the uncertainty band that may be wrong on the validation split.
 CONFIDENT_ERROR = 0.05
 
 Fit = Callable[[np.ndarray, np.ndarray], tuple[float, float]]  # logits, labels -> temperature, bias
@@ -53,7 +53,7 @@ def calibrate(
     temperature, bias = fit(x, y)
     if max_fpr is None:
         neutral = -bias * temperature  # where p = 0.5
-        cut = neutral + _balanced_cut(x - neutral, y)
+        cut = neutral + _balanced_cut_from_highest(x - neutral, y)
     else:
         cut = _cut_at_fpr(x, y, max_fpr)
     half_width = _uncertain_nats(x, y, cut)
@@ -161,7 +161,7 @@ def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:
     farthest_first = np.argsort(-distance, kind="stable")
     sorted_distance = distance[farthest_first]
     is_wrong = ((x >= cut) != (y == 1))[farthest_first]
-    # If a band ended below each row in turn: the rows outside, and how many of them are wrong.
+    # For a band that ends below each row in turn: the rows outside, and how many are wrong.
     rows_outside = np.arange(1, len(x) + 1)
     wrong_outside = np.cumsum(is_wrong)
     # One more wrong in two more rows: a handful of verdicts that are all right is no proof.
@@ -177,10 +177,14 @@ def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:
     return float((sorted_distance[last_outside] + sorted_distance[last_outside + 1]) / 2)
 
 
-def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
-    """The logit at and above which a conversation violates, where 0 is neutral."""
+def _balanced_cut_from_highest(x: np.ndarray, y: np.ndarray) -> float:
+    """The logit at and above which a conversation violates, where 0 is neutral.
+
+    Of equally good cuts the highest gives the standard error; the bag of words takes the lowest's,
+    so one function for both would change figures.
+    """
     false_positives, true_positives, lowest_flagged = roc_curve(y, x, drop_intermediate=False)
-    # Without "never" and "always", and with neutral.
+    # Without the cuts "never" and "always", and with neutral.
     cuts = np.append((lowest_flagged[1:-1] + lowest_flagged[2:]) / 2, 0.0)
     recall = np.append(true_positives[1:-1], (x[y == 1] >= 0).mean())
     false_positive_rate = np.append(false_positives[1:-1], (x[y == 0] >= 0).mean())
@@ -197,6 +201,8 @@ def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _variance(rates: np.ndarray, rows: int) -> np.ndarray:
-    """Of shares of so many rows. Of rows all judged right the next may be wrong: never zero."""
+    """The variance of shares of so many rows. Never zero: after rows that are all judged right the
+    next may be wrong.
+    """
     plausible = (rates * rows + 1) / (rows + 2)
     return plausible * (1 - plausible) / rows

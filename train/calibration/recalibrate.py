@@ -1,4 +1,4 @@
-"""Another threshold for trained weights, from the logits that were kept.
+"""A new threshold for trained weights, from their stored logits.
 
 Knows nothing of tensors.
 """
@@ -40,8 +40,8 @@ def recalibrate(job: Job) -> int:
     is_generated = [row.is_generated for row in rows]
     if METHODS[job.method].acts_from == "output":
         _check_same_rows_decide(job, card, labels, is_generated)
-    of_rows = [predictions[row.id] for row in rows]
-    logits, labels = for_calibration(of_rows, labels, is_generated, job.rule.max_fpr)
+    row_logits = [predictions[row.id] for row in rows]
+    logits, labels = for_calibration(row_logits, labels, is_generated, job.rule.max_fpr)
     check_rows_for_rate(labels.count(0), job.rule.max_fpr, where=validation)
     calibration = calibrate(logits, labels, job.rule.max_fpr)
     metrics = validation_metrics(logits, labels, calibration)
@@ -62,11 +62,11 @@ def recalibrate(job: Job) -> int:
 def _check_same_rows_decide(
     job: Job, card: Card, labels: Sequence[int], is_generated: Sequence[bool]
 ) -> None:
-    """Raise GuardError where a head would be fitted to other rows by the rule's max_fpr of now."""
+    """Raise GuardError if the rule's current max_fpr would have the head fitted to other rows."""
     own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
     if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
         raise GuardError(
-            "with this max_fpr a threshold is for other validation rows than these weights are",
+            "this max_fpr selects other validation rows than the weights were fitted for",
             where=job.folder,
             got=f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}",
             remedy=f"Run `{card.retrain} FORCE=1`",

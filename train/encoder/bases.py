@@ -1,5 +1,5 @@
-"""What an adapter is trained on, by kind of encoder: an entry of BASES. Knows nothing of training
-loops.
+"""What training an adapter starts from, by kind of encoder: an entry of BASES. Knows nothing of
+training loops.
 
 A rule's adapter on a plain encoder brings a head of its own, that of a token classifier. On GLiNER2
 it brings none: the base's classifier reads the rule's label.
@@ -18,22 +18,25 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
 
 from guard.head import NO_WORDS, WordWeights
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.windows import Window
 from guard.recipe import Kind, Recipe
 from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import read, reader_of, token_classifier, token_logits
 from train.examples import Rows
-from train.head import HeldOutWords, fitted_with_held_out_words
+from train.head.fit import HeldOutWords, fitted_with_held_out_words
 from train.job import Job
 
-LABELS = 2  # of a rule's token classifier: no, yes
+LABELS = 2  # a rule's token classifier has the labels no and yes
 
 
 @dataclass(frozen=True)
-class Begun:
-    """The frozen base, and what words say of a text: `words` of any, `held_out` of each training
-    row, in their order. `validation_logits` in nats, if they are known.
+class TrainingStart:
+    """What a job's training starts from.
+
+    `base` is frozen. `words` are the word weights for any text, `held_out` those for each training
+    row, in the rows' order. `validation_logits` are in nats, empty if they are not known.
     """
 
     base: nn.Module
@@ -46,15 +49,15 @@ class Begun:
 class EncoderBase:
     """A kind of encoder as adapters see it.
 
-    `config` names its shape, `empty` makes a model of that shape, on whatever device torch is set
-    to. `begun` is what a job's training begins with, torch seeded for what comes next.
-    `token_logits` takes it with its adapter, and token ids and mask, int64 [windows,
-    longest], to a rule's logit at each token in nats, [windows, longest, 1].
+    `config` gives its shape; `empty` makes a model of that shape on torch's current device. `start`
+    gives what a job's training starts from, and seeds torch. `token_logits` maps the model with its
+    adapter, token ids and mask, int64 [windows, longest], to a rule's logit at each token in nats,
+    [windows, longest, 1].
     """
 
     config: Callable[[Recipe], PreTrainedConfig]
     empty: Callable[[PreTrainedConfig], nn.Module]
-    begun: Callable[[Job, Rows], Begun]
+    start: Callable[[Job, Rows], TrainingStart]
     token_logits: Callable[[nn.Module, Tensor, Tensor], Tensor]
 
     def span_logits(
@@ -78,33 +81,33 @@ def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
     return cast(nn.Module, AutoModelForTokenClassification.from_config(config))
 
 
-def _begun_token_classifier(job: Job, rows: Rows) -> Begun:
-    """With the rule's head on the frozen encoder: its weights as the classifier, and its words."""
+def _start_token_classifier(job: Job, rows: Rows) -> TrainingStart:
+    """The encoder with the rule's fitted head: its weights as the classifier, and its words."""
     trained, held_out = fitted_with_held_out_words(job, rows, reader_of(job))
     head = trained.head
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
     weight = torch.from_numpy(head.weight)
-    # In bfloat16 small steps would be lost. Of the low-rank weights PEFT sees to that itself; here
-    # it trains a copy, hook and all.
+    # In bfloat16 small steps would be lost, so the classifier is float32. PEFT sees to that for the
+    # low-rank weights; of the classifier it trains a copy, hook and all.
     classifier = cast(nn.Linear, base.classifier).float()
     classifier.register_forward_pre_hook(_as_its_weight)
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    return Begun(frozen(base), head.words, held_out, trained.validation_logits)
+    return TrainingStart(frozen(base), head.words, held_out, trained.validation_logits)
 
 
 def _as_its_weight(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The states as a layer of another dtype than the base's takes them."""
+    """The states in the dtype of the layer's weight, which may differ from the base's."""
     return tuple(states.to(cast(nn.Linear, layer).weight.dtype) for states in inputs)
 
 
-def _begun_gliner2(job: Job, rows: Rows) -> Begun:
-    """As it is: what it says of the label without training."""
+def _start_gliner2(job: Job, rows: Rows) -> TrainingStart:
+    """The base as it is: what it says of the label without training."""
     model = load_gliner2(job.recipe)
     torch.manual_seed(job.seed)
-    return Begun(model, NO_WORDS, [HeldOutWords()] * len(rows.train))
+    return TrainingStart(model, NO_WORDS, [HeldOutWords()] * len(rows.train))
 
 
 def _label_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
@@ -113,7 +116,7 @@ def _label_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 
 BASES: dict[Kind, EncoderBase] = {
     "encoder": EncoderBase(
-        _token_classifier_config, _empty_token_classifier, _begun_token_classifier, token_logits
+        _token_classifier_config, _empty_token_classifier, _start_token_classifier, token_logits
     ),
-    "gliner2": EncoderBase(gliner2_config, Gliner2, _begun_gliner2, _label_logits),
+    "gliner2": EncoderBase(gliner2_config, Gliner2, _start_gliner2, _label_logits),
 }

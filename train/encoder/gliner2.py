@@ -1,5 +1,5 @@
-"""GLiNER2 as far as its classification goes: encoder and classifier, no heads for spans and counts.
-Knows nothing of rules or training.
+"""The parts of GLiNER2 that classify: encoder and classifier, no heads for spans and counts. Knows
+nothing of rules or training.
 
 Named as in the package gliner2, so that an adapter of either loads in the other.
 """
@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
+from guard.base_files import ENCODER_CONFIG
 from guard.errors import GuardError
-from guard.recipe import ENCODER_CONFIG, Recipe
+from guard.recipe import Recipe
 from train.base import frozen, pinned
 
 PARTS = ("encoder.", "classifier.")
 
 
 class Gliner2(nn.Module):
-    """A logit at each token; those at labels' markers are GLiNER2's."""
+    """A classifier that gives a logit at each token; those at labels' markers are GLiNER2's."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
@@ -59,8 +60,8 @@ def load_gliner2(recipe: Recipe) -> Gliner2:
     path = cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))
     try:
         tensors = load_file(str(path))
-        kept = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
-        missing = model.load_state_dict(kept, strict=False).missing_keys
+        loaded = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
+        missing = model.load_state_dict(loaded, strict=False).missing_keys
     except (RuntimeError, OSError, SafetensorError) as error:
         raise _not_gliner2(recipe, " ".join(str(error).split())) from error
     if missing:

@@ -1,11 +1,10 @@
 """The mean states and logits of a conversation's spans. Knows nothing of labels or training.
 
-A span is a turn of whom the rule judges, or a part of a long one (`guard/prompt/encoder.py`). Its
-state is the mean of its tokens' states, as MiniLM's own sentence embedding is of a sentence. A head
-is linear, so the mean of what it says of every token is what it says of the mean: an adapter with
-its head is PEFT's for token classification, which plain transformers loads, and what it says of a
-span is the mean over its tokens of log P(yes) - log P(no), in nats. What the span's words say comes
-on top.
+A span is one of the judged speaker's turns, or a part of a long one (`guard/prompt/windows.py`).
+Its state is the mean of its tokens' states, as in MiniLM's own sentence embedding. A head is
+linear, so its logit of the mean state is the mean of its logits of the tokens. An adapter with its
+head is therefore PEFT's for token classification, which plain transformers loads: a span's logit is
+the mean over its tokens of log P(yes) - log P(no), in nats. The logit of the span's words is added.
 """
 
 from __future__ import annotations
@@ -23,18 +22,20 @@ from transformers.utils import logging
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import EncoderPromptBuilder, Span, Window, judged_of
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import NgramRows, ngram_rows
+from guard.prompt.windows import Span, Window, judged_of
 from guard.recipe import Recipe
 from guard.rule import Reads
 from train.base import frozen, pinned
 from train.batch import by_length, pass_tokens
 from train.examples import Rows
-from train.head import Reader, RowSpans, TrainedHead, fit_on
+from train.head.fit import TrainedHead, fit_on
+from train.head.rows import Reader, RowSpans
 from train.job import Job
 from train.onednn import by_onednn
 
-MOST_KEPT = 256 * 2**20  # bytes of states that are kept
+MOST_KEPT = 256 * 2**20  # bytes of kept states from which on they are dropped
 # Tokens and mask of windows, int64 [windows, longest] each -> float [windows, longest, width].
 Reading = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,7 +49,7 @@ def fit_heads(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardE
 class StateReader:
     """Reads the states of prompts on a frozen encoder, and keeps them.
 
-    A rule's adapter begins with a head on the same ones as its `head`.
+    A rule's adapter starts with a head on the same states as the method `head`.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -58,20 +59,20 @@ class StateReader:
         self._kept_bytes = 0
 
     def read(self, prompts: Sequence[Prompt], reads: Reads) -> list[np.ndarray]:
-        """As `mean_states`."""
+        """The states of each prompt's spans, as `mean_states` gives them."""
         if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
             self._kept_bytes = 0
         distinct = dict.fromkeys(prompts)
         missing = [prompt for prompt in distinct if (reads, prompt) not in self._kept]
         states = mean_states(self._base, self._builder, missing, reads)
-        for prompt, of_prompt in zip(missing, states, strict=True):
-            self._kept[reads, prompt] = of_prompt
-            self._kept_bytes += of_prompt.nbytes
+        for prompt, span_states in zip(missing, states, strict=True):
+            self._kept[reads, prompt] = span_states
+            self._kept_bytes += span_states.nbytes
         return [self._kept[reads, prompt] for prompt in prompts]
 
 
-_readers: dict[str, StateReader] = {}  # of the last recipe alone
+_readers: dict[str, StateReader] = {}  # only the last recipe's
 
 
 def state_reader(recipe: Recipe) -> StateReader:
@@ -90,17 +91,17 @@ def reader_of(job: Job) -> Reader:
 
     def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
         rows: list[RowSpans] = []
-        for prompt, of_prompt in zip(prompts, states.read(prompts, job.reads), strict=True):
+        for prompt, span_states in zip(prompts, states.read(prompts, job.reads), strict=True):
             windows = builder.windows(prompt.token_ids, job.reads)
-            rows.append(RowSpans(of_prompt, span_words(builder, windows, job.reads)))
+            rows.append(RowSpans(span_states, span_words(builder, windows, job.reads)))
         return rows
 
     return reader
 
 
 def span_words(builder: EncoderPromptBuilder, windows: Sequence[Window], reads: Reads) -> NgramRows:
-    """Of the spans of a conversation's windows: none of somebody whom the rule does not judge, as
-    others use other words.
+    """The words of the spans of a conversation's windows. A speaker whom the rule does not judge
+    has none: others use other words.
     """
     texts: list[tuple[int, ...]] = []
     for window in windows:
@@ -111,7 +112,7 @@ def span_words(builder: EncoderPromptBuilder, windows: Sequence[Window], reads: 
 
 
 def device() -> torch.device:
-    """Where an encoder is computed."""
+    """The device that an encoder runs on."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -127,9 +128,9 @@ def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
 
 
 def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
-    """transformers' token classifier on the recipe's base, its classifier new.
+    """transformers' token classifier on the recipe's base, with a new classifier.
 
-    Without transformers' list of the weights that are new or not used.
+    Transformers' warning about new and unused weights is silenced.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -165,9 +166,11 @@ def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     return cast(Tensor, logits[..., 1:] - logits[..., :1])
 
 
-def span_means(of_tokens: Tensor, spans: Sequence[Span]) -> Tensor:
-    """The means over a window's spans, [spans, width] float32, of [tokens, width]."""
-    return torch.stack([of_tokens[start:end].float().mean(0) for start, end, *_ in spans])
+def span_means(values: Tensor, spans: Sequence[Span]) -> Tensor:
+    """The means over a window's spans of its tokens' `values`, [tokens, width] -> [spans, width]
+    float32.
+    """
+    return torch.stack([values[start:end].float().mean(0) for start, end, *_ in spans])
 
 
 def read(
@@ -178,12 +181,12 @@ def read(
 ) -> list[np.ndarray]:
     """What `reading` gives for the spans of each prompt's windows, [spans, width] float32.
 
-    Without gradients. Windows of like length go through the model together. Leaves it in evaluation
-    mode.
+    No gradients are computed. Windows of similar length go through the model together. The model is
+    left in evaluation mode.
     """
     flat: list[Window] = []
-    for of_prompt in windows:
-        flat += of_prompt
+    for prompt_windows in windows:
+        flat += prompt_windows
     lengths = [len(window.token_ids) for window in flat]
     where = next(model.parameters()).device
     means: list[np.ndarray] = [np.empty(0)] * len(flat)
@@ -192,13 +195,17 @@ def read(
     with torch.inference_mode(), by_onednn(model), bar:
         for batch in by_length(lengths, pass_tokens(where)):
             ids, mask = right_padded([flat[index] for index in batch], where)
-            of_tokens = reading(ids, mask).cpu()
+            token_values = reading(ids, mask).cpu()
             for row, index in enumerate(batch):
-                means[index] = span_means(of_tokens[row], builder.spans(flat[index])).numpy()
+                means[index] = span_means(token_values[row], builder.spans(flat[index])).numpy()
             bar.update(len(batch))
-    ends = np.cumsum([len(of_prompt) for of_prompt in windows])
-    of_prompts = zip(windows, ends, strict=True)
-    return [np.concatenate(means[end - len(of_prompt) : end]) for of_prompt, end in of_prompts]
+    prompt_means: list[np.ndarray] = []
+    start = 0
+    for prompt_windows in windows:
+        end = start + len(prompt_windows)
+        prompt_means.append(np.concatenate(means[start:end]))
+        start = end
+    return prompt_means
 
 
 def right_padded(windows: Sequence[Window], where: torch.device) -> tuple[Tensor, Tensor]:

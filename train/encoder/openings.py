@@ -1,10 +1,10 @@
-"""Training rows in which nobody whom a rule judges has spoken yet.
+"""Training rows in which no judged speaker has spoken yet.
 
-Of a conversation an encoder's rule reads the turns of whom it judges, and all turns where nobody it
-judges speaks (`guard/prompt/encoder.py`), as in a check of a user's message before it is answered.
-A rule whose rows all hold somebody it judges has never learned anything about the others' turns,
-and flags them at random. So some rows' beginnings, up to where somebody is judged, are rows as
-well, and allowed.
+An encoder's rule reads the judged speaker's turns of a conversation, and all turns where there are
+none of these (`guard/prompt/windows.py`), as in a check of a user's message before it is answered.
+A rule whose rows all hold judged turns has never learned anything about the others' turns, and
+flags them at random. So the openings of some rows, the turns before the first judged one, are rows
+as well, and allowed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from train.examples import Row, Rows
 from train.job import Job
 
-# Of so many rows one has its opening as another row. A head, for which no words of these count,
-# needs fewer (docs/log/quality.md).
+# One in so many rows has its opening as another row. A head needs fewer, since it reads no words of
+# these turns (docs/log/quality.md).
 ADAPTER_EVERY = 6
 HEAD_EVERY = 20
 
 
 def with_openings(job: Job, rows: Rows, every: int) -> Rows:
-    """The rows, and of one training row in `every` its opening, where it has one; of generated rows
-    and of others alike.
+    """The rows, and the opening of one training row in `every`, where it has one. Generated rows
+    and own ones are counted apart.
     """
     if job.rule.judged == "conversation":
         return rows

@@ -1,10 +1,10 @@
 """Trains a LoRA on an encoder, together with a head of its own where its kind has one (`bases.py`).
 
-The head begins as one fit to all of the rule's rows on the frozen encoder (Kumar et al., 2022: a
-head that is fitted first keeps fine-tuning from distorting what the base knows), GLiNER2 as it is.
-What that head has learnt of words stays as it is, and the adapter learns what they do not tell: of
-a training row they say what a fit to other rows says of it, as they would know it by heart.
-With few rows the result is no worse than that on the validation split: it is the first of the
+The head starts as one fit to all of the rule's rows on the frozen encoder (Kumar et al., 2022: a
+head that is fitted first keeps fine-tuning from distorting what the base knows); GLiNER2 starts as
+it is. The head's word weights stay fixed, and the adapter learns what words do not tell. A training
+row is given the word weights of a fit to other rows, because a fit to itself would know it by
+heart. On the validation split the result is never worse than the start, which is the first of the
 weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
 validation loss is taken, the weights with the lowest are kept, and training ends after
 `early_stopping_patience` such evaluations without a lower one. After each of them but the first a
@@ -48,7 +48,7 @@ from train.adapter.settings import (
 from train.adapter.trained import save_adapter
 from train.adapter.trl import diverged
 from train.calibration.validation import validation_loss
-from train.encoder.bases import BASES, Begun
+from train.encoder.bases import BASES, TrainingStart
 from train.encoder.model import device, span_words
 from train.encoder.objective import Objective
 from train.examples import Rows
@@ -59,8 +59,8 @@ CHECKPOINT = "training.pt"
 
 @dataclass(frozen=True)
 class TrainedEncoder:
-    """A job's adapter, and its head if it has one, in PEFT's layers on the encoder; and what words
-    say beside it.
+    """A job's adapter, and its head if it has one, in PEFT's layers on the encoder. `words` are the
+    word weights beside it.
     """
 
     model: PeftModel
@@ -69,17 +69,17 @@ class TrainedEncoder:
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
-        """Of each prompt the highest logit of what the rule judges in nats, uncalibrated, through
-        plain PEFT.
+        """The highest logit of each prompt's counting spans, in nats, uncalibrated, through plain
+        PEFT.
         """
         builder = cast(EncoderPromptBuilder, self.job.builder)
         windows = [builder.windows(prompt.token_ids, self.job.reads) for prompt in prompts]
         base = BASES[self.job.recipe.kind]
         logits: list[float] = []
-        of_prompts = base.span_logits(self.model, builder, windows)
-        for of_prompt, spans in zip(windows, of_prompts, strict=True):
-            of_words = self.words.logits(span_words(builder, of_prompt, self.job.reads))
-            logits.append(float((spans[:, 0] + of_words).max()))
+        all_span_logits = base.span_logits(self.model, builder, windows)
+        for prompt_windows, span_logits in zip(windows, all_span_logits, strict=True):
+            words = span_words(builder, prompt_windows, self.job.reads)
+            logits.append(float((span_logits[:, 0] + self.words.logits(words)).max()))
         return logits
 
     def save(self, folder: Path) -> None:
@@ -115,13 +115,13 @@ class Training:
         batch_rows = self._config.per_device_train_batch_size
         self._batches = StepBatches(lengths, batch_rows, self._config.seed)
         base = BASES[job.recipe.kind]
-        begun = base.begun(job, rows)
+        start = base.start(job, rows)
         builder = cast(EncoderPromptBuilder, job.builder)
-        self.objective = Objective(base, builder, job.reads, rows.train, begun.held_out)
-        self._words = begun.words
-        self._begun_with = _fingerprint(begun)
-        self._best_logits = begun.validation_logits  # of the validation rows, by the best weights
-        self._model = _adapted(job, begun.base)
+        self.objective = Objective(base, builder, job.reads, rows.train, start.held_out)
+        self._words = start.words
+        self._begun_with = _fingerprint(start)
+        self._best_logits = start.validation_logits  # of the validation rows under the best weights
+        self._model = _adapted(job, start.base)
         self._weights = [weight for weight in self._model.parameters() if weight.requires_grad]
         self._optimizer, self._schedule = optimizer_of(
             self._config, self._weights, self._steps, job.name
@@ -134,7 +134,7 @@ class Training:
             self._resume(state)
 
     def run(self) -> TrainedEncoder:
-        """Raises GuardError if the loss diverges."""
+        """Train to the end and return the best weights. Raises GuardError if the loss diverges."""
         if self._step == 0:
             self._evaluate()
         bar = tqdm(total=self._steps, initial=self._step, desc="train", unit="step", leave=False)
@@ -159,7 +159,7 @@ class Training:
         return is_stopped or self._step == self._steps
 
     def _update(self, loss: float) -> None:
-        """One optimizer step with the gradients that the weights hold."""
+        """Take one optimizer step with the gradients that the weights hold."""
         if not math.isfinite(loss):
             raise diverged(self._job.name, self._step + 1, loss)
         if self._config.max_grad_norm:
@@ -200,8 +200,9 @@ class Training:
             torch.save(state, part)
 
     def _checkpoint_of_this_fit(self) -> dict[str, Any] | None:
-        """What an interrupted run has left, if it began with the same words and states: other code
-        or another machine may have fitted others, and the adapter is trained beside them.
+        """The checkpoint of an interrupted run, if that started with the same words and states.
+        Other code or another machine may have fitted others, and the adapter is trained beside
+        them.
         """
         if not self._checkpoint.is_file():
             return None
@@ -224,23 +225,23 @@ class Training:
 
 
 def _early_stopping(job: Job, steps: int, *, is_new: bool) -> EarlyStopping:
-    """Of a run that is new without what an interrupted one has left."""
+    """Early stopping for a job. A new run drops what an interrupted one has left."""
     if is_new:
         (job.scratch / BEST).unlink(missing_ok=True)
     return EarlyStopping(job.scratch, job.patience or steps, job.min_steps)
 
 
-def _fingerprint(begun: Begun) -> str:
-    """Of what training begins with besides the base, and of where it is computed."""
+def _fingerprint(start: TrainingStart) -> str:
+    """A fingerprint of what training starts from besides the base, and of the device's type."""
     digest = hashlib.sha256(device().type.encode())
-    for tensor in begun.words.tensors().values():
+    for tensor in start.words.tensors().values():
         digest.update(tensor.tobytes())
-    digest.update(np.array(begun.validation_logits).tobytes())
+    digest.update(np.array(start.validation_logits).tobytes())
     return digest.hexdigest()
 
 
 def _random_state() -> torch.Tensor:
-    """Of the generator that dropout draws from."""
+    """The state of the generator that dropout draws from."""
     if device().type == "cuda":
         return torch.cuda.get_rng_state()
     return torch.get_rng_state()

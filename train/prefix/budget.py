@@ -12,7 +12,7 @@ from train.job import Job
 from train.prefix.memory import free_memory
 
 GIB = 2**30
-# Of the memory that is free at the start, unless the recipe states how much.
+# The share of the memory that is free at the start, unless the recipe states how much.
 FREE_SHARE = 0.5
 
 
@@ -29,12 +29,13 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """All tiers together."""
+        """The bytes of all tiers together."""
         return self.device + self.host + self.disk
 
 
 def budget_of(job: Job, device: torch.device, processes: int) -> Budget:
-    """What the recipe states, else a share of what is free, the host's in parts for `processes`.
+    """The sizes that the recipe states, else a share of what is free, the host's in parts for
+    `processes`.
 
     Raises GuardError for more than there is.
     """

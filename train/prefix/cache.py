@@ -50,13 +50,13 @@ class PrefixCache:
             "disk": budget.disk,
         }
         self._kept: dict[Prefix, Read] = {}
-        self._near: set[Prefix] = set()  # those that lie where the model is
-        # The host's copies, so that one to the device does not wait.
+        self._near: set[Prefix] = set()  # the prefixes in the model's own memory
+        # Whether to pin the host's copies, so that copying them to the device does not wait.
         self._pins = model.device.type == "cuda"
 
     @functools.cached_property
     def bytes_per_token(self) -> int:
-        """What one token of a prefix takes.
+        """The bytes that one token of a prefix takes.
 
         Raises GuardError if the model's cache is not plain keys and values of every position.
         """
@@ -86,7 +86,7 @@ class PrefixCache:
         return left_out
 
     def bytes_to_fetch(self, prefix: Prefix) -> int:
-        """What reading it takes in the model's memory: nothing where it lies there already."""
+        """The bytes that reading it takes in the model's memory: none if it lies there already."""
         if prefix in self._near:
             return 0
         return self.bytes_per_token * len(prefix)
@@ -117,24 +117,26 @@ class PrefixCache:
     def _keep(self, states: dict[Prefix, Tensor], tiers: dict[Prefix, Tier]) -> None:
         keepers = {"device": self._on_device, "host": self._on_host, "disk": self._on_disk}
         for tier in TIERS:
-            of_tier = {prefix: kv for prefix, kv in states.items() if tiers[prefix] == tier}
-            if not of_tier:
+            tier_states = {prefix: kv for prefix, kv in states.items() if tiers[prefix] == tier}
+            if not tier_states:
                 continue
-            self._kept |= keepers[tier](of_tier)
+            self._kept |= keepers[tier](tier_states)
             if tier == "device" or (tier == "host" and self._model.device.type == "cpu"):
-                self._near |= of_tier.keys()
+                self._near |= tier_states.keys()
 
     @torch.no_grad()
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
-        """In one pass, padded on the right: what stands before never attends to it."""
+        """Keys and values from one pass. Prefixes are padded on the right, which no token before
+        attends to.
+        """
         longest = max(map(len, prefixes))
         padded = [[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes]
         ids = torch.tensor(padded, device=self._model.device)
         with by_onednn(self._model):
             cache = self._model.base_model(input_ids=ids, use_cache=True).past_key_values
-        whole = torch.stack([torch.stack(pair) for pair in _keys_and_values(cache)])
+        all_states = torch.stack([torch.stack(pair) for pair in _keys_and_values(cache)])
         return {
-            prefix: whole[:, :, row, :, : len(prefix)].clone()
+            prefix: all_states[:, :, row, :, : len(prefix)].clone()
             for row, prefix in enumerate(prefixes)
         }
 
@@ -148,7 +150,7 @@ class PrefixCache:
         return self._on_device(copies)
 
     def _on_disk(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        """In a file that is mapped into memory and never has a name.
+        """Write the states to a file that is mapped into memory and never has a name.
 
         Its room is free when this process ends, however it ends.
         """
@@ -164,13 +166,13 @@ class PrefixCache:
 
 
 def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
-    """What goes through the base together."""
+    """The batches that go through the base together."""
     for rows in by_length([len(prefix) for prefix in prefixes], PASS_TOKENS):
         yield [prefixes[row] for row in rows]
 
 
 def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Those of each layer, all of one shape.
+    """The keys and values of each layer, all of one shape.
 
     Raises GuardError for a cache of any other kind.
     """

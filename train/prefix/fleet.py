@@ -34,8 +34,8 @@ from train.prefix.suffixes import attend_to_prefixes
 from train.refusals import refusals
 
 GIB = 2**30
-SUFFIX_TOKENS = 4096  # that a pass computes, padded: twice as many are no faster on a CPU
-READ_BYTES = GIB  # of keys and values that a pass copies to where the model is
+SUFFIX_TOKENS = 4096  # padded tokens of a pass: twice as many are no faster on a CPU
+READ_BYTES = GIB  # keys and values that a pass copies to the model's memory
 
 Batch = tuple[int, list[Row]]  # a member's number, and the rows of its next step
 
@@ -68,14 +68,14 @@ class Fleet:
         self._builder = members[0].job.builder
 
     def train(self) -> None:
-        """All steps of all members.
+        """Run all steps of all members.
 
         Each then has its best epoch's weights, if it stops early, else its last.
         """
         self.begin()
-        done = sum(member.step for member in self.members)
+        steps_done = sum(member.step for member in self.members)
         steps = sum(member.steps for member in self.members)
-        with tqdm(total=steps, initial=done, desc="train", unit="step", leave=False) as bar:
+        with tqdm(total=steps, initial=steps_done, desc="train", unit="step", leave=False) as bar:
             while any(member.running for member in self.members):
                 for loss in self.step():
                     bar.update(math.isfinite(loss))
@@ -87,7 +87,7 @@ class Fleet:
     def begin(self) -> None:
         """Keep the prefixes that every epoch reads, as many as there is room for.
 
-        Then go to where each member stands.
+        Then continue each member where it stopped.
         """
         prefixes: set[Prefix] = set()
         for member in self.members:
@@ -105,7 +105,7 @@ class Fleet:
             member.begin(self.stacked.weights(index))
 
     def step(self) -> Iterator[float]:
-        """One step of every running member; the mean loss of each in nats."""
+        """Run one step of every running member, and yield the mean loss of each in nats."""
         for batches in self._passes():
             for index, loss in zip(batches, self._gradients(batches), strict=True):
                 self._update(index, loss)
@@ -138,7 +138,7 @@ class Fleet:
         member.save()
 
     def _passes(self) -> Iterator[dict[int, list[Row]]]:
-        """One step of every running member: batches of neighbours that go through together."""
+        """The batches of one step of every running member, neighbours that go through together."""
         packer = Packer[Batch](
             prefixes=lambda batch: map(prefix_of, batch[1]),
             size=self.prefixes.bytes_to_fetch,
@@ -153,7 +153,9 @@ class Fleet:
                 yield index, member.batch()
 
     def _gradients(self, batches: dict[int, list[Row]]) -> list[float]:
-        """Leave each member's gradients in its weights; the mean loss of each batch in nats."""
+        """Leave each member's gradients in its weights, and return the mean loss of each batch in
+        nats.
+        """
         first = self.members[min(batches)]
         rows = list(batches.values())
         losses = torch.zeros(len(rows))
@@ -166,7 +168,8 @@ class Fleet:
     def _add_gradients(
         self, adapters: Sequence[int], batches: Sequence[list[Row]], places: slice
     ) -> Tensor:
-        """Add the gradients of these rows of each batch; their part in each batch's mean loss.
+        """Add the gradients of these rows of each batch, and return their part in each batch's mean
+        loss.
 
         What the pass has read is let go of on return, before the next reads.
         """
@@ -191,21 +194,21 @@ class Fleet:
     def _verdict_logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> list[list[float]]:
         """log P(yes) - log P(no) in nats of `rows`, for each of `adapters`."""
         logits = [[math.nan] * len(rows) for _ in adapters]
-        # What is computed together is of similar length.
+        # Rows of similar length are computed together.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
         for places in self._places([[rows[index] for index in order]], len(adapters)):
             indices = order[places]
-            of_places = [rows[index] for index in indices] * len(adapters)
+            repeated_rows = [rows[index] for index in indices] * len(adapters)
             with float32_head(self.stacked.model):
-                vocabulary = self._logits(adapters, of_places)
-            differences = yes_minus_no(vocabulary, self._builder).view(len(adapters), -1)
-            for of_adapter, values in zip(logits, differences.tolist(), strict=True):
+                vocabulary_logits = self._logits(adapters, repeated_rows)
+            differences = yes_minus_no(vocabulary_logits, self._builder).view(len(adapters), -1)
+            for adapter_logits, values in zip(logits, differences.tolist(), strict=True):
                 for index, value in zip(indices, values, strict=True):
-                    of_adapter[index] = value
+                    adapter_logits[index] = value
         return logits
 
     def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:
-        """Which rows of each batch go through the model at once, for so many adapters.
+        """The rows of each batch that go through the model at once, for so many adapters.
 
         At least one of each, else what the limits allow.
         """

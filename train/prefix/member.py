@@ -65,7 +65,7 @@ class Member:
 
     @property
     def read(self) -> Sequence[Row]:
-        """What training reads in every epoch."""
+        """The rows that training reads in every epoch."""
         if self.job.patience:
             return (*self.rows, *self.data.validation)
         return self.rows
@@ -87,7 +87,7 @@ class Member:
         return [self.rows[index] for index in self._batches.at(self.step)]
 
     def update(self, loss: float) -> None:
-        """One optimizer step with the gradients that the weights hold.
+        """Take one optimizer step with the gradients that the weights hold.
 
         A loss that is not a number ends this member alone.
         """

@@ -34,23 +34,25 @@ class Packer(Generic[Item]):
     fits: Callable[[Pack[Item], Item, int], bool]
 
     def packs(self, items: Iterable[Item]) -> Iterator[Pack[Item]]:
-        """All `items` in their order; each pack is let go of before the next is begun."""
+        """Yield all `items` in their order, in packs; each pack is let go of before the next is
+        started.
+        """
         pack: Pack[Item] = Pack()
         for item in items:
-            more, more_bytes = self._added(pack, item)
-            if pack.items and not self.fits(pack, item, more_bytes):
+            new_prefixes, new_bytes = self._added(pack, item)
+            if pack.items and not self.fits(pack, item, new_bytes):
                 yield pack
                 pack = Pack()
-                more, more_bytes = self._added(pack, item)
+                new_prefixes, new_bytes = self._added(pack, item)
             pack.items.append(item)
-            pack.prefixes |= more
-            pack.prefix_bytes += more_bytes
+            pack.prefixes |= new_prefixes
+            pack.prefix_bytes += new_bytes
         if pack.items:
             yield pack
 
     def _added(self, pack: Pack[Item], item: Item) -> tuple[set[Prefix], int]:
-        more = set(self.prefixes(item)) - pack.prefixes
-        return more, sum(map(self.size, more))
+        new_prefixes = set(self.prefixes(item)) - pack.prefixes
+        return new_prefixes, sum(map(self.size, new_prefixes))
 
 
 def prefix_of(row: Row) -> Prefix:

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_WEIGHTS = 2**25  # of attention, that there are at a time; one suffix may have more
-PADDING = 1.25  # times the weights without padding: the most that a padded product may have
-COPIED_BYTES = 2**30  # of padded keys and values at a time; one layer's may be more
+MAX_WEIGHTS = 2**25  # weights of attention at a time; one suffix may have more
+PADDING = 1.25  # the most weights of a padded product, relative to those without padding
+COPIED_BYTES = 2**30  # padded keys and values at a time; one layer's may be more
 
 
 @dataclass(frozen=True)
 class Part:
     """Suffixes that attend to their prefixes in one product.
 
-    `suffixes`: those on each of `prefixes`, equally many; where a prefix has fewer, the last is
-    repeated.
+    `suffixes` are the suffixes on each of `prefixes`, equally many; where a prefix has fewer, the
+    last is repeated.
     """
 
     prefixes: list[int]
@@ -75,11 +75,12 @@ def _fit(lengths: Sequence[int], group: Sequence[Part], weights_per_token: int) 
 
 
 def _joined(group: Sequence[Part]) -> Part:
-    """One part; the first of `group` has the most readers."""
+    """The parts of `group` as one; the first has the most readers."""
     suffixes: list[list[int]] = []
     for part in group:
-        (of_part,) = part.suffixes
-        suffixes.append(of_part + of_part[-1:] * (group[0].readers - len(of_part)))
+        (part_suffixes,) = part.suffixes
+        missing = group[0].readers - len(part_suffixes)
+        suffixes.append(part_suffixes + part_suffixes[-1:] * missing)
     return Part([part.prefixes[0] for part in group], suffixes)
 
 
@@ -87,8 +88,8 @@ def _joined(group: Sequence[Part]) -> Part:
 class Product:
     """A batched product: a matrix for each KV head and prefix, in this order.
 
-    `rows`: its share of what is in a pass's order. `hidden`: bool `[prefixes, 1, tokens]`, which
-    tokens are padding; None if none is.
+    `rows` is its part of a pass's order. `hidden`, bool `[prefixes, 1, tokens]`, says which tokens
+    are padding; None if none is.
     """
 
     rows: slice
@@ -96,20 +97,20 @@ class Product:
     hidden: Tensor | None
 
     def of(self, ordered: Tensor) -> Tensor:
-        """Its share of `[KV heads x suffixes, tokens, width]`, `[matrices, readers x tokens,
-        width]`.
+        """The product's share of `[KV heads x suffixes, tokens, width]`, as `[matrices, readers x
+        tokens, width]`.
         """
         return ordered[self.rows].view(self.matrices, -1, ordered.shape[2])
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Float32 `[matrices, readers x tokens, positions]`, -inf at padding.
+        """The scores, float32 `[matrices, readers x tokens, positions]`, -inf at padding.
 
         `query` is in a pass's order; `keys` `[matrices, positions, head_dim]`.
         """
         scores = torch.bmm(self.of(query), keys.transpose(1, 2))
         if self.hidden is not None:
-            of_prefix = scores.view(-1, len(self.hidden), *scores.shape[1:])
-            of_prefix.masked_fill_(self.hidden, -torch.inf)
+            by_prefix = scores.view(-1, len(self.hidden), *scores.shape[1:])
+            by_prefix.masked_fill_(self.hidden, -torch.inf)
         return scores.float()
 
 
@@ -129,7 +130,7 @@ class Prefixes:
         self.in_place = in_place
         self.states = states
         self.layers, _, self._kv_heads, _, self._width = states[0].shape
-        self._tokens = [of_prefix.shape[3] for of_prefix in states]
+        self._tokens = [prefix_states.shape[3] for prefix_states in states]
         self._suffixes_on: list[list[int]] = [[] for _ in states]
         for suffix, prefix in enumerate(stands_on):
             self._suffixes_on[prefix].append(suffix)
@@ -164,9 +165,9 @@ class Prefixes:
         self._order = torch.tensor(order, device=device)
         self._position = torch.tensor([position[row] for row in range(len(position))]).to(device)
 
-    def ordered(self, of_suffixes: Tensor) -> Tensor:
+    def ordered(self, values: Tensor) -> Tensor:
         """`[suffixes, kv_heads, ...]` in the order of the products, `[rows of products, ...]`."""
-        return of_suffixes.flatten(0, 1)[self._order]
+        return values.flatten(0, 1)[self._order]
 
     def of_suffixes(self, ordered: Tensor) -> Tensor:
         """`[rows of products, ...]` back as `[suffixes, kv_heads, ...]`."""
@@ -191,14 +192,14 @@ class Prefixes:
         return hidden[:, None].to(self.lengths.device)
 
     def _copy(self, layer: int) -> None:
-        """Let the padded copies be of this layer, and of as many beside it as there is room for.
+        """Make the padded copies of this layer, and of as many beside it as there is room for.
 
         The backward pass, which reads the layers in the other order, begins with what the forward
         pass has copied last.
         """
         if layer in self._copied:
             return
-        self._copies = []  # let go of before others are made
+        self._copies = []  # freed before others are made
         positions = 0
         for part in self._parts:
             positions += len(part.prefixes) * max(self._tokens[index] for index in part.prefixes)

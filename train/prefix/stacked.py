@@ -108,7 +108,7 @@ class StackedModel:
             model.set_submodule(name, layer)
 
     def weights(self, adapter: int) -> list[nn.Parameter]:
-        """What training changes: both factors of each layer."""
+        """The weights that training changes: both factors of each layer."""
         weights: list[nn.Parameter] = []
         for layer in self._layers.values():
             weights += layer.factors[adapter]

@@ -26,10 +26,10 @@ from train.batch import PROMPT_TENSORS, left_padded
 from train.prefix.prefixes import Prefixes
 
 ATTENTION = "suffixes_on_prefixes"
-# What a model hands to attention that is more than plain.
+# Arguments of attention that are not plain, and not supported.
 NOT_PLAIN = ("sliding_window", "softcap", "s_aux", "position_bias")
 PROBE = ((7, 11, 13, 17, 19, 23, 29, 31), (37, 41, 43))  # a prefix and a suffix
-TOLERANCE = 0.05  # of the largest logit: a wrong attention differs by more, bfloat16 by less
+TOLERANCE = 0.05  # times the largest logit: a wrong attention differs by more, bfloat16 by less
 
 
 def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]], Tensor]) -> None:
@@ -38,11 +38,11 @@ def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]],
     It is tried on the `states` of a short prefix. Raises GuardError or ValueError if the logits
     after it are not those of plain attention.
     """
-    whole = torch.tensor([[*PROBE[0], *PROBE[1]]], device=model.device)
+    whole_prompt = torch.tensor([[*PROBE[0], *PROBE[1]]], device=model.device)
     with torch.no_grad():
-        # What a base refuses is known of this one, not of one that is registered.
+        # A base may refuse this implementation; it could not know a registered one.
         model.set_attn_implementation("sdpa")
-        plain = model(whole, use_cache=False, logits_to_keep=1).logits[:, -1]
+        plain = model(whole_prompt, use_cache=False, logits_to_keep=1).logits[:, -1]
         model.set_attn_implementation(ATTENTION)
         try:
             after_prefix = logits(model, Prefixes([states(PROBE[0])], [0]), [PROBE[1]])
@@ -60,13 +60,13 @@ def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequen
     length = ids.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
     itself = torch.eye(length, dtype=torch.bool, device=ids.device)  # so that padding sees a key
-    seen = causal & (is_token[:, None] == 1) | itself
+    is_visible = causal & (is_token[:, None] == 1) | itself
     last_mlp = getattr(getattr(model.get_decoder(), "layers", [None])[-1], "mlp", None)
     with _last_position_only(last_mlp, model.get_output_embeddings()):
         after: Tensor = model(
             input_ids=ids,
             position_ids=positions + prefixes.lengths[:, None],
-            attention_mask=seen[:, None],
+            attention_mask=is_visible[:, None],
             use_cache=False,
             logits_to_keep=1,
             prefixes=prefixes,
@@ -76,9 +76,9 @@ def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequen
 
 @contextmanager
 def _last_position_only(*modules: nn.Module | None) -> Iterator[None]:
-    """Let modules after the last attention compute what is asked for alone.
+    """Let the modules after the last attention compute the last position alone.
 
-    The hidden states of other positions then mean nothing.
+    The hidden states of other positions are then meaningless.
     """
     with ExitStack() as hooks:
         for module in filter(None, modules):
@@ -99,7 +99,7 @@ def _attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     prefixes: Prefixes | None = None,
-    **more: Any,
+    **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of `query` `[rows, heads, length, head_dim]` -> `[rows, length, heads, head_dim]`.
 
@@ -107,9 +107,9 @@ def _attend(
     """
     if prefixes is None:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    _check_plain(more, dropout)
+    _check_plain(others, dropout)
     if attention_mask is None:
         raise _unsuited("no mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -122,50 +122,51 @@ def _attend(
     dtype = prefixes.states[0].dtype
     if scaling is None:
         scaling = width**-0.5
-    # The query heads that share keys are like more tokens.
+    # Query heads that share keys are treated as further tokens.
     scaled = (query * scaling).to(dtype).reshape(rows, key.shape[1], -1, width)
-    of_prefix, normaliser = _ToPrefixes.apply(scaled, prefixes, layer)
+    to_prefix, normaliser = _ToPrefixes.apply(scaled, prefixes, layer)
     scores = _scores(scaled, key.to(dtype), attention_mask)
-    attended = _combined(of_prefix, normaliser, scores, value.to(dtype))
-    of_tokens = attended.view(rows, heads, length, width).expand(-1, -1, tokens, -1)
-    return of_tokens.transpose(1, 2).contiguous(), None
+    attended = _combined(to_prefix, normaliser, scores, value.to(dtype))
+    all_positions = attended.view(rows, heads, length, width).expand(-1, -1, tokens, -1)
+    return all_positions.transpose(1, 2).contiguous(), None
 
 
 def _scores(scaled: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    """Of scaled queries `[rows, kv_heads, tokens, head_dim]` at their own suffix's keys, float32.
+    """The scores of scaled queries `[rows, kv_heads, tokens, head_dim]` at their own suffix's keys.
 
-    -inf where the mask `[rows, 1, length, length]` hides a key.
+    They are float32, -inf where the mask `[rows, 1, length, length]` hides a key.
     """
     scores = (scaled @ key.transpose(2, 3)).float()
-    of_head = scores.view(*scores.shape[:2], -1, *mask.shape[2:])
-    return of_head.masked_fill(~mask[:, :, None], -torch.inf).view(scores.shape)
+    head_scores = scores.view(*scores.shape[:2], -1, *mask.shape[2:])
+    return head_scores.masked_fill(~mask[:, :, None], -torch.inf).view(scores.shape)
 
 
-def _combined(of_prefix: Tensor, normaliser: Tensor, scores: Tensor, value: Tensor) -> Tensor:
+def _combined(to_prefix: Tensor, normaliser: Tensor, scores: Tensor, value: Tensor) -> Tensor:
     """Attention to the prefix and to the own suffix, put together by their normalisers.
 
     A prefix is like one more key, whose score is the logarithm of its normaliser, and whose value
     is the attention to it.
     """
     shares = torch.cat((normaliser[..., None], scores), dim=3).softmax(dim=3).to(value.dtype)
-    share_of_prefix, shares_of_suffix = torch.split(shares, [1, scores.shape[3]], dim=3)
-    attended: Tensor = share_of_prefix * of_prefix + shares_of_suffix @ value
+    prefix_share, suffix_shares = torch.split(shares, [1, scores.shape[3]], dim=3)
+    attended: Tensor = prefix_share * to_prefix + suffix_shares @ value
     return attended
 
 
-def _check_plain(more: dict[str, Any], dropout: float) -> None:
-    beyond = [name for name in NOT_PLAIN if more.get(name) is not None]
+def _check_plain(arguments: dict[str, Any], dropout: float) -> None:
+    unsupported = [name for name in NOT_PLAIN if arguments.get(name) is not None]
     if dropout > 0:
-        beyond.append("dropout")
-    if beyond:
-        raise _unsuited(", ".join(beyond))
+        unsupported.append("dropout")
+    if unsupported:
+        raise _unsuited(", ".join(unsupported))
 
 
 class _ToPrefixes(torch.autograd.Function):
-    """Attention of scaled queries `[rows, kv_heads, tokens, head_dim]` to their rows' prefixes.
+    """Attention of scaled queries `[rows, kv_heads, tokens, head_dim]` to their rows' prefixes, and
+    the logarithm of its normaliser.
 
-    And the logarithm of its normaliser. The gradient is that of the queries alone; the weights of
-    attention are computed again for it (as in FlashAttention, Dao et al., 2022).
+    Only the queries get a gradient; the weights of attention are computed again for it (as in
+    FlashAttention, Dao et al., 2022).
     """
 
     @staticmethod
@@ -188,19 +189,21 @@ class _ToPrefixes(torch.autograd.Function):
         return prefixes.of_suffixes(attended), prefixes.of_suffixes(normaliser).squeeze(3)
 
     @staticmethod
-    def backward(ctx: Any, of_attended: Tensor, of_normaliser: Tensor) -> tuple[Tensor, None, None]:
+    def backward(
+        ctx: Any, grad_attended: Tensor, grad_normaliser: Tensor
+    ) -> tuple[Tensor, None, None]:
         query, attended, normaliser = ctx.saved_tensors
         prefixes: Prefixes = ctx.prefixes
-        of_attended = prefixes.ordered(of_attended)
-        of_normaliser = prefixes.ordered(of_normaliser)
-        shift = of_normaliser - (of_attended.float() * attended.float()).sum(dim=2)
+        grad_attended = prefixes.ordered(grad_attended)
+        grad_normaliser = prefixes.ordered(grad_normaliser)
+        shift = grad_normaliser - (grad_attended.float() * attended.float()).sum(dim=2)
         shift = shift[..., None]
         gradient = torch.empty_like(query)
         for product, keys, values in prefixes.products(ctx.layer):
             weights = product.scores(query, keys).sub_(product.of(normaliser)).exp_()
-            of_weights = torch.bmm(product.of(of_attended), values.transpose(1, 2)).float()
-            of_weights = of_weights.add_(product.of(shift)).mul_(weights)
-            torch.bmm(of_weights.to(keys.dtype), keys, out=product.of(gradient))
+            grad_scores = torch.bmm(product.of(grad_attended), values.transpose(1, 2)).float()
+            grad_scores = grad_scores.add_(product.of(shift)).mul_(weights)
+            torch.bmm(grad_scores.to(keys.dtype), keys, out=product.of(gradient))
         return prefixes.of_suffixes(gradient), None, None
 
 

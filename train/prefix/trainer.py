@@ -30,7 +30,7 @@ from train.prefix.member import Member
 from train.prefix.packer import Pack, Packer, prefix_of
 from train.prefix.stacked import layers
 
-WEIGHT_BYTES = 16  # of one that is trained: itself, its gradient and two moments
+WEIGHT_BYTES = 16  # of a trained weight: itself, its gradient and two moments
 
 
 def fit(
@@ -44,14 +44,14 @@ def fit(
     error and leaves the others untouched. Every job resumes from its own checkpoint. Raises
     GuardError for what cannot be trained on cached prefixes.
     """
-    first = jobs[0][0]
-    model = load_base(first.recipe, trainer_config(first).device)
-    budget = budget_of(first, model.device, processes)
+    first_job = jobs[0][0]
+    model = load_base(first_job.recipe, trainer_config(first_job).device)
+    budget = budget_of(first_job, model.device, processes)
     # Members are made as they are needed and each fleet has its own frame: what a group takes is
     # free before the next begins.
     members = (Member(job, data, trainer_config(job)) for job, data in jobs)
-    for group, left in _groups(members, model, budget):
-        yield from _fitted(Fleet(model, group, left), first.recipe)
+    for group, budget_left in _groups(members, model, budget):
+        yield from _fitted(Fleet(model, group, budget_left), first_job.recipe)
 
 
 def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardError]:
@@ -69,7 +69,7 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
             continue
         adapter = fleet.stacked.as_peft(index, served)
         if recipe.quantization:
-            # The verdicts of the base that it was trained on are not those that are served.
+            # The quantised base, which it was trained on, gives other verdicts than the served one.
             prompts = [row.prompt for row in member.data.validation]
             validation = verdict_logits(adapter, prompts, member.job.builder)
         else:
@@ -93,22 +93,22 @@ class _Candidate:
 def _groups(
     members: Iterable[Member], model: PreTrainedModel, budget: Budget
 ) -> Iterator[tuple[list[Member], Budget]]:
-    """Neighbours that are trained together, and what their weights leave for prefixes.
+    """Neighbours that are trained together, and the budget that their weights leave for prefixes.
 
-    They act on the same layers, their weights have room where the model is, and so have all their
-    prefixes; a member that takes more is alone, but for those that read nothing else.
+    They act on the same layers, and there is room for their weights where the model is and for all
+    their prefixes. A member that needs more is alone, except for those that read no other prefixes.
     """
     bytes_per_token = PrefixCache(model, Budget()).bytes_per_token
     tier = _tier_of_weights(model)
-    room = getattr(budget, tier)
+    tier_bytes = getattr(budget, tier)
 
     def fits(pack: Pack[_Candidate], candidate: _Candidate, more_bytes: int) -> bool:
         before = _weight_bytes(pack)
         weights = before + candidate.weight_bytes
-        if candidate.layers.keys() != pack.items[-1].layers.keys() or weights > room:
+        if candidate.layers.keys() != pack.items[-1].layers.keys() or weights > tier_bytes:
             return False
-        has_nothing_to_lose = more_bytes == 0 and before + pack.prefix_bytes > budget.total
-        return has_nothing_to_lose or weights + pack.prefix_bytes + more_bytes <= budget.total
+        reads_nothing_else = more_bytes == 0 and before + pack.prefix_bytes > budget.total
+        return reads_nothing_else or weights + pack.prefix_bytes + more_bytes <= budget.total
 
     packer = Packer[_Candidate](
         prefixes=lambda candidate: map(prefix_of, candidate.member.read),
@@ -116,8 +116,8 @@ def _groups(
         fits=fits,
     )
     for pack in packer.packs(_candidate(model, member) for member in members):
-        left = max(0, room - _weight_bytes(pack))
-        yield [candidate.member for candidate in pack.items], replace(budget, **{tier: left})
+        bytes_left = max(0, tier_bytes - _weight_bytes(pack))
+        yield [candidate.member for candidate in pack.items], replace(budget, **{tier: bytes_left})
 
 
 def _candidate(model: PreTrainedModel, member: Member) -> _Candidate:

@@ -59,7 +59,9 @@ def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
 
 
 def _standard_error(values: np.ndarray, groups: Sequence[int]) -> float:
-    """Of the mean, by the spread of the groups' sums; infinite for one group, which shows none."""
+    """The standard error of the mean, by the spread of the groups' sums; infinite for one group,
+    which shows none.
+    """
     sums = np.bincount(groups, weights=values - values.mean())
     if len(sums) < 2:
         return np.inf

@@ -134,16 +134,16 @@ def sweep(
     _claim(work, force)
     if force:
         out.unlink(missing_ok=True)  # an interrupted run goes on without `force`
-    done = {point.inputs: point for point in _read(out)}
-    missing = [(combination, job) for combination, job in work if _inputs(job) not in done]
+    done_points = {point.inputs: point for point in _read(out)}
+    missing = [(combination, job) for combination, job in work if _inputs(job) not in done_points]
     print(f"{len(work)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
     for point in _trained(missing, rows):
-        done[point.inputs] = point
-        _write(out, done.values())  # kept if what follows is interrupted
+        done_points[point.inputs] = point
+        _write(out, done_points.values())  # kept if what follows is interrupted
     points: list[SweepPoint] = []
     for combination, job in work:
-        if _inputs(job) in done:
-            points.append(done[_inputs(job)].model_copy(update={"point": combination.name}))
+        if _inputs(job) in done_points:
+            points.append(done_points[_inputs(job)].model_copy(update={"point": combination.name}))
     for _, job in work:
         job.close_scratch()
         with contextlib.suppress(OSError):  # another sweep may have a seed of the combination
@@ -230,11 +230,14 @@ def _trained(
 
 
 def _compared(validation: Sequence[Row], logits: Sequence[float]) -> list[tuple[Row, float]]:
-    """The rows that combinations are compared on, those that a threshold is for, with logits."""
+    """The rows that combinations are compared on, those that set a threshold, with their logits."""
     labels = [row.label for row in validation]
     own_decide = own_rows_decide(labels, [row.is_generated for row in validation], None)
-    of_rows = zip(validation, logits, strict=True)
-    return [(row, logit) for row, logit in of_rows if not (own_decide and row.is_generated)]
+    compared: list[tuple[Row, float]] = []
+    for row, logit in zip(validation, logits, strict=True):
+        if not (own_decide and row.is_generated):
+            compared.append((row, logit))
+    return compared
 
 
 def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, float]]) -> SweepPoint:

@@ -19,12 +19,12 @@ from train.tiny.lessons.lesson import Lesson
 from train.tiny.lessons.situations import TOPICS, ActLabel
 
 IGNORED = -100
-NEXT_TOKEN_SHARE = 0.1  # of the conversation's positions, at which the next token is predicted
+NEXT_TOKEN_SHARE = 0.1  # the share of a conversation's positions that predict the next token
 LabelValues = dict[str, tuple[Any, ...]]  # name: values
 
 
 def labels_of(acts: Sequence[str]) -> LabelValues:
-    """What the end of a turn or sentence is asked for besides its meaning."""
+    """The labels that the end of a turn or sentence predicts besides its meaning."""
     return {
         "role": ("user", "assistant", "tool"),
         "act": tuple(acts),
@@ -156,7 +156,7 @@ def _meaning_targets(
     builder: PromptBuilder,
     labels: LabelValues,
 ) -> tuple[Tensor, Tensor]:
-    """Where there is a meaning, `[n, 2]`, and the labels there, `[n, names]`."""
+    """The positions with a meaning, `[n, 2]`, and the labels there, `[n, names]`."""
     meaning_at, values = [], []
     for number, (lesson, row) in enumerate(zip(lessons, rows, strict=True)):
         for meaning in _ends(lesson, row, builder):
@@ -168,7 +168,7 @@ def _meaning_targets(
 def _verdict_targets(
     lessons: Sequence[Lesson], rows: Sequence[_PackedRow], builder: PromptBuilder
 ) -> tuple[Tensor, Tensor]:
-    """Where a verdict is predicted, `[n, 2]`, and its token ids, `[n]`."""
+    """The positions at which a verdict is predicted, `[n, 2]`, and its token ids, `[n]`."""
     token_of = (builder.no_id, builder.yes_id)
     verdict_at, verdicts = [], []
     for number, (lesson, row) in enumerate(zip(lessons, rows, strict=True)):
@@ -188,7 +188,7 @@ class Meaning:
 
 
 def _ends(lesson: Lesson, row: _PackedRow, builder: PromptBuilder) -> Iterator[Meaning]:
-    """In the order of the lesson's embeddings: sentences, turns, the first rule."""
+    """The ends of sentences, turns and the first rule, in the order of the lesson's embeddings."""
     acts_of_turns = lesson.act_labels or [[] for _ in lesson.messages]
     turns = list(zip(lesson.messages, lesson.sentences, acts_of_turns, row.turn_ends, strict=True))
     for message, sentences, acts, end in turns:
@@ -201,14 +201,14 @@ def _ends(lesson: Lesson, row: _PackedRow, builder: PromptBuilder) -> Iterator[M
     for message, _, acts, end in turns:
         last_act = acts[-1] if acts else None
         yield Meaning(end, last_act, message.role)
-    # The line break that ends the rule turn is the last but one.
+    # The line break that ends the rule turn is the last but one token.
     rule = row.ids[: row.bounds[1] - 1]
     line_break = row.ids[row.turn_ends[0]]
     yield Meaning(_last_index(rule, line_break), None, None)
 
 
 def _last_index(ids: Sequence[int], token_id: int) -> int:
-    """Where the token stands last. Raises ValueError if it does not stand there."""
+    """The last index of the token. Raises ValueError if it does not occur."""
     from_the_end = list(reversed(ids)).index(token_id)
     return len(ids) - 1 - from_the_end
 
@@ -231,12 +231,12 @@ def _mask(segments: Tensor, turns: Tensor | None) -> Tensor:
     """What each position sees, `[rows, 1, length, length]`: the prefix and its own segment; of the
     turns, if given, its own.
     """
-    same = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
+    is_seen = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
     if turns is not None:
         in_scaffold = (turns[:, :, None] < 0) | (turns[:, None, :] < 0)
-        same &= in_scaffold | (turns[:, :, None] == turns[:, None, :])
+        is_seen &= in_scaffold | (turns[:, :, None] == turns[:, None, :])
     length = segments.shape[1]
-    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    mask = (is_seen & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
     # A padded position attends to itself, never to nothing.
     return mask | torch.eye(length, dtype=torch.bool)
 

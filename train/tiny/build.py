@@ -129,7 +129,7 @@ def _curriculum(
 
 
 def _vocabulary(args: argparse.Namespace, sources: Sequence[CorpusSource]) -> Vocabulary:
-    """That of the base to go on from, or one cut to the corpora."""
+    """The vocabulary of the base to go on from, or one cut to the corpora."""
     from train.tiny.teacher import FOLDER
     from train.tiny.vocabulary import cut_vocabulary, vocabulary_of
 

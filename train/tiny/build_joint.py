@@ -45,7 +45,12 @@ def arguments() -> argparse.Namespace:
     add("--base", type=Path, default=OUT, help=base)
     out = "where the new one goes, not where --base is (default runs/joint/base)"
     add("--out", type=Path, default=WORK / "base", help=out)
-    add("--steps", type=int, default=1200, help="of two rows a rule (default %(default)s)")
+    add(
+        "--steps",
+        type=int,
+        default=1200,
+        help="steps; each reads two rows per rule (default %(default)s)",
+    )
     lr = "the base's peak learning rate (default %(default)s)"
     add("--lr", type=float, default=3e-4, help=lr)
     work = f"where the resumable state goes, and {PROBE} may lie (default runs/joint)"

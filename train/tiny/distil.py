@@ -46,7 +46,7 @@ class Curriculum:
 
     @property
     def labels(self) -> LabelValues:
-        """What the heads tell of a turn or sentence besides its meaning."""
+        """The labels that the heads predict for a turn or sentence besides its meaning."""
         return labels_of(self.lessons.acts)
 
     @property
@@ -108,7 +108,7 @@ class _Distillation(loop.Learner):
     def __init__(self, curriculum: Curriculum) -> None:
         self.figures = {}
         self._curriculum = curriculum
-        self._planned = curriculum.steps  # of the run as it was begun
+        self._planned = curriculum.steps  # of the run as first started
         self._heads_alone = HEADS_ALONE if curriculum.base else 0
         torch.manual_seed(curriculum.seed)
         self.model = Student(_begin(curriculum), curriculum.labels).to(DEVICE)
@@ -129,7 +129,7 @@ class _Distillation(loop.Learner):
         return {name: loss.item() for name, loss in losses.items()}
 
     def _is_local(self, step: int, rng: random.Random) -> bool:
-        """Always in the first 15 % of a run that begins anew, never after 40 %.
+        """Whether a step is local: always in the first 15 % of a new run, never after 40 %.
 
         The shares are of the run as first planned, so that a longer one does not go back to it.
         """
@@ -142,13 +142,13 @@ class _Distillation(loop.Learner):
         nn.utils.clip_grad_norm_(trained, CLIP)
 
     def learning_rates(self, step: int) -> Sequence[float]:
-        of_model = of_heads = self._curriculum.peak_lr * loop.share_of_peak(
+        model_lr = heads_lr = self._curriculum.peak_lr * loop.share_of_peak(
             step, self._curriculum.steps, first=self._heads_alone
         )
         if step < self._heads_alone:
-            of_model = 0.0
-            of_heads = HEADS_LR
-        return (of_model, of_model, of_heads, of_heads)
+            model_lr = 0.0
+            heads_lr = HEADS_LR
+        return (model_lr, model_lr, heads_lr, heads_lr)
 
     def progress(self) -> dict[str, Any]:
         return {"planned": self._planned, "running": self.figures}

@@ -93,7 +93,7 @@ def export_joint(
     adapters as `joint` tells.
     """
     provenance = _provenance_of(base)
-    provenance.pop("zero_shot", None)  # of other weights
+    provenance.pop("zero_shot", None)  # measured on other weights
     provenance["joint"] = joint
     provenance["phrasings"] = provenance.get("phrasings", {}) | phrasings_of(joint["rules"])
     _write(folder, model, vocabulary_of(base).tokenizer, provenance, probe)
@@ -133,7 +133,7 @@ def _write(
 
 
 def phrasings_of(rules: Sequence[str]) -> dict[str, str]:
-    """For each of these rules what stands for the phrasings that training sees: other ones were
+    """What stands for the phrasings that training sees, for each of these rules: other ones were
     unseen by a base made with them.
     """
     background = load_background()
@@ -146,7 +146,7 @@ def phrasings_of(rules: Sequence[str]) -> dict[str, str]:
 
 
 def shape_of(config: Qwen3Config) -> dict[str, int]:
-    """What of a Qwen3 configuration the card tells."""
+    """The part of a Qwen3 configuration that the card tells."""
     return {name: getattr(config, name) for name in SHAPE_FIELDS}
 
 

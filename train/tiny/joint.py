@@ -31,8 +31,8 @@ from train.examples import Row, Rows
 from train.tiny import loop
 from train.tiny.student import digest_of
 
-ROWS_A_RULE = 2  # of a step
-PASS_TOKENS = 4096  # padded
+ROWS_A_RULE = 2  # per step
+PASS_TOKENS = 4096  # padded tokens that go through the model at once
 ADAPTERS_LR = 5e-4
 CLIP_BASE = 1.0
 CLIP_ADAPTERS = 0.3
@@ -117,7 +117,7 @@ class JointModel:
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """What is trained of the base."""
+        """The weights of the base that are trained."""
         adapters = set(map(id, self.adapters))
         trained = (weight for weight in self.model.parameters() if weight.requires_grad)
         return [weight for weight in trained if id(weight) not in adapters]
@@ -133,7 +133,7 @@ class JointModel:
         return cast(Tensor, self.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
 
     def take_out(self) -> PreTrainedModel:
-        """The base alone."""
+        """Take the adapters out and return the base alone."""
         for name, layer in self._layers.items():
             self.model.set_submodule(name, layer.base)
         return self.model
@@ -164,7 +164,7 @@ def _scaling_of(folder: Path) -> float:
         value = getattr(config, key)
         if value:
             problem = f"'{key}' would not be read: every layer is scaled by lora_alpha / r"
-            raise GuardError(problem, where=folder, got=value, remedy="Train it without")
+            raise GuardError(problem, where=folder, got=value, remedy="Remove it, and train again")
     return config.lora_alpha / config.r
 
 
@@ -298,8 +298,8 @@ def _verdict_logits(
     """The logit of "violates", in nats, of each row under one adapter."""
     logits = [0.0] * len(rows)
     for part in _parts(rows):
-        of_part = joint.logits([rows[index] for index in part], [adapter] * len(part))
-        differences = of_part[:, builder.yes_id] - of_part[:, builder.no_id]
+        vocabulary = joint.logits([rows[index] for index in part], [adapter] * len(part))
+        differences = vocabulary[:, builder.yes_id] - vocabulary[:, builder.no_id]
         for index, logit in zip(part, differences.tolist(), strict=True):
             logits[index] = logit
     return logits

@@ -45,15 +45,17 @@ class Checkpoint:
         return state
 
     def _refuse(self, made_from: Any) -> None:
-        """A model that goes on with other data would be neither the old one nor the new one."""
-        got = None
+        """Refuse the checkpoint: with other data it would become neither the old model nor a new
+        one.
+        """
+        differing = None
         if isinstance(self.made_from, dict):
             names = [name for name, value in self.made_from.items() if made_from.get(name) != value]
-            got = f"other {', '.join(names)}"
+            differing = f"other {', '.join(names)}"
         raise GuardError(
             "the checkpoint of an earlier run was made from something else",
             where=self.file,
-            got=got,
+            got=differing,
             remedy="Repeat the command it was made with, delete it to start anew, "
             "or choose another folder with --work",
         )
@@ -85,8 +87,8 @@ class Learner(ABC):
 
     @abstractmethod
     def gradients(self, step: int) -> dict[str, float]:
-        """Leave the gradients of this step, counted from 0, in the weights; what there is to report
-        of it.
+        """Leave the gradients of this step, counted from 0, in the weights; return the figures to
+        report.
         """
 
     @abstractmethod
@@ -95,11 +97,11 @@ class Learner(ABC):
 
     @abstractmethod
     def learning_rates(self, step: int) -> Sequence[float]:
-        """Those of this step, one for each group of the optimizer."""
+        """The learning rates of this step, one for each group of the optimizer."""
 
     @abstractmethod
     def progress(self) -> dict[str, Any]:
-        """What a checkpoint holds besides weights and optimizer."""
+        """The part of a checkpoint besides weights and optimizer."""
 
     @abstractmethod
     def restore_progress(self, state: dict[str, Any]) -> None:
@@ -112,7 +114,7 @@ class Learner(ABC):
         self.restore_progress(state)
 
     def update(self, step: int) -> None:
-        """One optimizer step."""
+        """Take one optimizer step."""
         figures = self.gradients(step)
         self.clip()
         rates = self.learning_rates(step)

@@ -68,7 +68,7 @@ def _corpus_row(corpus: Mapping[str, Any]) -> list[str]:
 
 
 def _generated(rules: Sequence[str], joint: Mapping[str, Any] | None) -> str:
-    """What the generated conversations are about, and what of the served rules the base has met."""
+    """The topics of generated conversations, and how much of the served rules the base has met."""
     text = """A third to two fifths of the conversations that no rule's phrase book wrote are
         generated situations about everyday acts (`train/tiny/lessons/situations.yaml`), of none of
         the served rules' domains."""

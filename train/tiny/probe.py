@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from guard.prompt.decoder import PromptBuilder
 
-ROWS = 1500  # at most this many a file, so that a probe takes minutes on two cores
-MAX_TOKENS = 1024  # read of each conversation
+ROWS = 1500  # the most of a file, so that a probe takes minutes on two cores
+MAX_TOKENS = 1024  # the most that are read of a conversation
 BATCH = 8  # conversations
 FOLDS = 4
 HEADER = "| file | rows used | bag-of-words baseline | linear probe |\n|---|---|---|---|"
@@ -116,7 +116,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _sha256_of(base: str) -> str | None:
-    """Of the weights of a checkpoint's folder; None for a hub id."""
+    """The SHA-256 of the weights in a checkpoint's folder; None for a hub id."""
     weights = Path(base) / "model.safetensors"
     if not weights.is_file():
         return None
@@ -193,7 +193,9 @@ def _text_of(conversation: Sequence[Message]) -> str:
 def _mean_auroc(
     classifier: Any, inputs: NDArray[Any], labels: NDArray[Any], folds: Sequence[Any]
 ) -> float:
-    """Of a scikit-learn classifier that is fitted anew to the training rows of each fold."""
+    """The mean AUROC of a scikit-learn classifier that is fitted anew to the training rows of each
+    fold.
+    """
     from sklearn.metrics import roc_auc_score
 
     aurocs = []

@@ -30,9 +30,9 @@ from train.tiny.batch import IGNORED, LabelValues, LessonBatch
 from train.tiny.vocabulary import Vocabulary
 
 READERS = (3, 4, 5)  # layers
-# Of the attention of the reading layers: at 1, a suffix cannot single out one sentence of many.
+# The attention's scale in reading layers: at 1, a suffix cannot single out one sentence of many.
 SHARPNESS = 2.0
-FIRST_NORM = 0.1  # of the last layer's output: MiniLM's embeddings are long, and logits begin small
+FIRST_NORM = 0.1  # the last layer's: MiniLM's embeddings are long, and logits should start small
 CONTRAST_TEMPERATURE = 0.05
 WEIGHTS = {
     "cosine": 1.0,
@@ -181,7 +181,10 @@ def _label_losses(scores: Iterable[Tensor], labels: Tensor) -> list[Tensor]:
     """Cross-entropy of each label over where it is known; 0 if it is nowhere. `labels` `[n,
     names]`.
     """
-    return [_cross_entropy(of_label, labels[:, column]) for column, of_label in enumerate(scores)]
+    losses: list[Tensor] = []
+    for column, label_scores in enumerate(scores):
+        losses.append(_cross_entropy(label_scores, labels[:, column]))
+    return losses
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:

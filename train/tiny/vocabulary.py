@@ -60,7 +60,7 @@ CHAT_TEMPLATE = (
     "{%- if enable_thinking is defined and enable_thinking is false %}"
     "{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}"
 )
-MIN_OCCURRENCES = 5  # of a piece in the corpora, to be kept before those that are only frequent
+MIN_OCCURRENCES = 5  # a piece with as many in the corpora comes before those frequent in English
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def cut_vocabulary(teacher: Path, texts: Iterable[str], size: int) -> Vocabulary
     teacher_tokenizer.no_padding()
     teacher_ids = teacher_tokenizer.get_vocab()
     room = size - len(SPECIAL) - len(NOT_SPECIAL) - 2
-    kept = _by_importance(teacher_ids, _counts(teacher_tokenizer, texts))[:room]
-    pieces = [UNKNOWN, NEWLINE, *sorted(kept, key=teacher_ids.__getitem__)]
+    chosen = _by_importance(teacher_ids, _counts(teacher_tokenizer, texts))[:room]
+    pieces = [UNKNOWN, NEWLINE, *sorted(chosen, key=teacher_ids.__getitem__)]
     tokenizer = _tokenizer(pieces)
     words = _word_embeddings(teacher)
     generator = torch.Generator().manual_seed(0)
@@ -117,8 +117,8 @@ def _by_importance(teacher_ids: Mapping[str, int], counts: Counter[int]) -> list
 
 
 def _word_embeddings(teacher: Path) -> torch.Tensor:
-    """What the teacher's first layer reads of each of its ids, but for the position: float32 `[ids,
-    hidden]`.
+    """The input of the teacher's first layer for each of its ids, but for the position: float32
+    `[ids, hidden]`.
     """
     weights = load_file(teacher / "model.safetensors")
     words = weights["embeddings.word_embeddings.weight"].float()
@@ -129,7 +129,7 @@ def _word_embeddings(teacher: Path) -> torch.Tensor:
 
 
 def vocabulary_of(base: Path) -> Vocabulary:
-    """That of a checkpoint that `export` wrote."""
+    """The vocabulary of a checkpoint that `export` wrote."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     with safe_open(base / "model.safetensors", framework="pt") as weights:
         embeddings = weights.get_tensor("model.embed_tokens.weight").float()

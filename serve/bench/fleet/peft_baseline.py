@@ -35,8 +35,9 @@ from guard.example import Message
 from guard.head import NO_WORDS, WordWeights
 from guard.method import PEFT_WEIGHTS, WORDS
 from guard.prompt.builders import prompt_builder
-from guard.prompt.encoder import EncoderPromptBuilder, Span, judged_of
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
+from guard.prompt.windows import Span, judged_of
 from guard.recipe import Kind, Recipe
 from serve.bench.fleet.report import CAPACITY
 

@@ -35,9 +35,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guard.base_files import ENCODER_CONFIG
 from guard.errors import GuardError
 from guard.machine.device import installed_device, missing_for_compiling
-from guard.recipe import DEFAULT_MAX_RANK, ENCODER_CONFIG, Recipe, ServingMemory
+from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
 from serve.engine.adapter import ServableAdapter
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import numpy as np
 
 from guard.errors import GuardError
 from guard.head import State
-from guard.prompt.encoder import EncoderPromptBuilder, Window
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.windows import Window
 from guard.rule import Reads
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
 from serve.engine.backends.vllm_engine import VllmBackend  # before vLLM: it sets what vLLM reads

@@ -13,7 +13,7 @@ import numpy as np
 
 from guard.errors import GuardError
 from guard.head import State
-from guard.prompt.encoder import Window
+from guard.prompt.windows import Window
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.backends.encoder import EncoderBackend, Reading  # before vLLM, as there
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from guard.errors import GuardError
 from guard.example import Message
 from guard.prompt.decoder import labelled
-from guard.prompt.encoder import UNKNOWN
 from guard.prompt.gliner2 import TASK, Gliner2PromptBuilder, words
+from guard.prompt.windows import UNKNOWN
 from guard.recipe import load_recipe
 from tests.gliner2_toy import unigram, wordpiece
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from guard.example import ROLES, Message
-from guard.prompt.encoder import EncoderPromptBuilder, Window, judged_of
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
+from guard.prompt.windows import Window, judged_of
 from guard.recipe import load_recipe
 from guard.rule import Reads
 from serve.engine.backend import EngineOutput, SpokenSpan

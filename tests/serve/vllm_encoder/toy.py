@@ -17,8 +17,9 @@ from guard.card import read_card
 from guard.example import Message
 from guard.head import Head, WordWeights
 from guard.method import METHODS, WORDS
-from guard.prompt.encoder import EncoderPromptBuilder, judged_of
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
+from guard.prompt.windows import judged_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Reads
 from tests.plain_words import file_of_words, plain_word_logit, random_words

@@ -159,7 +159,7 @@ def test_a_value_that_training_would_trip_over_or_ignore_is_refused_first(
 @pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
 def test_a_schedule_that_waits_for_a_metric_is_refused(make_job: MakeJob, schedule: str) -> None:
     job = make_job(lr_scheduler_type=schedule, eval_strategy="steps", eval_steps=5)
-    with pytest.raises(GuardError, match=rf"waits for a metric.*{schedule}.*such as cosine"):
+    with pytest.raises(GuardError, match=rf"needs a metric.*{schedule}.*such as cosine"):
         trainer_config(job)
 
 

@@ -37,7 +37,7 @@ from train.encoder.model import (
 )
 from train.encoder.trainer import TrainedEncoder
 from train.examples import Row
-from train.head import TrainedHead
+from train.head.fit import TrainedHead
 from train.methods import TRAINERS, Trained
 
 CONVERSATIONS = (

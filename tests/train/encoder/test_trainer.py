@@ -23,7 +23,8 @@ from guard.example import Message, read_examples
 from guard.head import WordWeights
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
-from guard.prompt.encoder import SPAN_TOKENS, EncoderPromptBuilder
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.windows import SPAN_TOKENS
 from guard.rule import Judged
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import data
@@ -35,7 +36,7 @@ from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trainer import CHECKPOINT, TrainedEncoder, Training, fit
 from train.examples import Row, Rows
-from train.head import FOLDS, TrainedHead, fitted
+from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
 from train.run import _parts
 
@@ -144,15 +145,15 @@ def test_of_a_training_row_words_say_what_a_fit_without_its_group_says(
     rows = data(job)
     pairs = [replace(row, group=f"pair {index // 2}") for index, row in enumerate(rows.train)]
     rows = replace(rows, train=tuple(pairs))
-    begun = BASES["encoder"].begun(job, rows)
+    start = BASES["encoder"].start(job, rows)
     for index in (4, 5):  # a pair
         other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
         changed = replace(rows, train=(*pairs[:4], replace(pairs[4], prompt=other), *pairs[5:]))
-        of_changed = BASES["encoder"].begun(job, changed)
-        assert same(begun.held_out[index].words, of_changed.held_out[index].words)
-        assert not same(begun.words, of_changed.words)
-    assert len({id(words) for words, _ in begun.held_out}) == FOLDS
-    assert not any(same(words, begun.words) for words, _ in begun.held_out)
+        of_changed = BASES["encoder"].start(job, changed)
+        assert same(start.held_out[index].words, of_changed.held_out[index].words)
+        assert not same(start.words, of_changed.words)
+    assert len({id(words) for words, _ in start.held_out}) == FOLDS
+    assert not any(same(words, start.words) for words, _ in start.held_out)
 
 
 def test_the_words_of_a_fit_to_one_label_are_not_taken(make_encoder_job: MakeEncoderJob) -> None:
@@ -160,9 +161,9 @@ def test_the_words_of_a_fit_to_one_label_are_not_taken(make_encoder_job: MakeEnc
     job = make_encoder_job()
     rows = data(job)
     grouped = [replace(row, group="one") if row.label else row for row in rows.train]
-    begun = BASES["encoder"].begun(job, replace(rows, train=tuple(grouped)))
+    start = BASES["encoder"].start(job, replace(rows, train=tuple(grouped)))
     known = {0: 0, 1: 0}
-    for row, (words, offset) in zip(grouped, begun.held_out, strict=True):
+    for row, (words, offset) in zip(grouped, start.held_out, strict=True):
         known[row.label] += bool(words)
         assert bool(words) == (offset != 0.0)
     assert known[1] == 0 < known[0]
@@ -173,8 +174,8 @@ def test_few_groups_make_as_many_folds(make_encoder_job: MakeEncoderJob, groups:
     job = make_encoder_job()
     rows = data(job)
     few = [replace(row, group=f"{index // 2 % groups}") for index, row in enumerate(rows.train)]
-    begun = BASES["encoder"].begun(job, replace(rows, train=tuple(few)))
-    known = {id(words) for words, _ in begun.held_out if words}
+    start = BASES["encoder"].start(job, replace(rows, train=tuple(few)))
+    known = {id(words) for words, _ in start.held_out if words}
     assert len(known) == (groups if groups > 1 else 0)
 
 

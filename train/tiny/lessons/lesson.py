@@ -35,9 +35,9 @@ from train.tiny.teacher import Teacher
 QUESTIONS_PER_CONVERSATION = 6
 RULE_TALK_DRAWS = 0.6  # where phrase books are given; such a draw brings two conversations
 RULE_TALK_SHARE = 2 * RULE_TALK_DRAWS / (1 + RULE_TALK_DRAWS)  # of the conversations
-SITUATION_SHARE = 0.4  # of the others
-SIMILAR = 0.6  # cosine to a turn from which on it says something like that
-DISSIMILAR = 0.42  # and below which it does not
+SITUATION_SHARE = 0.4  # of the other draws
+SIMILAR = 0.6  # the least cosine between turns that say something like each other
+DISSIMILAR = 0.42  # below this cosine they do not
 POOL = 12_000  # real turns that retrieval questions quote
 POOL_WORDS = range(4, 41)  # of such a turn
 # (words a conversation, conversations a step, how often): about 4,000 tokens each.
@@ -91,7 +91,7 @@ class Lessons:
             self.acts += rule_talk.acts
         self.digests = [source.digest for source in sources]
         self._sources = [source.conversations for source in sources]
-        # Square root of the size: the largest corpus does not drown the others.
+        # By the square root of the size, so that the largest corpus does not drown the others.
         self._weights = [source.turns**0.5 for source in sources]
         turns = _quotable_turns(sources)
         self._pool = random.Random(0).sample(turns, min(POOL, len(turns)))
@@ -105,7 +105,7 @@ class Lessons:
             draft.questions or self._retrieval_questions(draft.messages, vectors, rng)
             for draft, vectors in zip(drafts, turns, strict=True)
         ]
-        rules = self._teacher.embed([first.rule_text for first, *_ in questions])
+        rules = self._teacher.embed([asked[0].rule_text for asked in questions])
         return [
             Lesson(
                 messages=draft.messages,
@@ -135,8 +135,8 @@ class Lessons:
     def _embeddings(
         self, drafts: Sequence[LessonDraft]
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """For each draft those of its turns, and those of the sentences of its longer turns;
-        computed in one go.
+        """The embeddings of each draft's turns, and of the sentences of its longer turns, computed
+        in one go.
         """
         turns: list[str] = []
         sentences: list[str] = []
@@ -148,10 +148,9 @@ class Lessons:
             sentences += parts
             turn_counts.append(len(texts))
             sentence_counts.append(len(parts))
-        of_turns, of_sentences = self._teacher.embed(turns + sentences).split(
-            [len(turns), len(sentences)]
-        )
-        return of_turns.split(turn_counts), of_sentences.split(sentence_counts)
+        embeddings = self._teacher.embed(turns + sentences)
+        turn_embeddings, sentence_embeddings = embeddings.split([len(turns), len(sentences)])
+        return turn_embeddings.split(turn_counts), sentence_embeddings.split(sentence_counts)
 
     def _real_conversation(self, words: int, rng: random.Random) -> list[Message]:
         """A window of a source's conversation, with up to three sentences of words that the
@@ -180,20 +179,20 @@ class Lessons:
     def _retrieval(
         self, similarity: Tensor, speakers: Sequence[str], rng: random.Random
     ) -> RuleQuestion:
-        """Whether a speaker says something like a turn of the pool, by their `similarity` `[pool,
-        turns]`.
+        """A question about whether a speaker says something like a turn of the pool, by their
+        `similarity` `[pool, turns]`.
         """
         who = rng.choice([*(role for role in ("user", "assistant") if role in speakers), None])
         turns = [index for index, role in enumerate(speakers) if who in (None, role)]
-        of_speaker = similarity[:, turns].max(1).values
+        speaker_similarity = similarity[:, turns].max(1).values
         is_said = rng.random() < 0.5
         if is_said:
-            choices = _similar(similarity[:, rng.choice(turns)], of_speaker)
+            choices = _similar(similarity[:, rng.choice(turns)], speaker_similarity)
         else:
-            choices = _dissimilar(of_speaker, similarity.max(1).values, who, rng)
+            choices = _dissimilar(speaker_similarity, similarity.max(1).values, who, rng)
         if len(choices) == 0:
             is_said = False
-            choices = of_speaker.argmin(keepdim=True)
+            choices = speaker_similarity.argmin(keepdim=True)
         statement = self._pool[int(choices[rng.randrange(len(choices))])]
         act = rng.choice(SAYS).format(said=statement)
         subject = rng.choice(WHO[who])
@@ -220,28 +219,28 @@ def _sentences_of_turns(draft: LessonDraft) -> list[list[str]]:
     return [sentences_of(message.content) for message in draft.messages]
 
 
-def _similar(anchor: Tensor, of_speaker: Tensor) -> Tensor:
-    """Indices of the pool's turns that mean about the same as one turn; if there is none, as any
-    turn of the speaker.
+def _similar(anchor: Tensor, speaker_similarity: Tensor) -> Tensor:
+    """Indices of the pool's turns that mean about the same as one turn; if there are none, the same
+    as any turn of the speaker.
     """
     choices = ((anchor >= SIMILAR) & (anchor < 0.98)).nonzero().flatten()
     if len(choices) == 0:
-        choices = (of_speaker >= SIMILAR).nonzero().flatten()
+        choices = (speaker_similarity >= SIMILAR).nonzero().flatten()
     return choices
 
 
 def _dissimilar(
-    of_speaker: Tensor, of_anybody: Tensor, who: str | None, rng: random.Random
+    speaker_similarity: Tensor, anybody_similarity: Tensor, who: str | None, rng: random.Random
 ) -> Tensor:
     """Indices of the pool's turns that the speaker did not say: the other one did, or they are
     close, or any.
     """
-    is_absent = of_speaker < DISSIMILAR
+    is_absent = speaker_similarity < DISSIMILAR
     kind = rng.random()
     if who and kind < 0.35:
-        is_absent &= of_anybody >= SIMILAR
+        is_absent &= anybody_similarity >= SIMILAR
     elif kind < 0.75:
-        is_absent &= of_speaker > 0.25
+        is_absent &= speaker_similarity > 0.25
     return is_absent.nonzero().flatten()
 
 

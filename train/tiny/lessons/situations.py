@@ -15,7 +15,7 @@ import yaml
 
 from guard.example import Message
 
-RULE_ATTEMPTS = 40  # draws of a rule that has the wanted answer, before a promise is asked for
+RULE_ATTEMPTS = 40  # draws of a rule with the wanted answer, before one about promises is taken
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _forbidden_act(
 
 
 def _scoped(forbidden: _ForbiddenAct, rng: random.Random) -> _ForbiddenAct | None:
-    """How much of the act is forbidden; None where what it is about is not known."""
+    """The part of the act that is forbidden; None where what it is about is not known."""
     if not ACTS[forbidden.act].about:
         return replace(forbidden, scope="any")
     scopes: tuple[Scope, ...] = ("vp", "topic", "any")

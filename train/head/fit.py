@@ -1,0 +1,223 @@
+"""Trains heads: a logistic regression on the frozen base's states and the conversation's words,
+without any adapter.
+
+A decoder has one state, after its final norm at the prompt's last token; an encoder has one for
+each span, of which the highest logit counts (`span_regression.py`). The weight of the words and the
+strength of the regularisation are chosen by the lowest validation loss; with few own rows beside
+generated ones, the head is a weighted mean of all fits. Knows nothing of thresholds, cards or files
+of examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import save_file
+from scipy.special import softmax
+from sklearn.model_selection import StratifiedGroupKFold
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from guard.calibration_rows import own_rows_decide
+from guard.errors import GuardError
+from guard.head import NO_WORDS, Head, WordWeights, mean_head
+from guard.method import METHODS
+from guard.prompt.decoder import Prompt
+from guard.prompt.ngrams import ngram_rows
+from train.base import load_served_base
+from train.batch import by_length, left_padded, pass_tokens
+from train.examples import Row, Rows
+from train.head.regression import Regression
+from train.head.rows import Reader, ReadRows, RowSpans, head_logits, read_rows
+from train.head.settings import settings_to_try
+from train.job import Job
+from train.onednn import by_onednn
+
+# Own training rows of either label, openings among them: with fewer, all rows are one fit.
+FEWEST_OWN = 5
+FOLDS = 5  # the most folds in which rows' words are held out
+
+Numbers = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """A job's head, and what gives the spans that it reads. If the head was fitted to its
+    validation rows too, the validation logits are those from before.
+    """
+
+    method: str
+    head: Head
+    reader: Reader
+    validation_logits: Sequence[float] = ()
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        """Raw logits of `prompts` in nats, with the states of plain transformers."""
+        return head_logits(self.head, self.reader(prompts))
+
+    def save(self, folder: Path) -> None:
+        """Write the safetensors file that the method names."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.head.tensors(), folder / METHODS[self.method].weights)
+
+
+def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
+    """Train the heads of `jobs`, all on one decoder, and yield them in order; see `fit_on`."""
+    recipe = jobs[0][0].recipe
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    base = load_served_base(recipe, device)
+
+    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+        rows: list[RowSpans] = []
+        for prompt, state in zip(prompts, states(base, prompts), strict=True):
+            conversation = prompt.token_ids[: prompt.invocation_start]
+            rows.append(RowSpans(state[None], ngram_rows([conversation])))
+        return rows
+
+    yield from fit_on(reader, jobs)
+
+
+def fit_on(reader: Reader, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
+    """Train the heads of `jobs` on the spans that `reader` gives, and yield them in order.
+
+    The same rows give the same weights on one machine.
+    """
+    for job, rows in jobs:
+        job.open_scratch()
+        try:
+            yield fitted(job, rows, reader)
+        except GuardError as error:
+            yield error
+
+
+def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
+    """The base's last state at each prompt's last token, `[prompts, hidden size]` float32."""
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    width = base.config.get_text_config().hidden_size
+    last = np.empty((len(prompts), width), dtype=np.float32)
+    bar = tqdm(total=sum(lengths), desc="states", unit="token", unit_scale=True, leave=False)
+    with torch.inference_mode(), by_onednn(base), bar:
+        for batch in by_length(lengths, pass_tokens(base.device)):
+            tensors = left_padded([prompts[index].token_ids for index in batch])
+            on_device = {name: tensor.to(base.device) for name, tensor in tensors.items()}
+            output = cast(Any, base.base_model)(**on_device, use_cache=False)
+            last[batch] = output.last_hidden_state[:, -1].float().cpu().numpy()
+            bar.update(sum(lengths[index] for index in batch))
+    return last
+
+
+def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
+    """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
+    first; `_fitted_to_own_rows` where some rows are generated and enough others are not.
+
+    Raises GuardError for states that are not finite.
+    """
+    train = read_rows(job, reader, rows.train)
+    validation = read_rows(job, reader, rows.validation)
+    vocabulary = train.vocabulary()
+    if _own_rows_suffice(job, train, validation):
+        generated = Regression(train.generated(), vocabulary)
+        prior, _ = _best_fit(job, generated, validation.generated())
+        head, before = _fitted_to_own_rows(job, prior, train.own(), validation.own())
+        return TrainedHead(job.method, head, reader, head_logits(before, validation.spans))
+    head, _ = _best_fit(job, Regression(train, vocabulary), validation)
+    return TrainedHead(job.method, head, reader, head_logits(head, validation.spans))
+
+
+def _own_rows_suffice(job: Job, train: ReadRows, validation: ReadRows) -> bool:
+    """Whether a head can be fitted to the own rows alone, after one that is fitted to the generated
+    rows. Then the threshold has to be for own rows too, so there must be enough of these for it.
+    """
+    is_generated = [row.is_generated for row in validation.rows]
+    return (
+        own_rows_decide(validation.labels, is_generated, job.rule.max_fpr)
+        and train.own().has_of_each_label(FEWEST_OWN)
+        and train.generated().has_of_each_label(1)
+        and validation.generated().has_of_each_label(1)
+    )
+
+
+def _fitted_to_own_rows(
+    job: Job, prior: Head, train: ReadRows, validation: ReadRows
+) -> tuple[Head, Head]:
+    """The head of the own rows, which reads the logit of `prior`, a head of generated rows; and
+    that head before it was fitted to the validation rows, to calibrate on them.
+
+    In one fit many generated rows outweigh a few own ones. And with few rows a validation loss says
+    little about which settings are best, so the head is the mean of all fits and the prior,
+    each weighted by the likelihood of the validation rows under it (pseudo-BMA weights: Yao et al.,
+    2018). With these weights it is fitted again to training and validation rows.
+    docs/log/quality.md has what each step brings.
+    """
+    vocabulary = prior.words.vocabulary
+    settings = settings_to_try(job, vocabulary)
+    regression = Regression(train, vocabulary, prior)
+    heads = [*regression.fits(settings), prior]
+    losses = [validation.loss(head) * len(validation.rows) for head in heads]
+    shares = softmax(-np.array(losses))
+    regression = Regression(train.joined_with(validation), vocabulary, prior)
+    refitted_heads = [*regression.fits(settings), prior]
+    return mean_head(refitted_heads, shares), mean_head(heads, shares)
+
+
+def _best_fit(
+    job: Job, regression: Regression, validation: ReadRows
+) -> tuple[Head, tuple[float, float]]:
+    """The head with the lowest validation loss, and its settings: word scale and C."""
+    settings = settings_to_try(job, regression.vocabulary)
+    heads = regression.fits(settings)
+    best = int(np.argmin([validation.loss(head) for head in heads]))
+    return heads[best], settings[best]
+
+
+class HeldOutWords(NamedTuple):
+    """The words of a fit that has not seen a row. `offset` is by how many nats that fit is above
+    the one to all rows, both at the mean state and without words.
+    """
+
+    words: WordWeights = NO_WORDS
+    offset: float = 0.0
+
+
+def fitted_with_held_out_words(
+    job: Job, rows: Rows, reader: Reader
+) -> tuple[TrainedHead, list[HeldOutWords]]:
+    """One fit to all rows alike, generated or not, with the settings of the lowest validation loss,
+    and for each training row the words of a fit with the same settings to the rows of other folds;
+    none where these have one label.
+    """
+    train = read_rows(job, reader, rows.train)
+    validation = read_rows(job, reader, rows.validation)
+    head, settings = _best_fit(job, Regression(train, train.vocabulary()), validation)
+    trained = TrainedHead(job.method, head, reader, head_logits(head, validation.spans))
+    held_out = [HeldOutWords()] * len(train.rows)
+    if not head.words:
+        return trained, held_out
+    labels = np.array(train.labels)
+    mean_state = np.concatenate([row.states for row in train.spans]).mean(axis=0, dtype=np.float64)
+    for other_indices, fold in _folds(rows.train, labels):
+        if len(np.unique(labels[other_indices])) == 1:
+            continue
+        other_rows = train.at(other_indices)
+        fold_head = Regression(other_rows, other_rows.vocabulary()).fitted(*settings)
+        offset = float((fold_head.weight - head.weight) @ mean_state) + fold_head.bias - head.bias
+        for index in fold:
+            held_out[index] = HeldOutWords(fold_head.words, offset)
+    return trained, held_out
+
+
+def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """For each fold the indices of the other rows and of its own: groups are whole, and either
+    label has its share. None where all rows are of one group, or a label has one row.
+    """
+    groups = [row.group or row.id for row in rows]
+    parts = min(FOLDS, len(set(groups)), *np.bincount(labels))
+    if parts < 2:
+        return
+    yield from StratifiedGroupKFold(parts).split(groups, labels, groups)
