@@ -30,7 +30,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/deploy/test_litellm.py": 30,
     "tests/serve/bench/http/test_reload.py": 25,
     "tests/train/bench/test_cost.py": 25,
-    "tests/serve/bench/test_pressure.py": 20,
+    "tests/serve/bench/pressure/test_run.py": 20,
     "tests/serve/fuzz/test_run.py": 20,
     "tests/serve/gpu_path/test_ring.py": 20,
     "tests/serve/cluster/test_autoscaling.py": 20,

@@ -87,6 +87,7 @@ ROOMS = {
     "serve/bench/fleet": ("serve/bench/workload",),
     "serve/bench/encoder": ("serve/bench/workload",),
     "serve/bench/latency": ("serve/bench/workload", "serve/bench/encoder"),
+    "serve/bench/pressure": ("serve/bench/workload",),
     "serve/bench/race": ("serve/bench/workload",),
     "serve/bench/scan": ("serve/bench/workload", "serve/scan"),
     "serve/bench/sgmv": (),

@@ -65,7 +65,7 @@ BENCHES: dict[str, Bench] = {
         "27 min",
     ),
     "pressure": Bench(
-        "serve.bench.pressure",
+        "serve.bench.pressure.run",
         "more conversations at once than the KV cache holds: cache-aware order against FCFS",
         "15 min",
     ),

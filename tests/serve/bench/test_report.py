@@ -19,8 +19,8 @@ from serve.bench.latency.report import LatencyReport
 from serve.bench.latency.report import table as latency_table
 from serve.bench.load import LoadReport
 from serve.bench.load import table as load_table
-from serve.bench.pressure import PressureReport
-from serve.bench.pressure import table as pressure_table
+from serve.bench.pressure.report import PressureReport
+from serve.bench.pressure.report import table as pressure_table
 from serve.bench.report import (
     BenchReport,
     Spread,
