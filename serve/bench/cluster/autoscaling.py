@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import httpx
 
 from guard.errors import GuardError
-from guard.files.yaml_file import Strict
 from serve.bench.cluster.load import JudgedAnswer, LoadOutcomes, UndisturbedCheck, under_load
+from serve.bench.cluster.report import Autoscaled, LoadWindow
 from serve.bench.cluster.servers import replica_processes, wait_for_number
 from serve.bench.report import percentile
 
@@ -24,35 +24,7 @@ SECOND_S = 300.0  # that the second replica may take
 LOOK_S = 0.1
 
 
-class LoadWindow(Strict):
-    """Checks that were judged while nothing changed."""
-
-    replicas: int
-    senders: int
-    seconds: float
-    per_s: float
-    p50_ms: float
-    p95_ms: float
-
-
-class Autoscaled(Strict):
-    """One rise of the load, and its end.
-
-    `second_s`: from the rise until the first answer of the second replica. `down_s`: from the end
-    of the rise until one replica is there. What came of checks is counted over all of it.
-    """
-
-    second_s: float
-    down_s: float
-    windows: tuple[LoadWindow, ...]
-    judged: int
-    unjudged: int
-    lost: int
-    false_allows: int
-    contradicted: int
-
-
-def autoscaled(
+def measure_autoscaling(
     client: httpx.Client,
     checks: Sequence[UndisturbedCheck],
     steady_s: float = STEADY_S,

@@ -117,8 +117,8 @@ class WordsEngine:
         """Empty the prefix cache, which it has not."""
 
     def cancel(self, call: Call) -> None:
-        """Forget it."""
-        self._open = [other_words for other_words in self._open if other_words is not call]
+        """Drop the call."""
+        self._open = [open_call for open_call in self._open if open_call is not call]
         call.waiting.clear()
 
     def serve(self, name: str, folder: Path | None = None) -> None:
