@@ -1,5 +1,5 @@
 """What replicas cost and keep: a check beside one server's, conversations that grow, replicas that
-are killed, rules that change. Each on the real server over HTTP.
+are killed, rules that are replaced. Each is measured on the real server over HTTP.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from serve.cluster.pool import REPLICA_HEADER
 RULES = 8
 TOKENS = 300  # of a conversation that is sent again and again under load
 CONVERSATIONS = 24
-WARM_UP = 3  # checks by each server
+WARM_UP = 3  # checks by each server that do not count
 SENDERS = 4
 BEFORE_KILL_S = 0.3
 # The difference in p_violation that tells two versions of a rule apart. Rounding in batches of
@@ -186,13 +186,13 @@ def kill_replicas_under_load(
 
 @dataclass(frozen=True)
 class RuleChanges:
-    """What came of changes of a rule under load."""
+    """What became of checks and answers while a rule was replaced."""
 
     outcomes: LoadOutcomes
     change_ms: list[float]
-    answers: int  # of many texts at once, by the rule that changed
-    mixed: int  # of them by two versions
-    late: int  # by an old version, asked after the change was answered
+    answers: int  # each of many texts at once, by the rule that was replaced
+    mixed: int  # answers by two versions
+    late: int  # answers by the old version, asked for after the new one was served
 
 
 def replace_rule_under_load(

@@ -12,7 +12,7 @@ SCALED = "1-2"  # the replicas of the autoscaling part, as `--replicas` takes th
 
 
 class LayerCost(Strict):
-    """A check by one server and through the ingress, in milliseconds."""
+    """The times of a check by one server and through the ingress."""
 
     rules: int
     tokens: int
@@ -23,8 +23,9 @@ class LayerCost(Strict):
 
 
 class ShardCost(Strict):
-    """A check of all rules by so many shards, in milliseconds, and the median of its computed
-    tokens: of a new conversation, and of the same one again.
+    """A check of all rules by so many shards: its time, and the median of its computed tokens.
+
+    `first`: the check of a new conversation. `again`: the check of the same one once more.
     """
 
     shards: int
@@ -37,7 +38,7 @@ class ShardCost(Strict):
 
 
 class SessionAffinity(Strict):
-    """Checks of conversations that grow; tokens are medians of a check's computed ones."""
+    """Checks of conversations that grow. Tokens are the medians of what a check computed."""
 
     checks: int
     kept: float  # share that came to the replica of the check before
@@ -48,7 +49,7 @@ class SessionAffinity(Strict):
 
 
 class UnderFault(Strict):
-    """What came of checks while something happened, and what that took in milliseconds."""
+    """What became of checks during events, and how long each event took."""
 
     events: int
     judged: int
@@ -61,15 +62,15 @@ class UnderFault(Strict):
 
 
 class VersionsSeen(Strict):
-    """Answers of many texts at once while a rule changed."""
+    """Answers of many texts at once while a rule was replaced."""
 
     answers: int
-    mixed: int
-    late: int
+    mixed: int  # by two versions
+    late: int  # by the old version, although the new one was served
 
 
 class LoadWindow(Strict):
-    """Checks that were judged while nothing changed."""
+    """The checks that were judged while nothing changed."""
 
     replicas: int
     senders: int
@@ -82,8 +83,9 @@ class LoadWindow(Strict):
 class Autoscaled(Strict):
     """One rise of the load, and its end.
 
-    `second_s`: from the rise until the first answer of the second replica. `down_s`: from the end
-    of the rise until one replica is there. What came of checks is counted over all of it.
+    `second_s`: the time from the rise until the first answer of the second replica. `down_s`: the
+    time from the end of the rise until there is only one replica. The counts of checks cover the
+    whole measurement.
     """
 
     second_s: float
@@ -97,7 +99,7 @@ class Autoscaled(Strict):
 
 
 class ClusterReport(BenchReport):
-    """Everything in `runs/cluster_bench.json`; a part that was left out is missing."""
+    """Everything in `runs/cluster_bench.json`; a part that was left out is None."""
 
     replicas: int
     cost: LayerCost | None
@@ -132,7 +134,7 @@ def table(report: ClusterReport) -> str:
     if report.versions_seen is not None:
         lines.append(_versions_line(report.versions_seen))
     lines += notes(
-        "Each: from the order to the change to its answer; from a kill until all replicas are",
+        "Each: from the request for a change to its answer; from a kill until all replicas are",
         f"ready again. {source(report)}; random aLoRAs.",
     )
     return "\n".join(lines)

@@ -1,14 +1,18 @@
-"""Replicas on Ray against one server: what a check costs more, what it costs where rules are split
-over shards, whether conversations stay where they are, and what comes of checks while replicas are
-killed and rules change.
+"""Replicas on Ray against one server: how much more a check costs, what it costs where rules are
+split over shards, whether conversations stay where they are, and what becomes of checks while
+replicas are killed and rules are replaced.
 
-All on this machine, over HTTP, on random adapters. Cost: one server, and one replica behind the
-ingress, asked in turns. Shards: the same rules on one and on two shards of one replica, asked in
-turns for all of them. Autoscaling: one replica, and a second one while the load needs it; only the
-time until that one ends is less than Ray's ten minutes. The other parts: two
-replicas; most of them are killed that have no model (`words.py`), because these are back in a
-moment. A false allow is an allow where an undisturbed
-server found a violation; a lost answer is neither a verdict nor status 503.
+Everything runs on this machine, over HTTP, with random adapters.
+
+- Cost: one server, and one replica behind the ingress, asked in turns.
+- Shards: the same rules on one and on two shards of one replica each, asked for all in turns.
+- Autoscaling: one replica, and a second one while the load needs it. It ends sooner than after
+  Ray's ten minutes; everything else is as Ray has it.
+- The other parts: two replicas. Most kills are of replicas without a model (`words.py`), because
+  these are back in a moment.
+
+A false allow is an allow where an undisturbed server found a violation; a lost answer is neither a
+verdict nor status 503.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ def run(
     kills: int = KILLS,
     engine_kills: int = ENGINE_KILLS,
 ) -> ClusterReport:
-    """Measure the parts."""
+    """Measure the chosen parts."""
     peaks_mib: list[float] = []  # of the servers and their replicas, part by part
     measured: dict[str, Any] = dict.fromkeys((*PARTS, "versions_seen"))
     if "cost" in parts:
@@ -219,7 +223,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_parts(parser, PARTS)
     add_count(parser, "--repeats", REPEATS, "checks by each server for the cost")
     add_count(parser, "--sessions", SESSIONS, "conversations that grow")
-    add_count(parser, "--changes", CHANGES, "changes of a rule")
+    add_count(parser, "--changes", CHANGES, "how often a rule is replaced")
     add_count(parser, "--kills", KILLS, "replicas without a model to kill, one after the other")
     add_count(parser, "--engine-kills", ENGINE_KILLS, "replicas with an engine to kill")
 
