@@ -28,7 +28,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/bench/ablation/test_run.py": 30,
     "tests/deploy/test_nemo.py": 30,
     "tests/deploy/test_litellm.py": 30,
-    "tests/serve/bench/http/test_reload.py": 25,
+    "tests/serve/bench/http/reload/test_run.py": 25,
     "tests/train/bench/test_cost.py": 25,
     "tests/serve/bench/pressure/test_run.py": 20,
     "tests/serve/fuzz/test_run.py": 20,

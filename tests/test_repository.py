@@ -40,6 +40,7 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/bench/scan/measure.py": "tests/serve/bench/scan/test_run.py runs it on an engine",
     "serve/bench/http/overhead.py": "tests/serve/bench/http/test_run.py runs it on an engine",
     "serve/plan/traffic/arrival.py": "values only; tests/serve/plan/replay reads them",
+    "serve/bench/http/reload/measure.py": "tests/serve/bench/http/reload/test_run.py runs it",
     "serve/bench/http/server.py": "tests/serve/bench/http/test_run.py starts it",
     "serve/bench/gpu_counts/process.py": "changes a whole process: that of test_run.py's counts",
 }

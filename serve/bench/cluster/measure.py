@@ -25,7 +25,7 @@ from serve.bench.cluster.load import LoadOutcomes, UndisturbedCheck, expected_of
 from serve.bench.cluster.servers import MeasuredServer, replica_processes, wait_for_all
 from serve.bench.cluster.words import VIOLATES
 from serve.bench.http.overhead import as_body, judged_answer
-from serve.bench.http.reload import SCALE, put_in_place
+from serve.bench.http.reload.versions import SCALE, put_in_place
 from serve.bench.http.server import rule_names
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.random_adapter import random_adapters

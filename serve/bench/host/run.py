@@ -96,7 +96,10 @@ class HostReport(BenchReport):
     cells: list[HostCell]
 
     def marginal_ms(self, tokens: int, fewest: int, most: int) -> float | None:
-        """The host's time for a further rule between two numbers of rules; None if one is missing."""
+        """The host's time for a further rule, between two numbers of rules.
+
+        None if one of them is missing.
+        """
         cells = {cell.rules: cell for cell in self.cells if cell.tokens == tokens}
         if fewest not in cells or most not in cells:
             return None

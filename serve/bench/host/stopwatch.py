@@ -43,7 +43,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def watching(self, functions: Mapping[str, Sequence[str]]) -> Iterator[None]:
-        """Time `functions`, which are named `module:Class.function` by cause, and restore them after.
+        """Time `functions` (`module:Class.function`, by cause), and restore them afterwards.
 
         Raises AttributeError or KeyError for one that does not exist.
         """

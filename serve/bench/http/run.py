@@ -22,7 +22,6 @@ from serve.bench.http.load import HttpRun
 from serve.bench.http.overhead import overhead
 from serve.bench.http.server import random_runs, server_process
 from serve.bench.http.traffic import SATURATING_CHECKS, OpenLoopTraffic
-from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import (
     BenchReport,
@@ -33,6 +32,7 @@ from serve.bench.report import (
     publish,
     source,
 )
+from serve.bench.workload.arrivals import RULES
 
 PARTS = ("overhead", "load")
 TOKENS, OVERHEAD_RULES, REPEATS = 1000, 20, 30

@@ -21,7 +21,6 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count, add_option
 from serve.bench.http.server import RunningServer, random_runs, server_process
 from serve.bench.http.traffic import OpenLoopTraffic
-from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import (
     BenchReport,
@@ -31,6 +30,7 @@ from serve.bench.report import (
     publish,
     source,
 )
+from serve.bench.workload.arrivals import RULES
 
 MINUTES = 60
 SHARE = 0.7  # of saturation

@@ -16,7 +16,7 @@ from guard.recipe import Recipe
 from serve.bench.http.load import HttpRun, send
 from serve.bench.http.overhead import as_body
 from serve.bench.http.server import rule_names
-from serve.bench.load import RULES, arrivals
+from serve.bench.workload.arrivals import RULES, arrivals
 from serve.engine.thread.engine_thread import MAX_OPEN
 
 AT_ONCE = 2 * MAX_OPEN  # checks under way that saturate a server: half of them wait

@@ -1,6 +1,6 @@
 """Calibrate the planner: the time of a step on this machine, from what it computes.
 
-Bursts of checks of all sizes run on one engine, by aLoRA and by LoRA, and coefficients are fitted to
+Bursts of checks of all sizes run on one engine, by aLoRA and by LoRA; coefficients are fitted to
 them (`runs/calibration.json`). Then an engine with few slots shows what it costs if an adapter has
 to be copied or read first. `make plan` reads the file; `make bench NAME=plan` says how well the
 planner predicts a load that it was not fitted to. Adapters are random; verdicts mean nothing.

@@ -1,9 +1,9 @@
 """The planner compared with a measured load at five rates that it was not fitted to.
 
-The load is open-loop, as in `make bench NAME=load`: Poisson arrivals, lengths as in SGD's dialogues,
-5 to 20 rules each. The planner simulates the same arrivals, and arrivals that it draws itself from
-the same distributions. It uses coefficients of bursts that run in between, because a shared machine
-is not the same an hour later, and those of `runs/calibration.json`.
+The load is open-loop, as in `make bench NAME=load`: Poisson arrivals, the lengths of SGD's
+dialogues, 5 to 20 rules each. The planner simulates the same arrivals, and arrivals that it draws
+itself from the same distributions. It uses coefficients of bursts that run in between, because a
+shared machine is not the same an hour later, and those of `runs/calibration.json`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
-from serve.bench.load import LENGTHS, RULES, Arrival, LoadDriver
+from serve.bench.load.measure import LoadDriver
 from serve.bench.planning.bursts import BurstMeter, draw_bursts
 from serve.bench.planning.wakes import WakePair, wake_ms, wake_pairs
 from serve.bench.plot import BLUE, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, notes, origin, percentile, publish, source
+from serve.bench.workload.arrivals import LENGTHS, RULES, Arrival
 from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
 from serve.plan.device.calibration import (
@@ -269,8 +270,8 @@ def table(report: PlanValidation) -> str:
     lines += notes(
         "planned: the simulation of the same arrivals, by coefficients of bursts between these",
         "runs. file: the error by the coefficients of runs/calibration.json; the bursts took",
-        f"{report.drift:+.0%} longer than these predict. drawn: the simulation of arrivals that the",
-        "planner draws itself. By the file, the engine saturates at",
+        f"{report.drift:+.0%} longer than these predict. drawn: the simulation of arrivals that",
+        "the planner draws itself. By the file, the engine saturates at",
         f"{report.saturation_per_second:.1f} checks/s.",
     )
     return "\n".join([*lines, caption(report)])

@@ -66,7 +66,10 @@ class LaneView:
 
 
 class RaceView:
-    """The lanes side by side, as a context manager. Whoever measures calls `update` and `finish`."""
+    """The lanes side by side, as a context manager.
+
+    Whoever measures calls `update` and `finish`.
+    """
 
     def __init__(self, methods: Sequence[str], rules: int, console: Console | None = None) -> None:
         self._console = console or Console()

@@ -143,12 +143,8 @@ def publish(report: RaceReport, runs: Path) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    add_option(
-        parser,
-        "--rule",
-        "medical_advice",
-        "the rule whose trained adapters race; all for all rules",
-    )
+    text = "the rule whose trained adapters race; all for all rules"
+    add_option(parser, "--rule", "medical_advice", text)
     add_count(parser, "--rules", RULES, "number of rules that the conversation is put to")
     add_count(parser, "--tokens", TOKENS, "tokens of the conversation")
     text = "adapters with random weights instead of trained ones"

@@ -19,7 +19,7 @@ from serve.bench.http import soak
 from serve.bench.http.server import rule_names
 from serve.bench.http.soak import SoakReport, SoakWindow, draw, run, table
 from serve.bench.http.traffic import OpenLoopTraffic
-from serve.bench.load import RULES
+from serve.bench.workload.arrivals import RULES
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 

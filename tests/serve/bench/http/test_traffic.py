@@ -10,7 +10,7 @@ from guard.recipe import load_recipe
 from serve.api.app import create_app
 from serve.bench.http.server import rule_names
 from serve.bench.http.traffic import AT_ONCE, OpenLoopTraffic, steady_rate
-from serve.bench.load import RULES
+from serve.bench.workload.arrivals import RULES
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
