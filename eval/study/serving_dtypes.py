@@ -108,17 +108,21 @@ def measure(
         )
     cards = {rule: load_card(folder) for rule, folder in folders.items()}
     tests = {rule: read_examples(runs.data(rule) / "test.jsonl") for rule in folders}
-    logits = {}
+    logits: dict[str, list[list[float]]] = {rule: [] for rule in folders}
     for dtype in DTYPES:
         served = recipe.model_copy(update={"engine": recipe.engine | {"dtype": dtype}})
         with open_predictor(served, folders) as engine:
             for rule in tqdm(folders, desc=dtype, unit="rule"):
-                logits[rule, dtype] = _logits(engine, cards[rule], tests[rule])
+                logits[rule].append(_logits(engine, cards[rule], tests[rule]))
     by_rule = {}
     for rule, card in cards.items():
-        in_both = [logits[rule, dtype] for dtype in DTYPES]
         training_rows = len(read_examples(runs.data(rule) / "train.jsonl"))
-        by_rule[rule] = _change(card, training_rows, tests[rule], in_both)
+        by_rule[rule] = _change(card, training_rows, tests[rule], logits[rule])
+    return _report(recipe, method, by_rule)
+
+
+def _report(recipe: Recipe, method: str, by_rule: dict[str, DtypeChange]) -> ServingDtypes:
+    """The figures of all rules together."""
     measured = list(by_rule.values())
     accuracy, accuracy_ci95 = mean_change([rule.accuracy for rule in measured])
     area, area_ci95 = mean_change([rule.auroc for rule in measured])

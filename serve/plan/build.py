@@ -1,4 +1,4 @@
-"""From a plan to its report: simulate every method, price it, and say how each number is known."""
+"""Turns a plan into its report: simulates and prices every method, says how numbers are known."""
 
 from __future__ import annotations
 

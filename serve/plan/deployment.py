@@ -1,4 +1,4 @@
-"""From a plan to replicas that can be simulated: by method, what a step takes and what fits.
+"""Turns a plan into replicas that can be simulated: by method, the cost of a step and what fits.
 
 A method's coefficients are measured on this machine by `make bench NAME=calibrate`, or computed
 from a device's operations and bytes; never mixed.

@@ -55,7 +55,7 @@ def speedup(report: RaceReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For example `0.24 s` or `13.8 s`."""
+    """The duration as text, for example `0.24 s` or `13.8 s`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     return f"{seconds:.1f} s"
