@@ -48,7 +48,7 @@ class Spread(Strict):
         return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95)
 
     def text(self, digits: int = 0, unit: str = "") -> str:
-        """The spread as text, for example `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""
+        """The spread as text: `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""
         low, high = f"{self.min:.{digits}f}", f"{self.max:.{digits}f}"
         return f"{self.median:.{digits}f}{unit} ({low} to {high})"
 
