@@ -21,18 +21,19 @@ from guard.recipe import Dtype
 # float32 logits). float16 is not measured.
 TOLERANCE_NATS: dict[Dtype, float] = {"float32": 0.001, "float16": 0.1, "bfloat16": 0.5}
 
-# Noise has no direction and spares most logits: measured, the mean is below 3e-5 in float32 and
-# 0.02 in bfloat16.
+# Noise has no direction and spares most logits: the measured mean is below 3e-5 in float32 and 0.02
+# in bfloat16.
 MEAN_SHARE = 0.1  # of the tolerance
-# One prompt in so many, but at least one, is what a correct engine may leave beyond the tolerance
-# without a flip (logits far from the threshold, where bfloat16 has wider steps), flip within it
-# (logits next to the threshold), and refuse.
+# A correct engine may have one prompt in so many, but at least one, beyond the tolerance without a
+# flip (logits far from the threshold, where bfloat16 has wider steps). The same holds for flips
+# within the tolerance (logits next to the threshold), and for refusals.
 PROMPTS_PER_EXCEPTION = 100
 
 
 class Agreement(Strict):
-    """PEFT against the served engine over a method's seeds; differences are absolute, of logits, in
-    nats.
+    """PEFT against the served engine, over a method's seeds.
+
+    Differences are absolute differences of logits, in nats.
     """
 
     prompts: int
@@ -45,7 +46,10 @@ class Agreement(Strict):
 
 @dataclass(frozen=True)
 class LogitPair:
-    """The reference's and the engine's logit on one prompt, nats, and whether the labels differ."""
+    """The logits of the reference and of the engine on one prompt, in nats.
+
+    `is_flip`: whether the labels differ.
+    """
 
     prompt: str
     reference: float
@@ -54,7 +58,7 @@ class LogitPair:
 
     @property
     def difference(self) -> float:
-        """Absolute, nats."""
+        """The absolute difference of the logits, in nats."""
         return abs(self.engine - self.reference)
 
     def __str__(self) -> str:
@@ -65,10 +69,10 @@ def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: D
     """Compare each contestant's served rows with its reference logits. What the engine refused is
     not compared.
 
-    Raises GuardError, naming each limit that is broken: a label that flips with a difference beyond
-    the tolerance; a mean difference beyond MEAN_SHARE of it; more than one prompt in
-    PROMPTS_PER_EXCEPTION that flips, differs by more, or was refused. Then nothing says that the
-    engine serves what was trained, and no figure of it may be published.
+    Raises GuardError that names each broken limit: a label that flips with a difference beyond the
+    tolerance; a mean difference beyond MEAN_SHARE of the tolerance; more than one prompt in
+    PROMPTS_PER_EXCEPTION that flips, differs by more, or was refused. Then nothing shows that the
+    engine serves what was trained, and none of its figures may be published.
     """
     tolerance = TOLERANCE_NATS[dtype]
     folder = served[0][0].folder.parent
@@ -117,7 +121,7 @@ def _pairs(contestant: Contestant, rows: Sequence[ServedRow]) -> list[LogitPair]
 
 
 def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
-    """The limits that are broken, in words."""
+    """The broken limits, each as a sentence."""
     n, few = measured.prompts, _few(measured.prompts)
     largest_mean = MEAN_SHARE * measured.tolerance
     broken = []
@@ -135,9 +139,8 @@ def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
 
 
 def _refuse_gaps(rows: Sequence[ServedRow], folder: Path) -> None:
-    """Raise GuardError if the engine refused all `rows`, or more than one in PROMPTS_PER_EXCEPTION.
-
-    What is left may be the easy part.
+    """Raise GuardError if the engine refused all `rows`, or more than one in PROMPTS_PER_EXCEPTION:
+    the rows that are left may be the easy ones.
     """
     refused = [row for row in rows if row.logit is None]
     if len(refused) > _few(len(rows)) or len(refused) == len(rows):

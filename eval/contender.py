@@ -10,16 +10,16 @@ from guard.method import METHODS
 
 JUDGE = "judge"
 BAG_OF_WORDS = "bag_of_words"
-BASELINES = {JUDGE: "judge", BAG_OF_WORDS: "bag of words"}  # which no training of ours has made
+BASELINES = {JUDGE: "judge", BAG_OF_WORDS: "bag of words"}  # not trained by us
 
 
 def on_base(model: str, name: str) -> str:
-    """The name in a table of several bases."""
+    """The contender's name in a table of several bases."""
     return f"{model}/{name}"
 
 
 def is_baseline(contender: str) -> bool:
-    """Whether it is a baseline, of any base."""
+    """Whether the contender is a baseline, on any base."""
     return _split(contender)[1] in BASELINES
 
 
@@ -29,13 +29,13 @@ def is_seeded(contender: str) -> bool:
 
 
 def label_of(contender: str) -> str:
-    """What tables and plots call it: `minilm LoRA`."""
+    """The contender's label in tables and plots: `minilm LoRA`."""
     model, name = _split(contender)
     label = BASELINES[name] if name in BASELINES else METHODS[name].label
     return f"{model} {label}" if model else label
 
 
 def _split(contender: str) -> tuple[str, str]:
-    """The base, empty where the table has one alone, and the name on it."""
+    """The base (empty where the table has only one) and the name on that base."""
     model, _, name = contender.rpartition("/")
     return model, name

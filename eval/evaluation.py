@@ -19,14 +19,9 @@ from eval.answer import Answer
 from eval.bag_of_words.baseline import BagVariant
 from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline, is_seeded
 from eval.judge.record import Judgement, JudgeRecord
-from eval.quality import (
-    MethodQuality,
-    group_numbers,
-    is_right,
-    method_quality,
-    unanswered,
-)
+from eval.quality import MethodQuality, method_quality
 from eval.robustness import Robustness
+from eval.scored import group_numbers, is_right, unanswered
 from eval.trial import Trial
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write

@@ -23,12 +23,12 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def metric_labels(table: str) -> list[str]:
-    """The columns that METRICS gives to a table."""
+    """The labels of the metrics that stand in a table."""
     return [metric.label for metric in METRICS.values() if metric.table == table]
 
 
 def metric_cells(metrics: Mapping[str, float | None]) -> list[str]:
-    """The quality table's metrics with three digits; nothing where they were not measured."""
+    """The quality table's metrics with three digits; empty where they were not measured."""
     names = [name for name, metric in METRICS.items() if metric.table == "quality"]
     return [three_digits(metrics[name]) if name in metrics else "" for name in names]
 
@@ -42,14 +42,14 @@ def accuracy_cell(
 
 
 def interval_cell(ci95: tuple[float, float] | None) -> str:
-    """An interval in percent; nothing without one."""
+    """An interval in percent; empty without one."""
     if ci95 is None:
         return ""
     return f"[{100 * ci95[0]:.1f}, {100 * ci95[1]:.1f}]"
 
 
 def percent_cell(value: float | None, ci95: tuple[float, float] | None = None) -> str:
-    """A share in percent, with its interval where there is one; nothing where it is not defined."""
+    """A share in percent, with its interval where there is one; empty where it is not defined."""
     if value is None:
         return ""
     return f"{100 * value:.1f} {interval_cell(ci95)}".rstrip()

@@ -73,10 +73,10 @@ def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -
 
 def ece_expected(p_violation: ArrayLike, *, draws: int = 200, seed: int = 0) -> float | None:
     """The expected calibration error that these probabilities would have under perfect calibration.
-    None of nothing.
+    None where there are no probabilities.
 
     The mean over labels drawn from them. Chance alone makes it far more than 0 where examples are
-    few, so an error is to be read against it.
+    few, so compare a measured error with it.
     """
     p = np.asarray(p_violation, dtype=np.float64)
     if not len(p):
@@ -87,8 +87,8 @@ def ece_expected(p_violation: ArrayLike, *, draws: int = 200, seed: int = 0) -> 
 
 
 def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
-    """Two-sided exact p that two methods err equally often on the same examples (McNemar, 1947):
-    binomial on the discordant pairs.
+    """The two-sided exact p-value that two methods err equally often on the same examples
+    (McNemar, 1947): a binomial test on the discordant pairs.
     """
     a, b = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
@@ -129,14 +129,14 @@ class MeanDifference:
 def accuracy_interval(
     outcomes: Outcomes, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % interval of a mean accuracy: at each end the wider one of the bootstrap over seeds and
-    groups and of Wilson's.
+    """95 % interval of a mean accuracy: at each end the wider one of two intervals, the bootstrap's
+    over seeds and groups, and Wilson's.
 
-    The bootstrap sees that seeds differ and that rows of one group stand or fall together; Wilson's
-    sees neither, but keeps its width where every answer is right. Three seeds can be drawn in ten
-    ways only, and drawing from them shows two thirds of the variance between seeds: the interval
-    says that the seeds at hand differ, and is too narrow as a forecast of another training's
-    accuracy.
+    The bootstrap sees that seeds differ and that rows of one group are right or wrong together.
+    Wilson's sees neither, but keeps its width where every answer is right. Three seeds can be drawn
+    in only ten ways, and drawing from them shows two thirds of the variance between seeds: the
+    interval says that the seeds at hand differ, and is too narrow as a forecast of the accuracy
+    after another training.
     """
     if outcomes.is_one_group:
         return 0.0, 1.0
@@ -156,8 +156,8 @@ def bootstrap_mean_difference(
     groups (Efron, 1979).
 
     Both methods are always taken together, so what makes an example or a seed hard for both cancels
-    out. The rules themselves are not drawn: the interval is about these rules. What few seeds can
-    show is said at `accuracy_interval`.
+    out. The rules themselves are not drawn: the interval is about these rules. `accuracy_interval`
+    says what few seeds can show.
     """
     mean = float(np.mean([rule.values.mean() for rule in rules]))
     generator = np.random.default_rng(seed)
@@ -186,14 +186,14 @@ def bootstrap_mean_change(
 
 
 def _interval_of_mean(drawn: Sequence[NDArray[np.float64]], rules: int) -> tuple[float, float]:
-    """95 % interval of a mean difference over so many rules, of draws of some, [draws] each. Of the
-    others nothing could be drawn: each may have any difference from -1 to 1.
+    """95 % interval of a mean difference over `rules` rules, from the draws of those rules that
+    could be drawn, [draws] each. Every other rule may have any difference from -1 to 1.
     """
-    others = (rules - len(drawn)) / rules
+    undrawn_share = (rules - len(drawn)) / rules
     low, high = 0.0, 0.0
     if drawn:
         low, high = np.quantile(np.sum(drawn, axis=0) / rules, [0.025, 0.975]).tolist()
-    return low - others, high + others
+    return low - undrawn_share, high + undrawn_share
 
 
 def _over_seeds(outcomes: Outcomes) -> Outcomes:
@@ -203,7 +203,7 @@ def _over_seeds(outcomes: Outcomes) -> Outcomes:
 def _bootstrap_means(
     outcomes: Outcomes, draws: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Means, [draws], each over as many seeds and as many groups as there are, drawn with
+    """Bootstrap means, [draws]: each draws as many seeds and as many groups as there are, with
     replacement.
     """
     seeds = len(outcomes.values)

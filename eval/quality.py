@@ -5,8 +5,7 @@ Knows nothing of who answered, or of other methods.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, get_args
@@ -16,6 +15,7 @@ import numpy as np
 from data.generator.dimensions import Difficulty
 from eval import metrics
 from eval.answer import Answer
+from eval.scored import Scored, outcomes, scored_answers, unanswered
 from guard.example import Example
 from guard.files.yaml_file import Strict
 from guard.verdict import expected_calibration_error
@@ -26,36 +26,11 @@ LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Answers beside the labels, as arrays.
-
-    All but the first two cover only the examples that have what they hold.
-    """
-
-    labels: np.ndarray  # int, [examples]: 1 where the rule is violated
-    # int, [examples]: 1 where flagged; where there is no answer, the wrong one
-    decisions: np.ndarray
-    ranked_labels: np.ndarray  # of the examples with a logit
-    logits: np.ndarray  # nats
-    p_labels: np.ndarray  # of the examples with a probability
-    p_violation: np.ndarray
-    is_confident: np.ndarray  # bool, of the answers that say so
-    is_right_where_confident: np.ndarray  # bool, of the confident answers
-
-    @property
-    def has_both_labels(self) -> bool:
-        """Whether there are rows of either label: those chosen by their label say nothing about a
-        probability.
-        """
-        return len(np.unique(self.labels)) == 2
-
-
-@dataclass(frozen=True)
 class Metric:
     """One figure of a set of answers; `measure` gives None where it is not defined on them.
 
-    It stands in the quality table with three digits, or in percent among those at the threshold.
-    `in_strata`: measured on each stratum too.
+    `table`: the quality table, which shows it with three digits, or the table of figures at the
+    threshold, which shows it in percent. `in_strata`: whether it is measured on each stratum too.
     """
 
     label: str
@@ -76,7 +51,7 @@ def _ece_expected(scored: Scored) -> float | None:
     return metrics.ece_expected(scored.p_violation)
 
 
-# What is measured of every method's answers; an entry is a column of the report and a key of its
+# What is measured of every method's answers. An entry is a column of the report and a key of its
 # JSON.
 METRICS: dict[str, Metric] = {
     "f1": Metric("F1", lambda scored: metrics.f1(scored.labels, scored.decisions)),
@@ -127,8 +102,8 @@ class Quality(Strict):
     """How good one set of answers is. Metrics that need a logit or a probability are None for a
     bare yes or no.
 
-    `answered` of `n` examples got a usable answer; the others count as wrong in whatever needs a
-    decision and are left out of the rest.
+    `answered` of `n` examples got a usable answer. The others count as wrong in every metric of
+    decisions, and are left out of the other metrics.
     """
 
     n: int
@@ -139,8 +114,10 @@ class Quality(Strict):
 
 
 class MethodQuality(Quality):
-    """Means over seeds, and each seed by itself. `answered` is that of the worst seed;
-    `metrics.accuracy_interval` says what the intervals can show. A single seed's is Wilson's.
+    """Means over seeds, and each seed by itself.
+
+    `answered` is that of the worst seed. `metrics.accuracy_interval` says what the intervals can
+    show; the interval of a single seed is Wilson's.
     """
 
     accuracy_sd: float | None
@@ -151,8 +128,8 @@ class MethodQuality(Quality):
 
 
 def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
-    """One set of answers against the labels."""
-    scored = _scored(labels, answers)
+    """The quality of one set of answers."""
+    scored = scored_answers(labels, answers)
     accuracy = float((scored.decisions == scored.labels).mean())
     return Quality(
         n=len(answers),
@@ -166,9 +143,9 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
 def method_quality(
     examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], *, name_seeds: bool = True
 ) -> MethodQuality:
-    """A method's answers by seed, each in the order of the examples.
+    """The quality of a method's answers, which come by seed in the order of the examples.
 
-    Without `name_seeds` it has no seeds of its own.
+    Without `name_seeds` the figures of single seeds are left out.
     """
     labels = [example.label for example in examples]
     qualities = {str(seed): quality(labels, answers) for seed, answers in by_seed.items()}
@@ -188,7 +165,7 @@ def method_quality(
 
 
 def mean_over(values: Sequence[float | None]) -> float | None:
-    """The mean, None where a value is missing: a mean over some would compare unlike things."""
+    """The mean; None where a value is missing, because means over different sets do not compare."""
     present = [value for value in values if value is not None]
     if not present or len(present) < len(values):
         return None
@@ -203,62 +180,8 @@ def mean_metrics(measured: Sequence[Mapping[str, float | None]]) -> dict[str, fl
     return means
 
 
-def outcomes(
-    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
-) -> metrics.Outcomes:
-    """Right or wrong by seed and example. No answer counts as wrong."""
-    values = np.array([is_right(examples, answers) for answers in by_seed.values()], dtype=np.int8)
-    return metrics.Outcomes(values, group_numbers(examples))
-
-
-def is_right(examples: Sequence[Example], answers: Sequence[Answer]) -> np.ndarray:
-    """Whether each answer is the example's label, bool [examples]. No answer counts as wrong."""
-    rows = zip(answers, examples, strict=True)
-    return np.array([answer.violates == bool(example.label) for answer, example in rows])
-
-
-def group_numbers(examples: Sequence[Example]) -> np.ndarray:
-    """The examples' groups, numbered from 0 in the order in which they come."""
-    groups = dict.fromkeys(example.group for example in examples)
-    number_of_group = {group: number for number, group in enumerate(groups)}
-    return np.array([number_of_group[example.group] for example in examples], dtype=np.int64)
-
-
-def unanswered(by_seed: Iterable[Sequence[Answer]]) -> int:
-    """How many answers are none, over all seeds."""
-    return sum(answer.violates is None for answer in itertools.chain.from_iterable(by_seed))
-
-
-def _scored(labels: Sequence[int], answers: Sequence[Answer]) -> Scored:
-    truth = np.array(labels)
-    decisions = np.array(
-        [_decision(label, answer.violates) for label, answer in zip(labels, answers, strict=True)]
-    )
-    has_logit = np.array([answer.logit is not None for answer in answers], dtype=bool)
-    has_p = np.array([answer.p_violation is not None for answer in answers], dtype=bool)
-    confident = np.array([bool(answer.confident) for answer in answers], dtype=bool)
-    states_confidence = np.array([answer.confident is not None for answer in answers], dtype=bool)
-    return Scored(
-        labels=truth,
-        decisions=decisions,
-        ranked_labels=truth[has_logit],
-        logits=np.array([answer.logit for answer in answers])[has_logit].astype(float),
-        p_labels=truth[has_p],
-        p_violation=np.array([answer.p_violation for answer in answers])[has_p].astype(float),
-        is_confident=confident[states_confidence],
-        is_right_where_confident=(decisions == truth)[confident],
-    )
-
-
-def _decision(label: int, violates: bool | None) -> int:
-    """0 or 1; where there is no usable answer, the wrong one."""
-    if violates is None:
-        return 1 - label
-    return int(violates)
-
-
 def _share(hits: np.ndarray) -> float | None:
-    """The share that is true; None of nothing."""
+    """The share of true values; None where there are no values."""
     if not len(hits):
         return None
     return float(hits.mean())
@@ -267,15 +190,15 @@ def _share(hits: np.ndarray) -> float | None:
 def _flagged_interval(
     examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], label: int
 ) -> tuple[float, float] | None:
-    """95 % interval of the share that is flagged of the examples with this label; None where there
-    is none.
+    """95 % interval of the share of examples with this label that are flagged; None where no
+    example has it.
     """
     right = outcomes(examples, by_seed)
-    chosen = np.array([example.label == label for example in examples])
-    if not chosen.any():
+    has_label = np.array([example.label == label for example in examples])
+    if not has_label.any():
         return None
-    part = metrics.Outcomes(right.values[:, chosen], right.groups[chosen])
-    low, high = metrics.accuracy_interval(part)
+    labelled = metrics.Outcomes(right.values[:, has_label], right.groups[has_label])
+    low, high = metrics.accuracy_interval(labelled)
     if label == 0:
         return 1 - high, 1 - low
     return low, high
@@ -301,7 +224,9 @@ def _stratum(
     for seed, answers in by_seed.items():
         answers_by_seed[seed] = [answers[index] for index in chosen]
     right = outcomes(part, answers_by_seed)
-    measured = [_measured_in_strata(_scored(labels, a)) for a in answers_by_seed.values()]
+    measured: list[dict[str, float | None]] = []
+    for answers in answers_by_seed.values():
+        measured.append(_measured_in_strata(scored_answers(labels, answers)))
     return Stratum(
         n=len(chosen),
         accuracy=float(right.values.mean()),
@@ -315,8 +240,8 @@ def _measured_in_strata(scored: Scored) -> dict[str, float | None]:
 
 
 def _strata_of(example: Example) -> list[str]:
-    """`meta.stratum` (were the phrasings in training?), `meta.difficulty`, and whether an allowed
-    row looks like a violation.
+    """The example's strata: `meta.stratum` (were the phrasings in training?), `meta.difficulty`,
+    and hard negatives, if it is an allowed row that looks like a violation.
     """
     names = [str(example.meta[kind]) for kind in ("stratum", "difficulty") if kind in example.meta]
     if example.label == 0 and example.meta.get("stance") in LOOKS_LIKE:
@@ -325,7 +250,7 @@ def _strata_of(example: Example) -> list[str]:
 
 
 def _rank(stratum: str) -> tuple[int, str]:
-    """Strata in a report's order: those with names of their own, then from easy to hard."""
+    """The sort key for a report's order: other strata by name, then from easy to hard."""
     order = (*get_args(Difficulty), HARD_NEGATIVES)
     if stratum in order:
         return order.index(stratum) + 1, ""

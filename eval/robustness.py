@@ -1,5 +1,5 @@
 """Which verdicts flip under perturbations that change no label: tricks in the judged words, and
-what surrounds them.
+text that surrounds them.
 
 Every perturbation is put to the served weights of one seed. Knows nothing of how they answer.
 """
@@ -20,17 +20,17 @@ from guard.files.yaml_file import Strict
 from guard.rule import SPEAKERS, Rule
 
 SurroundedPosition = Literal["start", "middle", "end"]
-TRICKED = 32  # examples that each trick is played on
-# Examples by the tokens that they are surrounded by; the base's context bounds them.
+TRICKED = 32  # examples to which each trick is applied
+# Number of tokens around an example -> number of examples; the base's context limits the tokens.
 SURROUNDED = {500: 24, 2000: 12, 8000: 4}
-CONTEXT_SHARE = 0.9  # of the context: the count is an estimate
-LENGTH_REACHED_SHARE = 0.8  # of the tokens that a length is called after
-SHORT_TOKENS = 150  # of an example that is surrounded
+CONTEXT_SHARE = 0.9  # of the context may be used, because the count of tokens is an estimate
+LENGTH_REACHED_SHARE = 0.8  # of a length's tokens must be reached
+SHORT_TOKENS = 150  # an example that is surrounded has fewer
 
 
 class TrickFlips(Strict):
-    """`n` examples before and after a trick: verdicts that flip, and how many are right without and
-    with it.
+    """`n` examples without and with a trick: how many verdicts flip, and how many are right before
+    and after.
     """
 
     n: int
@@ -40,8 +40,8 @@ class TrickFlips(Strict):
 
 
 class Surrounded(Strict):
-    """`n` examples amid about `tokens` tokens of allowed conversations, and how many verdicts are
-    right.
+    """`n` examples amid about `tokens` tokens of allowed conversations, with the number of right
+    verdicts.
     """
 
     tokens: int
@@ -51,17 +51,18 @@ class Surrounded(Strict):
 
 
 class Robustness(Strict):
-    """By method: tricks by name, and positions by length."""
+    """The figures by method: of tricks by name, and of positions by length."""
 
-    seeds: tuple[int, ...]  # of the weights that were asked
+    seeds: tuple[int, ...]  # seeds of the weights that were asked
     tricks: dict[str, dict[str, TrickFlips]]
     surrounded: dict[str, list[Surrounded]]
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A test example written anew: the trial's example number `index`, by a trick's name or the
-    tokens and position around it.
+    """A perturbed test example: the trial's example number `index`.
+
+    `kind`: the trick's name, or the number of tokens around the example and its position in them.
     """
 
     index: int
@@ -70,12 +71,12 @@ class Perturbation:
 
 
 def perturbations(trial: Trial) -> list[Perturbation]:
-    """All that are asked, the same at every call."""
+    """All perturbations of a trial, the same ones at every call."""
     return [*_tricked(trial), *_surrounded(trial)]
 
 
 def perturbed_trial(trial: Trial, perturbed: Sequence[Perturbation]) -> Trial:
-    """The perturbations put to the weights that are served."""
+    """The trial in which the weights that are served answer the perturbations."""
     return replace(
         trial,
         examples=tuple(perturbation.example for perturbation in perturbed),
@@ -91,9 +92,10 @@ def robustness(
     plain_answers: Mapping[str, Sequence[Answer]],
     perturbed_answers: Mapping[str, Sequence[Answer]],
 ) -> Robustness:
-    """From each method's answers to the trial's examples and to the perturbations, in order.
+    """The figures from each method's answers to the trial's examples and to the perturbations, both
+    in order.
 
-    No answer counts as wrong.
+    A missing answer counts as wrong.
     """
     tricks: dict[str, dict[str, TrickFlips]] = {}
     surrounded: dict[str, list[Surrounded]] = {}
@@ -139,8 +141,8 @@ def _equal(violates: Sequence[bool | None], labels: Sequence[bool]) -> int:
 
 
 def _tricked(trial: Trial) -> list[Perturbation]:
-    """The judged speaker's words as each trick writes them; judge-directed prompt injections are
-    those held out of training.
+    """Examples in which each trick rewrites the judged speaker's words. Prompt injections that
+    address the judge are those held out of training.
     """
     usable = [
         index
@@ -174,8 +176,8 @@ def _surrounded(trial: Trial) -> list[Perturbation]:
     the test split.
     """
     if not all(example.meta.get("wanders") for example in trial.examples):
-        # What stands around an example of such a rule changes what it is; of rows that the
-        # generator did not write nobody knows.
+        # The surrounding text may change such an example's label. Of rows that the generator did
+        # not write nobody knows.
         return []
     surrounded = []
     for tokens, rows in SURROUNDED.items():
@@ -191,7 +193,7 @@ def _surrounded_by(trial: Trial, tokens: int, rows: int, room: int) -> list[Pert
     lengths = [_tokens(example.messages) for example in trial.examples]
     short = [index for index, length in enumerate(lengths) if length < SHORT_TOKENS]
     surrounded = []
-    # the fewer are among the more
+    # Smaller samples are parts of larger ones.
     for index in random.Random(0).sample(short, len(short))[:rows]:
         example = trial.examples[index]
         rng = random.Random(f"{tokens}/{example.id}")
@@ -207,13 +209,13 @@ def _surrounded_by(trial: Trial, tokens: int, rows: int, room: int) -> list[Pert
 
 
 def _positions(rule: Rule) -> tuple[SurroundedPosition, ...]:
-    """Of a rule on the last turn alone nothing that is judged may follow the example."""
+    """The positions of the example; only the end for a rule that judges the last turn alone."""
     if rule.turns == "last":
         return ("end",)
     return get_args(SurroundedPosition)
 
 
-# How many of so many conversations stand before the example.
+# The number of conversations before the example, given the number of all.
 CUTS: dict[SurroundedPosition, Callable[[int], int]] = {
     "start": lambda conversations: 0,
     "middle": lambda conversations: conversations // 2,
@@ -236,8 +238,8 @@ def _placed(
 def _filler(
     allowed: Sequence[Example], example: Example, room: int, rng: random.Random
 ) -> list[tuple[Message, ...]]:
-    """Allowed conversations of other groups, without their system turns, of about `room` tokens
-    together.
+    """Allowed conversations of other groups, without their system turns, that have about `room`
+    tokens together.
     """
     filler: list[tuple[Message, ...]] = []
     for candidate in rng.sample(allowed, len(allowed)):
@@ -250,11 +252,11 @@ def _filler(
 
 
 def _fits(trial: Trial, messages: Sequence[Message]) -> bool:
-    """Whether the context holds them written out letter by letter, which is four times as long."""
+    """Whether the context holds the messages spelt letter by letter, four times as long."""
     return _tokens(messages) < CONTEXT_SHARE * trial.recipe.context_tokens / 4
 
 
 def _tokens(messages: Sequence[Message]) -> int:
-    """An estimate for any script."""
+    """The estimated number of tokens, in any script."""
     contents = [message.content for message in messages]
     return sum(max(count_tokens(content), len(content.encode()) // 5) for content in contents)

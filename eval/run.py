@@ -50,60 +50,75 @@ def run(
     """Evaluate the selected rules on every base where their inputs changed, and write the report of
     every rule that is current on all of them.
 
-    Without a `judge` a base itself judges, zero-shot, and if it is an encoder nobody. Raises
-    GuardError for bad inputs before an engine starts; of `all` rules, those with bad inputs are
-    left out, and the report says why, as long as one remains on every base.
+    Without a `judge` the base itself judges, zero-shot; if it is an encoder, nobody judges. Raises
+    GuardError for bad inputs before an engine starts. If `all` rules are selected, those with bad
+    inputs are left out, and the report says why, as long as one remains on every base.
     """
     stages: list[Stage] = []
     for recipe in recipes:
         judged = judge_on(recipe, judge)
         stages.append(Stage(runs or Runs(), recipe, recipe.base_revision, rules, judged))
-    on_bases, left_out = _on_bases(stages, selection, seeds, limit, force)
-    bags, without_bag = _bags_of_words(on_bases, selection)
+    base_trials, left_out = _base_trials(stages, selection, seeds, limit, force)
+    bags, without_bag = _bags_of_words(base_trials, selection)
     left_out += [f"{name}: {error}" for name, error in without_bag.items()]
-    on_bases = [on_base.without(without_bag) for on_base in on_bases]
-    if not all(on_base.trials for on_base in on_bases):
+    base_trials = [stage_trials.without(without_bag) for stage_trials in base_trials]
+    if not all(stage_trials.trials for stage_trials in base_trials):
         raise next(iter(without_bag.values()))
     if force:
-        for on_base in on_bases:
-            on_base.forget()
-    on_bases, reasons = _evaluated(on_bases, bags, selection, force, open_predictor)
-    left_out += reasons
+        for stage_trials in base_trials:
+            stage_trials.forget()
+    base_trials, disagreements = _evaluated(base_trials, bags, selection, force, open_predictor)
+    left_out += disagreements
     selected = rule_names(selection, rules)
-    by_rule: dict[str, list[Evaluation]] = {}
-    for on_base in on_bases:
-        for trial in on_base.trials:
-            left_out += trial.left_out
-        evaluations = [load_evaluation(trial.folder) for trial in on_base.trials]
-        earlier, no_longer = earlier_evaluations(on_base.stage, selected=selected)
-        left_out += no_longer
-        for evaluation in (*evaluations, *earlier):
-            by_rule.setdefault(evaluation.rule, []).append(evaluation)
-    joint, not_joint = _joint(by_rule, [recipe.name for recipe in recipes], selected)
-    report = Report(joint, (*left_out, *not_joint))
+    by_rule, reasons = _evaluations_by_rule(base_trials, selected)
+    joint, incomplete = _joint(by_rule, [recipe.name for recipe in recipes], selected)
+    report = Report(joint, (*left_out, *reasons, *incomplete))
     write_report(report, stages[0].runs.report)
     return report
 
 
-def _on_bases(
+def _base_trials(
     stages: Sequence[Stage],
     selection: str,
     seeds: Sequence[int] | None,
     limit: int | None,
     force: bool,
 ) -> tuple[list[StageTrials], list[str]]:
-    """Every base's trials, and what is left out of them, with the reason. Raises GuardError."""
-    on_bases: list[StageTrials] = []
+    """The trials on every base, and a line for each rule that is left out. Raises GuardError."""
+    base_trials: list[StageTrials] = []
     left_out: list[str] = []
     for stage in stages:
-        on_base, reasons = selected_trials(stage, selection, seeds=seeds, limit=limit, force=force)
-        on_bases.append(on_base)
+        stage_trials, reasons = selected_trials(
+            stage, selection, seeds=seeds, limit=limit, force=force
+        )
+        base_trials.append(stage_trials)
         left_out += reasons
-    return on_bases, left_out
+    return base_trials, left_out
+
+
+def _evaluations_by_rule(
+    base_trials: Sequence[StageTrials], selected: Sequence[str]
+) -> tuple[dict[str, list[Evaluation]], list[str]]:
+    """Every rule's current evaluations, one for each base that has it, and what is left out of
+    them, with the reason.
+
+    Rules that are not selected have the evaluations of earlier runs that still hold.
+    """
+    by_rule: dict[str, list[Evaluation]] = {}
+    left_out: list[str] = []
+    for stage_trials in base_trials:
+        for trial in stage_trials.trials:
+            left_out += trial.left_out
+        evaluations = [load_evaluation(trial.folder) for trial in stage_trials.trials]
+        earlier, stale = earlier_evaluations(stage_trials.stage, selected=selected)
+        left_out += stale
+        for evaluation in (*evaluations, *earlier):
+            by_rule.setdefault(evaluation.rule, []).append(evaluation)
+    return by_rule, left_out
 
 
 def _evaluated(
-    on_bases: Sequence[StageTrials],
+    base_trials: Sequence[StageTrials],
     bags: Mapping[str, BagAnswers],
     selection: str,
     force: bool,
@@ -117,9 +132,9 @@ def _evaluated(
     """
     evaluated: list[StageTrials] = []
     left_out: list[str] = []
-    for on_base in on_bases:
-        errors = evaluate_outdated(on_base, bags, force, open_predictor)
-        remaining = on_base.without(errors)
+    for stage_trials in base_trials:
+        errors = evaluate_outdated(stage_trials, bags, force, open_predictor)
+        remaining = stage_trials.without(errors)
         if errors and (selection != "all" or not remaining.trials):
             raise next(iter(errors.values()))
         evaluated.append(remaining)
@@ -128,16 +143,16 @@ def _evaluated(
 
 
 def _bags_of_words(
-    on_bases: Sequence[StageTrials], selection: str
+    base_trials: Sequence[StageTrials], selection: str
 ) -> tuple[dict[str, BagAnswers], dict[str, GuardError]]:
-    """The baseline's answers by rule, which are the same on every base; of `all` rules, those on
-    which it cannot be fitted, and why.
+    """The baseline's answers by rule, which are the same on every base, and an error for each rule
+    on which it cannot be fitted.
 
-    Raises GuardError for one that was selected by name.
+    Raises that error if the rule was selected by name.
     """
     trials: dict[str, Trial] = {}
-    for on_base in on_bases:
-        trials |= {trial.rule.id: trial for trial in on_base.outdated}
+    for stage_trials in base_trials:
+        trials |= {trial.rule.id: trial for trial in stage_trials.outdated}
     bags: dict[str, BagAnswers] = {}
     errors: dict[str, GuardError] = {}
     for name, trial in tqdm(trials.items(), "bag of words", unit="rule", disable=not trials):
@@ -153,7 +168,7 @@ def _bags_of_words(
 def _bag_of_words(trial: Trial) -> BagAnswers:
     """The baseline fitted on the rule's other splits, and its answers.
 
-    Raises GuardError where these do not do.
+    Raises GuardError where it cannot be fitted on them.
     """
     splits = read_splits(trial.data)
     fitted = fit_bag_of_words(
@@ -165,31 +180,31 @@ def _bag_of_words(trial: Trial) -> BagAnswers:
 def _joint(
     by_rule: Mapping[str, Sequence[Evaluation]], models: Sequence[str], selected: Sequence[str]
 ) -> tuple[tuple[Evaluation, ...], list[str]]:
-    """The rules that are evaluated on all bases, each as one evaluation, in the order of their
-    names; and what there is to say of the others.
+    """The rules that are evaluated on all bases, each as one evaluation, sorted by name; and a line
+    for each of the others that says why it is left out.
 
-    Raises GuardError where there is none, or a selected one cannot be put side by side.
+    Raises GuardError where no rule is left, or a selected one cannot be put side by side.
     """
     joint: list[Evaluation] = []
-    not_joint: list[str] = []
+    incomplete: list[str] = []
     for rule, evaluations in sorted(by_rule.items()):
         if len(evaluations) < len(models):
             on = ", ".join(evaluation.model for evaluation in evaluations)
-            not_joint.append(f"{rule}: evaluated on {on} alone")
+            incomplete.append(f"{rule}: evaluated on {on} alone")
             continue
         try:
             joint.append(side_by_side(evaluations))
         except GuardError as error:
             if rule in selected:
                 raise
-            not_joint.append(f"{rule}: {error}")
+            incomplete.append(f"{rule}: {error}")
     if not joint:
         raise GuardError(
             f"no rule is evaluated on all of {', '.join(models)}",
-            got="; ".join(not_joint),
+            got="; ".join(incomplete),
             remedy=f"Run `make train eval MODEL=…` of one rule for each of {', '.join(models)}",
         )
-    return tuple(joint), not_joint
+    return tuple(joint), incomplete
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -229,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="ask the engine again even where nothing changed; paid judge's answers are kept",
+        help="ask the engine again even where nothing changed; answers of a paid judge are kept",
     )
     return parser
 

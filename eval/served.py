@@ -1,9 +1,8 @@
 """What the served engine answers on a trial: every method, and the bare base when it is the judge.
-Knows nothing of labels.
 
 Requests go conversation by conversation, the base and the methods that share its prefill side by
 side. Answers are kept as they come; a second run asks only for what is missing, and starts no
-engine when nothing is.
+engine when nothing is missing. Knows nothing of labels.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
 
 CHUNK = 512  # requests between two writes to disk: what a kill can cost
 ZERO_SHOT = Calibration()  # the base as a judge is not calibrated: yes where P(yes) >= 0.5
-BASE = "base"  # its name in kept rows
+BASE = "base"  # the bare base's name in kept rows
 
 
 class Predictor(Protocol):
@@ -96,7 +95,7 @@ class EngineQuery:
 
     @property
     def _weights(self) -> list[str] | None:
-        """Of a contestant: its method, its weights, and whose turns they read."""
+        """A contestant's method and weights, and whose turns they read; None for the bare base."""
         if self.contestant is None:
             return None
         method, card = self.contestant.method, self.contestant.card
@@ -104,7 +103,7 @@ class EngineQuery:
 
     @property
     def _rule_text(self) -> str:
-        """A contestant's is what it was trained with; the bare base has to be told the rule."""
+        """The text that a contestant was trained with; the bare base has to be told the rule."""
         if self.contestant is None:
             return self.trial.rule.text()
         return self.contestant.card.rule_text
@@ -130,9 +129,9 @@ class Served:
         self._file.forget()
 
     def missing(self) -> list[EngineQuery]:
-        """What is still to be asked, in an order that shares prefills.
+        """The queries that are still to be asked, in an order that shares prefills.
 
-        A refusal is asked again: its cause may be gone.
+        A refused query is asked again: the cause may be gone.
         """
         missing = []
         for example in self.trial.examples:
@@ -174,7 +173,10 @@ class Served:
 def score_missing(
     served: Iterable[Served], recipe: Recipe, open_predictor: OpenPredictor = open_engine
 ) -> None:
-    """Ask one engine everything that is missing on any trial. Starts none when nothing is."""
+    """Ask one engine everything that is missing on any trial.
+
+    Starts no engine when nothing is missing.
+    """
     pending = [(kept, kept.missing()) for kept in served]
     folders: dict[str, Path] = {}
     for _, queries in pending:
@@ -198,8 +200,8 @@ def score_missing(
 
 
 def _contestants_in_order(trial: Trial, with_base: bool) -> list[Contestant | None]:
-    """The base and the methods that share the conversation's prefill first: another's own blocks
-    would push it out of the cache.
+    """The contestants, None for the base. The base and the methods that share the conversation's
+    prefill come first: the blocks of the others would push it out of the cache.
     """
     order: list[Contestant | None] = []
     if with_base:
@@ -218,6 +220,6 @@ def _answer(calibration: Calibration, rule: str, logit: float | None) -> Answer:
 
 @cache
 def answering_code() -> str:
-    """Fingerprint of the software that makes an answer: vLLM, torch and our own."""
+    """Fingerprint of the software that makes an answer: vLLM, torch and our own code."""
     installed = versions()
     return fingerprint(installed.get("vllm"), installed.get("torch"), *CODE)

@@ -1,8 +1,7 @@
-"""What is put to the test for one rule: the test examples and the weights that answer them. Knows
-nothing of engines or judges.
+"""What is evaluated for one rule: the test examples and the weights that answer them.
 
 Everything that can be wrong with the inputs is found here, before an engine starts or a judge is
-paid.
+paid. Knows nothing of engines or judges.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class Contestant:
     seed: int
     folder: Path
     card: Card
-    # Of adapter_config.json, as the card names the weights only; empty for other methods.
+    # Hash of adapter_config.json, because the card names the weights only; empty for other methods.
     config_hash: str
     reference_logits: Mapping[str, float]
 
     @property
     def name(self) -> str:
-        """What the engine calls it, unique in a run."""
+        """The name that the engine has for it, unique in a run."""
         return f"{self.rule}/{self.method}/{self.seed}"
 
 
@@ -64,7 +63,7 @@ class Trial:
     base_revision: str
     examples: tuple[Example, ...]
     contestants: tuple[Contestant, ...]  # by method in the recipe's order, then by seed
-    seeds: tuple[int, ...]  # of the seeded methods
+    seeds: tuple[int, ...]  # of the methods that have seeds
     left_out: tuple[str, ...]  # seeds nobody asked for that cannot be evaluated, and why
     limit: int | None
     data: Path  # the folder of the rule's examples
@@ -78,7 +77,7 @@ class Trial:
 
     @property
     def served_seed(self) -> int:
-        """0, the weights that are served, or else the first."""
+        """Seed 0, whose weights are served, or else the first seed."""
         return 0 if 0 in self.seeds else self.seeds[0]
 
     def by_seed(self, method: str) -> dict[int, Contestant]:
@@ -87,7 +86,7 @@ class Trial:
         return {contestant.seed: contestant for contestant in contestants}
 
     def served(self, method: str) -> Contestant:
-        """The one of the served seed; the only one where the method has no seeds."""
+        """The weights of the served seed; the only ones where the method has no seeds."""
         by_seed = self.by_seed(method)
         return by_seed.get(self.served_seed) or by_seed[0]
 
@@ -102,11 +101,11 @@ def load_trial(
     limit: int | None = None,
     rules: Path = RULES,
 ) -> Trial:
-    """The trial of a rule; without `seeds`, of every seed for which all seeded methods were trained
-    and can be evaluated still.
+    """The trial of a rule. Without `seeds` it has every seed for which all seeded methods were
+    trained and can still be evaluated.
 
-    Raises GuardError when the data or a method's weights are missing, when these answer another
-    wording, stand on another base or were trained on other data, or when their reference
+    Raises GuardError when the data or a method's weights are missing, when the weights answer
+    another wording, belong to another base or were trained on other data, or when their reference
     predictions do not cover the test examples.
     """
     recipe = answering_recipe(recipe)
@@ -145,8 +144,8 @@ def load_trial(
 
 
 def answering_recipe(recipe: Recipe) -> Recipe:
-    """The recipe of the engine that answers all methods, heads among them, in one type, whichever
-    of their answers are missing.
+    """The recipe of the engine that answers all methods, heads too, in one dtype, whichever answers
+    are missing.
     """
     if any(METHODS[name].acts_from == "output" for name in recipe.methods):
         return recipe.served_as_trained()
@@ -154,9 +153,9 @@ def answering_recipe(recipe: Recipe) -> Recipe:
 
 
 def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
-    """The seeds for which every seeded method is finished; 0 alone where none is seeded.
+    """The seeds for which every seeded method is finished; 0 alone where no method has seeds.
 
-    Raises GuardError if there is none, or a method is not trained at all.
+    Raises GuardError if there is no such seed, or a method is not trained at all.
     """
     folder = runs.root / recipe.name / rule
     command = f"make train RULE={rule} MODEL={recipe.name}"
@@ -214,8 +213,8 @@ def _test_examples(data: Path, limit: int | None) -> tuple[tuple[Example, ...], 
 
 
 def _limited(examples: list[Example], limit: int | None) -> tuple[Example, ...]:
-    """At most `limit` examples, drawn evenly with a fixed seed (files may be sorted by label), in
-    the file's order.
+    """At most `limit` examples in the file's order, drawn evenly with a fixed seed, because files
+    may be sorted by label.
     """
     if limit is None or limit >= len(examples):
         return tuple(examples)
@@ -226,10 +225,9 @@ def _limited(examples: list[Example], limit: int | None) -> tuple[Example, ...]:
 def _contestants(
     requirements: TrialRequirements, seeds: Sequence[int] | None
 ) -> tuple[tuple[Contestant, ...], tuple[str, ...]]:
-    """The weights of every method, in order, and the seeds that are left out, with the reason.
+    """The weights of every method, in order, and a line for each seed that is left out.
 
-    A seed that was asked for and cannot be evaluated raises its GuardError; so does the first where
-    none can be.
+    Raises GuardError for a seed that was asked for and cannot be evaluated, and where none can be.
     """
     wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     names = list(requirements.recipe.methods)
@@ -242,13 +240,13 @@ def _contestants(
     errors: dict[int, GuardError] = {}
     for seed in wanted:
         try:
-            of_seed = [requirements.contestant(name, seed) for name in seeded]
+            seed_contestants = [requirements.contestant(name, seed) for name in seeded]
         except GuardError as error:
             if seeds is not None:
                 raise
             errors[seed] = error
             continue
-        for contestant in of_seed:
+        for contestant in seed_contestants:
             loaded[contestant.method].append(contestant)
     if len(errors) == len(wanted):
         raise next(iter(errors.values()))
@@ -260,7 +258,7 @@ def _contestants(
 
 
 def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
-    """What the weights' figures depend on."""
+    """The files that the weights' figures depend on."""
     for contestant in contestants:
         yield contestant.folder / CARD
         if METHODS[contestant.method].is_adapter:
@@ -270,8 +268,8 @@ def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class TrialRequirements:
-    """What weights must fit to be put to the test: another base, wording or split of the data would
-    make figures worthless.
+    """What weights must fit to be evaluated: with another base, wording or split of the data the
+    figures would be worthless.
     """
 
     runs: Runs
@@ -283,7 +281,7 @@ class TrialRequirements:
 
     @cached_property
     def prompt_hash(self) -> str:
-        """Of the wording and layout of the prompts that the weights must answer."""
+        """Hash of the wording and layout of the prompts that the weights must answer."""
         return prompt_builder(self.recipe).hash
 
     def contestant(self, method: str, seed: int) -> Contestant:
@@ -314,7 +312,7 @@ class TrialRequirements:
         return Contestant(self.rule.id, method, seed, folder, card, config_hash, logits)
 
     def _compare(self, card: Card, folder: Path, method: str, seed: int, remedy: str) -> None:
-        """Raise GuardError naming the card's first field that is not the one to be evaluated."""
+        """Raise GuardError that names the card's first field that does not fit."""
         expected: dict[str, Any] = {
             "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn)),
             "prompt_hash": self.prompt_hash,
@@ -331,9 +329,9 @@ class TrialRequirements:
             for field, value in expected.items()
             if getattr(card, field) != value
         }
-        trains = self.recipe.training_settings(method)
-        if card.recipe != trains:
-            differences["recipe"] = _unlike(trains, card.recipe)
+        settings = self.recipe.training_settings(method)
+        if card.recipe != settings:
+            differences["recipe"] = _unlike(settings, card.recipe)
         if differences:
             field, (wanted, got) = next(iter(differences.items()))
             problem = f"the weights' {field} is not the one to be evaluated ({wanted})"
@@ -341,13 +339,13 @@ class TrialRequirements:
 
 
 def _shown(field: str, value: object) -> str:
-    """The value, of a hash or a revision its beginning."""
+    """The value as text; only the beginning of a hash or a revision."""
     text = str(value)
     return text[:12] if field.endswith(("_hash", "_revision")) else text
 
 
 def _unlike(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> tuple[str, str]:
-    """What two recipes do not have in common."""
+    """The settings in which two recipes differ, of either as text."""
     flat_wanted, flat_got = dict(_settings(wanted)), dict(_settings(got))
     keys = [key for key in flat_wanted | flat_got if flat_wanted.get(key) != flat_got.get(key)]
     return _in_words(flat_wanted, keys), _in_words(flat_got, keys)

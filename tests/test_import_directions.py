@@ -75,6 +75,7 @@ ROOMS = {
     "serve/bench/workload": (),
     "serve/bench/planning": (
         "serve/bench/workload",
+        "serve/bench/load",
         "serve/plan/device",
         "serve/plan/traffic",
         "serve/plan/replay",
@@ -87,7 +88,9 @@ ROOMS = {
     "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/fleet": ("serve/bench/workload",),
     "serve/bench/encoder": ("serve/bench/workload",),
+    "serve/bench/load": ("serve/bench/workload",),
     "serve/bench/latency": ("serve/bench/workload", "serve/bench/encoder"),
+    "serve/bench/pressure": ("serve/bench/workload",),
     "serve/bench/race": ("serve/bench/workload",),
     "serve/bench/scan": ("serve/bench/workload", "serve/scan"),
     "serve/bench/sgmv": (),
@@ -251,7 +254,7 @@ def test_the_tables_name_every_folder_with_code() -> None:
         ("train/tiny/build.py", "from serve import engine", "serve.engine"),
         ("train/run.py", "from train.bench import cost", "train.bench"),
         ("eval/run.py", "from serve import engine, merge", "serve.merge"),
-        ("eval/run.py", "from serve.bench.load import sweep", "serve.bench.load"),
+        ("eval/run.py", "from serve.bench.merged import run", "serve.bench.merged"),
         ("eval/run.py", "import serve", "serve"),
         ("eval/run.py", "import vllm_alora", "vllm_alora"),
         ("serve/up.py", "from train.export import save", "train.export"),
@@ -316,7 +319,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
             "from serve.engine.call import Call\nfrom serve.api import errors\nimport fastapi",
         ),
         (
-            "serve/bench/load.py",
+            "serve/bench/merged.py",
             "from serve.engine import GuardEngine\n"
             "from serve import merge\nfrom serve.bench.report import BenchReport",
         ),

@@ -35,10 +35,12 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/cluster/shards/shard.py": "tests/serve/cluster/shards/test_service.py asks it",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
     "serve/bench/gpu_counts/measure.py": "runs in a process of its own, which test_run.py starts",
+    "serve/bench/pressure/measure.py": "tests/serve/bench/pressure/test_run.py runs it",
     "serve/bench/scan/kills.py": "tests/serve/bench/scan/test_run.py kills a scan",
     "serve/bench/scan/measure.py": "tests/serve/bench/scan/test_run.py runs it on an engine",
     "serve/bench/http/overhead.py": "tests/serve/bench/http/test_run.py runs it on an engine",
     "serve/plan/traffic/arrival.py": "values only; tests/serve/plan/replay reads them",
+    "serve/bench/http/reload/measure.py": "tests/serve/bench/http/reload/test_run.py runs it",
     "serve/bench/http/server.py": "tests/serve/bench/http/test_run.py starts it",
     "serve/bench/gpu_counts/process.py": "changes a whole process: that of test_run.py's counts",
 }

@@ -1,6 +1,6 @@
 """The table of the baseline alone: `python -m eval.bag_of_words`.
 
-From what `make data` wrote, or from rows of one's own. Needs no model.
+It is fitted on what `make data` wrote, or on your own rows. Needs no model.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def _own_data(path: Path, seed: int, splitting: Splitting, judged: Judged | None
 
 
 def _name_of(path: Path) -> str:
-    """What the table calls the rows of a folder or file."""
+    """The name that the table has for the rows of a folder or file."""
     return path.name.partition(".")[0]
 
 
 def _stand_in(path: Path) -> Rule:
-    """What reading rows takes of a rule: the file's name up to two underscores."""
+    """A rule that is good enough to read rows: named after the file, up to two underscores."""
     name = _name_of(path).partition("__")[0].lower()
     name = re.sub("^[^a-z]+", "", re.sub("[^a-z0-9_]", "_", name)) or "rows"
     text = "The rule that the rows are labelled for."
@@ -92,8 +92,8 @@ def _stand_in(path: Path) -> Rule:
 
 
 def _last_speaker(rows: Sequence[Example]) -> Judged:
-    """Who says the last turn of most rows; the whole conversation where that is nobody who can be
-    judged.
+    """The role that says the last turn of most rows; the whole conversation where no rule can judge
+    that role.
     """
     speakers = [row.messages[-1].role for row in rows]
     most = max(sorted(set(speakers)), key=speakers.count)
@@ -159,9 +159,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--judged",
         choices=get_args(Judged),
-        help="whose turns are judged in --data (default: those of who speaks last in most rows)",
+        help="whose turns are judged in --data (default: whoever speaks last in most rows)",
     )
-    parser.add_argument("--seed", type=whole_number, default=0, help="of new splits (default 0)")
+    parser.add_argument(
+        "--seed", type=whole_number, default=0, help="seed for SPLITS=new (default 0)"
+    )
     parser.add_argument(
         "--runs", type=Path, default=Runs().root, help="where make data wrote (default runs/)"
     )
@@ -174,7 +176,7 @@ def _selected(arguments: argparse.Namespace) -> Iterator[RuleData]:
         names = [_name_of(path) for path in arguments.data]
         if len(set(names)) < len(names):
             raise GuardError(
-                "two of one name, which the table could not tell apart",
+                "two inputs have the same name, so the table could not tell them apart",
                 got=", ".join(names),
                 remedy="Measure them one after the other",
             )

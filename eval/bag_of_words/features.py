@@ -1,4 +1,4 @@
-"""What the bag of words reads of a conversation, and TF-IDF of the n-grams in it."""
+"""The text that the bag of words reads of a conversation, and TF-IDF of the n-grams in it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class NgramCounter(Protocol):
         ...
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """Count the n-grams learnt."""
+        """Count the learnt n-grams."""
         ...
 
 
 class CharacterCounts:
-    """Character 2- to 5-grams within words, those at a word's edges padded with a space.
+    """Counts of character 2- to 5-grams within words, padded with a space at a word's edges.
 
-    The same counts as CountVectorizer(analyzer="char_wb") makes, but each distinct word is taken
-    apart once.
+    The counts are those of CountVectorizer(analyzer="char_wb"), but each distinct word is split
+    only once.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class CharacterCounts:
         return counts @ self._grams.fit_transform(words)
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """Count the n-grams learnt, [texts, n-grams], also in words that training does not have."""
+        """Count the learnt n-grams, [texts, n-grams], also in words that training does not have."""
         if not any(text.split() for text in texts):
             return csr_matrix((len(texts), len(self._grams.vocabulary_)))
         counts, words = _counted_words(texts)
@@ -52,7 +52,7 @@ class CharacterCounts:
 
 
 def _counted_words(texts: Sequence[str]) -> tuple[csr_matrix, np.ndarray]:
-    """How often each word stands in each text, [texts, words], and the words."""
+    """The counts of each word in each text, [texts, words], and the words."""
     words = CountVectorizer(token_pattern=r"\S+")
     return words.fit_transform(texts), words.get_feature_names_out()
 
@@ -62,11 +62,11 @@ def _word_counts(longest: int) -> CountVectorizer:
 
 
 def _judged_turns(example: Example, reads: Reads) -> list[str]:
-    """What the speakers say whom a rule judges; of a rule on the whole conversation, all."""
+    """The turns of the speakers that a rule judges; all turns for the whole conversation."""
     return [turn.content for turn in example.messages if turn.role in SPEAKERS[reads]]
 
 
-# Which words of a conversation are read; of turns those that a rule judges.
+# The parts of a conversation that can be read.
 VIEWS: dict[str, Callable[[Example, Reads], list[str]]] = {
     "whole conversation": lambda example, reads: [turn.content for turn in example.messages],
     "judged speaker": _judged_turns,
@@ -87,7 +87,7 @@ NGRAMS: dict[str, tuple[str, ...]] = {  # by name: the blocks that stand side by
 class Block:
     """TF-IDF of one kind of n-gram, rows of length 1.
 
-    Those of a single training text are dropped, unless all are.
+    N-grams that only one training text has are dropped, unless that would drop all.
     """
 
     def __init__(self, name: str, training: Sequence[str]) -> None:
@@ -99,10 +99,10 @@ class Block:
         self.training = self._weights.fit_transform(counts[:, self._kept])
 
     def transform(self, texts: Sequence[str]) -> csr_matrix:
-        """[texts, n-grams], as sparse float64."""
+        """The TF-IDF of the texts, [texts, n-grams], as sparse float64."""
         return self._weights.transform(csr_matrix(self._counts.transform(texts))[:, self._kept])
 
 
 def text_of(example: Example, view: str, reads: Reads) -> str:
-    """What the baseline reads of an example, without what hides text."""
+    """The text that the baseline reads of an example, as a reader sees it."""
     return "\n".join(visible(content) for content in VIEWS[view](example, reads))

@@ -1,4 +1,4 @@
-"""One answer of an LLM judge: what was kept of it, and whether it says yes.
+"""One answer of an LLM judge: the kept row, and whether it says yes.
 
 Knows nothing of endpoints or labels.
 """
@@ -46,14 +46,14 @@ _LAST_LINE = re.compile(r"\n\W*(yes|no)\W*$")
 
 
 def parse_answer(text: str, *, cut_off: bool = False) -> bool | None:
-    """Whether a judge's words say yes (violates). None unless they say so once and for all: "no
-    doubt about it" is not a no.
+    """Whether a judge's words say yes (violates). None unless they say it clearly: "no doubt about
+    it" is not a no.
 
-    Taken as an answer: a leading or a last line's yes or no, and a labelled one ("Verdict:
-    **yes**", `{"violates": true}`); an answer that contradicts itself is none. Everything up to the
-    last `</think>` is reasoning, with or without an opening tag, because chat templates may have
-    written that. Of an answer that was `cut_off` only a leading yes or no counts: the rest might
-    have changed its mind.
+    What counts is a yes or no at the beginning or on the last line, and a labelled one ("Verdict:
+    **yes**", `{"violates": true}`). An answer that contradicts itself is None. Everything up to the
+    last `</think>` is reasoning, with or without an opening tag, because the chat template may have
+    written that tag. Of an answer that was `cut_off` only a yes or no at the beginning counts: the
+    missing rest might contradict it.
     """
     words = text.lower().rpartition("</think>")[2].strip()
     if "<think>" in words:  # cut off while still reasoning

@@ -28,8 +28,9 @@ class Judge(Protocol):
         ...
 
     def judge(self, served: Served, folder: Path) -> Judgement | None:
-        """One answer per test example, in order, or None if nobody judges; `folder` is where
-        answers that cost something are kept.
+        """One answer per test example, in order, or None if nobody judges.
+
+        `folder`: where paid answers are kept.
         """
         ...
 
@@ -41,7 +42,7 @@ class BareBase:
     identity = "base model"
 
     def judge(self, served: Served, folder: Path) -> Judgement:
-        """Uncalibrated: yes where it is the likelier answer."""
+        """Its answers, uncalibrated: yes where yes is the likelier token."""
         name = f"base model {served.trial.recipe.name}, zero-shot"
         return Judgement(served.answers(None), JudgeRecord(name=name))
 
@@ -53,11 +54,11 @@ class NoJudge:
     identity = "none"
 
     def judge(self, served: Served, folder: Path) -> None:
-        """Nothing: the table has no judge."""
+        """Return None: the table has no judge."""
 
 
 def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
-    """The judge, without one the base; nobody where the base would have to and is an encoder."""
+    """The judge; the base where none is given; nobody where that base is an encoder."""
     judge = judge or BareBase()
     if isinstance(judge, BareBase) and recipe.kind == "encoder":
         return NoJudge()
@@ -76,8 +77,8 @@ def endpoint_judge(environment: Mapping[str, str]) -> EndpointJudge | None:
     return EndpointJudge(**settings)
 
 
-# How each is made from the environment; None where the environment does not describe it. The first
-# that it describes judges.
+# Makes each judge from the environment, or None where the environment does not describe it. The
+# first judge that is described is the one that judges.
 JUDGES: dict[str, Callable[[Mapping[str, str]], Judge | None]] = {
     "endpoint": endpoint_judge,
     "base": lambda environment: BareBase(),

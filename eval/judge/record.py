@@ -1,4 +1,4 @@
-"""What a judge's answers on one rule took, and what they were worth.
+"""What a judge's answers on one rule cost, and how many of them could be used.
 
 Knows nothing of how they were asked for.
 """
@@ -16,7 +16,7 @@ from guard.files.yaml_file import Strict
 
 
 class JudgeRecord(Strict):
-    """Who judged, and what it took; `endpoint` is None where the base model judged.
+    """Who judged, and what that cost; `endpoint` is None where the base model judged.
 
     Unparseable answers, and conversations that the endpoint refused, count as wrong. Tokens and
     cost are those of the answers whose tokens the endpoint stated; `without_usage` counts the
@@ -46,9 +46,9 @@ class Judgement:
 def endpoint_record(
     name: str, endpoint: str, rows: Sequence[JudgeRow], cost_usd: Callable[[int, int], float | None]
 ) -> JudgeRecord:
-    """The record of an endpoint's rows; `cost_usd` of prompt and completion tokens."""
+    """The record of an endpoint's rows. `cost_usd` takes prompt and completion tokens."""
     answers = [row for row in rows if not row.refused]
-    # An answer that several rows share was asked and paid for once.
+    # An answer that several rows share was paid for once.
     paid_rows = list({row.key: row for row in answers}.values())
     p50 = p95 = None
     if paid_rows:
@@ -69,7 +69,7 @@ def endpoint_record(
 
 
 def _usage(answers: Sequence[JudgeRow]) -> tuple[int, int, int]:
-    """Prompt and completion tokens of the answers that state both, and how many these are."""
+    """Prompt and completion tokens of the answers that state both, and the number of these."""
     prompt_tokens, completion_tokens, stated = 0, 0, 0
     for row in answers:
         if row.prompt_tokens is not None and row.completion_tokens is not None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from eval import metrics
-from eval.quality import mean_over, outcomes
+from eval.quality import mean_over
 from eval.retest.draws import TwoDraws
 from eval.retest.report import DrawAccuracy, RetestedRule
+from eval.scored import outcomes
 from eval.served import Served
 from guard.example import Example
 from guard.verdict import expected_calibration_error
@@ -27,7 +28,7 @@ class ServedDraws:
         self.second = Served(draws.second, with_base=False)
 
     def outcomes(self, method: str) -> tuple[metrics.Outcomes, metrics.Outcomes]:
-        """Right or wrong on the first and on the second draw."""
+        """Which answers are right, on the first and on the second draw."""
         first = outcomes(self.draws.first.examples, self.first.answers_by_seed(method))
         second = outcomes(self.draws.second.examples, self.second.answers_by_seed(method))
         return first, second
@@ -55,19 +56,20 @@ class ServedDraws:
         return sorted(first & second)
 
     def _stratum(self, name: str) -> dict[str, DrawAccuracy]:
-        """One stratum's accuracy by method."""
+        """The accuracy on one stratum, by method."""
         by_method = {}
         for method in self.draws.first.methods:
             first, second = self.outcomes(method)
             by_method[method] = _accuracy(
-                _of_stratum(first, self.draws.first.examples, name),
-                _of_stratum(second, self.draws.second.examples, name),
+                _on_stratum(first, self.draws.first.examples, name),
+                _on_stratum(second, self.draws.second.examples, name),
             )
         return by_method
 
     def _calibration(self, method: str) -> tuple[float | None, float | None]:
-        """ECE of the answers to both draws together, and the expected one, means over seeds; None
-        where one was refused.
+        """The calibration error on both draws together, and the expected one, as means over seeds.
+
+        None where the engine refused an answer.
         """
         labels = [
             example.label for example in (*self.draws.first.examples, *self.draws.second.examples)
@@ -77,11 +79,11 @@ class ServedDraws:
         second = self.second.answers_by_seed(method)
         for seed, answers in self.first.answers_by_seed(method).items():
             probabilities = [answer.p_violation for answer in (*answers, *second[seed])]
-            p = [probability for probability in probabilities if probability is not None]
-            if len(p) < len(labels):
+            answered = [probability for probability in probabilities if probability is not None]
+            if len(answered) < len(labels):
                 return None, None
-            eces.append(expected_calibration_error(labels, p))
-            expected.append(metrics.ece_expected(p))
+            eces.append(expected_calibration_error(labels, answered))
+            expected.append(metrics.ece_expected(answered))
         return mean_over(eces), mean_over(expected)
 
 
@@ -101,8 +103,8 @@ def _stratum_of(example: Example) -> str:
     return str(example.meta.get("stratum", ""))
 
 
-def _of_stratum(
-    right: metrics.Outcomes, examples: Sequence[Example], stratum: str
+def _on_stratum(
+    outcomes: metrics.Outcomes, examples: Sequence[Example], stratum: str
 ) -> metrics.Outcomes:
-    chosen = np.array([_stratum_of(example) == stratum for example in examples])
-    return metrics.Outcomes(right.values[:, chosen], right.groups[chosen])
+    in_stratum = np.array([_stratum_of(example) == stratum for example in examples])
+    return metrics.Outcomes(outcomes.values[:, in_stratum], outcomes.groups[in_stratum])

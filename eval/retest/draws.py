@@ -22,12 +22,15 @@ from guard.layout import Runs
 from guard.recipe import Recipe
 from guard.rule import load_rule, rule_names
 
-SEED = 1  # of the second draw; the first has 0
+SEED = 1  # seed of the second draw; that of the first is 0
 
 
 @dataclass(frozen=True)
 class TwoDraws:
-    """A rule's trial and the same weights' on the second draw, less the `dropped` rows."""
+    """A rule's trial on its own test draw, and one of the same weights on the second draw.
+
+    `dropped`: rows of the second draw that came close to a row of the first.
+    """
 
     first: Trial
     second: Trial
@@ -37,7 +40,7 @@ class TwoDraws:
 def all_draws(
     selection: str, recipe: Recipe, data: Path | None, runs: Runs, rules: Path
 ) -> tuple[list[TwoDraws], tuple[str, ...]]:
-    """The draws of the selected rules, and of `all` those that are left out, with the reason.
+    """The draws of the selected rules, and a line for each rule of `all` that is left out.
 
     Raises GuardError if none remains.
     """
@@ -84,14 +87,14 @@ def _drawn(runs: Runs, name: str, rules: Path) -> Path:
 
 
 def _source(data: Path) -> str:
-    """Where a rule's rows come from."""
+    """The source of a rule's rows."""
     return str(manifest.load(data).get("source", "unknown"))
 
 
 def _two_draws(first: Trial, second: Path) -> TwoDraws:
-    """Both draws, the second without what comes close to the first.
+    """Both draws, the second without the rows that come close to a row of the first.
 
-    Raises GuardError where it is none, or nothing is left.
+    Raises GuardError where there is no second draw, or nothing is left of it.
     """
     test = second / "test.jsonl"
     remedy = (
@@ -115,7 +118,7 @@ def _two_draws(first: Trial, second: Path) -> TwoDraws:
 
 
 def _rows_of(data: Path) -> list[Example]:
-    """Every row of the first draw, in groups that no second draw has."""
+    """Every row of the first draw, renamed to groups that no second draw has."""
     rows: list[Example] = []
     for split in SPLITS:
         rows += read_examples(data / f"{split}.jsonl")
@@ -123,7 +126,7 @@ def _rows_of(data: Path) -> list[Example]:
 
 
 def _near_rows(first: Sequence[Example], second: Sequence[Example]) -> set[int]:
-    """The rows of the second draw that come close to one of the first, by their index."""
+    """The indices of the rows of the second draw that come close to a row of the first."""
     near = set()
     for pair in near_duplicates([*first, *second]):
         if pair.first < len(first) <= pair.second:

@@ -12,8 +12,9 @@ from guard.files.yaml_file import Strict
 
 
 class DrawAccuracy(Strict):
-    """Of one method on one rule, over all seeds; `change` is the second draw's accuracy minus the
-    first's.
+    """The accuracy of one method on one rule, over all seeds.
+
+    `change`: the second draw's accuracy minus the first's.
     """
 
     first: float
@@ -30,7 +31,10 @@ class DrawAccuracy(Strict):
 
 
 class RetestedRule(Strict):
-    """One rule: `dropped` rows of the second draw came close to a row of the first."""
+    """The figures of one rule.
+
+    `dropped`: rows of the second draw that came close to a row of the first.
+    """
 
     n_first: int
     n_second: int
@@ -38,8 +42,8 @@ class RetestedRule(Strict):
     seeds: tuple[int, ...]
     methods: dict[str, DrawAccuracy]
     strata: dict[str, dict[str, DrawAccuracy]]  # by `meta.stratum`, then by method
-    ece: dict[str, float | None]  # of both draws together, which is twice the rows; mean over seeds
-    ece_expected: dict[str, float | None]  # under perfect calibration on them
+    ece: dict[str, float | None]  # on both draws together: twice the rows; mean over seeds
+    ece_expected: dict[str, float | None]  # under perfect calibration, on the same rows
 
 
 class Retest(Strict):
@@ -58,7 +62,7 @@ class Retest(Strict):
     versions: dict[str, str]
 
     def as_markdown(self) -> str:
-        """The table, rules as rows."""
+        """The table as Markdown: a row for each rule and method."""
         head = ["rule", "method", "first", "second", "change", "rows", "dropped"]
         rows = [*self._rule_rows(), *self._mean_rows()]
         lines = [
@@ -101,7 +105,7 @@ class Retest(Strict):
 
 
 def _cells(accuracy: DrawAccuracy) -> list[str]:
-    """First, second, change."""
+    """The cells for the first draw, the second draw and the change."""
     return [
         f"{100 * accuracy.first:.1f} {interval_cell(accuracy.first_ci95)}",
         f"{100 * accuracy.second:.1f} {interval_cell(accuracy.second_ci95)}",

@@ -3,7 +3,7 @@
 
 The second set is a draw of the offline generator with another seed: other conversations of the same
 phrasings, half of which stand in the training rows too. So it shows how far the first draw's
-figures hold on another; what carries over to phrasings that training has not shown is the
+figures hold on another draw. How much carries over to phrasings that training has not shown is the
 difference between its strata. Rows that come close to any row of the first set are dropped and
 counted. With --data FOLDER the second set is FOLDER/<rule>/test.jsonl, which must come from the
 same source as the first.
@@ -38,21 +38,23 @@ def retest(
     rules: Path = RULES,
     open_predictor: OpenPredictor = open_engine,
 ) -> Retest:
-    """Put the evaluated weights of the selected rules to the test sets in `data`, without it to the
-    generator's draw with another seed.
+    """Test the evaluated weights of the selected rules on the test sets in `data`. Without `data`,
+    on a draw of the generator with another seed.
 
     Answers are kept: only what is missing is asked. Raises GuardError where a rule cannot be
-    evaluated, or has no second test set of the same source, or none that differs from the first; of
-    `all` rules such a one is left out.
+    evaluated, or has no second test set of the same source, or none that differs from the first; if
+    `all` rules are selected, such a rule is left out.
     """
     draws, left_out = all_draws(selection, recipe, data, runs or Runs(), rules)
-    served = [ServedDraws(of_rule) for of_rule in draws]
+    served = [ServedDraws(rule_draws) for rule_draws in draws]
     score_missing(_both(served), answering_recipe(recipe), open_predictor)
-    retested = {of_rule.draws.first.rule.id: of_rule.retested() for of_rule in served}
+    retested = {
+        served_draws.draws.first.rule.id: served_draws.retested() for served_draws in served
+    }
     changes = {}
     for method in recipe.methods:
-        of_rules = [of_rule.outcomes(method) for of_rule in served]
-        changes[method] = metrics.bootstrap_mean_change(of_rules)
+        outcomes = [served_draws.outcomes(method) for served_draws in served]
+        changes[method] = metrics.bootstrap_mean_change(outcomes)
     return Retest(
         model=recipe.name,
         data=str(data or "the generator's draw with another seed"),
@@ -67,9 +69,9 @@ def retest(
 
 
 def _both(served: Sequence[ServedDraws]) -> Iterator[Served]:
-    for of_rule in served:
-        yield of_rule.first
-        yield of_rule.second
+    for served_draws in served:
+        yield served_draws.first
+        yield served_draws.second
 
 
 def _mean_by_method(by_rule: Sequence[dict[str, float | None]]) -> dict[str, float | None]:

@@ -1,6 +1,6 @@
 """What every method and the bag of words answer at a study's points, as logits of the test rows.
 
-The methods' are those that training kept, from plain PEFT or transformers. Knows nothing of
+The methods' logits are those that training kept, from plain PEFT or transformers. Knows nothing of
 figures.
 """
 
@@ -48,8 +48,8 @@ Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seed
 
 
 def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Rule) -> Logits:
-    """The logits of every size and method, bag of words first, of a study in `folder`. A method of
-    several recipes is named with its base.
+    """The logits of every size and method of the study in `folder`, bag of words first. With
+    several recipes, a method is named with its base.
 
     Raises GuardError where a point's weights are missing, or were trained on other rows or another
     base, for another wording, or by other settings.
@@ -75,8 +75,8 @@ def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Ru
     logits: Logits = {}
     for rows in study.sizes:
         for name in contenders:
-            of_seeds = [by_point[point, name] for point in study.of_size(rows)]
-            logits[rows, name] = np.array(of_seeds, dtype=np.float64)
+            seed_logits = [by_point[point, name] for point in study.of_size(rows)]
+            logits[rows, name] = np.array(seed_logits, dtype=np.float64)
     return logits
 
 

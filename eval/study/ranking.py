@@ -16,8 +16,9 @@ from guard.errors import GuardError
 
 @dataclass(frozen=True)
 class RankedRows:
-    """What is ranked: labels (1 = violates) and groups, both [rows]. Rows of one group share a
-    context and are drawn together.
+    """The rows that are ranked: labels (1 = violates) and groups, both [rows].
+
+    Rows of one group share a context and are drawn together.
     """
 
     labels: NDArray[np.int64]
@@ -68,8 +69,8 @@ def auroc_difference(
 def auroc_draws(
     rows: RankedRows, logits: NDArray[np.float64], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> NDArray[np.float64]:
-    """The mean AUROC over seeds, [draws], each over as many seeds and as many groups as there are,
-    drawn with replacement; NaN where a draw has rows of one label only.
+    """Bootstrap means of the AUROC over seeds, [draws]. Each draws as many seeds and as many groups
+    as there are, with replacement; NaN where a draw has rows of one label only.
 
     The same `seed` draws the same seeds and groups for any logits of the same shape.
     """
@@ -77,19 +78,20 @@ def auroc_draws(
     seeds = len(logits)
     _, group_of = np.unique(rows.groups, return_inverse=True)
     groups = int(group_of.max()) + 1
-    of_seeds = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
-    of_groups = generator.multinomial(groups, np.full(groups, 1 / groups), size=draws)
-    weights = of_groups[:, group_of].astype(np.float64)
-    drawn = np.stack([weighted_auroc(of_seed, rows.labels, weights) for of_seed in logits])
-    means: NDArray[np.float64] = (of_seeds.T * drawn).sum(axis=0)
+    seed_weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
+    group_counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=draws)
+    row_weights = group_counts[:, group_of].astype(np.float64)
+    drawn = [weighted_auroc(seed_logits, rows.labels, row_weights) for seed_logits in logits]
+    means: NDArray[np.float64] = (seed_weights.T * np.stack(drawn)).sum(axis=0)
     return means
 
 
 def weighted_auroc(
     logits: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Mann and Whitney's U as a share, ties counted half, of rows that count `weights`,
-    [draws, rows], times: [draws].
+    """The AUROC of each draw, [draws]: Mann and Whitney's U as a share, ties counted half.
+
+    `weights`, [draws, rows]: how many times each row counts in each draw.
     """
     order = np.argsort(logits, kind="stable")
     _, starts = np.unique(logits[order], return_index=True)
@@ -104,7 +106,8 @@ def weighted_auroc(
 
 
 def _by_seed(rows: RankedRows, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array([auroc(rows.labels, of_seed) for of_seed in logits], dtype=np.float64)
+    aurocs = [auroc(rows.labels, seed_logits) for seed_logits in logits]
+    return np.array(aurocs, dtype=np.float64)
 
 
 def _estimate(by_seed: NDArray[np.float64], drawn: NDArray[np.float64]) -> Estimate:

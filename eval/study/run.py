@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.quality import group_numbers
+from eval.scored import group_numbers
 from eval.study.answers import Logits, shared_test_rows, study_logits
 from eval.study.picture import draw_study
 from eval.study.ranking import RankedRows, auroc_difference, auroc_estimate
@@ -41,8 +41,9 @@ from guard.study import (
 def report_study(
     folder: Path, recipes: Sequence[Recipe], rules: Path = RULES, name: str = ""
 ) -> StudyReport:
-    """Measure the study in `folder` and write its report as JSON, Markdown and a picture, under the
-    recipes' names or another.
+    """Measure the study in `folder` and write its report as JSON, Markdown and a picture.
+
+    The files are called `name`, or after the recipes.
 
     Raises GuardError where something was not trained.
     """
@@ -51,8 +52,8 @@ def report_study(
     models = [recipe.name for recipe in recipes]
     logits = study_logits(folder, study, recipes, rule)
     examples = shared_test_rows(folder, study)
-    there = {origin_of(example) for example in examples}
-    origins = [origin for origin in get_args(Origin) if origin in there]
+    present = {origin_of(example) for example in examples}
+    origins = [origin for origin in get_args(Origin) if origin in present]
     cells: list[StudyCell] = []
     differences: list[StudyDifference] = []
     for origin in tqdm(origins, desc="intervals", unit="origin", leave=False):
@@ -61,7 +62,7 @@ def report_study(
         cells += _cells(origin, rows, logits, chosen)
         differences += _differences(study, origin, rows, logits, chosen)
     report = StudyReport(
-        study=study.model_copy(update={"path": None}),  # of this machine
+        study=study.model_copy(update={"path": None}),  # a path of this machine
         title=rule.title,
         model=" and ".join(models),
         tested={origin: _count(examples, origin, labels=(0, 1)) for origin in origins},
@@ -88,8 +89,8 @@ def _count(examples: Sequence[Example], origin: Origin, labels: Sequence[int]) -
 def _cells(
     origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
 ) -> Iterator[StudyCell]:
-    for (size, method), of_seeds in logits.items():
-        estimate = auroc_estimate(rows, of_seeds[:, chosen])
+    for (size, method), seed_logits in logits.items():
+        estimate = auroc_estimate(rows, seed_logits[:, chosen])
         yield StudyCell(
             rows=size,
             origin=origin,
@@ -103,7 +104,7 @@ def _cells(
 def _differences(
     study: Study, origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
 ) -> Iterator[StudyDifference]:
-    """Of every two methods, the later one minus the earlier."""
+    """The AUROC differences of every two methods, the later one minus the earlier."""
     methods = list(dict.fromkeys(method for _, method in logits))
     for size in study.sizes:
         for earlier, later in itertools.combinations(methods, 2):

@@ -1,7 +1,8 @@
 """What serving in bfloat16 does to verdicts: `python -m eval.study.serving_dtypes`.
 
 Trained adapters answer their rules' test rows twice, the engine once in float32 and once in
-bfloat16. Temperatures and thresholds are the cards', so those of the dtype of training. Knows
+bfloat16. Temperatures and thresholds are those of the cards, which were fitted in the dtype of
+training. Knows
 nothing of HTTP.
 """
 
@@ -32,8 +33,10 @@ DTYPES = ("float32", "bfloat16")
 
 
 class DtypeChange(Strict):
-    """A rule's test rows in both dtypes. `flips` are verdicts that differ; nats are the absolute
-    differences of logits; pairs are of float32 and bfloat16.
+    """A rule's test rows in both dtypes.
+
+    `flips`: verdicts that differ. Nats are the absolute differences of logits. A pair holds the
+    figures in float32 and in bfloat16.
     """
 
     training_rows: int
@@ -47,8 +50,9 @@ class DtypeChange(Strict):
 
 
 class ServingDtypes(Strict):
-    """All rules. Changes are bfloat16 minus float32, means over the rules with a 95 % interval by
-    Student's t.
+    """The figures of all rules.
+
+    Changes are bfloat16 minus float32: means over the rules, with a 95 % interval by Student's t.
     """
 
     model: str
@@ -65,7 +69,7 @@ class ServingDtypes(Strict):
     versions: dict[str, str]
 
     def as_markdown(self) -> str:
-        """The table."""
+        """The table and a sentence about it, as Markdown."""
         head = ["rule", "accuracy, %", "AUROC", "flips", "nats: median", "p95", "max"]
         rows = []
         for name, rule in self.rules.items():
@@ -91,25 +95,34 @@ def measure(
 ) -> ServingDtypes:
     """Ask the served weights of `rules`, separated by commas, or of all that are trained.
 
-    Raises GuardError where weights or rows are missing, a row is refused, or there is one rule.
+    Raises GuardError where weights or rows are missing, a row is refused, or there are fewer than
+    two rules.
     """
     folders = trained(runs, recipe.name, method, rules)
     if len(folders) < 2:
         remedy = "Train a second one: the interval is over rules"
-        raise GuardError("one rule has no interval", got=", ".join(folders), remedy=remedy)
+        raise GuardError(
+            "at least two trained rules are needed for an interval",
+            got=", ".join(folders),
+            remedy=remedy,
+        )
     cards = {rule: load_card(folder) for rule, folder in folders.items()}
     tests = {rule: read_examples(runs.data(rule) / "test.jsonl") for rule in folders}
-    logits = {}
+    logits: dict[str, list[list[float]]] = {rule: [] for rule in folders}
     for dtype in DTYPES:
         served = recipe.model_copy(update={"engine": recipe.engine | {"dtype": dtype}})
         with open_predictor(served, folders) as engine:
             for rule in tqdm(folders, desc=dtype, unit="rule"):
-                logits[rule, dtype] = _logits(engine, cards[rule], tests[rule])
+                logits[rule].append(_logits(engine, cards[rule], tests[rule]))
     by_rule = {}
     for rule, card in cards.items():
-        in_both = [logits[rule, dtype] for dtype in DTYPES]
         training_rows = len(read_examples(runs.data(rule) / "train.jsonl"))
-        by_rule[rule] = _change(card, training_rows, tests[rule], in_both)
+        by_rule[rule] = _change(card, training_rows, tests[rule], logits[rule])
+    return _report(recipe, method, by_rule)
+
+
+def _report(recipe: Recipe, method: str, by_rule: dict[str, DtypeChange]) -> ServingDtypes:
+    """The figures of all rules together."""
     measured = list(by_rule.values())
     accuracy, accuracy_ci95 = mean_change([rule.accuracy for rule in measured])
     area, area_ci95 = mean_change([rule.auroc for rule in measured])
@@ -149,14 +162,17 @@ def _logits(engine: Predictor, card: Card, rows: Sequence[Example]) -> list[floa
 def _change(
     card: Card, training_rows: int, rows: Sequence[Example], logits: Sequence[list[float]]
 ) -> DtypeChange:
-    """Of the logits of both dtypes. Raises GuardError if the rows' labels are all the same."""
+    """The rule's figures from its logits in both dtypes.
+
+    Raises GuardError if the rows' labels are all the same.
+    """
     labels = np.array([row.label for row in rows])
     violates = []
     areas = []
-    for of_dtype in logits:
-        verdicts = [card.calibration.verdict(card.rule, logit) for logit in of_dtype]
+    for dtype_logits in logits:
+        verdicts = [card.calibration.verdict(card.rule, logit) for logit in dtype_logits]
         violates.append([verdict.violates for verdict in verdicts])
-        area = auroc(labels, of_dtype)
+        area = auroc(labels, dtype_logits)
         if area is None:
             remedy = "Have test rows of both labels"
             raise GuardError("an AUROC needs rows of both labels", where=card.rule, remedy=remedy)

@@ -2,11 +2,11 @@
 
 `python -m eval.study.violating_turn --rule RULE`.
 
-The offline generator notes which act each turn performs, so it is known of every violating row
-which turn violates. Three ways to name it: the first turn at whose end the rule is violated, as
+The offline generator notes which act each turn performs, so the violating turn of every violating
+row is known. There are three ways to name it: the first turn at whose end the rule is violated, as
 `POST /v1/check/turns` does; the turn at which the logit rises most; and the turn without which the
-logit falls most (leave-one-out). Beside them how often the verdict at a turn's end is right, and
-what the first way could reach if turns erred independently. Knows nothing of HTTP.
+logit falls most (leave-one-out). The report also says how often the verdict at a turn's end is
+right, and what the first way could reach if turns erred independently. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from eval.markdown import markdown_table
 from eval.metrics import Outcomes, accuracy_interval
-from eval.quality import group_numbers
+from eval.scored import group_numbers
 from eval.served import OpenPredictor, open_engine
 from eval.study.report import save_figures
 from guard.card import Card, load_card
@@ -42,8 +42,9 @@ TURNS = 3  # that a row must have at least: with two, there is little to choose 
 
 
 class RightShare(Strict):
-    """How often something was right, of how many, with its 95 % interval (`accuracy_interval`): the
-    turns of a row stand or fall together.
+    """How often something was right, of how many, with its 95 % interval.
+
+    The interval is that of `accuracy_interval`: the turns of a row are right or wrong together.
     """
 
     right: int
@@ -52,26 +53,27 @@ class RightShare(Strict):
 
     @classmethod
     def of(cls, by_row: Sequence[Sequence[bool]], groups: NDArray[np.int64]) -> RightShare:
-        """The share that is true of each row's outcomes; `groups` are the rows' own."""
+        """The share of true outcomes over all rows; `groups` has a group for each row."""
         right = np.array([list(itertools.chain.from_iterable(by_row))], dtype=np.int8)
         ci95 = 0.0, 1.0
         if right.size:
-            of_outcomes = np.repeat(groups, [len(row) for row in by_row])
-            ci95 = accuracy_interval(Outcomes(right, of_outcomes))
+            outcome_groups = np.repeat(groups, [len(row) for row in by_row])
+            ci95 = accuracy_interval(Outcomes(right, outcome_groups))
         return cls(right=int(right.sum()), total=right.size, ci95=ci95)
 
     @property
     def text(self) -> str:
-        """In percent, with the interval and the counts."""
+        """The share in percent, with the interval and the counts."""
         low, high = (f"{100 * bound:.1f}" for bound in self.ci95)
         share = 100 * self.right / self.total if self.total else 0.0
         return f"{share:.1f} [{low}, {high}], {self.right} of {self.total}"
 
 
 class ViolatingTurns(Strict):
-    """Of one rule's violating test rows. `allowed_by_accuracy`: the mean probability that every
-    turn up to the violating one has the right verdict, at the accuracy of allowed and of violating
-    turns, if turns erred independently.
+    """The figures of one rule's violating test rows.
+
+    `allowed_by_accuracy`: the mean probability that every turn up to the violating one has the
+    right verdict, at the accuracy of allowed and of violating turns, if turns erred independently.
     """
 
     model: str
@@ -83,15 +85,15 @@ class ViolatingTurns(Strict):
     leave_one_out: RightShare
     detected: RightShare  # the whole conversation is a violation
     turns_before: RightShare  # the verdict at the end of a turn before the violating one
-    turn_itself: RightShare  # at the end of the violating one
-    turns_after: RightShare
+    turn_itself: RightShare  # the verdict at the end of the violating turn
+    turns_after: RightShare  # the verdict at the end of a turn after it
     allowed_by_accuracy: float
     commit: str
     hardware: str
     versions: dict[str, str]
 
     def as_markdown(self) -> str:
-        """The table."""
+        """The table with a caption and a note, as Markdown."""
         rows = [
             ["first turn with a violation", self.first_violation.text],
             ["turn of the largest rise", self.largest_rise.text],
@@ -107,13 +109,13 @@ class ViolatingTurns(Strict):
             "with 95 % intervals"
         )
         allowed = f"{100 * self.allowed_by_accuracy:.1f} %"
-        note = f"If turns erred independently, the first violation were right in {allowed}."
+        note = f"If turns erred independently, the first violation would be right in {allowed}."
         return "\n\n".join([caption, markdown_table(["", "right"], rows), note])
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A row's logits at the end of each turn, and without each turn; and the violating turn."""
+    """A row's violating turn, and its logits at the end of each turn and without each turn."""
 
     violating: int
     at_end: list[float]
@@ -139,7 +141,7 @@ class Curve:
         return verdicts.index(True) if True in verdicts else None
 
     def right(self, calibration: Calibration) -> dict[str, list[bool]]:
-        """What is right about the row, by the fields of ViolatingTurns."""
+        """Which outcomes of the row are right, by the fields of ViolatingTurns."""
         verdicts = self.verdicts(calibration)
         return {
             "first_violation": [self.first_violation(calibration) == self.violating],
@@ -162,7 +164,10 @@ def violating_turn(row: Example) -> int | None:
 def measure(
     rule: str, recipe: Recipe, runs: Runs, method: str, open_predictor: OpenPredictor = open_engine
 ) -> ViolatingTurns:
-    """Ask the rule's served weights. Raises GuardError where they or rows that know are missing."""
+    """Ask the rule's served weights.
+
+    Raises GuardError where there are no weights, or no rows that say which turn violates.
+    """
     folder = trained(runs, recipe.name, method, rule)[rule]
     rows = read_examples(runs.data(rule) / "test.jsonl")
     judged = [row for row in rows if len(row.messages) >= TURNS and violating_turn(row) is not None]
@@ -188,7 +193,7 @@ def measure(
 def _curve(row: Example, logits: Callable[[Sequence[tuple[Message, ...]]], list[float]]) -> Curve:
     turns = range(len(row.messages))
     violating = violating_turn(row)
-    assert violating is not None  # of the rows that know
+    assert violating is not None  # `measure` has left out the rows that do not say
     return Curve(
         violating,
         at_end=logits([row.messages[: turn + 1] for turn in turns]),
@@ -199,10 +204,10 @@ def _curve(row: Example, logits: Callable[[Sequence[tuple[Message, ...]]], list[
 def _report(
     curves: Sequence[Curve], groups: NDArray[np.int64], card: Card, model: str, method: str
 ) -> ViolatingTurns:
-    of_rows = [curve.right(card.calibration) for curve in curves]
+    rights = [curve.right(card.calibration) for curve in curves]
     shares: dict[str, Any] = {}
-    for name in of_rows[0]:
-        shares[name] = RightShare.of([right[name] for right in of_rows], groups)
+    for name in rights[0]:
+        shares[name] = RightShare.of([right[name] for right in rights], groups)
     before, itself = shares["turns_before"], shares["turn_itself"]
     accuracy_before = before.right / before.total if before.total else 1.0
     reachable = [accuracy_before**curve.violating * itself.right / itself.total for curve in curves]
@@ -230,7 +235,7 @@ def main() -> None:
     parser.add_argument("--method", default="alora", help="whose weights answer (default: alora)")
     arguments = parser.parse_args()
     if load_rule(arguments.rule).turns == "last":
-        problem = "of a rule on the last turn it is always the last one that violates"
+        problem = "where a rule reads the last turn alone, that turn always violates"
         raise GuardError(problem, where=arguments.rule, remedy="Name a rule with `turns: any`")
     measured = measure(arguments.rule, load_recipe(arguments.model), Runs(), arguments.method)
     path = Runs().root / "violating_turn.json"

@@ -27,7 +27,7 @@ BENCHES: dict[str, Bench] = {
         takes=("model", "quick", "force"),
     ),
     "load": Bench(
-        "serve.bench.load",
+        "serve.bench.load.run",
         "open-loop load: Poisson arrivals at rising rates, until a method is saturated",
         "41 min",
     ),
@@ -38,7 +38,7 @@ BENCHES: dict[str, Bench] = {
         takes=("model", "quick"),
     ),
     "reload": Bench(
-        "serve.bench.http.reload",
+        "serve.bench.http.reload.run",
         "200 replacements of rules during 20,000 checks: is an answer lost, or of other weights",
         "10 min, --quick 1",
         takes=("model", "quick"),
@@ -65,7 +65,7 @@ BENCHES: dict[str, Bench] = {
         "27 min",
     ),
     "pressure": Bench(
-        "serve.bench.pressure",
+        "serve.bench.pressure.run",
         "more conversations at once than the KV cache holds: cache-aware order against FCFS",
         "15 min",
     ),

@@ -28,10 +28,10 @@ OFFER = "--offer="
 
 @dataclass(frozen=True)
 class Bench:
-    """A row of the table.
+    """A row of the table of benchmarks.
 
-    Where the benchmark is, what it measures in one line, and how long that takes on two cores.
-    `takes`: the options it accepts of those that `make bench` offers to every benchmark.
+    `summary`: one line on what it measures. `duration`: how long that takes on two cores. `takes`:
+    those options that it accepts of the ones that `make bench` offers to every benchmark.
     """
 
     module: str
@@ -44,7 +44,7 @@ class Bench:
         return importlib.import_module(self.module)
 
     def accepted(self, words: Sequence[str]) -> list[str]:
-        """The command line of these words.
+        """The benchmark's options from the words of a command line.
 
         `--offer=rule=NAME` becomes `--rule=NAME` where the benchmark takes a rule, and is left out
         where it does not.
@@ -60,7 +60,7 @@ class Bench:
 
 
 def parser_of(name: str, bench: Bench) -> argparse.ArgumentParser:
-    """The options of one benchmark; its name is in the parsed arguments as `bench`."""
+    """The parser of one benchmark's options; they hold the benchmark's name as `bench`."""
     module = bench.load()
     parser = argparse.ArgumentParser(
         prog=f"python -m serve.bench {name}",

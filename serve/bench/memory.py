@@ -1,4 +1,4 @@
-"""The part of a GPU's memory for a base that others lie beside. Knows nothing of their answers."""
+"""The part of a GPU's memory for one of several bases. Knows nothing of their answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from serve.engine.backends.arguments import LARGEST_SHARE
 
 
 def memory_beside(bases: int) -> dict[str, Any]:
-    """vLLM EngineArgs of an engine whose base is one of so many in memory at the same time.
+    """vLLM's EngineArgs for an engine whose base is one of `bases` in memory at the same time.
 
-    On a GPU an equal part of it: where a recipe does not give its `device_gib`, vLLM would take
-    nearly all for the first engine. On a CPU none: engines are sized by the recipe alone.
+    On a GPU each gets an equal part of the memory: where a recipe does not give its `device_gib`,
+    vLLM would take nearly all of it for the first engine. On a CPU none are needed: engines are
+    sized by the recipe alone.
     """
     if installed_device() == "cpu":
         return {}

@@ -1,7 +1,7 @@
 """A rule's LoRA merged into the base, against the adapters on the base: verdicts per second.
 
-Conversations of random words, each put to one rule by a closed loop of workers. Also measures how
-far the merged logits are from the adapter's: the sum of base and adapter is rounded to the recipe's
+A closed loop of workers puts conversations of random words to one rule. Also measured is how far
+the merged logits are from the adapter's: the sum of base and adapter is rounded to the recipe's
 type. `make merge RULE=…` writes the merged base first. Knows nothing of how it is merged.
 """
 
@@ -43,13 +43,13 @@ class MergedReport(BenchReport):
     dtype: str
     workers: int
     conversation_tokens: int
-    verdicts_per_second: dict[str, list[float]]  # of each repeat, by "merged" or the method
-    difference_nats: float  # the largest of a logit, merged against the adapter
+    verdicts_per_second: dict[str, list[float]]  # a rate for each repeat, by "merged" or the method
+    difference_nats: float  # the largest difference of a logit, merged against the adapter
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Verdicts per second of each repeat, and the logits of the last, in nats."""
+    """The verdicts per second of each repeat, and the logits of the last one in nats."""
 
     rates: list[float]
     logits: list[float]
@@ -97,7 +97,7 @@ def _on_the_base(recipe: Recipe, folder: Path) -> dict[str, Throughput]:
 def _measure(
     engine: GuardEngine, asks: Mapping[str, Ask], prompts: PromptBuilder
 ) -> dict[str, Throughput]:
-    """REPEATS runs of each of `asks`, in an order drawn for every repeat, after a warm-up."""
+    """Measure each of `asks` REPEATS times after a warm-up, in another order in every repeat."""
     measured = {name: Throughput([], []) for name in asks}
     for repeat in range(-1, REPEATS):
         seeds = range(CHECKS_PER_REPEAT * (repeat + 2), CHECKS_PER_REPEAT * (repeat + 3))
@@ -113,7 +113,7 @@ def _measure(
 def _closed_loop(
     engine: GuardEngine, requests: Sequence[ScoreRequest], name: str
 ) -> tuple[float, list[float]]:
-    """Verdicts per second and logits of `requests`, WORKERS at once, with nothing in the cache."""
+    """The rate and the logits of `requests`, WORKERS at once, from an empty cache."""
     engine.forget()
     calls: list[Call] = []
 

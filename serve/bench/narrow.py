@@ -1,4 +1,4 @@
-"""A base of one narrow layer: what an engine on it needs is Python's time, hardly the model's.
+"""A base of one narrow layer: an engine on it spends its time in Python, hardly in the model.
 
 Knows nothing of engines.
 """
@@ -28,7 +28,7 @@ NARROW: dict[str, Any] = {
 
 @contextlib.contextmanager
 def narrow_base(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipe on such a base, with random weights and its own tokenizer, in a temporary folder.
+    """The recipe on a narrow base with random weights and its own tokenizer, in a temporary folder.
 
     Raises GuardError if the recipe's base is not a folder of the checkout.
     """

@@ -25,14 +25,14 @@ METHOD_MARKERS = dict(zip(METHODS, itertools.cycle("oDPsvX")))
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure; sizes in inches, 150 dots each."""
+    """An empty figure of this size in inches, with 150 dots an inch."""
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def plot_spreads(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **looks: Any) -> None:
-    """A line through the medians, and a band from the smallest to the largest values.
+    """Draw a line through the medians, and a band from the smallest to the largest values.
 
-    `looks` are those of the line.
+    `looks`: matplotlib's options for the line.
     """
     low, high = [spread.min for spread in spreads], [spread.max for spread in spreads]
     axes.fill_between(x, low, high, color=looks["color"], alpha=0.2, linewidth=0)
@@ -40,7 +40,7 @@ def plot_spreads(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **lo
 
 
 def save_figure(figure: Figure, caption: str, path: Path, columns: int = 120) -> None:
-    """Write the figure with its caption below, in lines of so many characters."""
+    """Write the figure with its caption below it, in lines of `columns` characters."""
     lines = "\n".join(textwrap.wrap(caption, columns))
     figure.supxlabel(lines, fontsize=7, color=GREY)
     figure.savefig(path)

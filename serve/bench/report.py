@@ -28,11 +28,9 @@ BENCH = Path(__file__).parent
 
 
 class Spread(Strict):
-    """A quantity that was measured several times.
+    """A quantity that was measured several times: median, smallest and largest value.
 
-    Median, smallest and largest value of the repeats.
-
-    `p95` only where a benchmark has repeats enough, or states it all the same; else None.
+    `p95`: None where a benchmark does not state it.
     """
 
     median: float
@@ -50,7 +48,7 @@ class Spread(Strict):
         return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95)
 
     def text(self, digits: int = 0, unit: str = "") -> str:
-        """For example `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""
+        """The spread as text: `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""
         low, high = f"{self.min:.{digits}f}", f"{self.max:.{digits}f}"
         return f"{self.median:.{digits}f}{unit} ({low} to {high})"
 
@@ -85,17 +83,18 @@ SomeReport = TypeVar("SomeReport", bound=BenchReport)
 
 
 def origin(recipe: Recipe, *other_peaks_mib: float) -> dict[str, Any]:
-    """The fields that every report has, of this process; `other_peaks_mib` are those of others.
+    """The fields that every report has. `other_peaks_mib`: the peak memory of other processes.
 
-    Call it last: the peak of the memory is so far.
+    Call it last, because the peak memory of this process is that so far.
     """
     peak_mib = max([peak_memory_mib(), *other_peaks_mib])
     return {**provenance(), "model": recipe.name, "peak_memory_mib": peak_mib}
 
 
 def peak_of_processes_mib() -> float:
-    """The most memory that one of the processes which this one has started, and which are still
-    there, has had so far: of a server, ask before it ends.
+    """The largest peak memory among the running processes that this one has started.
+
+    Ask before a server ends.
     """
     peak_mib = 0.0
     for process in psutil.Process().children(recursive=True):
@@ -105,7 +104,7 @@ def peak_of_processes_mib() -> float:
 
 
 def threads() -> int:
-    """How many threads an engine of this process computes with, or of one that it starts."""
+    """The number of threads of an engine in this process, or in one that it starts."""
     return int(os.environ.get("OMP_NUM_THREADS", len(usable_cores())))
 
 
@@ -163,8 +162,8 @@ def publish(
 
 
 def shared_code() -> list[Path]:
-    """What the benchmarks that keep their report measure with, besides their own room and the
-    engine.
+    """The files that the benchmarks which keep their report measure with, besides their own folder
+    and the engine.
     """
     files = [BENCH / name for name in ("memory.py", "report.py", "scores.py")]
     return [*files, *sorted((BENCH / "workload").glob("*.py"))]

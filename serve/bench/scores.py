@@ -1,4 +1,4 @@
-"""What the engine answered to a benchmark: scores, or an error. Knows nothing of clocks."""
+"""The scores that the engine gave to a benchmark, or an error. Knows nothing of clocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serve.engine import Call, Check, Refusal, Score
 
 
 def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:
-    """The outcomes, all of which are scores. Raises GuardError if one is a refusal."""
+    """The outcomes, if all are scores. Raises GuardError if one is a refusal."""
     scores = []
     for outcome in outcomes:
         if not isinstance(outcome, Score):
@@ -27,7 +27,7 @@ def scores_of_calls(calls: Iterable[Call], where: str) -> list[Score]:
 
 
 def judged(check: Check, where: str) -> Check:
-    """The check, of which every rule has a verdict. Raises GuardError if one was refused."""
+    """The check, in which every rule has a verdict. Raises GuardError if one was refused."""
     for refusal in check.refused.values():
         raise _refused(refusal, where)
     return check

@@ -1,10 +1,11 @@
 """A reply that is checked while it is written, against the whole text checked again and again.
 
-Adapters with random weights on one conversation and a reply of random words that grows. `stream`: a
-check every 16 tokens, as `POST /v1/check/stream` does, on the prefix cache. `naive`: the whole text
-every 200 characters, and nothing is kept from one check to the next. Counts are exact; beside them
-stands what cannot be avoided, each new token once and every rule's suffix at every check, and what
-the naive way would compute if every rule read the text by itself. Knows nothing of HTTP.
+Adapters with random weights judge one conversation and a reply of random words that grows.
+`stream`: a check every 16 tokens, as `POST /v1/check/stream` does, on the prefix cache. `naive`: a
+check of the whole text every 200 characters, with nothing kept from one check to the next. Counts
+are exact. Beside them stand the tokens that cannot be avoided, each new token once and every rule's
+suffix at every check, and those that the naive way would compute if every rule read the text by
+itself. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ Way = Literal["stream", "naive"]
 
 
 class StreamRow(Strict):
-    """One way to check the reply. Times are of the whole reply, and of its slowest twentieth of
-    checks.
+    """One way to check the reply.
+
+    `wall_s`: the time of all checks of the reply. `check_p95_ms`: the 95th percentile of a check.
     """
 
     checks: int
     computed_tokens: int
     needed_tokens: int  # new tokens, and suffixes
-    rule_by_rule_tokens: int  # were nothing shared between rules or checks
+    rule_by_rule_tokens: int  # if nothing were shared between rules or checks
     wall_s: Spread
     check_p95_ms: Spread
 
@@ -89,20 +91,20 @@ def run(recipe: Recipe) -> StreamReport:
 
 
 def _every_tokens(words: Sequence[str], prompts: PromptBuilder) -> list[str]:
-    """The reply whenever it has EVERY_TOKENS more, and at its end."""
+    """The reply each time it has grown by EVERY_TOKENS, and at its end."""
     texts: list[str] = []
     tokens = len(prompts.turn_ids(Message("assistant", "")))
     for end in range(1, len(words) + 1):
         text = " ".join(words[:end])
-        now = len(prompts.turn_ids(Message("assistant", text)))
-        if now >= tokens + EVERY_TOKENS or end == len(words):
+        grown = len(prompts.turn_ids(Message("assistant", text)))
+        if grown >= tokens + EVERY_TOKENS or end == len(words):
             texts.append(text)
-            tokens = now
+            tokens = grown
     return texts
 
 
 def _every_characters(words: Sequence[str]) -> list[str]:
-    """The reply whenever it has EVERY_CHARACTERS more, and at its end."""
+    """The reply each time it has grown by EVERY_CHARACTERS, and at its end."""
     whole = " ".join(words)
     return [whole[:end] for end in range(EVERY_CHARACTERS, len(whole), EVERY_CHARACTERS)] + [whole]
 
@@ -114,7 +116,7 @@ def _measured(
     *,
     forgets: bool,
 ) -> StreamRow:
-    """REPEATS times a reply, after one to warm up."""
+    """Check a growing reply REPEATS times, after a warm-up."""
     suffixes = sum(len(prompts.suffix_ids(card.rule_text)) for card in engine.rules.values())
     prefixes = [len(prompts.prefix_ids(messages)) for messages in growing]
     walls, slowest = [], []

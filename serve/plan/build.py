@@ -1,4 +1,4 @@
-"""From a plan to its report: simulate every method, price it, and say how each number is known."""
+"""Turns a plan into its report: simulates and prices every method, says how numbers are known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNTED = "counted from the base's shape and the recipe"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the simulation says of a method. `sharding`: where not every rule has a slot."""
+    """What the simulation says of a method. `sharding`: None where every rule has a slot."""
 
     method: PlannedMethod
     capacity: Capacity
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PlannedLoad:
-    """The deployment's traffic: where a replica's comes from, and what of it the prices need."""
+    """The deployment's traffic: a source for one replica's, and the means that prices need."""
 
     source: TrafficSource
     rate: float
@@ -51,7 +51,7 @@ class PlannedLoad:
 
 
 def build(plan: Plan, runs: Path) -> PlanReport:
-    """Plan it. Raises GuardError where the plan is not possible."""
+    """Work out the plan. Raises GuardError where the plan is not possible."""
     plan, load = planned_load(plan, runs)
     deployment = deploy(plan, runs)
     outcomes = [_outcome(method, load, plan) for method in deployment.methods]
@@ -77,7 +77,7 @@ def build(plan: Plan, runs: Path) -> PlanReport:
 
 
 def planned_load(plan: Plan, runs: Path) -> tuple[Plan, PlannedLoad]:
-    """The traffic of a plan, and the plan with what a trace says of its rules and rate."""
+    """The plan, with the rules and the rate of its trace if it has one, and its traffic."""
     traffic, trace = plan.traffic, None
     if traffic.trace is not None:
         suffix = plan.suffix_tokens or deploy(plan, runs).methods[0].suffix_tokens
@@ -128,23 +128,21 @@ def _step_section(deployment: Deployment) -> Section:
             values = _computed_values(cost)
         figures = {}
         for column, (value, unit) in values.items():
-            of_host = column in ("step", "a rule") and basis == "computed"
-            figures[column] = _coefficient(deployment, value, unit, basis, source, of_host=of_host)
+            is_host = column in ("step", "a rule") and basis == "computed"
+            figures[column] = _coefficient(deployment, value, unit, basis, source, is_host=is_host)
         figures["suffix"] = Figure(
             value=method.suffix_tokens, unit="tokens", basis="given", source="the recipe's prompt"
         )
         rows.append(FigureRow(label=method.label, figures=figures))
-    note = (
-        "step, a rule: what each takes beside its tokens; pairs: of a token and one it attends to."
-    )
+    note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
     return Section(title="coefficients", rows=tuple(rows), note=note)
 
 
 def _coefficient(
-    deployment: Deployment, value: float, unit: str, basis: Basis, source: str, *, of_host: bool
+    deployment: Deployment, value: float, unit: str, basis: Basis, source: str, *, is_host: bool
 ) -> Figure:
-    """A coefficient; the host's part of a computed device was measured, on another machine."""
-    if of_host and deployment.device is not None:
+    """A coefficient as a figure. The host's part of a computed device was measured elsewhere."""
+    if is_host and deployment.device is not None:
         basis, source = "measured elsewhere", deployment.device.host_source
     return Figure(value=value, unit=unit, basis=basis, source=source)
 
@@ -242,8 +240,8 @@ def _cost_section(deployment: Deployment, load: PlannedLoad, outcomes: list[Outc
     note = (
         f"For {load.rate:g} checks/s of {load.tokens:,.0f} tokens and {load.rules:.1f} rules on "
         f"average, p95 within {deployment.plan.p95_ms:g} ms. No replicas: not even a lone check "
-        "keeps it. always full: replicas that are never idle, whatever the latency. What "
-        "is cheaper need not judge as well."
+        "keeps it. always full: replicas that are never idle, whatever the latency. What is "
+        "cheaper may judge worse."
     )
     if load.left_out:
         note += f" {load.left_out} lines of the trace have no verdict and were left out."

@@ -13,17 +13,17 @@ from serve.plan.replay.replica import Replay, ReplicaSimulation
 from serve.plan.traffic.arrival import CheckArrival
 from serve.plan.traffic.generate import DrawnTraffic, TrafficShape, draw_traffic
 
-BACKLOGS = 4  # by which the rate of saturation is found: to a tenth then, and rather too low
-BISECTIONS = 7  # the greatest rate is known to a hundredth then
-LOWEST_SHARE = 0.02  # of the rate of saturation: a replica that is nearly idle
+BACKLOGS = 4  # so many find the rate of saturation to within a tenth, and rather too low
+BISECTIONS = 7  # so many find the greatest rate to within a hundredth
+LOWEST_SHARE = 0.02  # of the rate of saturation: then a replica is nearly idle
 CURVE_SHARES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 
 
 @dataclass(frozen=True)
 class TrafficSource:
-    """What arrives at a replica at any rate: drawn, or a trace stretched to it.
+    """The traffic of a replica at any rate: drawn, or a trace that is stretched to the rate.
 
-    A trace keeps its pattern: all its pauses are longer or shorter by one factor.
+    A trace keeps its pattern: all its pauses become longer or shorter by the same factor.
     """
 
     shape: TrafficShape
@@ -40,18 +40,21 @@ class TrafficSource:
         return DrawnTraffic(stretched, 0)
 
     def backlog(self, rate: float) -> list[CheckArrival]:
-        """Traffic of `rate` checks a second in its order, but all of it at once."""
+        """Traffic of `rate` checks a second in its order, but all of it due at once."""
         return [arrival._replace(due_s=0.0) for arrival in self.at(rate).arrivals]
 
 
 def trace_rate(trace: Sequence[CheckArrival]) -> float:
-    """Checks per second of a trace."""
+    """The rate of a trace, in checks per second."""
     return len(trace) / max(trace[-1].due_s, 1e-9)
 
 
 @dataclass(frozen=True)
 class RatePoint:
-    """A replica at a rate, without what fills its cache. `utilisation`: of its time, at work."""
+    """A replica's figures at a rate, without the checks that fill its cache.
+
+    `utilisation`: the share of its time that it is at work.
+    """
 
     rate: float
     p50_ms: float
@@ -64,8 +67,10 @@ class RatePoint:
 
 @dataclass(frozen=True)
 class Capacity:
-    """A replica's limits. `within_target`: at the greatest rate that keeps the p95 target, if any
-    rate does; `lone`: nearly idle.
+    """A replica's limits.
+
+    `within_target`: its figures at the greatest rate that keeps the p95 target, None if no rate
+    does. `lone`: its figures when it is nearly idle.
     """
 
     saturation_per_second: float
@@ -74,14 +79,18 @@ class Capacity:
     curve: tuple[RatePoint, ...]
 
     def replicas(self, rate: float) -> int | None:
-        """How many answer `rate` checks a second within the target; None if no number does."""
+        """The number of replicas that answer `rate` checks a second within the target; None if no
+        number does.
+        """
         if self.within_target is None:
             return None
         return math.ceil(rate / self.within_target.rate - 1e-9)
 
 
 def replay(method: PlannedMethod, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
-    """The arrivals through one replica, from an empty cache; the first `warm_up` do not count."""
+    """Send the arrivals through one replica whose cache is empty at first; the first `warm_up` do
+    not count.
+    """
     simulation = ReplicaSimulation(
         method.sizes, method.cost, method.suffix_tokens, shares=method.shares
     )
@@ -89,7 +98,7 @@ def replay(method: PlannedMethod, arrivals: Sequence[CheckArrival], warm_up: int
 
 
 def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RatePoint:
-    """A replica at a rate."""
+    """A replica's figures at a rate."""
     drawn = traffic.at(rate)
     result = replay(method, drawn.arrivals, drawn.warm_up)
     checks = len(result.latencies_s)
@@ -105,11 +114,11 @@ def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RateP
 
 
 def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
-    """Checks per second of a queue that is never empty.
+    """The rate, in checks per second, at which a queue that is never empty is answered.
 
-    The more checks a second come, the more conversations lie between two turns of one, and the less
-    is still in the cache. So the queue is drawn again at the rate at which the last one was
-    answered.
+    The more checks a second come, the more conversations lie between two turns of one conversation,
+    and the less of it is still in the cache. So the queue is drawn again at the rate at which the
+    last one was answered.
     """
     rate = 1.0
     for _ in range(BACKLOGS):
@@ -133,7 +142,10 @@ def capacity(
 def _greatest_rate(
     method: PlannedMethod, traffic: TrafficSource, p95_ms: float, lone: RatePoint, most: float
 ) -> RatePoint:
-    """Up to `most` checks a second, by bisection unless that is within the target."""
+    """The replica's figures at the greatest rate within the target, at most `most` checks a second.
+
+    Found by bisection, unless `most` is within the target.
+    """
     point = at_rate(method, traffic, most)
     if point.p95_ms <= p95_ms:
         return point
@@ -149,10 +161,10 @@ def _greatest_rate(
 
 
 def mean_rules(arrivals: Sequence[CheckArrival]) -> float:
-    """Rules of a check, on average."""
+    """The average number of rules in a check."""
     return float(np.mean([len(arrival.rules) for arrival in arrivals]))
 
 
 def mean_tokens(arrivals: Sequence[CheckArrival]) -> float:
-    """A conversation's tokens at a check, on average."""
+    """The average number of a conversation's tokens at a check."""
     return float(np.mean([arrival.tokens for arrival in arrivals]))

@@ -1,7 +1,7 @@
-"""From a plan to replicas that can be simulated: by method, what a step takes and what fits.
+"""Turns a plan into replicas that can be simulated: by method, the cost of a step and what fits.
 
-A method's coefficients are those of `make bench NAME=calibrate` on this machine, or computed from a
-device's operations and bytes; never the one in the place of the other.
+A method's coefficients are measured on this machine by `make bench NAME=calibrate`, or computed
+from a device's operations and bytes; never mixed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RULE_TITLE = "The assistant must not give the user advice on their own case."
 
 @dataclass(frozen=True)
 class PlannedMethod:
-    """A method's replica."""
+    """A replica that serves one method."""
 
     name: str
     cost: StepCost
@@ -51,13 +51,13 @@ class PlannedMethod:
 
     @property
     def label(self) -> str:
-        """In tables."""
+        """The method's name in tables."""
         return METHODS[self.name].label
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A plan's replicas, and where their coefficients are from."""
+    """A plan's replicas, and the origin of their coefficients."""
 
     plan: Plan
     methods: tuple[PlannedMethod, ...]
@@ -70,7 +70,10 @@ class Deployment:
 
 
 def deploy(plan: Plan, runs: Path) -> Deployment:
-    """Raises GuardError where the device, the model or the memory do not go together."""
+    """The deployment of a plan.
+
+    Raises GuardError where the device, the model and the memory do not fit together.
+    """
     recipe = load_recipe(plan.model)
     shape = plan.shape or shape_of(recipe)
     if plan.device == HERE:
@@ -82,14 +85,12 @@ def _deploy_here(
     plan: Plan, recipe: Recipe, shape: DecoderShape, calibration: DeviceCalibration
 ) -> Deployment:
     if calibration.model != plan.model:
-        problem, remedy = (
-            "the calibration is of another model",
-            f"Run `{COMMAND} MODEL={plan.model}`",
-        )
+        problem = "the calibration is of another model"
+        remedy = f"Run `{COMMAND} MODEL={plan.model}`"
         raise GuardError(problem, got=calibration.model, remedy=remedy)
     suffix = calibration.engine.suffix_tokens
     if plan.suffix_tokens not in (None, suffix):
-        problem = "the calibration has measured rules with another suffix"
+        problem = "the calibration measured rules with another suffix"
         remedy = f"Leave suffix_tokens out: it is {suffix}"
         raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
     if plan.price_an_hour is None:
@@ -145,7 +146,7 @@ def _rank(plan: Plan, recipe: Recipe, method: str) -> int:
 
 
 def _suffix_tokens(recipe: Recipe) -> int:
-    """What a rule adds to the recipe's prompt, by its tokenizer."""
+    """The number of tokens that a rule adds to the recipe's prompt, by the base's tokenizer."""
     if not Path(recipe.base_path).is_dir():
         remedy = "State `suffix_tokens` in the plan"
         problem = "the base's tokenizer is not in the checkout"
@@ -158,7 +159,8 @@ def _memory(
     plan: Plan, recipe: Recipe, shape: DecoderShape, method: str, device: Device | None
 ) -> MemorySplit:
     width = BYTES[recipe.serving_dtype if device is None else recipe.dtype]
-    slot_rank = max(_rank(plan, recipe, method), recipe.max_rank)  # whatever an adapter's own is
+    # A slot has room for the largest rank, whatever the adapter's own rank is.
+    slot_rank = max(_rank(plan, recipe, method), recipe.max_rank)
     weights = shape.adapter_weights(slot_rank, adapter_targets(recipe, method))
     sizes = sizes_by_shape(shape, weights, width)
     device_gib, workspace_gib = plan.memory_gib, 0.0

@@ -16,7 +16,11 @@ MARKS: dict[Basis, str] = {
 
 
 class Figure(Strict):
-    """`source`: the file, the command or the publication; of a computed one, what from."""
+    """A number with its unit and its basis.
+
+    `source`: the file, the command or the publication; for a computed figure, what it is computed
+    from.
+    """
 
     value: float
     unit: str
@@ -25,12 +29,12 @@ class Figure(Strict):
 
     @property
     def text(self) -> str:
-        """With its mark, as tables show it: `41.2 c`."""
+        """The number with its mark, as tables show it: `41.2 c`."""
         return f"{rounded(self.value)} {MARKS[self.basis]}"
 
 
 def rounded(value: float) -> str:
-    """Three digits, thousands with commas."""
+    """The number as text, with three digits, and commas for thousands."""
     if value != value or abs(value) == float("inf"):
         return "-"
     if abs(value) >= 100 or value == round(value):
@@ -41,7 +45,7 @@ def rounded(value: float) -> str:
 
 
 class FigureRow(Strict):
-    """A line of a table: figures by column; a column may be missing."""
+    """A line of a table: its figures by column. A column may be missing."""
 
     label: str
     figures: dict[str, Figure]
@@ -56,14 +60,14 @@ class Section(Strict):
 
     @property
     def columns(self) -> list[str]:
-        """In the order in which rows bring them."""
+        """The names of the columns, in the order in which the rows have them."""
         names: dict[str, None] = {}
         for row in self.rows:
             names |= dict.fromkeys(row.figures)
         return list(names)
 
     def value(self, label: str, column: str) -> float:
-        """Of a row and column. Raises KeyError where there is none."""
+        """The number of a row and column. Raises KeyError where there is none."""
         for row in self.rows:
             if row.label == label:
                 return row.figures[column].value

@@ -11,17 +11,17 @@ SECONDS_AN_HOUR = 3600
 
 
 def per_million_checks(price_an_hour: float, devices: float, checks_per_second: float) -> float:
-    """USD for a million checks of a deployment that runs all the time."""
+    """The cost in USD of a million checks by a deployment that runs all the time."""
     return price_an_hour * devices / (checks_per_second * SECONDS_AN_HOUR) * MILLION
 
 
 @dataclass(frozen=True)
 class JudgePrices:
-    """USD for a million checks by an LLM judge, by how it is asked.
+    """The costs in USD of a million checks by an LLM judge, by the way in which it is asked.
 
-    `a_prompt_a_rule`: policy, then conversation. `conversation_first`: the same with the
-    conversation first, which all prompts but one read out of the provider's cache; None without
-    such a price. `one_prompt`: all policies in one.
+    `a_prompt_a_rule`: the policy, then the conversation. `conversation_first`: the same with the
+    conversation first, which all prompts but one read from the provider's cache; None where that
+    has no price of its own. `one_prompt`: all policies in one prompt.
     """
 
     a_prompt_a_rule: float
@@ -30,7 +30,10 @@ class JudgePrices:
 
 
 def judge_prices(judge: JudgePricing, tokens: float, rules: float) -> JudgePrices:
-    """Of conversations of `tokens` put to `rules` rules, both on average and independent."""
+    """The costs for conversations of `tokens` tokens that are put to `rules` rules, on average.
+
+    The two numbers are taken as independent of each other.
+    """
     prompt = judge.scaffold_tokens + tokens
     answers = rules * judge.output_tokens * judge.output
     a_prompt_a_rule = rules * (prompt + judge.policy_tokens) * judge.input + answers

@@ -1,4 +1,4 @@
-"""What is to be planned: `recipes/plans/<name>.yaml`, or options in its place. Values only."""
+"""The deployment to plan: `recipes/plans/<name>.yaml`, with options over it. Values only."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MOST_CHECKS = 1_000_000
 
 
 class PlannedTraffic(Strict):
-    """What arrives: `trace`, a file, or else what `traffic.generate.TrafficShape` says.
+    """The traffic: recorded in the file `trace`, or drawn as `traffic.generate.TrafficShape` says.
 
-    `rate`: checks per second of the whole deployment; of a trace, its own by default.
+    `rate`: checks per second of the whole deployment; a trace has its own rate by default.
     """
 
     rate: float = Field(default=10.0, gt=0)
@@ -47,9 +47,10 @@ class PlannedTraffic(Strict):
 
 
 class JudgePricing(Strict):
-    """An LLM behind an endpoint, in USD per million tokens; `cached_input` of what it has read.
+    """The prices of an LLM behind an endpoint, in USD per million tokens.
 
-    `policy_tokens`: a rule's policy; `scaffold_tokens`: what stands around it and the conversation.
+    `cached_input`: the price of tokens that it has read before. `policy_tokens`: the length of a
+    rule's policy. `scaffold_tokens`: the length of the prompt around policy and conversation.
     """
 
     name: str = "GPT-4.1 mini"
@@ -63,11 +64,11 @@ class JudgePricing(Strict):
 
 
 class Plan(Strict):
-    """One deployment. What is None follows from the model's recipe or the device.
+    """One deployment. A value of None is taken from the model's recipe or from the device.
 
-    `device`: `here`, as calibrated, or a name of recipes/devices. `shape`: the base's, where its
-    folder is not in the checkout. `suffix_tokens`: what a rule adds to the conversation.
-    `most_busy`: of the rate at which it saturates, what a replica is planned for at most.
+    `device`: `here`, as calibrated, or a name of recipes/devices. `shape`: the base's shape, needed
+    where its folder is not in the checkout. `suffix_tokens`: the tokens that a rule adds to the
+    conversation. `most_busy`: the largest share of its saturation rate that a replica gets.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Plan(Strict):
     def _are_adapters(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
         for name in methods:
             if name not in METHODS or not METHODS[name].is_adapter:
-                adapters = [other_key for other_key in METHODS if METHODS[other_key].is_adapter]
+                adapters = [method for method in METHODS if METHODS[method].is_adapter]
                 raise ValueError(f"no adapter method '{name}'. {choose_from(name, adapters)}")
         return methods
 
@@ -102,14 +103,15 @@ class Plan(Strict):
 def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Plan:
     """The plan of this name, or in this file, with options over its keys.
 
-    An option of the traffic is `traffic.rate`. A trace that is an option has its own rate, whatever
-    the plan says, unless that is an option too. Raises GuardError for an unknown name or bad value.
+    An option of a section has its name: `traffic.rate`. A trace that is given as an option has its
+    own rate, whatever the plan says, unless the rate is an option too. Raises GuardError for an
+    unknown name or bad value.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     plan = load(path, Plan)
     if not options:
         return plan
-    # What the file leaves out stays left out: a trace's rate counts where no other is stated.
+    # Keys that the file leaves out stay left out: only then does a trace's own rate count.
     content = plan.model_dump(mode="json", exclude_unset=True)
     for key, value in options.items():
         outer, _, last = key.rpartition(".")

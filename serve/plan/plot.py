@@ -17,12 +17,12 @@ GREY = "#444444"
 
 
 def draw(report: PlanReport, path: Path) -> None:
-    """Write the plot."""
+    """Write the plot: latency and cost against the rate at one replica."""
     canvas = Canvas(figsize=(9, 4.2), dpi=150, layout="constrained")
     latency, cost = canvas.subplots(1, 2)
     for method in dict.fromkeys(point.method for point in report.curve):
         points = [point for point in report.curve if point.method == method]
-        _latency_lines(latency, method, points)
+        _draw_latency(latency, method, points)
         rates = [point.rate for point in points]
         usd = [point.usd_per_million_checks for point in points]
         colour = COLOURS.get(method, GREY)
@@ -30,7 +30,7 @@ def draw(report: PlanReport, path: Path) -> None:
     latency.axhline(report.p95_target_ms, color=GREY, linestyle=":", label="p95 target")
     latency.set_ylabel("ms from arrival to the last verdict")
     cost.set_ylabel("USD for a million checks")
-    _judge_lines(cost, report)
+    _draw_judge(cost, report)
     for axes in (latency, cost):
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -45,7 +45,7 @@ def draw(report: PlanReport, path: Path) -> None:
     canvas.savefig(path)
 
 
-def _latency_lines(axes: Any, method: str, points: list[CurvePoint]) -> None:
+def _draw_latency(axes: Any, method: str, points: list[CurvePoint]) -> None:
     rates = [point.rate for point in points]
     colour, label = COLOURS.get(method, GREY), METHODS[method].label
     axes.plot(rates, [point.p50_ms for point in points], "o-", color=colour, label=f"{label}, p50")
@@ -53,8 +53,8 @@ def _latency_lines(axes: Any, method: str, points: list[CurvePoint]) -> None:
     axes.plot(rates, p95_ms, "^--", color=colour, label=f"{label}, p95")
 
 
-def _judge_lines(axes: Any, report: PlanReport) -> None:
-    """What the judge costs, at any rate."""
+def _draw_judge(axes: Any, report: PlanReport) -> None:
+    """Draw what the judge costs, which is the same at any rate."""
     styles = iter((":", "-.", "--"))
     for row in report.section("cost").rows:
         if "price" not in row.figures:

@@ -14,18 +14,18 @@ COLUMNS = 110
 
 
 class CurvePoint(Strict):
-    """A replica of a method at a rate."""
+    """The figures of one method's replica at a rate."""
 
     method: str
     rate: float
     p50_ms: float
     p95_ms: float
     utilisation: float
-    usd_per_million_checks: float  # of one replica that gets this rate
+    usd_per_million_checks: float  # for one replica at this rate
 
 
 class PlanReport(Strict):
-    """Everything in `runs/plan.json`. `hardware`: of the planned device."""
+    """Everything in `runs/plan.json`. `hardware`: the planned device."""
 
     name: str
     commit: str
@@ -38,7 +38,7 @@ class PlanReport(Strict):
     curve: tuple[CurvePoint, ...]
 
     def section(self, title: str) -> Section:
-        """The table of this title. Raises KeyError."""
+        """The table with this title. Raises KeyError where there is none."""
         for section in self.sections:
             if section.title == title:
                 return section
@@ -62,7 +62,7 @@ def table(report: PlanReport) -> str:
 
 
 def section_lines(section: Section) -> list[str]:
-    """A section as lines: a column a key, a row a label, the unit behind the column's name."""
+    """A section as lines: a row for each label, with the unit behind each column's name."""
     columns = section.columns
     heads = [f"{column}, {_unit(section, column)}".rstrip(", ") for column in columns]
     cells = [

@@ -22,7 +22,7 @@ def _whole_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-# Flag -> the plan's key that it replaces, what it takes, and what it says.
+# Flag -> the plan's key that it replaces, the type of its value, and its help text.
 OPTIONS: dict[str, tuple[str, Parsed, str]] = {
     "--model": ("model", str, "a base of recipes/models"),
     "--device": ("device", str, "here, or a name of recipes/devices"),
@@ -30,27 +30,43 @@ OPTIONS: dict[str, tuple[str, Parsed, str]] = {
     "--lengths": (
         "traffic.lengths",
         _whole_numbers,
-        "tokens: quantiles at equal steps, 87,289,740",
+        "tokens of a conversation, as quantiles at equal steps: 87,289,740",
     ),
-    "--turns": ("traffic.turns", float, "checks of a conversation as it grows, mean"),
-    "--think": ("traffic.think_s", float, "seconds between two turns, mean"),
-    "--rules-a-check": ("traffic.rules_a_check", _whole_numbers, "least and most: 5,20"),
+    "--turns": ("traffic.turns", float, "mean number of checks of a conversation as it grows"),
+    "--think": ("traffic.think_s", float, "mean seconds between two turns"),
+    "--rules-a-check": (
+        "traffic.rules_a_check",
+        _whole_numbers,
+        "rules of a check, least and most: 5,20",
+    ),
     "--fleet": ("traffic.rules", int, "rules that are served"),
     "--zipf": ("traffic.zipf", float, "how much popularity falls; 0: all rules alike"),
-    "--trace": ("traffic.trace", str, "recorded checks instead: JSON lines, or an audit log"),
-    "--p95": ("p95_ms", float, "the latency's target in ms, 95th percentile"),
-    "--most-busy": ("most_busy", float, "of saturation, what a replica gets at most: 0.85"),
+    "--trace": (
+        "traffic.trace",
+        str,
+        "a file of recorded checks: JSON lines, or an audit log",
+    ),
+    "--p95": ("p95_ms", float, "the target in ms for the 95th percentile of latency"),
+    "--most-busy": (
+        "most_busy",
+        float,
+        "largest share of its saturation rate a replica gets: 0.85",
+    ),
     "--price": ("price_an_hour", float, "USD an hour of a device"),
-    "--rank": ("rank", int, "of the adapters"),
+    "--rank": ("rank", int, "rank of the adapters"),
     "--suffix": ("suffix_tokens", int, "tokens that a rule adds"),
-    "--memory": ("memory_gib", float, "GiB of the device that serving may take"),
+    "--memory": ("memory_gib", float, "GiB of the device's memory that serving may take"),
     "--host-memory": ("host_gib", float, "GiB of host memory for adapters"),
     "--slots": ("slots", int, "adapters on the device; default: as memory allows"),
-    "--judge-input": ("judge.input", float, "the judge's price, USD per million tokens it reads"),
-    "--judge-output": ("judge.output", float, "the same, of those it writes"),
+    "--judge-input": ("judge.input", float, "the judge's USD per million tokens that it reads"),
+    "--judge-output": (
+        "judge.output",
+        float,
+        "the judge's USD per million tokens that it writes",
+    ),
     "--policy": ("judge.policy_tokens", int, "tokens of a rule's policy in the judge's prompt"),
     "--checks": ("checks", int, "simulated checks at each rate"),
-    "--seed": ("seed", int, "of the simulation's draws"),
+    "--seed": ("seed", int, "seed of the simulation's draws"),
 }
 
 

@@ -1,7 +1,7 @@
 """Rules over several devices, each with slots for all of its own, against one that swaps.
 
-A shard computes the conversation anew, which is what sharding costs; what it saves are copies of
-adapters from host memory and reads from disk. Knows no prices.
+Sharding costs time because every shard computes the conversation anew; it saves copies of adapters
+from host memory and reads from disk. Knows no prices.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from serve.plan.capacity import TrafficSource, replay, saturation
 from serve.plan.deployment import PlannedMethod
 from serve.plan.traffic.arrival import CheckArrival
 
-LOAD_SHARE = 0.5  # of saturation: at which latencies are compared
+LOAD_SHARE = 0.5  # of the rate of saturation: where latencies are compared
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to lay out the rules. `device_ms`: of all devices together, for a check.
+    """One way to lay out the rules.
 
-    `p95_ms`: until the last shard has answered, at half the rate that saturates one that swaps.
+    `device_ms`: the time of all devices together for a check. `p95_ms`: the latency until the last
+    shard has answered, at half the rate that saturates one device that swaps.
     """
 
     shards: int
@@ -35,7 +36,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Sharding:
-    """One device that swaps, and as many as have slots for all rules."""
+    """One device that swaps, and as many devices as together have slots for all rules."""
 
     swapping: Layout
     sharded: Layout
@@ -47,7 +48,7 @@ class Sharding:
 
 
 def sharding(method: PlannedMethod, traffic: TrafficSource) -> Sharding:
-    """Compare both on the same traffic."""
+    """Both layouts on the same traffic."""
     shards = math.ceil(method.sizes.adapters / method.sizes.limits.slots)
     rate = _rate(method, traffic)
     return Sharding(
@@ -61,16 +62,19 @@ def _rate(method: PlannedMethod, traffic: TrafficSource) -> float:
 
 
 def _layout(method: PlannedMethod, traffic: TrafficSource, shards: int, rate: float) -> Layout:
-    """Rule r on shard r modulo `shards`; a check goes to the shards that have one of its rules."""
+    """A layout that puts rule r on shard r modulo `shards`.
+
+    A check goes to the shards that have one of its rules.
+    """
     drawn = traffic.at(rate)
     checks = len(drawn.arrivals)
     latencies = np.zeros(checks)
     busy_s, swap_ins, loads = 0.0, 0, 0
     for shard in range(shards):
-        numbers, arrivals = _of_shard(drawn.arrivals, shard, shards)
+        numbers, arrivals = _shard_arrivals(drawn.arrivals, shard, shards)
         if not arrivals:
             continue
-        result = replay(_shard_of(method, shard, shards), arrivals)
+        result = replay(_shard_replica(method, shard, shards), arrivals)
         latencies[numbers] = np.maximum(latencies[numbers], result.latencies_s)
         busy_s += result.busy_s
         swap_ins += result.work.swap_ins
@@ -79,20 +83,20 @@ def _layout(method: PlannedMethod, traffic: TrafficSource, shards: int, rate: fl
     return Layout(shards, 1000 * busy_s / checks, p95_ms, swap_ins / checks, loads / checks)
 
 
-def _of_shard(
+def _shard_arrivals(
     arrivals: Sequence[CheckArrival], shard: int, shards: int
 ) -> tuple[list[int], list[CheckArrival]]:
-    """The checks with a rule on the shard: their numbers, and what it gets of them."""
-    numbers, of_shard = [], []
+    """The numbers of the checks that have a rule on the shard, and the shard's part of them."""
+    numbers, shard_arrivals = [], []
     for number, arrival in enumerate(arrivals):
         rules = tuple(rule // shards for rule in arrival.rules if rule % shards == shard)
         if rules:
             numbers.append(number)
-            of_shard.append(arrival._replace(rules=rules))
-    return numbers, of_shard
+            shard_arrivals.append(arrival._replace(rules=rules))
+    return numbers, shard_arrivals
 
 
-def _shard_of(method: PlannedMethod, shard: int, shards: int) -> PlannedMethod:
-    """The method's replica with the shard's rules alone."""
+def _shard_replica(method: PlannedMethod, shard: int, shards: int) -> PlannedMethod:
+    """The method's replica with only the shard's rules."""
     adapters = len(range(shard, method.sizes.adapters, shards))
     return replace(method, sizes=replace(method.sizes, adapters=adapters))

@@ -1,1 +1,1 @@
-"""The ablation: one optimisation of the engine off at a time."""
+"""The ablation: one optimisation of the engine is off at a time."""

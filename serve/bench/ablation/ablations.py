@@ -1,4 +1,4 @@
-"""Which optimisations are switched off, and under which traffic. Knows nothing of engines.
+"""The optimisations that are switched off, and the traffic. Knows nothing of engines.
 
 To add an ablation: a row in `ABLATIONS`.
 """
@@ -15,26 +15,27 @@ from guard.rule import RuleTurn
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is put to an engine with `slots` slots, and what a run is.
+    """The load on an engine with `slots` slots, and the number of runs.
 
-    Without `alpha`: one conversation of `tokens` tokens with all `adapters`; its lower bound is one
-    prompt of the bare base with the needed tokens. With it: `requests` such conversations, each
-    with one adapter by Zipf's law; the lower bound is that the bare base answers them.
+    Without `alpha` a run is one conversation of `tokens` tokens with all `adapters`; its lower
+    bound is one prompt of the bare base with the needed tokens. With `alpha` a run is `requests`
+    such conversations, each with one adapter by Zipf's law; in the lower bound the bare base
+    answers them.
     """
 
     name: str
     tokens: int
     adapters: int
     slots: int
-    runs: int = 5  # of an engine in a round
-    warm_up_runs: int = 2  # before them
+    runs: int = 5  # in a round
+    warm_up_runs: int = 2  # before each round's runs
     alpha: float | None = None
     requests: int = 0
-    in_host_memory: int | None = None  # adapters; None: all
+    in_host_memory: int | None = None  # number of adapters; None: all
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Its vLLM arguments."""
+        """The vLLM arguments that this traffic needs."""
         if self.in_host_memory is None:
             return {"max_loras": self.slots}
         return {"max_loras": self.slots, "max_cpu_loras": self.in_host_memory}
@@ -59,7 +60,7 @@ FLEET = Traffic(
     adapters=256,
     slots=32,
     runs=3,
-    warm_up_runs=1,  # of so many conversations one is enough
+    warm_up_runs=1,  # one is enough with so many conversations
     alpha=1.0,
     requests=256,
     in_host_memory=64,
@@ -70,9 +71,9 @@ FLEET = Traffic(
 class Ablation:
     """An engine that lacks one optimisation.
 
-    `seams_off`: seams of the plugin, by the ends of their targets. `engine`: vLLM arguments.
-    `rule_turn`, `all_linear`: what the adapters read of a rule, and whether they have weights in
-    every linear layer. `is_cpu_only`: what is switched off is there on a CPU only.
+    `seams_off`: seams of the plugin, named by the ends of their targets. `engine`: vLLM arguments.
+    `rule_turn`: what the adapters read of a rule. `all_linear`: whether they have weights in every
+    linear layer. `is_cpu_only`: whether the optimisation exists only on a CPU.
     """
 
     name: str
@@ -81,11 +82,11 @@ class Ablation:
     rule_turn: RuleTurn | None = None
     all_linear: bool = False
     one_by_one: bool = False  # a call for each rule
-    slots_first: bool = True  # of a conversation's rules, those whose adapter is in a slot
+    slots_first: bool = True  # rules whose adapter is in a slot go before a conversation's others
     is_cpu_only: bool = False
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe of its adapters."""
+        """The recipe of this engine's adapters."""
         method = recipe.sharing_method
         settings = recipe.settings(method)
         if self.all_linear:
@@ -102,7 +103,7 @@ FULL_ENGINE = "full engine"
 NO_SHARED_PARTIAL_BLOCK = {"additional_config": {"vllm_alora_kept_partial_blocks": 0}}
 VLLM_EVICTION = Ablation(
     "vLLM's eviction policy",
-    seams_off=(  # together: one needs the others
+    seams_off=(  # together, because they need each other
         "_apply_adapters",
         "LRUCacheLoRAModelManager.activate_adapter",
         "remove_oldest_adapter",
@@ -152,7 +153,7 @@ ABLATIONS: Mapping[Traffic, tuple[Ablation, ...]] = {
         ),
         Ablation(
             "every rule's blocks are allocated by vLLM",
-            # Which also leaves the planning to it.
+            # This leaves the planning to vLLM too.
             engine={"additional_config": {"vllm_alora_gives_held_blocks": False}},
         ),
         Ablation(

@@ -15,7 +15,7 @@ from serve.engine.backends.start import start_decoder
 def start_engine(
     recipe: Recipe, folders: Mapping[str, Path], traffic: Traffic, ablation: Ablation
 ) -> GuardEngine:
-    """The engine. It switches seams off for the whole process: start no other one in it."""
+    """Start the engine. It switches seams off for the whole process: start no other one there."""
     switch_off(ablation.seams_off)
     return GuardEngine(
         recipe,
@@ -29,7 +29,7 @@ def start_engine(
 def switch_off(names: Sequence[str]) -> None:
     """Put vLLM's own functions back at the seams whose targets end with these names.
 
-    Raises RuntimeError if one stays.
+    Raises RuntimeError if one cannot be put back.
     """
     import serve.engine.backends.environment  # noqa: F401 - before vLLM
 
@@ -47,5 +47,5 @@ def switch_off(names: Sequence[str]) -> None:
 
 
 def _path(target: str) -> str:
-    """A seam's target with dots alone, one of them in front."""
+    """A seam's target with dots only, and a dot in front."""
     return f".{target.replace(':', '.')}"

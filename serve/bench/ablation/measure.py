@@ -1,4 +1,4 @@
-"""Puts traffic to one engine and takes the time. Knows nothing of reports."""
+"""Puts traffic on one engine and takes the time. Knows nothing of reports."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from serve.bench.workload.prompts import RULE_TEXT, conversation, random_rule_te
 from serve.bench.workload.traffic import Done, closed_loop, zipf
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
 
-WORKERS = 16  # of the fleet
-GROWTH_TOKENS = 7  # of a run's conversation over the one before: the lengths differ modulo a block
+WORKERS = 16  # in the fleet
+# How much longer a run's conversation is than that of the run before: the lengths differ modulo a
+# block.
+GROWTH_TOKENS = 7
 SEEDS_OF_A_ROUND = 100
-LOWER_BOUND_SEED = 50  # after a run's own
+LOWER_BOUND_SEED = 50  # added to the seed of the run
 
 
 @dataclass(frozen=True)
 class AblationSample:
     """One run.
 
-    `latencies_ms` are of single verdicts, `logits` in nats, in the order of the requests.
+    `latencies_ms` and `logits` (nats): one for each verdict, in the order of the requests.
     """
 
     wall_ms: float
@@ -46,7 +48,7 @@ class AblationSample:
 def measure(
     recipe: Recipe, traffic: Traffic, ablation: Ablation, folders: Mapping[str, Path], number: int
 ) -> list[AblationSample]:
-    """All runs of one engine in the round of this number, in a process of their own."""
+    """Measure all runs of one engine in round `number`. They need a process of their own."""
     names = list(folders)[: traffic.adapters]
     adapters = {name: folders[name] for name in names}
     with start_engine(recipe, adapters, traffic, ablation) as engine:
@@ -61,7 +63,7 @@ def measure(
 
 
 class AblationDriver:
-    """Puts an engine's traffic to it."""
+    """Puts traffic on one engine."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class AblationDriver:
         self._prompts = PromptBuilder.of(recipe)
 
     def fan_out(self, seed: int, run: int) -> AblationSample:
-        """One conversation with all rules."""
+        """Put one conversation to all rules."""
         tokens = self._traffic.tokens + GROWTH_TOKENS * (run - self._traffic.warm_up_runs)
         messages = conversation(self._prompts, tokens, seed)
         texts = self._texts()
@@ -90,7 +92,7 @@ class AblationDriver:
         return self._sample(lambda: self._score_each(calls), lambda: self._score_each([[bare]]))
 
     def fleet(self, seed: int, alpha: float) -> AblationSample:
-        """Many conversations with one rule each."""
+        """Put many conversations to one rule each."""
         requests = self._traffic.requests
         drawn = zipf(len(self._adapters), alpha, requests, seed)
         conversations = [
@@ -104,7 +106,7 @@ class AblationDriver:
         )
 
     def _texts(self) -> list[str]:
-        """What the adapters read: the real rules in as many wordings, or nothing."""
+        """The texts that the adapters read: the real rules in many wordings, or nothing."""
         if self._recipe.rule_turn == "none":
             texts = [random_rule_text(self._recipe)]
         else:
@@ -115,14 +117,14 @@ class AblationDriver:
         return len(self._prompts.suffix_ids(text))
 
     def _bare_request(self, needed_tokens: int, seed: int) -> ScoreRequest:
-        """One prompt of the bare base with the needed tokens, or as many as the context has."""
+        """A prompt for the bare base with the needed tokens, or as many as the context holds."""
         tokens = min(needed_tokens, self._recipe.context_tokens - 1)
         length = tokens - self._suffix_tokens(RULE_TEXT)
         messages = conversation(self._prompts, length, seed + LOWER_BOUND_SEED)
         return ScoreRequest(messages, RULE_TEXT, None)
 
     def _score_each(self, calls: Sequence[Sequence[ScoreRequest]]) -> list[Score]:
-        """The scores of calls one after the other, latencies from the first call's submission."""
+        """Score calls one after the other; latencies are from the first call's submission."""
         started, scores = time.perf_counter(), list[Score]()
         for requests in calls:
             waited_ms = 1000 * (time.perf_counter() - started)

@@ -15,14 +15,12 @@ from serve.bench.report import BenchReport, Spread, notes, source
 
 
 class AblationRow(Strict):
-    """One engine under one traffic.
+    """One engine under one traffic. Times are medians over its runs in all rounds, from the first
+    submission to the last verdict of a run.
 
-    Medians over its runs in all rounds, in ms, from the first submission to the last verdict of a
-    run.
-
-    `p95_ms` is of single verdicts, from the first submission (in the fleet: from their own) to the
-    answer. `difference_nats` is the largest of a verdict's logit from the full engine's; None if
-    its adapters differ.
+    `p95_ms`: the 95th percentile of single verdicts, from the first submission (in the fleet: from
+    their own) to the answer. `difference_nats`: the largest difference of a verdict's logit from
+    the full engine's; None if its adapters differ.
     """
 
     ablation: str
@@ -30,12 +28,12 @@ class AblationRow(Strict):
     engine_ms: float
     p95_ms: float
     computed_tokens: int
-    # Time in steps of what the bare base needs, see `Traffic`; in the same engine.
+    # The time in steps of the bare base in the same engine, see `Traffic`.
     lower_bound_ms: float
     adapter_loads: int  # from disk
     swap_ins: int  # copied into a slot
     difference_nats: float | None
-    peak_memory_mib: float  # resident, of the engine's process
+    peak_memory_mib: float  # resident, in the engine's process
 
 
 class TrafficRows(Strict):
@@ -43,7 +41,7 @@ class TrafficRows(Strict):
 
     traffic: str
     description: str
-    runs: int  # of each engine
+    runs: int  # by each engine
     rows: tuple[AblationRow, ...]
 
 
@@ -55,7 +53,7 @@ class AblationReport(BenchReport):
 
     @property
     def rows(self) -> list[AblationRow]:
-        """Those of all traffics."""
+        """The rows of all kinds of traffic."""
         rows: list[AblationRow] = []
         for traffic in self.traffics:
             rows += traffic.rows
@@ -63,7 +61,7 @@ class AblationReport(BenchReport):
 
 
 def table(report: AblationReport) -> str:
-    """The report as text, as times of the full engine."""
+    """The report as text, with times relative to the full engine's."""
     width = max(len(row.ablation) for row in report.rows)
     lines: list[str] = []
     for traffic in report.traffics:
@@ -95,7 +93,7 @@ def _notes(report: AblationReport) -> list[str]:
         "needed tokens, in the fleet every conversation.",
         "p95: of single verdicts, from the first submission.",
         "loads: adapters read from disk. swap-ins: adapters copied into a slot.",
-        "MiB: peak memory of the engine's process. slower: times as long as the full engine.",
+        "MiB: peak memory of the engine's process. slower: its time over the full engine's.",
         "The largest difference of a verdict's logit from the full engine's, with the same",
         f"adapters: {max(differences):.2g} nats.",
     )
@@ -114,11 +112,11 @@ def draw(report: AblationReport, path: Path) -> None:
     ratios = [count + 0.8 for count in counts]
     panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=ratios)[:, 0]
     for axes, traffic in zip(panels, report.traffics, strict=True):
-        _panel(axes, traffic)
+        _draw_panel(axes, traffic)
     save_figure(figure, caption(report), path)
 
 
-def _panel(axes: Axes, traffic: TrafficRows) -> None:
+def _draw_panel(axes: Axes, traffic: TrafficRows) -> None:
     names = [row.ablation for row in traffic.rows]
     walls = [row.wall_ms for row in traffic.rows]
     medians = [wall.median for wall in walls]

@@ -1,9 +1,9 @@
-"""Ablation: one optimisation of the engine off at a time, under three kinds of traffic.
+"""Ablation: one optimisation of the engine is off at a time, under three kinds of traffic.
 
     fan-out   one conversation with many rules, and a slot for every adapter
     waves     the same with a slot for every third adapter
-    fleet     conversations with one rule each, by Zipf's law of many, with few slots and little
-              host memory
+    fleet     conversations with one rule each, drawn from many by Zipf's law, with few slots and
+              little host memory
 
 Every engine is a process of its own; the engines take turns, with the same conversations and
 adapters, and must give the same verdicts. Knows nothing of what the verdicts mean.
@@ -35,9 +35,9 @@ from serve.bench.report import Spread, engine_settings, median_count, origin, pe
 from serve.bench.workload.random_adapter import save_random_adapters
 
 ROUNDS = 3
-# By how much the logit of a verdict may differ from the full engine's, in nats
+# How much the logit of a verdict may differ from the full engine's, in nats, by dtype.
 SAME_NATS = {"float32": 1e-2}
-SAME_NATS_NARROW = 0.5  # in a narrower type
+SAME_NATS_NARROW = 0.5  # in a narrower dtype
 IMPORTED_ONCE = [
     "serve.bench.ablation.measure",
     "serve.engine.backends.decoder",
@@ -51,14 +51,13 @@ class AblatedEngine:
 
     traffic: Traffic
     ablation: Ablation
-    recipe: Recipe  # of its adapters
+    recipe: Recipe  # the recipe of its adapters
     samples: dict[int, list[AblationSample]] = field(default_factory=dict)  # by round
 
     @property
     def adapter_kind(self) -> str:
-        """A name for what its adapters read and have.
-
-        Equal for engines that must give the same verdicts.
+        """A name for what its adapters read and which layers they change. It is equal for engines
+        that must give the same verdicts.
         """
         settings = self.recipe.settings(self.recipe.sharing_method)
         return fingerprint(self.recipe.rule_turn, settings.model_dump())
@@ -66,12 +65,12 @@ class AblatedEngine:
     def work(
         self, folders: Mapping[str, Mapping[str, Path]], number: int
     ) -> tuple[Recipe, Traffic, Ablation, Mapping[str, Path], int]:
-        """What `measure` needs for its runs in round `number`."""
+        """The arguments of `measure` for its runs in round `number`."""
         return self.recipe, self.traffic, self.ablation, folders[self.adapter_kind], number
 
     @property
     def all_samples(self) -> list[AblationSample]:
-        """Those of all rounds."""
+        """The samples of all rounds."""
         samples: list[AblationSample] = []
         for number in sorted(self.samples):
             samples += self.samples[number]
@@ -87,9 +86,9 @@ def run(
 ) -> AblationReport:
     """Measure every ablation that applies to this recipe, round after round.
 
-    With `shares_process`, engines that lack no seam run in this process, one after the other: they
-    start sooner, and the peaks of their memory are not their own. Raises GuardError if two engines
-    give different verdicts.
+    With `shares_process`, engines that lack no seam run in this process, one after the other. They
+    start sooner, but share one peak of memory. Raises GuardError if two engines give different
+    verdicts.
     """
     ablated_engines = _ablated_engines(recipe, ablations)
     with (
@@ -108,7 +107,7 @@ def run(
                     measured = _in_own_process(ablated, folders, number)
                 ablated.samples[number] = measured
                 bar.update()
-            # After every round, so that a wrong engine is found before the hour is over.
+            # After every round, so that a wrong engine is found early.
             traffics = _traffic_rows(ablated_engines, ablations, rounds)
     report = AblationReport(
         **origin(recipe), engine=engine_settings(recipe), traffics=tuple(traffics)
@@ -120,18 +119,18 @@ def run(
 def _ablated_engines(
     recipe: Recipe, ablations: Mapping[Traffic, Sequence[Ablation]]
 ) -> list[AblatedEngine]:
-    """The engines that mean something on this machine."""
+    """The engines whose optimisation exists on this machine."""
     has_gpu = bool(gpus())
     ablated_engines = []
-    for traffic, of_traffic in ablations.items():
-        for ablation in of_traffic:
+    for traffic, traffic_ablations in ablations.items():
+        for ablation in traffic_ablations:
             if not (ablation.is_cpu_only and has_gpu):
                 ablated_engines.append(AblatedEngine(traffic, ablation, ablation.recipe(recipe)))
     return ablated_engines
 
 
 def _adapters(root: Path, ablated_engines: Sequence[AblatedEngine]) -> dict[str, dict[str, Path]]:
-    """Random adapters of every kind: kind -> name -> folder."""
+    """Make random adapters of every kind: kind -> name -> folder."""
     count = max(ablated.traffic.adapters for ablated in ablated_engines)
     folders: dict[str, dict[str, Path]] = {}
     for ablated in ablated_engines:
@@ -147,9 +146,10 @@ def _adapters(root: Path, ablated_engines: Sequence[AblatedEngine]) -> dict[str,
 def _in_own_process(
     ablated: AblatedEngine, folders: Mapping[str, Mapping[str, Path]], number: int
 ) -> list[AblationSample]:
-    """One engine's runs in a round: it switches off what the process cannot switch on again.
+    """Measure one engine's runs in a round in a process of its own, because a process cannot switch
+    on again what is switched off.
 
-    The process is the copy of one that has imported what all of them need, and done nothing else.
+    The process is forked from one that has imported what all of them need and done nothing else.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)
@@ -220,14 +220,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     traffics = [traffic.name for traffic in ABLATIONS]
     parser.add_argument("--traffic", choices=traffics, help="default: all of them")
-    add_count(parser, "--rounds", ROUNDS, "engines of each kind")
+    add_count(parser, "--rounds", ROUNDS, "rounds, in each of which every engine is started once")
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table."""
     ablations = {
-        traffic: of_traffic
-        for traffic, of_traffic in ABLATIONS.items()
+        traffic: traffic_ablations
+        for traffic, traffic_ablations in ABLATIONS.items()
         if arguments.traffic in (None, traffic.name)
     }
     report = run(load_recipe(arguments.model), ablations, rounds=arguments.rounds)

@@ -1,5 +1,5 @@
-"""As many replicas as the load needs: how soon a second one answers when the load rises, what it
-brings, and how soon it is gone again. Knows nothing of reports on disk.
+"""As many replicas as the load needs: how soon a second one answers when the load rises, how much
+more they answer together, and how soon it is gone again. Knows nothing of reports on disk.
 """
 
 from __future__ import annotations
@@ -10,55 +10,28 @@ from collections.abc import Callable, Sequence
 import httpx
 
 from guard.errors import GuardError
-from guard.files.yaml_file import Strict
 from serve.bench.cluster.load import JudgedAnswer, LoadOutcomes, UndisturbedCheck, under_load
+from serve.bench.cluster.report import Autoscaled, LoadWindow
 from serve.bench.cluster.servers import replica_processes, wait_for_number
 from serve.bench.report import percentile
 
-FEW, MANY = 4, 40  # senders: fewer than the checks under way that a replica is to have, and more
-STEADY_S = 20.0  # that each load is measured for
-# Of that time: from a change until it is measured. Both together end before a second replica
-# starts, which `ScalingPace.up_s` of more load bring.
+# Senders: fewer, and more, than the number of open checks that a replica is meant to have.
+FEW, MANY = 4, 40
+STEADY_S = 20.0  # how long each load is measured
+# The share of STEADY_S to wait after a change before measuring. Waiting and measuring end before a
+# second replica starts, which it does after `ScalingPace.up_s` of the larger load.
 SETTLING = 0.25
-SECOND_S = 300.0  # that the second replica may take
-LOOK_S = 0.1
+SECOND_S = 300.0  # how long the second replica may take to answer
+LOOK_S = 0.1  # between two looks at the answers
 
 
-class LoadWindow(Strict):
-    """Checks that were judged while nothing changed."""
-
-    replicas: int
-    senders: int
-    seconds: float
-    per_s: float
-    p50_ms: float
-    p95_ms: float
-
-
-class Autoscaled(Strict):
-    """One rise of the load, and its end.
-
-    `second_s`: from the rise until the first answer of the second replica. `down_s`: from the end
-    of the rise until one replica is there. What came of checks is counted over all of it.
-    """
-
-    second_s: float
-    down_s: float
-    windows: tuple[LoadWindow, ...]
-    judged: int
-    unjudged: int
-    lost: int
-    false_allows: int
-    contradicted: int
-
-
-def autoscaled(
+def measure_autoscaling(
     client: httpx.Client,
     checks: Sequence[UndisturbedCheck],
     steady_s: float = STEADY_S,
     on_event: Callable[[], object] = lambda: None,
 ) -> Autoscaled:
-    """A few senders all the time, and many more until two replicas have judged for a while.
+    """Let a few senders send all the time, and many more until two replicas have judged a while.
 
     Raises GuardError if a second replica does not come, or comes while the first is measured, or
     does not go again.
@@ -68,10 +41,10 @@ def autoscaled(
         began_s = time.monotonic()
         time.sleep(steady_s)
         rose_s = time.monotonic()
-        with under_load(client, checks, MANY - FEW) as more:
+        with under_load(client, checks, MANY - FEW) as more_outcomes:
             time.sleep(settling_s + steady_s)
             _check_one_replica()
-            second_s = _second_answers(outcomes, more) - rose_s
+            second_s = _second_answers(outcomes, more_outcomes) - rose_s
             on_event()
             time.sleep(settling_s + steady_s)
             fell_s = time.monotonic()
@@ -79,8 +52,8 @@ def autoscaled(
         wait_for_number(client, 1)
         down_s = time.monotonic() - fell_s
         on_event()
-        time.sleep(settling_s)  # who loses checks by the end of a replica does so by now
-    answers = [*outcomes.answers, *more.answers]
+        time.sleep(settling_s)  # checks that the ending replica loses are lost by now
+    answers = [*outcomes.answers, *more_outcomes.answers]
     alone_s = rose_s + settling_s
     settled_s = rose_s + second_s + settling_s
     return Autoscaled(
@@ -91,23 +64,23 @@ def autoscaled(
             _window(answers, alone_s, alone_s + steady_s, MANY, 1),
             _window(answers, settled_s, fell_s, MANY, 2),
         ),
-        judged=outcomes.judged + more.judged,
-        unjudged=outcomes.unjudged + more.unjudged,
-        lost=outcomes.lost + more.lost,
-        false_allows=outcomes.false_allows + more.false_allows,
-        contradicted=outcomes.contradicted + more.contradicted,
+        judged=outcomes.judged + more_outcomes.judged,
+        unjudged=outcomes.unjudged + more_outcomes.unjudged,
+        lost=outcomes.lost + more_outcomes.lost,
+        false_allows=outcomes.false_allows + more_outcomes.false_allows,
+        contradicted=outcomes.contradicted + more_outcomes.contradicted,
     )
 
 
 def _check_one_replica() -> None:
     replicas = len(replica_processes())
     if replicas != 1:
-        remedy = "Measure for less time: what one replica does alone is not known"
+        remedy = "Measure for a shorter time: one replica has to be measured alone"
         raise GuardError("a second replica came too soon", got=replicas, remedy=remedy)
 
 
 def _second_answers(*loads: LoadOutcomes) -> float:
-    """When another replica than the first has judged, by this process's clock."""
+    """The time at which a replica other than the first has judged, by this process's clock."""
     until = time.monotonic() + SECOND_S
     first: str | None = None
     seen = [0] * len(loads)
@@ -120,7 +93,8 @@ def _second_answers(*loads: LoadOutcomes) -> float:
                 if answer.replica != first:
                     return answer.at_s
         time.sleep(LOOK_S)
-    raise GuardError("no second replica has judged", got=f"{SECOND_S:g} s of load")
+    remedy = "Look at the server's log: a second replica should start"
+    raise GuardError("no second replica has judged", got=f"{SECOND_S:g} s of load", remedy=remedy)
 
 
 def _window(
@@ -128,7 +102,9 @@ def _window(
 ) -> LoadWindow:
     took_s = [answer.took_s for answer in answers if since_s <= answer.at_s < until_s]
     if not took_s:
-        raise GuardError("no check was judged", got=f"{until_s - since_s:.1f} s of load")
+        remedy = "Measure for a longer time, or look at the server's log"
+        got = f"{until_s - since_s:.1f} s of load"
+        raise GuardError("no check was judged", got=got, remedy=remedy)
     return LoadWindow(
         replicas=replicas,
         senders=senders,

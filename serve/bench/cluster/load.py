@@ -1,4 +1,4 @@
-"""Senders without a pause, whose answers are held against what an undisturbed server said.
+"""Senders without a pause, whose answers are compared with those of an undisturbed server.
 
 Knows nothing of what happens to the server meanwhile.
 """
@@ -19,19 +19,19 @@ from guard.example import Message
 from serve.bench.http.overhead import as_body
 from serve.cluster.pool import REPLICA_HEADER
 
-MARGIN = 0.02  # of p_violation about the threshold: batches of other sizes round otherwise
+MARGIN = 0.02  # of p_violation around the threshold: batches of other sizes round differently
 
 
 @dataclass(frozen=True)
 class UndisturbedCheck:
-    """A check, and what an undisturbed server says of it: p_violation and threshold by rule."""
+    """A check, and an undisturbed server's answer: p_violation and threshold by rule."""
 
     body: dict[str, Any]
     verdict: str
     p_violation: Mapping[str, tuple[float, float]]
 
     def is_contradicted_by(self, answer: Mapping[str, Any]) -> bool:
-        """Whether a rule has another verdict, although it is not near its threshold."""
+        """Whether a rule that is not near its threshold has another verdict."""
         for result in answer["results"]:
             p_violation, threshold = self.p_violation[result["rule"]]
             is_violated = p_violation >= threshold
@@ -42,7 +42,7 @@ class UndisturbedCheck:
 
 
 class JudgedAnswer(NamedTuple):
-    """When an answer was there, by this process's clock, what it took, and who judged."""
+    """When an answer arrived, by this process's clock, how long it took, and who judged."""
 
     at_s: float
     took_s: float
@@ -51,11 +51,11 @@ class JudgedAnswer(NamedTuple):
 
 @dataclass
 class LoadOutcomes:
-    """What came of checks. For many threads."""
+    """What became of checks. Many threads may use it."""
 
     judged: int = 0
     unjudged: int = 0  # status 503, which says so
-    lost: int = 0  # no answer at all, or another one
+    lost: int = 0  # no answer at all, or one of another status
     false_allows: int = 0
     contradicted: int = 0
     moved: int = 0  # judged by another replica than the same conversation before
@@ -64,7 +64,7 @@ class LoadOutcomes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, check: UndisturbedCheck, response: httpx.Response | None, took_s: float) -> None:
-        """Count one that was answered just now."""
+        """Count a check that was answered just now."""
         with self._lock:
             self._note(check, response, took_s)
 
@@ -88,7 +88,7 @@ class LoadOutcomes:
 
 
 def _answer(response: httpx.Response) -> dict[str, Any] | None:
-    """What status 200 says, or status 503 of a check that could not be judged; else None."""
+    """The body of status 200, or of a 503 that says that a check was not judged; else None."""
     if response.status_code not in (200, 503):
         return None
     try:
@@ -103,7 +103,7 @@ def _answer(response: httpx.Response) -> dict[str, Any] | None:
 def expected_of(
     client: httpx.Client, conversations: Sequence[Sequence[Message]], rules: Sequence[str]
 ) -> list[UndisturbedCheck]:
-    """What the server says of each conversation now."""
+    """Ask the server for each conversation, and keep its answers."""
     undisturbed: list[UndisturbedCheck] = []
     for messages in conversations:
         body = as_body(messages, rules)
@@ -125,7 +125,7 @@ def under_load(
 
     def send(first: int) -> None:
         number = first
-        # One each: httpx may close a connection that another thread has just been given.
+        # A client each: httpx may close a connection that another thread has just been given.
         with httpx.Client(base_url=client.base_url, timeout=90, trust_env=False) as sender_client:
             while not is_over.is_set():
                 check = checks[number % len(checks)]

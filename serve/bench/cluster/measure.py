@@ -1,5 +1,5 @@
 """What replicas cost and keep: a check beside one server's, conversations that grow, replicas that
-are killed, rules that change. Each on the real server over HTTP.
+are killed, rules that are replaced. Each is measured on the real server over HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from serve.bench.cluster.load import LoadOutcomes, UndisturbedCheck, expected_of
 from serve.bench.cluster.servers import MeasuredServer, replica_processes, wait_for_all
 from serve.bench.cluster.words import VIOLATES
 from serve.bench.http.overhead import as_body, judged_answer
-from serve.bench.http.reload import SCALE, put_in_place
+from serve.bench.http.reload.versions import SCALE, put_in_place
 from serve.bench.http.server import rule_names
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.random_adapter import random_adapters
@@ -34,18 +34,20 @@ from serve.cluster.pool import REPLICA_HEADER
 RULES = 8
 TOKENS = 300  # of a conversation that is sent again and again under load
 CONVERSATIONS = 24
-WARM_UP = 3  # checks by each server
+WARM_UP = 3  # checks by each server that do not count
 SENDERS = 4
 BEFORE_KILL_S = 0.3
-# Of p_violation, by two versions of a rule: batches of other sizes round by a quarter of it at most
+# The difference in p_violation that tells two versions of a rule apart. Rounding in batches of
+# other sizes is at most a quarter of it.
 TOLD_APART = 0.05
 FEWEST_APART = 4  # texts
 
 
 @dataclass(frozen=True)
 class CheckCosts:
-    """Milliseconds and computed tokens of a server's checks: of new conversations, and of the same
-    ones again.
+    """What a server's checks took and how many tokens they computed.
+
+    `first`: checks of new conversations. `again`: of the same ones once more.
     """
 
     first_ms: list[float] = field(default_factory=list)
@@ -57,7 +59,7 @@ class CheckCosts:
 def check_costs(
     clients: Sequence[httpx.Client], recipe: Recipe, rules: int, tokens: int, repeats: int
 ) -> list[CheckCosts]:
-    """What checks cost by each of the servers, asked in turns after a few that do not count."""
+    """The costs of checks by each server, asked in turns after a few checks that do not count."""
     prompts = PromptBuilder.of(recipe)
     names = rule_names(rules)
     costs = [CheckCosts() for _ in clients]
@@ -76,7 +78,7 @@ def check_costs(
 
 
 def _check_cost(client: httpx.Client, body: dict[str, Any]) -> tuple[float, int]:
-    """Milliseconds and computed tokens."""
+    """Send a check. Returns its milliseconds and computed tokens."""
     began = time.perf_counter()
     response = client.post("/v1/check", json=body)
     took_ms = 1000 * (time.perf_counter() - began)
@@ -90,8 +92,10 @@ def _computed_tokens(response: httpx.Response) -> int:
 
 @dataclass(frozen=True)
 class Affinity:
-    """Conversations that grew: how often a turn came to the replica of the one before, and the
-    median of the tokens that a turn computed.
+    """Checks of conversations that grew.
+
+    `kept`: how many came to the replica of the check before. The lists hold the computed tokens of
+    first and second checks, and of second checks that found nothing in the cache.
     """
 
     checks: int
@@ -102,12 +106,13 @@ class Affinity:
     second_anew: list[int]
 
 
-def affinity(
+def measure_affinity(
     client: httpx.Client, recipe: Recipe, rules: Sequence[str], conversations: int, turns: int
 ) -> Affinity:
-    """Conversations of `turns` checks, each two messages longer, in a random order.
+    """Send conversations of `turns` checks, each two messages longer, in a random order.
 
-    Of every second check the same is asked under a salt of its own, which computes all anew.
+    A conversation's second check is sent once more under a salt of its own, for which everything
+    is computed anew.
     """
     prompts = PromptBuilder.of(recipe)
     texts = [list(conversation(prompts, 600, 7000 + number)) for number in range(conversations)]
@@ -138,7 +143,7 @@ def affinity(
 def checks_of(
     server: MeasuredServer, recipe: Recipe, rules: Sequence[str]
 ) -> list[UndisturbedCheck]:
-    """What is sent under load, and what the server says of it before anything happens."""
+    """The checks to send under load, and what the server says of them while nothing happens."""
     prompts = PromptBuilder.of(recipe)
     texts: list[Sequence[Message]] = []
     for number in range(CONVERSATIONS):
@@ -146,8 +151,8 @@ def checks_of(
     return expected_of(server.client, texts, rules)
 
 
-def words_of(server: MeasuredServer) -> list[UndisturbedCheck]:
-    """As `checks_of`, for an engine that knows a word: every second message has it."""
+def word_checks_of(server: MeasuredServer) -> list[UndisturbedCheck]:
+    """As `checks_of`, for an engine without a model: every second message violates all rules."""
     texts: list[Sequence[Message]] = []
     for number in range(CONVERSATIONS):
         word = VIOLATES if number % 2 else "agrees"
@@ -155,19 +160,22 @@ def words_of(server: MeasuredServer) -> list[UndisturbedCheck]:
     return expected_of(server.client, texts, server.rules)
 
 
-def killed(
+def kill_replicas_under_load(
     server: MeasuredServer,
     checks: Sequence[UndisturbedCheck],
     kills: int,
     on_event: Callable[[], Any],
 ) -> tuple[LoadOutcomes, list[float]]:
-    """What came of checks while replicas were killed, and the milliseconds until all were back."""
+    """Kill replicas, one after the other, while checks are sent.
+
+    Returns what came of the checks, and for each kill the milliseconds until all were back.
+    """
     back_ms: list[float] = []
-    chosen = random.Random(0)
+    generator = random.Random(0)
     with under_load(server.client, checks, SENDERS) as outcomes:
         for _ in range(kills):
             time.sleep(BEFORE_KILL_S)
-            victim = chosen.choice(replica_processes())
+            victim = generator.choice(replica_processes())
             began = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             wait_for_all(server.client, without=victim)
@@ -177,20 +185,23 @@ def killed(
 
 
 @dataclass(frozen=True)
-class Changed:
-    """What came of changes of a rule under load."""
+class RuleChanges:
+    """What became of checks and answers while a rule was replaced."""
 
     outcomes: LoadOutcomes
     change_ms: list[float]
-    answers: int  # of many texts at once, by the rule that changed
-    mixed: int  # of them by two versions
-    late: int  # by an old version, asked after the change was answered
+    answers: int  # each of many texts at once, by the rule that was replaced
+    mixed: int  # answers by two versions
+    late: int  # answers by the old version, asked for after the new one was served
 
 
-def changed(
+def replace_rule_under_load(
     server: MeasuredServer, recipe: Recipe, changes: int, on_event: Callable[[], Any]
-) -> Changed:
-    """Change a rule to and fro under load, and watch by which version each answer was given."""
+) -> RuleChanges:
+    """Replace a rule's weights to and fro while checks are sent.
+
+    Watches by which version each answer was given.
+    """
     method = recipe.sharing_methods[0]
     rule = server.rules[0]
     folder = server.runs.adapter(recipe.name, rule, method)
@@ -210,19 +221,19 @@ def changed(
         check_told_apart(*scores)
         outcomes = until_measured.enter_context(under_load(server.client, checks, SENDERS))
         for number in range(changes):
-            now = number % 2
-            change_ms.append(_serve(server, rule, versions[now], folder))
+            new = number % 2
+            change_ms.append(_serve(server, rule, versions[new], folder))
             for _ in range(3):
                 versions_given = _versions(_scores(server.client, request, rule), scores)
                 answers += 1
                 mixed += len(versions_given) > 1
-                late += versions_given == {1 - now}
+                late += versions_given == {1 - new}
             on_event()
-    return Changed(outcomes, change_ms, answers, mixed, late)
+    return RuleChanges(outcomes, change_ms, answers, mixed, late)
 
 
 def _serve(server: MeasuredServer, rule: str, version: Path, folder: Path) -> float:
-    """Put a version in the place of a rule's weights, and the milliseconds that serving it took."""
+    """Put a version in the place of a rule's weights. Returns how long serving it took, in ms."""
     put_in_place(version, folder)
     began = time.perf_counter()
     server.client.post(f"/admin/rules/{rule}").raise_for_status()
@@ -235,18 +246,20 @@ def _scores(client: httpx.Client, request: dict[str, Any], rule: str) -> list[fl
 
 
 def check_told_apart(first: Sequence[float], second: Sequence[float]) -> None:
-    """Raise GuardError if two versions of a rule score nearly all texts alike: no answer would tell
-    by which of them it was given.
+    """Raise GuardError if two versions of a rule score nearly all texts alike.
+
+    No answer would then tell by which of them it was given.
     """
     pairs = zip(first, second, strict=True)
     apart = sum(abs(score - new_score) > TOLD_APART for score, new_score in pairs)
     if apart < FEWEST_APART:
         got = f"{apart} of {len(first)} texts, fewer than {FEWEST_APART}"
-        raise GuardError("two versions of a rule say nearly the same", got=got)
+        remedy = "Random weights of this SCALE do not move this base enough: raise it"
+        raise GuardError("two versions of a rule say nearly the same", got=got, remedy=remedy)
 
 
 def _versions(answered_scores: Sequence[float], scores: Sequence[Sequence[float]]) -> set[int]:
-    """By which versions the texts were judged, as far as these differ on a text."""
+    """The versions that judged the texts, as far as the versions differ on a text."""
     versions = set()
     for score, first, second in zip(answered_scores, scores[0], scores[1], strict=True):
         if abs(first - second) > TOLD_APART:

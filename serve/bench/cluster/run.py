@@ -1,132 +1,66 @@
-"""Replicas on Ray against one server: what a check costs more, what it costs where rules are split
-over shards, whether conversations stay where they are, and what comes of checks while replicas are
-killed and rules change.
+"""Replicas on Ray against one server: how much more a check costs, what it costs where rules are
+split over shards, whether conversations stay where they are, and what becomes of checks while
+replicas are killed and rules are replaced.
 
-All on this machine, over HTTP, on random adapters. Cost: one server, and one replica behind the
-ingress, asked in turns. Shards: the same rules on one and on two shards of one replica, asked in
-turns for all of them. Autoscaling: one replica, and a second one while the load needs it; only the
-time until that one ends is less than Ray's ten minutes. The other parts: two
-replicas; most of them are killed that have no model (`words.py`), because these are back in a
-moment. A false allow is an allow where an undisturbed
-server found a violation; a lost answer is neither a verdict nor status 503.
+Everything runs on this machine, over HTTP, with random adapters.
+
+- Cost: one server, and one replica behind the ingress, asked in turns.
+- Shards: the same rules on one and on two shards of one replica each, asked for all in turns.
+- Autoscaling: one replica, and a second one while the load needs it. It ends sooner than after
+  Ray's ten minutes; everything else is as Ray has it.
+- The other parts: two replicas. Most kills are of replicas without a model (`words.py`), because
+  these are back in a moment.
+
+A false allow is an allow where an undisturbed server found a violation; a lost answer is neither a
+verdict nor status 503.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 from tqdm import tqdm
 
-from guard.files.yaml_file import Strict
 from guard.recipe import Recipe, load_recipe
-from serve.bench.cluster.autoscaling import Autoscaled, autoscaled
+from serve.bench.cluster.autoscaling import measure_autoscaling
 from serve.bench.cluster.load import LoadOutcomes
 from serve.bench.cluster.measure import (
     RULES,
-    affinity,
-    changed,
     check_costs,
     checks_of,
-    killed,
-    words_of,
+    kill_replicas_under_load,
+    measure_affinity,
+    replace_rule_under_load,
+    word_checks_of,
+)
+from serve.bench.cluster.report import (
+    SCALED,
+    Autoscaled,
+    ClusterReport,
+    LayerCost,
+    SessionAffinity,
+    ShardCost,
+    UnderFault,
+    VersionsSeen,
+    table,
 )
 from serve.bench.cluster.servers import REPLICAS, served, served_words
 from serve.bench.command import add_count, add_parts
 from serve.bench.http.server import random_runs, server_process
-from serve.bench.report import (
-    BenchReport,
-    Spread,
-    median_count,
-    notes,
-    origin,
-    peak_of_processes_mib,
-    publish,
-    source,
-)
+from serve.bench.report import Spread, median_count, origin, peak_of_processes_mib, publish
 
 PARTS = ("cost", "shards", "affinity", "changes", "kills", "engine_kills", "autoscaling")
-PART_FIELDS = ("affinity", "changes", "versions_seen", "kills", "engine_kills")
+PARTS_OF_TWO_REPLICAS = ("affinity", "changes", "engine_kills")  # by one server with engines
 COST_RULES, COST_TOKENS, REPEATS = 20, 1000, 40
 SHARDS = (1, 2)
 SESSIONS, TURNS = 40, 4
 CHANGES, KILLS, ENGINE_KILLS = 20, 50, 3
-SCALED, SCALE_DOWN_S = "1-2", 20
+SCALE_DOWN_S = 20
 SCALING_EVENTS = 3  # a second replica answers, the load falls, it is gone
-
-
-class LayerCost(Strict):
-    """A check by one server and through the ingress, in milliseconds."""
-
-    rules: int
-    tokens: int
-    server_ms: Spread
-    cluster_ms: Spread
-    server_again_ms: Spread  # the same conversation again: suffixes only
-    cluster_again_ms: Spread
-
-
-class ShardCost(Strict):
-    """A check of all rules by so many shards, in milliseconds, and the median of its computed
-    tokens: of a new conversation, and of the same one again.
-    """
-
-    shards: int
-    rules: int
-    tokens: int
-    first_ms: Spread
-    again_ms: Spread
-    first_tokens: int
-    again_tokens: int
-
-
-class SessionAffinity(Strict):
-    """Checks of conversations that grow; tokens are medians of a check's computed ones."""
-
-    checks: int
-    kept: float  # share that came to the replica of the check before
-    replicas: int
-    first_tokens: int
-    second_tokens: int
-    second_anew_tokens: int
-
-
-class UnderFault(Strict):
-    """What came of checks while something happened, and what that took in milliseconds."""
-
-    events: int
-    judged: int
-    unjudged: int
-    lost: int
-    false_allows: int
-    contradicted: int
-    moved: int  # judged by another replica than the same conversation before
-    event_ms: Spread
-
-
-class VersionsSeen(Strict):
-    """Answers of many texts at once while a rule changed."""
-
-    answers: int
-    mixed: int
-    late: int
-
-
-class ClusterReport(BenchReport):
-    """Everything in `runs/cluster_bench.json`; a part that was left out is missing."""
-
-    replicas: int
-    cost: LayerCost | None
-    shards: list[ShardCost] | None
-    affinity: SessionAffinity | None
-    changes: UnderFault | None
-    versions_seen: VersionsSeen | None
-    kills: UnderFault | None  # of replicas without a model
-    engine_kills: UnderFault | None
-    autoscaling: Autoscaled | None = None
 
 
 def run(
@@ -139,45 +73,61 @@ def run(
     kills: int = KILLS,
     engine_kills: int = ENGINE_KILLS,
 ) -> ClusterReport:
-    """Measure the parts."""
+    """Measure the chosen parts."""
     peaks_mib: list[float] = []  # of the servers and their replicas, part by part
-    cost = _cost(recipe, repeats, peaks_mib) if "cost" in parts else None
-    shards = _shards(recipe, repeats, peaks_mib) if "shards" in parts else None
-    measured: dict[str, Any] = dict.fromkeys(PART_FIELDS)
+    measured: dict[str, Any] = dict.fromkeys((*PARTS, "versions_seen"))
+    if "cost" in parts:
+        measured["cost"] = _cost(recipe, repeats, peaks_mib)
+    if "shards" in parts:
+        measured["shards"] = _shards(recipe, repeats, peaks_mib)
     events = {"changes": changes, "kills": kills, "engine_kills": engine_kills}
     total = sum(count for part, count in events.items() if part in parts)
     with tqdm(total=total, desc="cluster", unit="event") as bar:
-        if set(parts) & {"affinity", "changes", "engine_kills"}:
-            with served(recipe, RULES, "--replicas", str(REPLICAS)) as server:
-                if "affinity" in parts:
-                    measured["affinity"] = _affinity(server.client, recipe, server.rules, sessions)
-                if "changes" in parts:
-                    seen = changed(server, recipe, changes, bar.update)
-                    measured["changes"] = _under_fault(seen.outcomes, seen.change_ms)
-                    measured["versions_seen"] = VersionsSeen(
-                        answers=seen.answers, mixed=seen.mixed, late=seen.late
-                    )
-                if "engine_kills" in parts:
-                    checks = checks_of(server, recipe, server.rules)
-                    measured["engine_kills"] = _under_fault(
-                        *killed(server, checks, engine_kills, bar.update)
-                    )
-                peaks_mib.append(peak_of_processes_mib())
+        if set(parts) & set(PARTS_OF_TWO_REPLICAS):
+            measured |= _two_replicas(recipe, parts, sessions, events, bar.update, peaks_mib)
         if "kills" in parts:
-            with served_words(RULES) as server:
-                measured["kills"] = _under_fault(
-                    *killed(server, words_of(server), kills, bar.update)
-                )
-                peaks_mib.append(peak_of_processes_mib())
-    scaled = _autoscaling(recipe, peaks_mib) if "autoscaling" in parts else None
-    return ClusterReport(
-        **origin(recipe, *peaks_mib),
-        replicas=REPLICAS,
-        cost=cost,
-        shards=shards,
-        autoscaling=scaled,
-        **measured,
-    )
+            measured["kills"] = _word_replicas(kills, bar.update, peaks_mib)
+    if "autoscaling" in parts:
+        measured["autoscaling"] = _autoscaling(recipe, peaks_mib)
+    return ClusterReport(**origin(recipe, *peaks_mib), replicas=REPLICAS, **measured)
+
+
+def _two_replicas(
+    recipe: Recipe,
+    parts: Sequence[str],
+    sessions: int,
+    events: Mapping[str, int],
+    on_event: Callable[[], Any],
+    peaks_mib: list[float],
+) -> dict[str, Any]:
+    """The report's fields of those parts that one server with two replicas can measure.
+
+    `events`: the number of changes or kills, by part.
+    """
+    measured: dict[str, Any] = {}
+    with served(recipe, RULES, "--replicas", str(REPLICAS)) as server:
+        if "affinity" in parts:
+            measured["affinity"] = _affinity(server.client, recipe, server.rules, sessions)
+        if "changes" in parts:
+            seen = replace_rule_under_load(server, recipe, events["changes"], on_event)
+            measured["changes"] = _under_fault(seen.outcomes, seen.change_ms)
+            measured["versions_seen"] = VersionsSeen(
+                answers=seen.answers, mixed=seen.mixed, late=seen.late
+            )
+        if "engine_kills" in parts:
+            checks = checks_of(server, recipe, server.rules)
+            killed = kill_replicas_under_load(server, checks, events["engine_kills"], on_event)
+            measured["engine_kills"] = _under_fault(*killed)
+        peaks_mib.append(peak_of_processes_mib())
+    return measured
+
+
+def _word_replicas(kills: int, on_event: Callable[[], Any], peaks_mib: list[float]) -> UnderFault:
+    """Kill replicas that have no model."""
+    with served_words(RULES) as server:
+        killed = kill_replicas_under_load(server, word_checks_of(server), kills, on_event)
+        peaks_mib.append(peak_of_processes_mib())
+    return _under_fault(*killed)
 
 
 def _cost(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> LayerCost:
@@ -185,10 +135,12 @@ def _cost(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> LayerCost:
         random_runs(recipe, COST_RULES) as runs,
         server_process(recipe, runs) as server,
         server_process(recipe, runs, "--replicas", "1") as cluster,
-        httpx.Client(base_url=server.address, timeout=90, trust_env=False) as first,
-        httpx.Client(base_url=cluster.address, timeout=90, trust_env=False) as second,
+        httpx.Client(base_url=server.address, timeout=90, trust_env=False) as server_client,
+        httpx.Client(base_url=cluster.address, timeout=90, trust_env=False) as cluster_client,
     ):
-        alone, layered = check_costs((first, second), recipe, COST_RULES, COST_TOKENS, repeats)
+        alone, layered = check_costs(
+            (server_client, cluster_client), recipe, COST_RULES, COST_TOKENS, repeats
+        )
         peaks_mib.append(peak_of_processes_mib())
     return LayerCost(
         rules=COST_RULES,
@@ -201,7 +153,7 @@ def _cost(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> LayerCost:
 
 
 def _shards(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> list[ShardCost]:
-    """The same rules on as many shards as each of SHARDS says, one replica each."""
+    """Measure the same rules on each number of shards in SHARDS, one replica a shard."""
     with contextlib.ExitStack() as until_measured:
         runs = until_measured.enter_context(random_runs(recipe, COST_RULES))
         clients: list[httpx.Client] = []
@@ -214,7 +166,7 @@ def _shards(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> list[ShardC
         peaks_mib.append(peak_of_processes_mib())
     measured: list[ShardCost] = []
     for shards, cost in zip(SHARDS, costs, strict=True):
-        of_shards = ShardCost(
+        shard_cost = ShardCost(
             shards=shards,
             rules=COST_RULES,
             tokens=COST_TOKENS,
@@ -223,7 +175,7 @@ def _shards(recipe: Recipe, repeats: int, peaks_mib: list[float]) -> list[ShardC
             first_tokens=median_count(cost.first_tokens),
             again_tokens=median_count(cost.again_tokens),
         )
-        measured.append(of_shards)
+        measured.append(shard_cost)
     return measured
 
 
@@ -234,7 +186,7 @@ def _autoscaling(recipe: Recipe, peaks_mib: list[float]) -> Autoscaled:
         tqdm(total=SCALING_EVENTS, desc="autoscaling", unit="event") as bar,
     ):
         checks = checks_of(server, recipe, server.rules)
-        scaled = autoscaled(server.client, checks, on_event=bar.update)
+        scaled = measure_autoscaling(server.client, checks, on_event=bar.update)
         peaks_mib.append(peak_of_processes_mib())
         return scaled
 
@@ -242,7 +194,7 @@ def _autoscaling(recipe: Recipe, peaks_mib: list[float]) -> Autoscaled:
 def _affinity(
     client: httpx.Client, recipe: Recipe, rules: Sequence[str], sessions: int
 ) -> SessionAffinity:
-    measured = affinity(client, recipe, rules, sessions, TURNS)
+    measured = measure_affinity(client, recipe, rules, sessions, TURNS)
     return SessionAffinity(
         checks=measured.checks,
         kept=measured.kept / measured.checks,
@@ -266,76 +218,12 @@ def _under_fault(outcomes: LoadOutcomes, event_ms: Sequence[float]) -> UnderFaul
     )
 
 
-def table(report: ClusterReport) -> str:
-    """The report as text."""
-    lines: list[str] = []
-    cost, kept, versions = report.cost, report.affinity, report.versions_seen
-    if cost is not None:
-        lines += [
-            f"{cost.rules} rules x {cost.tokens:,} tokens, ms: new conversation, the same again",
-            f"one server            {cost.server_ms.text(1)}   {cost.server_again_ms.text(1)}",
-            f"one replica, ingress  {cost.cluster_ms.text(1)}   {cost.cluster_again_ms.text(1)}",
-        ]
-    for split in report.shards or ():
-        lines.append(
-            f"{split.shards} shards, {split.rules} rules x {split.tokens:,} tokens: "
-            f"{split.first_ms.text(1)} ms and {split.first_tokens} tokens computed, "
-            f"again {split.again_ms.text(1)} ms and {split.again_tokens}"
-        )
-    if kept is not None:
-        lines += [
-            f"{kept.checks} further checks of conversations: {kept.kept:.1%} on their replica, "
-            f"of {kept.replicas}",
-            f"tokens computed: first check {kept.first_tokens}, second {kept.second_tokens}, "
-            f"anew it would be {kept.second_anew_tokens}",
-        ]
-    faults = {
-        "changes of a rule": report.changes,
-        "replicas killed": report.kills,
-        "replicas with an engine killed": report.engine_kills,
-    }
-    for name, fault in faults.items():
-        if fault is not None:
-            lines.append(
-                f"{fault.events} {name}: {fault.judged} judged, {fault.unjudged} unjudged (503), "
-                f"{fault.lost} lost, {fault.false_allows} false allows, "
-                f"{fault.contradicted} other verdicts, {fault.moved} moved; "
-                f"each {fault.event_ms.text()} ms"
-            )
-    if report.autoscaling is not None:
-        lines += _autoscaling_lines(report.autoscaling)
-    if versions is not None:
-        lines.append(
-            f"{versions.answers} answers of 16 texts: {versions.mixed} of two versions, "
-            f"{versions.late} of an old one"
-        )
-    lines += notes(
-        "Each: from the order to the change to its answer; from a kill until all replicas are",
-        f"ready again. {source(report)}; random aLoRAs.",
-    )
-    return "\n".join(lines)
-
-
-def _autoscaling_lines(scaled: Autoscaled) -> list[str]:
-    lines = [
-        f"{SCALED} replicas: the second answers {scaled.second_s:.0f} s after the load has risen "
-        f"and is gone {scaled.down_s:.0f} s after its end; {scaled.judged} judged, "
-        f"{scaled.unjudged} unjudged (503), {scaled.lost} lost, {scaled.false_allows} false allows"
-    ]
-    for window in scaled.windows:
-        lines.append(
-            f"{window.senders} senders, {window.replicas} there: {window.per_s:.1f} checks/s, "
-            f"p50 {window.p50_ms:.0f} ms, p95 {window.p95_ms:.0f} ms, of {window.seconds:.0f} s"
-        )
-    return lines
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     add_parts(parser, PARTS)
     add_count(parser, "--repeats", REPEATS, "checks by each server for the cost")
     add_count(parser, "--sessions", SESSIONS, "conversations that grow")
-    add_count(parser, "--changes", CHANGES, "changes of a rule")
+    add_count(parser, "--changes", CHANGES, "how often a rule is replaced")
     add_count(parser, "--kills", KILLS, "replicas without a model to kill, one after the other")
     add_count(parser, "--engine-kills", ENGINE_KILLS, "replicas with an engine to kill")
 

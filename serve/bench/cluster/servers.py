@@ -27,7 +27,7 @@ from serve.cluster.snapshots import Snapshots
 
 REPLICAS = 2
 FIXED = ReplicaRange(REPLICAS, REPLICAS)
-BACK_S = 120.0  # that a replica may take to come back
+BACK_S = 120.0  # how long a replica may take to come back
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,25 @@ def replica_processes() -> list[int]:
 
 
 def wait_for_number(client: httpx.Client, replicas: int) -> None:
-    """Until so many replicas are there. Raises GuardError if that takes too long."""
+    """Wait until there are so many replicas. Raises GuardError if that takes too long."""
     until = time.monotonic() + BACK_S
     while f"guard_replicas {replicas:.1f}" not in client.get("/metrics").text:
         if time.monotonic() > until:
-            raise GuardError(f"{replicas} replicas are not there", got=f"{BACK_S:g} s")
+            problem, got = f"there are not {replicas} replicas", f"{BACK_S:g} s of waiting"
+            raise GuardError(problem, got=got, remedy="Look at the server's log")
         time.sleep(0.5)
 
 
 def wait_for_all(client: httpx.Client, without: int | None = None) -> None:
-    """Until all replicas are ready, none of them this process. Raises GuardError if they do not."""
+    """Wait until all replicas are ready. Raises GuardError if that takes too long.
+
+    `without`: a killed process, which must not be among them.
+    """
     until = time.monotonic() + BACK_S
     while time.monotonic() < until:
         is_gone = without not in replica_processes()
         if is_gone and f"guard_ready {REPLICAS:.1f}" in client.get("/metrics").text:
             return
         time.sleep(0.05)
-    raise GuardError("a replica did not come back", got=f"{BACK_S:g} s")
+    got = f"{BACK_S:g} s of waiting"
+    raise GuardError("a replica did not come back", got=got, remedy="Look at the server's log")

@@ -1,4 +1,4 @@
-"""An engine without a model, and replicas of it: for faults, where a model matters nothing.
+"""An engine without a model, and replicas of it: for faults, where the model does not matter.
 
 A rule is violated where a message has the word VIOLATES, or BREAKS and the rule's name, and its
 probability tells which weights said so. Imports neither torch nor vLLM, so that a replica starts in
@@ -22,8 +22,8 @@ from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score
 from serve.engine.score import EngineCounters
 
-VIOLATES = "violates"  # in a message: every rule says so
-BREAKS = "breaks"  # in a message, before the name of a rule: this rule says so
+VIOLATES = "violates"  # in a message: every rule is violated
+BREAKS = "breaks"  # in a message, before the name of a rule: this rule is violated
 SLOWLY = "slowly"  # in a message: the batch takes SLOW_S
 SLOW_S, STEP_S = 0.3, 0.003
 BAD = b"bad"  # weights that are refused
@@ -61,7 +61,7 @@ def save_words(folder: Path, weights: bytes) -> Path:
 
 
 def words(text: str) -> int:
-    """How many words a text has: the tokens of this engine."""
+    """The number of words in a text, which are the tokens of this engine."""
     return len(text.split())
 
 
@@ -79,7 +79,7 @@ class WordsEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """How many adapters it has."""
+        """The engine's counters: only its adapters."""
         return EngineCounters(adapters=len(self.rules))
 
     def open_check(
@@ -89,7 +89,7 @@ class WordsEngine:
         *,
         cache_salt: str | None = None,
     ) -> OpenCheck:
-        """As `GuardEngine.open_check`: by the weights that are served now."""
+        """Open a check as `GuardEngine.open_check` does, by the weights that are served now."""
         names = tuple(self.rules if rules is None else rules)
         text = " ".join(message.content for message in messages)
         self._is_slow |= SLOWLY in text
@@ -106,7 +106,7 @@ class WordsEngine:
         return OpenCheck(names, calibrations, call, weights)
 
     def step(self) -> None:
-        """Answer all that are open."""
+        """Answer all open checks."""
         time.sleep(SLOW_S if self._is_slow else STEP_S)
         self._is_slow = False
         for call in self._open:
@@ -114,19 +114,19 @@ class WordsEngine:
         self._open.clear()
 
     def forget(self) -> None:
-        """Empty the prefix cache, which it has not."""
+        """Empty the prefix cache, which this engine does not have."""
 
     def cancel(self, call: Call) -> None:
-        """Forget it."""
-        self._open = [other_words for other_words in self._open if other_words is not call]
+        """Drop the call."""
+        self._open = [open_call for open_call in self._open if open_call is not call]
         call.waiting.clear()
 
     def serve(self, name: str, folder: Path | None = None) -> None:
-        """Raises GuardError for weights that are BAD, or not those of their card."""
+        """Serve a rule. Raises GuardError for weights that are BAD, or not those of their card."""
         folder = folder or self.folder(name)
         card = load_card(folder)
         if (folder / PEFT_WEIGHTS).read_bytes() == BAD:
-            raise GuardError("these weights are bad", where=folder)
+            raise GuardError("these weights are bad", where=folder, remedy="Train the rule again")
         self.rules[name] = card
         self._folders[name] = folder
 
@@ -135,11 +135,11 @@ class WordsEngine:
         del self.rules[name], self._folders[name]
 
     def folder(self, name: str) -> Path:
-        """Where its weights are."""
+        """The folder of a rule's weights."""
         return self._folders[name]
 
     def text_tokens(self, text: str) -> int:
-        """Its words."""
+        """The number of words in the text."""
         return words(text)
 
 
@@ -156,5 +156,5 @@ class WordsStart:
 
 
 def _strength(card: Card) -> float:
-    """By how many nats these weights are surer than others."""
+    """How many nats these weights add to a logit: every version has its own number."""
     return int(hashlib.sha256(card.weights_sha256.encode()).hexdigest()[:4], 16) / 0xFFFF

@@ -29,12 +29,12 @@ from serve.bench.workload.random_adapter import random_adapters
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 
-LARGEST_CELL = 50_000  # tokens read: half a minute a check on one core
+LARGEST_CELL = 50_000  # tokens that a check reads: half a minute on one core
 
 
 @dataclass(frozen=True)
 class EncoderGrid:
-    """What is measured: numbers of rules, tokens of a conversation, and how often."""
+    """What is measured: numbers of rules, lengths of conversations, and the number of repeats."""
 
     rules: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -43,7 +43,7 @@ class EncoderGrid:
 
 @dataclass(frozen=True)
 class MethodOnBase:
-    """One method of an engine's model, and the names of its rules."""
+    """One method on one base: the engine that runs it, and the names of its rules there."""
 
     model: str
     method: str
@@ -52,7 +52,7 @@ class MethodOnBase:
     names: Sequence[str]
 
     def reads(self, tokens: int, rules: int) -> int:
-        """How many tokens a check reads, about."""
+        """The approximate number of tokens that a check reads."""
         if METHODS[self.method].shares_conversation:
             return tokens
         return tokens * rules
@@ -62,7 +62,7 @@ class MethodOnBase:
 def methods_on(
     recipe: Recipe, runs: Runs, rules: int, engines: int
 ) -> Iterator[list[MethodOnBase]]:
-    """The methods of a recipe in one engine, one of so many."""
+    """The methods of a recipe in one engine, which is one of `engines` on this machine."""
     methods = list(recipe.methods)
     if not recipe.is_encoder:
         methods = recipe.adapter_methods  # heads would change the dtype of the base
@@ -84,13 +84,13 @@ def methods_on(
         stack.enter_context(engine)
         contestants: list[MethodOnBase] = []
         for method in methods:
-            of_method = MethodOnBase(recipe.name, method, weights[method], engine, names[method])
-            contestants.append(of_method)
+            contestant = MethodOnBase(recipe.name, method, weights[method], engine, names[method])
+            contestants.append(contestant)
         yield contestants
 
 
 def slots(recipe: Recipe, rules: int) -> int:
-    """One for each adapter that so many rules have by each method; heads need none."""
+    """The number of slots: one for each rule's adapter of each method; heads need none."""
     return max(1, rules * len(recipe.adapter_methods))
 
 
@@ -106,7 +106,7 @@ class EncoderSample:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """What is measured together."""
+    """A cell that is to be measured."""
 
     contestant: MethodOnBase
     tokens: int
@@ -116,8 +116,9 @@ class PlannedCell:
 def measure(
     recipe: Recipe, contestants: Sequence[MethodOnBase], grid: EncoderGrid
 ) -> list[EncoderCell]:
-    """Measure the grid's cells that read at most LARGEST_CELL tokens, in another order in every
-    repeat. Lengths of conversations are in the recipe's tokens.
+    """Measure the cells of the grid that read at most LARGEST_CELL tokens.
+
+    Every repeat has another order. Lengths of conversations are in the recipe's tokens.
     """
     prompts = prompt_builder(recipe)
     planned: list[PlannedCell] = []
@@ -134,23 +135,23 @@ def measure(
             if repeat >= 0:
                 samples[index].append(sample)
     cells: list[EncoderCell] = []
-    for cell, of_cell in zip(planned, samples, strict=True):
+    for cell, cell_samples in zip(planned, samples, strict=True):
         measured = EncoderCell(
             model=cell.contestant.model,
             method=cell.contestant.method,
             tokens=cell.tokens,
             rules=cell.rules,
-            wall_ms=Spread.of([sample.wall_ms for sample in of_cell]),
-            computed_tokens=of_cell[-1].computed_tokens,
-            forward_passes=of_cell[-1].forward_passes,
-            swap_ins=max(sample.swap_ins for sample in of_cell),
+            wall_ms=Spread.of([sample.wall_ms for sample in cell_samples]),
+            computed_tokens=cell_samples[-1].computed_tokens,
+            forward_passes=cell_samples[-1].forward_passes,
+            swap_ins=max(sample.swap_ins for sample in cell_samples),
         )
         cells.append(measured)
     return cells
 
 
 def _check(cell: PlannedCell, messages: tuple[Message, ...]) -> EncoderSample:
-    """Raises GuardError if a rule was not judged."""
+    """Measure one check of a cell. Raises GuardError if a rule was not judged."""
     engine, names = cell.contestant.engine, cell.contestant.names[: cell.rules]
     engine.forget()
     passes, swap_ins = engine.forward_passes, engine.swap_ins

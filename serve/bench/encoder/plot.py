@@ -8,7 +8,7 @@ from guard.method import METHODS
 from serve.bench.encoder.report import EncoderReport, caption
 from serve.bench.plot import METHOD_COLOURS, METHOD_MARKERS, new_figure, plot_spreads, save_figure
 
-LINES = {True: "-", False: "--"}  # of the encoder, of the decoder beside it
+LINES = {True: "-", False: "--"}  # by whether it is the encoder, or the decoder beside it
 
 
 def draw(report: EncoderReport, path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The encoder benchmark's numbers: `runs/encoder_bench.json`, the table in the terminal, and from
-how many rules on the conversation that is read once is the faster.
+"""The encoder benchmark's numbers: `runs/encoder_bench.json`, the table in the terminal, and the
+number of rules from which on reading the conversation once is faster.
 
 Knows nothing of engines.
 """
@@ -14,15 +14,15 @@ from guard.files.yaml_file import Strict
 from guard.method import METHODS
 from serve.bench.report import BenchReport, Spread, source
 
-NOBODY = "none"  # beside the encoder
+NOBODY = "none"  # no decoder beside the encoder
 
 Weights = Literal["trained", "random weights"]
 
 
 class EncoderCell(Strict):
-    """What `rules` rules of a model's method took on conversations of so many tokens.
+    """The time that `rules` rules of a model's method took on conversations of `tokens` tokens.
 
-    `tokens` are the encoder's; the decoder reads the same words.
+    `tokens` are counted by the encoder's tokenizer; the decoder reads the same words.
     """
 
     model: str
@@ -31,24 +31,24 @@ class EncoderCell(Strict):
     rules: int
     wall_ms: Spread
     computed_tokens: int  # in a repeat
-    forward_passes: int | None = None  # of the model, in that repeat; older reports have none
-    swap_ins: int  # while the clock ran, the most of any repeat: each adapter has a slot of its own
+    forward_passes: int | None = None  # in that repeat; older reports do not state them
+    swap_ins: int  # while the clock ran, most of any repeat: each adapter has a slot of its own
 
 
 class EncoderReport(BenchReport):
     """Everything in `runs/encoder_bench.json`."""
 
     inputs: str  # fingerprint of what the numbers depend on
-    threads: int  # of each engine
+    threads: int  # in each engine
     engine: dict[str, str]
     beside: str  # the decoder's recipe, or NOBODY
-    engine_beside: dict[str, str]  # the decoder's; empty without one
+    engine_beside: dict[str, str]  # the decoder's settings; empty without one
     adapters: dict[str, dict[str, Weights]]  # by model and method, heads among them
     repeats: int
     cells: tuple[EncoderCell, ...]
 
     def adapter_method(self, model: str) -> str:
-        """Of the model's methods with adapters the one that shares conversations, if one does."""
+        """The model's method with adapters: one that shares conversations, if there is one."""
         names = dict.fromkeys(cell.method for cell in self.cells if cell.model == model)
         adapters = [METHODS[name] for name in names if METHODS[name].is_adapter]
         return max(adapters, key=lambda method: method.shares_conversation).name
@@ -79,12 +79,12 @@ def table(report: EncoderReport) -> str:
 
 
 def _adapters(report: EncoderReport) -> str:
-    """Which rules are trained and which are not: `trained: minilm lora, minilm head`."""
+    """The methods by the kind of their weights: `trained: minilm lora, minilm head`."""
     names: dict[Weights, list[str]] = {}
-    for model, methods in report.adapters.items():
-        for method, weights in methods.items():
+    for model, weights_by_method in report.adapters.items():
+        for method, weights in weights_by_method.items():
             names.setdefault(weights, []).append(f"{model} {method}")
-    return "; ".join(f"{weights}: {', '.join(of_these)}" for weights, of_these in names.items())
+    return "; ".join(f"{weights}: {', '.join(methods)}" for weights, methods in names.items())
 
 
 def _crossovers(report: EncoderReport) -> list[str]:
@@ -104,12 +104,14 @@ def _crossovers(report: EncoderReport) -> list[str]:
 
 
 def crossover(first: Sequence[EncoderCell], second: Sequence[EncoderCell]) -> float | None:
-    """From how many rules on `second` is faster than `first`, between the measured numbers on
-    straight lines of log ms over log rules. 1 where it always is; None where it never is.
+    """The number of rules from which on `second` is faster than `first`; None where it never is.
+
+    Between the measured numbers, log ms is taken as linear in log rules. Where `second` is always
+    faster, it is the smallest measured number.
     """
     before: tuple[float, float] | None = None
-    for cell, other_cell in zip(first, second, strict=False):
-        lead = math.log(cell.wall_ms.median / other_cell.wall_ms.median)
+    for cell, second_cell in zip(first, second, strict=False):
+        lead = math.log(cell.wall_ms.median / second_cell.wall_ms.median)
         if lead > 0 and before is None:
             return float(cell.rules)
         if lead > 0 and before is not None:

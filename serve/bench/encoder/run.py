@@ -5,12 +5,12 @@
     alora   on the decoder of --beside: N adapters behind a conversation that is read once
     lora    on the decoder: N adapters, each of which reads the conversation
 
-From some number of rules on, the conversation that is read once is the faster: the table says from
-which. Both engines are in one process, and every check is put to one of them, in another order in
-every repeat; nothing is cached from one to the next. Rules that are trained are loaded again and
-again under other names, else adapters with random weights are timed; every adapter has a slot.
-Cells that read more tokens than `measure.LARGEST_CELL` are left out. Knows nothing of what the
-verdicts mean.
+From some number of rules on, reading the conversation once is faster; the table states that number.
+Both engines are in one process. Every check is put to one of them, in another order in every
+repeat, and nothing is cached from one check to the next. Trained rules are loaded again and again
+under other names; where none is trained, adapters with random weights are timed. Every adapter has
+a slot. Cells that read more tokens than `measure.LARGEST_CELL` are left out. Knows nothing of what
+the verdicts mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from guard.card import read_card
+from guard.card import CARD, read_card
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint
 from guard.machine.provenance import hardware, versions
@@ -38,7 +38,8 @@ REPEATS = 5
 BESIDE = "tiny"
 REPORT = "encoder_bench.json"
 
-FULL = EncoderGrid((1, 2, 5, 20, 100), (120, 450, 2000), REPEATS)  # the last in several windows
+# Conversations of 2,000 tokens are read in several windows.
+FULL = EncoderGrid((1, 2, 5, 20, 100), (120, 450, 2000), REPEATS)
 QUICK = EncoderGrid((1, 20, 100), (120, 450), 2)
 
 
@@ -54,11 +55,11 @@ def run(
     rules = max(grid.rules)
     with contextlib.ExitStack() as stack:
         contestants: list[MethodOnBase] = []
-        for one_of_both in recipes:
-            of_recipe = methods_on(one_of_both, runs, rules, len(recipes))
-            contestants += stack.enter_context(of_recipe)
+        for base_recipe in recipes:
+            methods = methods_on(base_recipe, runs, rules, len(recipes))
+            contestants += stack.enter_context(methods)
         cells = measure(recipe, contestants, grid)
-    adapters: dict[str, dict[str, Weights]] = {one_of_both.name: {} for one_of_both in recipes}
+    adapters: dict[str, dict[str, Weights]] = {base_recipe.name: {} for base_recipe in recipes}
     for contestant in contestants:
         adapters[contestant.model][contestant.method] = contestant.weights
     return EncoderReport(
@@ -91,13 +92,13 @@ def _settings(recipe: Recipe, rules: int) -> dict[str, str]:
 
 
 def _inputs(recipe: Recipe, runs: Runs, beside: Recipe | None, grid: EncoderGrid) -> str:
-    """Recipes, weights, grid, machine, threads, packages, and our code that measures and is
-    measured.
+    """The fingerprint of recipes, weights, grid, machine, threads, packages, and our code that
+    measures and is measured.
     """
     inputs: list[Any] = [asdict(grid), hardware(), versions(), threads()]
-    for one_of_both in _recipes(recipe, beside):
-        inputs += [one_of_both.model_dump(), one_of_both.base_revision]
-        for card in sorted((runs.root / one_of_both.name).glob("*/*/card.json")):
+    for base_recipe in _recipes(recipe, beside):
+        inputs += [base_recipe.model_dump(), base_recipe.base_revision]
+        for card in sorted((runs.root / base_recipe.name).glob(f"*/*/{CARD}")):
             inputs.append(read_card(card.parent).weights_sha256)
     here = Path(__file__).parent
     code = (*CODE, *sorted(here.glob("*.py")), *shared_code())
@@ -118,7 +119,7 @@ def publish_run(
     grids = {grid}
     if grid.repeats <= FULL.repeats:
         grids.add(FULL)
-    report = _current(path, {_inputs(recipe, runs, beside, of_grid) for of_grid in grids})
+    report = _current(path, {_inputs(recipe, runs, beside, stored_grid) for stored_grid in grids})
     if report is None or force:
         report = run(recipe, runs, beside, grid)
     else:
@@ -127,12 +128,12 @@ def publish_run(
 
 
 def _current(path: Path, inputs: Collection[str]) -> EncoderReport | None:
-    """The report at `path` if it was made from one of these inputs: a full grid stands for a
-    coarse one.
+    """The report at `path` if it was made from one of these inputs: a full grid stands for a coarse
+    one.
     """
     try:
         report = EncoderReport.load(path)
-    except (OSError, ValueError, GuardError):  # none, or of another version: measured again
+    except (OSError, ValueError, GuardError):  # no report of this version: measured again
         return None
     if report.inputs not in inputs:
         return None

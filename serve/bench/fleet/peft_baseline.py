@@ -1,12 +1,10 @@
-"""The PEFT baseline of the fleet benchmarks.
+"""The PEFT baseline of the fleet benchmarks: plain PEFT on the same base, with an LRU of adapters.
 
-Plain PEFT over the same base, with an LRU of adapters.
-
-What a team writes without an engine: one process, `capacity` places, an adapter read into the place
-used least recently by PEFT's hot swap, and requests for several adapters in one batch by PEFT's
-`adapter_names`. The base's layers are computed by oneDNN, as vLLM's are: on some processors far
-faster than by PyTorch's own choice. Not compiled: a mixture of adapters is a graph of its own, and
-takes minutes.
+It is what a team would write without an engine: one process with `capacity` places. PEFT's hot swap
+reads an adapter into the least recently used place, and PEFT's `adapter_names` puts requests for
+several adapters into one batch. oneDNN computes the base's layers, as in vLLM: on some processors
+that is far faster than PyTorch's own choice. Nothing is compiled, because every mixture of adapters
+would be a graph of its own and take minutes.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ from serve.bench.fleet.report import CAPACITY
 
 @dataclass
 class PeftRequest:
-    """One prompt of one adapter, and its answer: log P(yes) - log P(no), in nats.
+    """One prompt for one adapter, and its answer: log P(yes) - log P(no), in nats.
 
-    `spans`: what an encoder's adapter judges of it.
+    `spans`: the parts of the prompt that an encoder's adapter judges.
     """
 
     adapter: str
@@ -61,9 +59,10 @@ class PeftRequest:
 
 
 class PeftBaseline:
-    """Answers requests batch by batch, the oldest first, for as many adapters as have a place.
+    """Answers requests batch by batch, the oldest first. For one thread.
 
-    `folders`: adapter -> folder. `batch`: requests of a batch, at most. For one thread.
+    `folders`: adapter -> folder. `capacity`: adapters in memory. `batch`: the most requests of a
+    batch.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class PeftBaseline:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Answer the oldest requests, as many as a batch holds and as have adapters that fit into
+        """Answer the oldest requests: as many as a batch holds and as have adapters that fit into
         memory together.
         """
         batch = self._next_batch()
@@ -117,7 +116,7 @@ class PeftBaseline:
         return PeftRequest(adapter, self._prompts.build(messages, rule_text).token_ids)
 
     def _logits(self, batch: Sequence[PeftRequest], mixed: Mapping[str, Any]) -> list[float]:
-        """Of each request; `mixed` are PEFT's arguments for several adapters in one batch."""
+        """The logit of each request. `mixed`: PEFT's arguments for several adapters in a batch."""
         ids, mask = _padded([request.token_ids for request in batch], on_the_left=True)
         outputs = self._model(
             input_ids=ids.to(self._device),
@@ -131,8 +130,8 @@ class PeftBaseline:
         return [float(margin) for margin in margins]
 
     def _next_batch(self) -> list[PeftRequest]:
-        """Take requests from the queue and touch their adapters' places, so that none is evicted
-        for another.
+        """Take requests from the queue, and mark their adapters as used, so that none of them is
+        evicted for another.
         """
         batch: list[PeftRequest] = []
         adapters: set[str] = set()
@@ -147,9 +146,8 @@ class PeftBaseline:
         return batch
 
     def _place(self, adapter: str) -> str:
-        """Have the adapter in memory, in place of the least recently used one if need be.
-
-        Its place.
+        """Load the adapter unless it is in memory, if necessary in place of the least recently used
+        one. Returns its place.
         """
         if adapter in self._places:
             return self._places[adapter]
@@ -169,7 +167,7 @@ class PeftBaseline:
 
 
 class EncoderPeftBaseline(PeftBaseline):
-    """The same over an encoder whose adapters have heads, for conversations of one window."""
+    """The PEFT baseline on an encoder whose adapters have heads, for one-window conversations."""
 
     _prompts: EncoderPromptBuilder
 
@@ -178,7 +176,7 @@ class EncoderPeftBaseline(PeftBaseline):
     ) -> None:
         super().__init__(recipe, folders, capacity, batch)
         self._reads = {name: read_card(folder).reads for name, folder in folders.items()}
-        self._words: dict[str, WordWeights] = {}  # of the adapters that were in memory
+        self._words: dict[str, WordWeights] = {}  # by adapter, once it was in memory
 
     def _base(self, recipe: Recipe) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForTokenClassification.from_pretrained(
@@ -191,7 +189,9 @@ class EncoderPeftBaseline(PeftBaseline):
 
     def _request(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
         token_ids = self._prompts.prefix_ids(messages)
-        if len(self._prompts.windows(token_ids, "conversation")) > 1:  # the engine reads them all
+        if (
+            len(self._prompts.windows(token_ids, "conversation")) > 1
+        ):  # the engine reads all windows
             got = f"{len(token_ids)} tokens"
             remedy = f"At most {self._prompts.window_tokens}"
             raise GuardError("the PEFT baseline reads one window", got=got, remedy=remedy)
@@ -205,13 +205,13 @@ class EncoderPeftBaseline(PeftBaseline):
         )
         margins = (outputs.logits[..., 1] - outputs.logits[..., 0]).float()
         logits: list[float] = []
-        for request, of_tokens in zip(batch, margins, strict=True):
-            means = [of_tokens[start:end].mean() for start, end, *_ in request.spans]
-            logits.append(float((torch.stack(means).cpu() + self._of_words(request)).max()))
+        for request, token_margins in zip(batch, margins, strict=True):
+            means = [token_margins[start:end].mean() for start, end, *_ in request.spans]
+            logits.append(float((torch.stack(means).cpu() + self._word_logits(request)).max()))
         return logits
 
-    def _of_words(self, request: PeftRequest) -> torch.Tensor:
-        """What words say of each of the request's spans, [spans] in nats."""
+    def _word_logits(self, request: PeftRequest) -> torch.Tensor:
+        """The logits of the words in each of the request's spans, [spans] in nats."""
         if request.adapter not in self._words:
             self._words[request.adapter] = _words_in(self._folders[request.adapter])
         texts: list[tuple[int, ...]] = []
@@ -221,7 +221,7 @@ class EncoderPeftBaseline(PeftBaseline):
         return torch.from_numpy(self._words[request.adapter].logits(ngram_rows(texts)))
 
     def _swap(self, folder: str, slot: str) -> None:
-        """PEFT's hot swap takes low-rank weights alone; the head is copied beside it."""
+        """Swap the adapter in. PEFT's hot swap takes only low-rank weights; the head is copied."""
         low_rank: dict[str, torch.Tensor] = {}
         for name, tensor in load_file(Path(folder) / PEFT_WEIGHTS, self._device).items():
             layer, kind = name.rsplit(".", 1)
@@ -254,8 +254,8 @@ def _device() -> str:
 def _padded(
     prompts: Sequence[Sequence[int]], *, on_the_left: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask [prompts, longest]; a decoder's on the left, as the verdict follows the
-    last token.
+    """Token ids and mask, [prompts, longest]. A decoder's are padded on the left, because the
+    verdict follows the last token.
     """
     shape = len(prompts), max(map(len, prompts))
     ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
@@ -269,10 +269,10 @@ def _padded(
 
 
 def _by_onednn(model: torch.nn.Module) -> None:
-    """Let oneDNN compute the base's linear layers, those with an adapter and those without."""
+    """Let oneDNN compute the base's linear layers, whether they have an adapter or not."""
     for path, layer in list(model.named_modules()):
-        # Of the output layer one position is computed; a classifier is the adapters'.
-        is_of_base = not any(part in path for part in ("lora_", "lm_head", "classifier"))
-        if type(layer) is torch.nn.Linear and is_of_base:
+        # The output layer computes only one position; a classifier belongs to the adapters.
+        is_base_layer = not any(part in path for part in ("lora_", "lm_head", "classifier"))
+        if type(layer) is torch.nn.Linear and is_base_layer:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, MkldnnLinear(layer, torch.float32))

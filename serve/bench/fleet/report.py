@@ -26,7 +26,7 @@ from serve.bench.plot import (
 from serve.bench.report import BenchReport, Spread, notes, source
 
 SLOTS = 32
-# Adapters in the PEFT baseline's LRU: the size that Pioneer's comparison gives its own.
+# Adapters in the PEFT baseline's LRU: as many as in Pioneer's comparison.
 CAPACITY = 25
 PEFT, ONE_SLOT, ALL_RESIDENT, BARE_BASE = "PEFT baseline", "1 slot", "all resident", "bare base"
 # Server -> its colour and marker
@@ -41,19 +41,19 @@ SERVERS: dict[str, tuple[str, str]] = {
 
 
 class FleetRow(Strict):
-    """One server under one cell's traffic; latencies are of the requests of all repeats, in ms."""
+    """One server under one cell's traffic. Latencies are those of the requests of all repeats."""
 
     server: str
     method: str
     adapters: int
-    alpha: float | None  # of Zipf's law; None: round-robin
+    alpha: float | None  # exponent of Zipf's law; None: round-robin
     requests: int
     working_set: int  # adapters that got a request, in the median repeat
     requests_per_second: Spread
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    forward_passes: int | None = None  # of the model, a batch each; older reports have none
+    forward_passes: int | None = None  # one for each batch; older reports do not state them
     adapter_loads: int  # from disk
     swap_ins: int  # into a slot (engine) or a place of the LRU (PEFT)
     adapter_mib: float
@@ -61,17 +61,17 @@ class FleetRow(Strict):
 
     @property
     def loaded_mib(self) -> float:
-        """What was read from disk."""
+        """The size of what was read from disk."""
         return self.adapter_loads * self.adapter_mib
 
     @property
     def swapped_in_mib(self) -> float:
-        """What was copied into slots or places."""
+        """The size of what was copied into slots or places."""
         return self.swap_ins * self.adapter_mib
 
     @property
     def traffic(self) -> tuple[str, int, float | None]:
-        """Equal for the servers that got the same requests."""
+        """A key that is equal for the servers that got the same requests."""
         return self.method, self.adapters, self.alpha
 
 
@@ -88,9 +88,9 @@ class FleetReport(BenchReport):
         """The row's throughput in percent of another server's with the same traffic; empty where
         that server was not measured.
         """
-        for other_row in self.rows:
-            if (other_row.server, other_row.traffic) == (server, row.traffic):
-                share = row.requests_per_second.median / other_row.requests_per_second.median
+        for baseline_row in self.rows:
+            if (baseline_row.server, baseline_row.traffic) == (server, row.traffic):
+                share = row.requests_per_second.median / baseline_row.requests_per_second.median
                 return f"{share:.0%}"
         return ""
 
@@ -106,7 +106,7 @@ def table(report: FleetReport) -> str:
     lines = [head, "-" * len(head)]
     lines += [_line(report, row) for row in report.rows]
     lines += notes(
-        f"PEFT baseline: a {CAPACITY}-adapter LRU. used: adapters that got a request at all.",
+        f"PEFT baseline: a {CAPACITY}-adapter LRU. used: adapters that got a request.",
         "passes: batches that the model computed. loads: adapters read from disk. swap-ins:",
         "adapters copied into a slot (engine) or a place (PEFT). of all resident: % of",
         "all-resident throughput, with a slot for every adapter.",
@@ -140,15 +140,14 @@ def caption(report: FleetReport) -> str:
 
 
 def draw(report: FleetReport, path: Path) -> None:
-    """Write the plot.
-
-    Requests per second of every server, against the number of adapters or Zipf's alpha.
+    """Write the plot: requests per second of every server, against the number of adapters or Zipf's
+    alpha.
     """
     methods = list(dict.fromkeys(row.method for row in report.rows))
     figure = new_figure(2 + 6 * len(methods), 5.2)
     panels = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
     for axes, method in zip(panels, methods, strict=True):
-        _panel(axes, [row for row in report.rows if row.method == method])
+        _draw_panel(axes, [row for row in report.rows if row.method == method])
         axes.set_title(METHODS[method].label)
     panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel("requests per second")
@@ -156,20 +155,20 @@ def draw(report: FleetReport, path: Path) -> None:
     save_figure(figure, caption(report), path, columns=140)
 
 
-def _panel(axes: Axes, of_method: Sequence[FleetRow]) -> None:
+def _draw_panel(axes: Axes, method_rows: Sequence[FleetRow]) -> None:
     for server, (colour, marker) in SERVERS.items():
-        rows = [row for row in of_method if row.server == server]
+        rows = [row for row in method_rows if row.server == server]
         if rows:
             spreads = [row.requests_per_second for row in rows]
             x = [_x(row) for row in rows]
             plot_spreads(axes, x, spreads, color=colour, marker=marker, label=server)
     axes.grid(linewidth=0.4, alpha=0.6)
-    if of_method[0].alpha is not None:
+    if method_rows[0].alpha is not None:
         axes.set_xlabel("alpha of Zipf's law: the larger, the fewer adapters get most requests")
         return
     axes.set_xscale("log", base=2)
-    # A label for each but the one beside 32.
-    axes.set_xticks(sorted({row.adapters for row in of_method} - {SLOTS + 1}))
+    # The number beside 32 has no label.
+    axes.set_xticks(sorted({row.adapters for row in method_rows} - {SLOTS + 1}))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("adapters, round-robin")
 

@@ -1,9 +1,9 @@
-"""Many adapters, one a request: what it costs that one request has another adapter than the next.
+"""Many adapters, one a request: what it costs that every request may have another adapter.
 
 Requests share no conversation, and the prefix cache is off, because PEFT has none. `adapters` goes
 round-robin over 1 to 128 adapters; `fleet` draws from 1,024 by Zipf's law. Sixteen workers each
-submit again as soon as they are answered. Every server gets the same requests (PEFT, which takes so
-long, the first quarter of them), interleaved:
+submit again as soon as they are answered. Every server gets the same requests (PEFT, which is so
+slow, only the first quarter of them), interleaved:
 
     PEFT baseline   plain PEFT with a 25-adapter LRU (`peft_baseline.py`)
     1 slot          the engine with a slot for one adapter at a time; round-robin only
@@ -12,8 +12,8 @@ long, the first quarter of them), interleaved:
     all resident    the engine with a slot for every adapter
     bare base       the engine without adapters: the lower bound of the time
 
-The adapters have random weights, first LoRAs, which multiply every token, then aLoRAs, which
-multiply the suffix alone. An encoder's LoRA has a head and words of its own, and its bare base is a
+The adapters have random weights. LoRAs, which act on every token, come first, then aLoRAs, which
+act on the suffix alone. An encoder's LoRA has a head and words of its own, and its bare base is a
 head on the frozen encoder. Knows nothing of what the verdicts mean.
 """
 
@@ -70,7 +70,7 @@ class FleetCell:
     alpha: float | None = None
 
     def requests_to(self, server: str) -> int:
-        """How many of the requests are put to this server."""
+        """The number of requests that this server gets."""
         if server != PEFT:
             return self.requests
         return max(self.requests // 4, min(self.requests, 2 * WORKERS))
@@ -82,7 +82,7 @@ class FleetCell:
         return zipf(self.adapters, self.alpha, self.requests, seed)
 
     def seed(self, repeat: int, number: int) -> int:
-        """Of a request's conversation."""
+        """The seed of a request's conversation."""
         return (self.adapters * 101 + repeat + 1) * 100_003 + number
 
 
@@ -97,7 +97,7 @@ class FleetPlan:
     file: str
 
     def cells(self, requests: int) -> list[FleetCell]:
-        """The traffic, with so many requests in a run."""
+        """The traffic, with `requests` requests in a run."""
         cells = []
         for adapters in self.adapters:
             cells += [FleetCell(adapters, requests, alpha) for alpha in self.alphas]
@@ -106,7 +106,7 @@ class FleetPlan:
 
 PLANS: dict[str, FleetPlan] = {
     "adapters": FleetPlan(
-        adapters=(1, 2, 4, 8, 16, SLOTS, SLOTS + 1, 64, 128),  # and one more than fits
+        adapters=(1, 2, 4, 8, 16, SLOTS, SLOTS + 1, 64, 128),  # SLOTS + 1: one more than fits
         alphas=(None,),
         servers=tuple(SERVERS),
         requests=256,
@@ -124,7 +124,10 @@ PLANS: dict[str, FleetPlan] = {
 
 @dataclass(frozen=True)
 class FleetSample:
-    """One server under one cell's traffic, once. `working_set`: adapters that got a request."""
+    """One run of one server under one cell's traffic.
+
+    `working_set`: the number of adapters that got a request.
+    """
 
     timed: Timed
     working_set: int
@@ -140,7 +143,7 @@ def measure(
     conversations: Sequence[tuple[Message, ...]],
     rule_text: str,
 ) -> FleetSample:
-    """Put a request to each of `adapters` in turn; `rule_text` is what they read."""
+    """Put a request to each of `adapters` in turn. `rule_text`: the text that they read."""
     server.begin()
     passes, loads, swap_ins = server.forward_passes, server.adapter_loads, server.swap_ins
     timed = closed_loop(
@@ -162,7 +165,7 @@ def measure(
 def summarise(
     server: str, method: str, cell: FleetCell, samples: Sequence[FleetSample], size_mib: float
 ) -> FleetRow:
-    """Medians over the repeats."""
+    """One server's row: medians over the repeats."""
     latencies_ms: list[float] = []
     for sample in samples:
         latencies_ms += [1000 * latency for latency in sample.timed.latencies_s]
@@ -206,7 +209,7 @@ def run(
             ):
                 fleet = FleetServers(recipe, method, folders[method], running, tokens)
                 for cell in cells:
-                    rows += fleet.rows(cell, repeats, bar)
+                    rows += fleet.measure_cell(cell, repeats, bar)
     return FleetReport(
         **origin(recipe),
         workers=WORKERS,
@@ -218,7 +221,7 @@ def run(
 
 
 def _without_adapter(recipe: Recipe) -> list[str]:
-    """The methods by which the bare base answers: none of a decoder, which has its own verdict."""
+    """The methods by which the bare base answers; none for a decoder, which answers by itself."""
     if not recipe.is_encoder:
         return []
     return [method for method in recipe.methods if not METHODS[method].is_adapter]
@@ -226,7 +229,7 @@ def _without_adapter(recipe: Recipe) -> list[str]:
 
 @dataclass(frozen=True)
 class FleetServers:
-    """A method's adapters, the servers that have them, and the tokens of a conversation."""
+    """A method's adapters, the servers that have them, and the length of a conversation."""
 
     recipe: Recipe
     method: str
@@ -234,14 +237,14 @@ class FleetServers:
     running: Mapping[str, FleetServer]
     tokens: int
 
-    def rows(self, cell: FleetCell, repeats: int, bar: tqdm) -> list[FleetRow]:
-        """One cell on every server, in another order in every repeat, each with conversations of
-        its own.
+    def measure_cell(self, cell: FleetCell, repeats: int, bar: tqdm) -> list[FleetRow]:
+        """Measure one cell on every server. Every repeat has another order and other
+        conversations.
         """
-        self._repeat(cell, -1, cell.drawn(0)[: 2 * WORKERS], bar)  # a warm-up
+        self._run_repeat(cell, -1, cell.drawn(0)[: 2 * WORKERS], bar)  # a warm-up
         samples: dict[str, list[FleetSample]] = {name: [] for name in self.running}
         for repeat in range(repeats):
-            for name, sample in self._repeat(cell, repeat, cell.drawn(repeat + 1), bar).items():
+            for name, sample in self._run_repeat(cell, repeat, cell.drawn(repeat + 1), bar).items():
                 samples[name].append(sample)
                 bar.update(cell.requests_to(name))
         size_mib = adapter_mib(next(iter(self.folders.values())))
@@ -249,7 +252,7 @@ class FleetServers:
             summarise(name, self.method, cell, samples[name], size_mib) for name in self.running
         ]
 
-    def _repeat(
+    def _run_repeat(
         self, cell: FleetCell, repeat: int, drawn: Sequence[int], bar: tqdm
     ) -> dict[str, FleetSample]:
         prompts, names = prompt_builder(self.recipe), list(self.folders)
@@ -260,15 +263,15 @@ class FleetServers:
         samples = {}
         for name in random.Random(repeat).sample(list(self.running), len(self.running)):
             bar.set_postfix_str(f"{cell.adapters} {self.method} adapters, {name}", refresh=False)
-            share = adapters[: cell.requests_to(name)]
-            samples[name] = measure(self.running[name], share, conversations, text)
+            server_adapters = adapters[: cell.requests_to(name)]
+            samples[name] = measure(self.running[name], server_adapters, conversations, text)
         return samples
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    of_adapters = [name for name, method in METHODS.items() if method.is_adapter]
-    parser.add_argument("--method", choices=of_adapters, help="default: all of the recipe's")
+    adapter_methods = [name for name, method in METHODS.items() if method.is_adapter]
+    parser.add_argument("--method", choices=adapter_methods, help="default: all of the recipe's")
     add_count(parser, "--repeats", REPEATS, "runs of every cell")
     defaults = ", ".join(f"{name} {plan.requests}" for name, plan in PLANS.items())
     parser.add_argument("--requests", type=count, help=f"requests of a run (default: {defaults})")

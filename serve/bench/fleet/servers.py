@@ -26,7 +26,7 @@ ENGINE: dict[str, Any] = {
 
 
 class FleetServer(Protocol):
-    """Answers single requests. Counters run from the start, `computed_tokens` from `begin`."""
+    """Answers single requests. Counters count from the start, `computed_tokens` from `begin`."""
 
     @property
     def adapter_loads(self) -> int:
@@ -45,7 +45,7 @@ class FleetServer(Protocol):
         """Tokens computed since `begin`. Raises GuardError if a request was refused."""
 
     def begin(self) -> None:
-        """Forget all conversations: another server of the same engine may have had these."""
+        """Forget all conversations: another server on the same engine may have had them."""
 
     def submit(self, messages: tuple[Message, ...], rule_text: str, adapter: str) -> Done:
         """Queue one request."""
@@ -57,7 +57,7 @@ class FleetServer(Protocol):
 class EngineServer:
     """The guard engine as a server of single requests.
 
-    With `bare` it answers without adapters: the base itself, or the rule `bare_rule`, a head.
+    With `bare` it answers without adapters: by the base itself, or by the head `bare_rule`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PeftServer:
         self.computed_tokens = 0
 
     def begin(self) -> None:
-        """It keeps no conversation."""
+        """Begin a run; no conversation is kept."""
         self.computed_tokens = 0
 
     def submit(self, messages: tuple[Message, ...], rule_text: str, adapter: str) -> Done:
@@ -133,7 +133,7 @@ class PeftServer:
 
     @property
     def adapter_loads(self) -> int:
-        """The same: they come straight from disk."""
+        """Adapters read from disk so far: each that was given a place."""
         return self._baseline.loads
 
     @property
@@ -149,15 +149,14 @@ def servers(
     names: Sequence[str],
     heads: Mapping[str, Path] | None = None,
 ) -> Iterator[dict[str, FleetServer]]:
-    """Those of `SERVERS` that are named, all running, each with its part of a GPU's memory.
+    """The servers of `SERVERS` that are named, all running, each with its part of a GPU's memory.
 
-    `heads` hold the rule that the bare base answers, where it has no verdict of its own.
+    `heads`: the head by which the bare base answers, where it has no verdict of its own.
     """
     from serve.bench.fleet.peft_baseline import BASELINES
 
     heads = heads or {}
     served = {**folders, **heads}
-
     slots = {
         ONE_SLOT: 1,
         f"{CAPACITY} slots": CAPACITY,

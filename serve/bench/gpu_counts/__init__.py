@@ -1,1 +1,1 @@
-"""What a fan-out makes a GPU do, counted without one."""
+"""The work of a GPU in a fan-out, counted without one."""

@@ -1,8 +1,8 @@
-"""Counts the steps of checks and what they launch, in a process that takes the GPU's way.
+"""Counts the steps of checks and their launches, in a process that takes the same path as on a GPU.
 
-The engine is real: vLLM's scheduler, runner V2, adapters in slots. Its base is one narrow layer,
-because steps depend on tokens alone. For each step vLLM's own launch code is then run at the shape
-of Qwen3-4B with kernels that count their programs and compute nothing. `run` starts it.
+The engine is real: vLLM's scheduler, runner V2, adapters in slots. Its base has one narrow layer,
+because steps depend on tokens alone. For each step vLLM's own launch code then runs at the shape of
+Qwen3-4B, with kernels that count their programs and compute nothing. `run` starts this process.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from serve.engine.backends.start import start_decoder
 
 
 class Launches:
-    """What the kernels have been launched with since the last `take`."""
+    """The launches of the kernels since the last `take`."""
 
     def __init__(self) -> None:
         self._counted = (0, 0, 0)
 
     def add(self, *, launches: int = 0, programs: int = 0, programs_of_vllm: int = 0) -> None:
-        """Count a launch: its programs, or those that vLLM wanted."""
+        """Add to the counts of launches, of programs, and of programs that vLLM wanted."""
         so_far = self._counted
         self._counted = (
             so_far[0] + launches,
@@ -51,7 +51,7 @@ class Launches:
         )
 
     def take(self) -> tuple[int, int, int]:
-        """Launches, programs, and the programs that vLLM wanted; then begin again at nothing."""
+        """Return launches, programs, and the programs that vLLM wanted, and set all to 0."""
         counted = self._counted
         self._counted = (0, 0, 0)
         return counted
@@ -82,11 +82,11 @@ class WantedKernel(BoundedKernel):  # type: ignore[misc]
 
 
 def count(settings: Settings) -> StepCounts:
-    """The steps of one engine, check by check. For a process that does nothing else."""
+    """Count the steps of one engine, check by check. For a process that does nothing else."""
     recipe = load_recipe("tiny").model_copy(
         update={"dtype": "float16", "rule_turn": settings.rule_turn}
     )
-    # What a GPU's scheduler would find: this machine captures no graphs.
+    # As a GPU's scheduler would find it: this machine captures no graphs.
     partial_block.in_step_above = lambda _: settings.largest_graph
     waits, adapters = KernelWaits(), max(rules for _, rules in settings.cells)
     steps = _counted_steps(waits)
@@ -102,17 +102,18 @@ def count(settings: Settings) -> StepCounts:
             messages = conversation(PromptBuilder.of(narrow), tokens, seed=tokens + rules)
             names = list(engine.rules)[:rules]
             engine.forget()
-            both = []
-            for _ in ("new", "known"):
-                steps.clear()
-                judged(engine.check(messages, names), where=f"{tokens} tokens, {rules} rules")
-                both.append(steps.copy())
-            checks.append((both[0], both[1]))
+            steps.clear()
+            where = f"{tokens} tokens, {rules} rules"
+            judged(engine.check(messages, names), where)
+            steps_of_new = steps.copy()
+            steps.clear()
+            judged(engine.check(messages, names), where)
+            checks.append((steps_of_new, steps.copy()))
     return StepCounts(checks=checks)
 
 
 def _counted_steps(waits: KernelWaits) -> list[CountedStep]:
-    """A list to which every step is added that this process computes from now on."""
+    """A list to which this process adds every step that it computes from now on."""
     launches, steps = Launches(), list[CountedStep]()
     for module, name in KERNELS:
         empty = EmptyKernel(getattr(module, name), launches)
@@ -124,7 +125,7 @@ def _counted_steps(waits: KernelWaits) -> list[CountedStep]:
         output = execute_model(runner, scheduler_output, *args, **kwargs)
         scheduled = scheduler_output.num_scheduled_tokens
         if scheduled:
-            launches.take()  # the narrow base's own
+            launches.take()  # those of the narrow base
             (wrapper,) = runner.lora_manager._adapter_manager.punica_wrapper_mapping.values()
             _launch_all(wrapper, sum(scheduled.values()))
             steps.append(_step(scheduled, waits.take(), *launches.take()))
@@ -137,8 +138,9 @@ def _counted_steps(waits: KernelWaits) -> list[CountedStep]:
 def _step(
     scheduled: Mapping[str, int], waits: Waits, launches: int, programs: int, programs_of_vllm: int
 ) -> CountedStep:
-    """A step of these requests' tokens, how often it waited, and what one of its layers
-    launched.
+    """The counts of a step.
+
+    `scheduled`: tokens by request. `launches`, `programs`: those of one layer.
     """
     return CountedStep(
         tokens=sum(scheduled.values()),

@@ -1,9 +1,9 @@
 # ruff: noqa: E402 - the environment decides what is imported
-"""Importing this makes the process take vLLM's way on a GPU, on a CPU: runner V2, and the wrapper
-of its Triton kernels, interpreted.
+"""Importing this makes a process on a CPU take vLLM's path on a GPU: runner V2, and the wrapper of
+its Triton kernels, interpreted.
 
-Import it before anything of vLLM, in a process of its own: vLLM and Triton decide all of it when
-they are imported. It needs Triton, which `make setup` installs.
+Import it before anything of vLLM, in a process of its own: vLLM and Triton decide this when they
+are imported. It needs Triton, which `make setup` installs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ os.environ.update(
 
 from triton.backends import backends
 
-# vLLM wants a driver that is active, and on a CPU the one of Triton for CPUs.
+# vLLM wants an active driver; on a CPU that is Triton's driver for CPUs.
 backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
 
 from vllm.platforms import current_platform

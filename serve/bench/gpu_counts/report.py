@@ -1,4 +1,4 @@
-"""What is counted, and the table of it. Knows nothing of vLLM."""
+"""The counts of the benchmark, and their table. Knows nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from serve.bench.report import BenchReport
 
 
 class Settings(Strict):
-    """What one process counts: cells of (conversation's tokens, rules), in one engine.
+    """The work of one process: cells of (conversation's tokens, rules), in one engine.
 
-    `largest_graph`: tokens that a step must exceed to be shared by those that begin with the
-    partial block that it completes; None: they wait for it.
+    `largest_graph`: a step with more tokens than this is shared by the rules that begin with the
+    partial block that the step completes. None: rules wait for that step.
     """
 
     cells: list[tuple[int, int]]
@@ -23,11 +23,11 @@ class Settings(Strict):
 
 
 class CountedStep(Strict):
-    """A step: what it computes, and what its low-rank products take, of all layers of Qwen3-4B.
+    """The work of a step, and the launches of its low-rank products in all layers of Qwen3-4B.
 
-    `programs` are the plugin's launches, `programs_of_vllm` what vLLM asks for. `waits`: how often
-    the plugin makes the host wait for the device to prepare them, `waits_of_vllm` how often vLLM
-    would.
+    `programs`: those that the plugin launches. `programs_of_vllm`: those that vLLM asks for.
+    `waits`: how often the host waits for the device while the plugin prepares the launches.
+    `waits_of_vllm`: how often it would wait for vLLM's own code.
     """
 
     tokens: int
@@ -40,14 +40,16 @@ class CountedStep(Strict):
 
 
 class StepCounts(Strict):
-    """By cell, the steps of a conversation that is new, and of the same one again."""
+    """The steps of a new conversation, and of the same one again, for each cell."""
 
     checks: list[tuple[list[CountedStep], list[CountedStep]]]
 
 
 class CountedCheck(Strict):
-    """A check before and after: vLLM's grid with vLLM's default step, in which rules wait for their
-    conversation's partial block; the plugin's grid with the recipe's step, which they share.
+    """A check before and after the plugin's changes.
+
+    `before`: vLLM's grid and default step; rules wait for their conversation's partial block.
+    `after`: the plugin's grid and the recipe's step, which the rules share.
     """
 
     tokens: int
@@ -60,8 +62,8 @@ class CountedCheck(Strict):
 class GpuCountsReport(BenchReport):
     """Everything in `runs/gpu_counts_bench.json`."""
 
-    recipe_engine: dict[str, Any]  # of a step: the recipe's sizes
-    default_engine: dict[str, Any]  # vLLM's
+    recipe_engine: dict[str, Any]  # the recipe's sizes of a step
+    default_engine: dict[str, Any]  # vLLM's sizes of a step
     rule_turn: RuleTurn
     captured_tokens: int  # the longest step that a captured graph computes
     checks: list[CountedCheck]

@@ -1,4 +1,4 @@
-"""The adapted layers of Qwen3-4B, as vLLM packs them. From the model's published config.json.
+"""The adapted layers of Qwen3-4B as vLLM packs them, from the model's published config.json.
 
 Knows nothing of engines.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-LAYERS = 36  # of the decoder
+LAYERS = 36  # in the decoder
 
 
 class PackedLayer(NamedTuple):
-    """Projections that vLLM computes as one: the width they read, and what each writes."""
+    """Projections that vLLM computes as one: the width of their input, and of each output."""
 
     reads: int
     writes: tuple[int, ...]

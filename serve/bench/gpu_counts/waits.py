@@ -1,6 +1,6 @@
-"""Counts where preparing a step's low-rank kernels makes the host wait for the device.
+"""Counts how often the host waits for the device while a step's low-rank kernels are prepared.
 
-Without a device: a call counts by its name and by where its tensors would lie. Knows nothing of
+It needs no device: a call counts by its name and by where its tensors would lie. Knows nothing of
 steps.
 """
 
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from vllm.lora.ops.triton_ops import LoRAKernelMeta
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 
-# Calls whose result the host reads, or whose size it has to know.
+# Calls whose result, or the size of it, the host has to know.
 READS = frozenset(
     [
         "item",
@@ -39,15 +39,15 @@ READS = frozenset(
         "repeat_interleave",
     ]
 )
-# Calls that write into what they are given first.
+# Calls that write into their first argument.
 WRITES = frozenset(["__setitem__", "copy_", "fill_"])
-# Of the kernels' metadata: vLLM keeps these on the host, and everything else on the device.
+# The kernels' metadata that vLLM keeps on the host; everything else is on the device.
 ON_HOST = ("no_lora_flag_cpu", "num_active_loras_cpu", "default_num_active_loras_cpu")
 
 
 class CountedWaits(TorchFunctionMode):
-    """Counts the calls in its block that wait for the device, where all tensors but `on_host` and
-    parts of them lie on it.
+    """Counts the calls in its block that wait for the device. All tensors lie on it, except
+    `on_host` and parts of them.
     """
 
     def __init__(self, on_host: Iterable[torch.Tensor]) -> None:
@@ -70,7 +70,7 @@ class CountedWaits(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _any_on_device(self, values: Iterable[object]) -> bool:
-        """Whether one of them is a tensor of the device; a number is the host's."""
+        """Whether one of the values is a tensor on the device; a number is on the host."""
         for value in values:
             if isinstance(value, torch.Tensor) and not self._is_on_host(value):
                 return True
@@ -88,13 +88,13 @@ class Waits(NamedTuple):
 
 
 class KernelWaits:
-    """What preparing the kernels has waited for since the last `take`."""
+    """The waits of preparing the kernels since the last `take`."""
 
     def __init__(self) -> None:
         self._waits = Waits(0, 0)
 
     def watch(self) -> None:
-        """Count from now on in this process, in which the plugin is in place."""
+        """Count from now on in this process, in which the plugin is installed."""
         update_metadata = PunicaWrapperGPU.update_metadata
 
         @functools.wraps(update_metadata)
@@ -111,22 +111,22 @@ class KernelWaits:
         setattr(PunicaWrapperGPU, "update_metadata", counted)  # noqa: B010 - mypy knows its type
 
     def take(self) -> Waits:
-        """Those since the last `take`; then begin again at none."""
+        """Return the waits since the last `take`, and set them to 0."""
         waits = self._waits
         self._waits = Waits(0, 0)
         return waits
 
 
 def waits_of_vllm(metadata: Any, slots: torch.Tensor) -> int:
-    """How often vLLM's own code waits to prepare a copy of the metadata for tokens of these slots.
+    """How often vLLM's own code waits while it prepares a copy of the metadata for these slots.
 
     Raises AttributeError where the plugin has not replaced it.
     """
     prepare_tensors: Any = LoRAKernelMeta.prepare_tensors
-    apart = copy.deepcopy(metadata)
-    vllms = CountedWaits(_on_host(apart))
+    metadata_copy = copy.deepcopy(metadata)
+    vllms = CountedWaits(_on_host(metadata_copy))
     with vllms:
-        prepare_tensors.__wrapped__(apart, slots)
+        prepare_tensors.__wrapped__(metadata_copy, slots)
     return vllms.waits
 
 

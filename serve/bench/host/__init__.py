@@ -1,1 +1,1 @@
-"""What a verdict costs on the host: Python around the model, split by cause."""
+"""The cost of a verdict on the host: Python around the model, split by cause."""

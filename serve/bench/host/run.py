@@ -1,9 +1,10 @@
 """The host's cost: what a rule costs beside the model.
 
-A base of one narrow layer with random aLoRAs, so that nearly all of a check's time is Python's:
-ours and vLLM's. Conversations of random words, nothing of them in the cache, put to 1 to 500
-rules. First as it is, then again with clocks around the functions of each cause, which add some
-microseconds a rule themselves. On a GPU this time is spent beside the model's, and decides.
+The base has one narrow layer and random aLoRAs, so that nearly all of a check's time is Python's:
+ours and vLLM's. Conversations of random words, which are not in the cache, are put to 1 to 500
+rules. They are measured as they are, and again with clocks around the functions of each cause; the
+clocks themselves add some microseconds a rule. On a GPU this time comes beside the model's, and
+decides.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import itertools
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
@@ -33,7 +34,7 @@ LENGTHS = (200, 1000)  # tokens of a conversation
 REPEATS = 15
 WARM_UP_RUNS = 3
 
-# On runner V1, which a CPU has. What is nested in another counts for itself.
+# On runner V1, which a CPU has. The time of a nested function counts for that function only.
 MODEL = "model"
 CAUSES: Mapping[str, tuple[str, ...]] = {
     "our engine": (
@@ -78,12 +79,12 @@ class HostCell(Strict):
 
     tokens: int
     rules: int
-    wall_ms: Spread  # of a check, without clocks
-    split_ms: dict[str, float]  # of a check with clocks, the mean by cause
+    wall_ms: Spread  # without clocks
+    split_ms: dict[str, float]  # with clocks: the mean by cause
 
     @property
     def host_ms(self) -> float:
-        """Of a check: its wall time, without the model's share of it."""
+        """The host's time of a check: its wall time without the model's share of it."""
         clocked = sum(self.split_ms.values())
         return self.wall_ms.median * (1 - self.split_ms[MODEL] / clocked)
 
@@ -95,7 +96,10 @@ class HostReport(BenchReport):
     cells: list[HostCell]
 
     def marginal_ms(self, tokens: int, fewest: int, most: int) -> float | None:
-        """Host time of a further rule between two numbers of rules; None if one is missing."""
+        """The host's time for a further rule, between two numbers of rules.
+
+        None if one of them is missing.
+        """
         cells = {cell.rules: cell for cell in self.cells if cell.tokens == tokens}
         if fewest not in cells or most not in cells:
             return None
@@ -123,12 +127,35 @@ def run(
 def _measure(
     engine: GuardEngine, prompts: PromptBuilder, cells: Sequence[tuple[int, int]], repeats: int
 ) -> list[HostCell]:
-    """Walls first, then splits: clocks that come and go would undo what Python has specialised.
+    """Measure the walls of all cells, then the splits: clocks that come and go would undo what
+    Python has specialised.
 
-    Within each, all cells in every repeat: a slower minute of the machine meets each of them. Of
-    two checks of a cell the second counts: vLLM clears a check's requests away in the next one.
+    Every repeat measures all cells, so that a slower minute of the machine affects each of them. Of
+    two checks of a cell the second counts, because vLLM clears a check's requests away in the next
+    one.
     """
     seeds = itertools.count()
+    walls = _measure_walls(engine, prompts, cells, repeats, seeds)
+    splits = _measure_splits(engine, prompts, cells, repeats, seeds)
+    return [
+        HostCell(
+            tokens=cell[0],
+            rules=cell[1],
+            wall_ms=Spread.of(walls[cell]),
+            split_ms=_mean_ms(splits[cell]),
+        )
+        for cell in cells
+    ]
+
+
+def _measure_walls(
+    engine: GuardEngine,
+    prompts: PromptBuilder,
+    cells: Sequence[tuple[int, int]],
+    repeats: int,
+    seeds: Iterator[int],
+) -> dict[tuple[int, int], list[float]]:
+    """The milliseconds of each cell's checks, without clocks."""
     walls: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
     for repeat in tqdm(range(-WARM_UP_RUNS, repeats), desc="host", unit="repeat"):
         for cell in cells:
@@ -136,6 +163,17 @@ def _measure(
             wall_ms = _check_ms(engine, prompts, cell, next(seeds))
             if repeat >= 0:
                 walls[cell].append(wall_ms)
+    return walls
+
+
+def _measure_splits(
+    engine: GuardEngine,
+    prompts: PromptBuilder,
+    cells: Sequence[tuple[int, int]],
+    repeats: int,
+    seeds: Iterator[int],
+) -> dict[tuple[int, int], list[dict[str, float]]]:
+    """The seconds of each cell's checks by cause, with clocks."""
     splits: dict[tuple[int, int], list[dict[str, float]]] = {cell: [] for cell in cells}
     stopwatch = Stopwatch()
     with stopwatch.watching(CAUSES):
@@ -146,15 +184,7 @@ def _measure(
                 _check_ms(engine, prompts, cell, next(seeds))
                 if repeat >= 0:
                     splits[cell].append(dict(stopwatch.seconds))
-    return [
-        HostCell(
-            tokens=cell[0],
-            rules=cell[1],
-            wall_ms=Spread.of(walls[cell]),
-            split_ms=_mean_ms(splits[cell]),
-        )
-        for cell in cells
-    ]
+    return splits
 
 
 def _check_ms(
@@ -205,7 +235,7 @@ def table(report: HostReport) -> str:
             lines.append(
                 f"{tokens} tokens, a further rule from 20 to 500: {marginal_ms:.3f} ms on the host"
             )
-    note = "host: the check's wall time without the model's share; the conversation's own is in it"
+    note = "host: the check's wall time without the model's share, the conversation's part included"
     return "\n".join([*lines, *textwrap.wrap(note, 100)])
 
 

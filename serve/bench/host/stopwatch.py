@@ -1,4 +1,4 @@
-"""Time inside named functions, each without the others. Knows nothing of engines."""
+"""Time inside named functions, each without the others nested in it. Knows nothing of engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Stopwatch:
-    """Seconds by cause: of nested functions, each moment counts for the innermost one."""
+    """Seconds by cause. In nested functions, each moment counts for the innermost one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -20,7 +20,7 @@ class Stopwatch:
         self._since = 0.0
 
     def timed(self, cause: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose time counts for `cause`."""
+        """A wrapper of the function, whose time counts for `cause`."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ class Stopwatch:
         return run
 
     def _switch(self) -> None:
-        """Book the time since the last switch on what has been running."""
+        """Add the time since the last switch to the cause that has been running."""
         now = time.perf_counter()
         if self._causes:
             self.seconds[self._causes[-1]] += now - self._since
@@ -43,7 +43,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def watching(self, functions: Mapping[str, Sequence[str]]) -> Iterator[None]:
-        """Time `functions`, by cause, as `module:Class.function`; afterwards they are as before.
+        """Time `functions` (`module:Class.function`, by cause), and restore them afterwards.
 
         Raises AttributeError or KeyError for one that does not exist.
         """

@@ -1,4 +1,4 @@
-"""Open-loop load over HTTP: checks are sent when they are due, whatever became of those before.
+"""Open-loop load over HTTP: checks are sent when they are due, whatever became of earlier ones.
 
 Knows nothing of the server but `/v1/check`.
 """
@@ -20,8 +20,10 @@ PATIENCE_S = 30.0  # beyond a check's deadline
 
 @dataclass(frozen=True)
 class SentCheck:
-    """What became of a check. `latency_s` from when it was due to the whole answer, `waited_s` from
-    when it was sent, which a busy client does later.
+    """What became of a check.
+
+    `latency_s`: the time from when it was due to the whole answer. `waited_s`: the time from when
+    it was sent, which is later if the client is busy.
     """
 
     status: int  # 0: no answer at all
@@ -31,7 +33,7 @@ class SentCheck:
 
 @dataclass(frozen=True)
 class HttpRun:
-    """A run of traffic, and how long it took to the last answer."""
+    """A run of traffic, and the time that it took until the last answer."""
 
     sent: tuple[SentCheck, ...]
     wall_s: float
@@ -42,17 +44,19 @@ class HttpRun:
         return [check.latency_s for check in self.sent if check.status == 200]
 
     def percentile_ms(self, percent: float) -> float | None:
-        """Of the latencies of the checks that have verdicts; None where there are none."""
+        """A percentile of the latencies of checks that have verdicts; None where none has."""
         if not self.answered_s:
             return None
         return 1000 * percentile(self.answered_s, percent)
 
     def count(self, status: int) -> int:
-        """Checks with this HTTP status."""
+        """The number of checks with this HTTP status."""
         return sum(check.status == status for check in self.sent)
 
     def late(self, deadline_s: float) -> int:
-        """Checks that had verdicts when their deadline, from when they were sent, was over."""
+        """The number of checks that got verdicts after their deadline, which counts from when they
+        were sent.
+        """
         return sum(check.status == 200 and check.waited_s > deadline_s for check in self.sent)
 
 
@@ -66,8 +70,8 @@ def send(
 ) -> HttpRun:
     """Send each body when it is due, in seconds from the start, with `deadline_s` to answer it.
 
-    `answered` is called at each answer. With `at_once` no more than so many are under way: the next
-    one is then sent when one of them is answered.
+    `answered` is called at each answer. With `at_once` no more than so many checks are under way:
+    the next one is sent when one of them is answered.
     """
     return asyncio.run(_send(address, bodies, due_s, deadline_s, answered, at_once))
 

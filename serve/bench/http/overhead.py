@@ -20,13 +20,13 @@ from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 
 WARM_UP = 3  # pairs that are not counted
-REST_S = 0.01  # before each: the engine's thread reads its counters after an answer
+REST_S = 0.01  # before each call: the engine's thread reads its counters after an answer
 
 Ask = Callable[[tuple[Message, ...]], object]
 
 
 def as_body(messages: Sequence[Message], rules: Sequence[str]) -> dict[str, Any]:
-    """The request of a check."""
+    """The body of a check's request."""
     turns = [{"role": message.role, "content": message.content} for message in messages]
     return {"messages": turns, "rules": list(rules)}
 
@@ -34,7 +34,7 @@ def as_body(messages: Sequence[Message], rules: Sequence[str]) -> dict[str, Any]
 def judged_answer(response: httpx.Response) -> dict[str, Any]:
     """The answer to a check, in which every rule has a verdict.
 
-    Raises GuardError if one was not judged, HTTPStatusError for what is no answer.
+    Raises GuardError if a rule was not judged, HTTPStatusError for an error status.
     """
     answer: dict[str, Any] = response.raise_for_status().json()
     if answer["unjudged"]:
@@ -45,9 +45,10 @@ def judged_answer(response: httpx.Response) -> dict[str, Any]:
 def overhead(
     recipe: Recipe, rules: int, tokens: int, repeats: int
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of each call of the engine, and of each request; every conversation is new.
+    """The milliseconds of each direct call of the engine, and of each HTTP request. Every
+    conversation is new.
 
-    The engine is asked by one at a time: its thread waits while it is asked directly.
+    Only one asks the engine at a time: its thread waits while it is called directly.
     """
     prompts = PromptBuilder.of(recipe)
     names = rule_names(rules)
@@ -70,10 +71,10 @@ def overhead(
 def in_turns(
     ways: tuple[Ask, Ask], conversations: Sequence[tuple[Message, ...]]
 ) -> list[list[float]]:
-    """The milliseconds of both ways to ask, each with every second conversation.
+    """The milliseconds of both ways to ask; each way gets every second conversation.
 
-    The other one goes first in every pair, each after the same rest: who comes first may wake what
-    has gone to sleep.
+    The first of a pair may have to wake sleeping threads. So the ways take turns in going first,
+    and each goes after the same rest.
     """
     took_ms: list[list[float]] = [[], []]
     for number, messages in enumerate(conversations):

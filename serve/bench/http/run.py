@@ -1,9 +1,10 @@
 """The server over HTTP: what it adds to the engine, and open-loop load up to twice saturation.
 
 Overhead: one engine in this process, asked directly and by `/v1/check`, in turns, each time with a
-conversation that it has not seen. Load: the server in a process of its own; saturation is what it
-answers while more checks are under way than its engine takes at once, and the rates are shares of
-it. A check that is answered after its deadline is late. Knows nothing of what the verdicts mean.
+conversation that it has not seen. Load: the server in a process of its own. Saturation is the rate
+at which it answers while more checks are under way than its engine takes at once; the offered rates
+are shares of it. A check that is answered after its deadline is late. Knows nothing of what the
+verdicts mean.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from serve.bench.http.load import HttpRun
 from serve.bench.http.overhead import overhead
 from serve.bench.http.server import random_runs, server_process
 from serve.bench.http.traffic import SATURATING_CHECKS, OpenLoopTraffic
-from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import (
     BenchReport,
@@ -32,10 +32,11 @@ from serve.bench.report import (
     publish,
     source,
 )
+from serve.bench.workload.arrivals import RULES
 
 PARTS = ("overhead", "load")
 TOKENS, OVERHEAD_RULES, REPEATS = 1000, 20, 30
-CHECKS = 1200  # of a run: past saturation the queue must have the time to fill
+CHECKS = 1200  # in a run: past saturation the queue needs time to fill
 DEADLINE_S = 5.0
 SHARES = (0.5, 0.7, 0.9, 1.1, 1.5, 2.0)  # of saturation
 QUICK_SHARES = (0.5, 2.0)
@@ -43,7 +44,7 @@ QUICK_CHECKS, QUICK_REPEATS = 60, 8
 
 
 class HttpOverhead(Strict):
-    """The same check by the engine and over HTTP, in milliseconds."""
+    """The times of the same check by the engine and over HTTP."""
 
     rules: int
     tokens: int
@@ -52,12 +53,12 @@ class HttpOverhead(Strict):
 
     @property
     def ratio(self) -> float:
-        """The median over HTTP over the engine's."""
+        """The median over HTTP divided by the engine's."""
         return self.http_ms.median / self.engine_ms.median
 
 
 class HttpLoadRow(Strict):
-    """A run at a rate; latencies of the checks that have verdicts, from when each was due."""
+    """A run at a rate. Latencies are those of checks that have verdicts, from when each was due."""
 
     share: float  # of saturation
     offered_per_second: float
@@ -67,12 +68,12 @@ class HttpLoadRow(Strict):
     p99_ms: float | None
     answered: int
     shed: int  # 503
-    late: int  # answered after the deadline, from when it was sent
-    failed: int  # other statuses, or none
+    late: int  # answered after the deadline, which counts from when a check was sent
+    failed: int  # other statuses, or no answer
 
 
 class HttpReport(BenchReport):
-    """Everything in `runs/http_bench.json`; a part that was left out is missing."""
+    """Everything in `runs/http_bench.json`; a part that was left out is None or empty."""
 
     overhead: HttpOverhead | None
     checks: int
@@ -84,7 +85,10 @@ class HttpReport(BenchReport):
 def load_rows(
     recipe: Recipe, shares: Sequence[float], checks: int, deadline_s: float
 ) -> tuple[float, list[HttpLoadRow], float]:
-    """Saturation in checks a second, a run at each share of it, and the server's most memory."""
+    """Measure saturation in checks a second, and a run at each share of it.
+
+    Returns both, and the server's peak memory in MiB.
+    """
     rows: list[HttpLoadRow] = []
     total = SATURATING_CHECKS + len(shares) * checks
     with (
@@ -126,7 +130,7 @@ def run(
     deadline_s: float = DEADLINE_S,
     shares: Sequence[float] = SHARES,
 ) -> HttpReport:
-    """Measure the parts."""
+    """Measure the chosen parts."""
     measured: HttpOverhead | None = None
     saturation: float | None = None
     rows: list[HttpLoadRow] = []

@@ -29,11 +29,11 @@ from guard.recipe import Recipe
 from serve.bench.workload.random_adapter import save_random_adapters
 
 READY = "/v1/check is ready"
-SPINS = "10000"  # how long threads wait awake, as `make up` has it
+SPINS = "10000"  # how long threads spin while they wait, as with `make up`
 
 
 def rule_names(count: int) -> list[str]:
-    """The rules that are served."""
+    """The names of the rules that are served."""
     return [f"rule_{number}" for number in range(count)]
 
 
@@ -49,15 +49,15 @@ def random_runs(recipe: Recipe, rules: int) -> Iterator[Runs]:
 
 
 class RunningServer(NamedTuple):
-    """A server that takes checks."""
+    """A running server that takes checks."""
 
     address: str
     process: subprocess.Popen[str]
 
     def memory_mib(self) -> float:
-        """What it and the processes that it started have in memory, in MiB.
+        """The resident memory of the server and the processes that it started.
 
-        Raises GuardError if it has ended.
+        Raises GuardError if the server has ended.
         """
         if self.process.poll() is not None:
             status = f"status {self.process.returncode}"
@@ -71,7 +71,7 @@ class RunningServer(NamedTuple):
 
 
 def server_environment() -> dict[str, str]:
-    """The environment of a server as `make up` starts it: its threads let others have the cores."""
+    """The environment of a server as `make up` starts it: its threads leave the cores to others."""
     environment = dict(os.environ)
     if not environment.get("OMP_WAIT_POLICY"):
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
@@ -80,7 +80,7 @@ def server_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[RunningServer]:
-    """`python -m serve.up` on a free port. Raises GuardError if it does not start."""
+    """Run `python -m serve.up` on a free port. Raises GuardError if it does not start."""
     command = [sys.executable, "-m", "serve.up", "--model", recipe.name, "--runs", str(runs.root)]
     process = subprocess.Popen(
         [*command, "--port", "0", *options],
@@ -103,7 +103,7 @@ def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[Runnin
 
 @contextlib.contextmanager
 def served_here(app: FastAPI) -> Iterator[httpx.Client]:
-    """A client of the app, which runs in a thread of this process, on a free port."""
+    """A client of the app, which runs in a thread of this process on a free port."""
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -1,9 +1,10 @@
-"""A soak: the server at a steady load for a long time. Does its memory grow, do its answers slow?
+"""A soak: the server at a steady load for a long time. Does its memory grow? Do its answers become
+slower?
 
-Saturation is measured first. Then windows of a minute follow one another, each of Poisson arrivals
-of conversations that the server has not seen, at a share of saturation; a window begins when the
-one before it is answered. The first windows warm up; what grows or slows after them, grows or slows
-with time. Knows nothing of what the verdicts mean.
+Saturation is measured first. Then windows of a minute follow one another, each with Poisson
+arrivals of conversations that the server has not seen, at a share of saturation. A window begins
+when all checks of the one before are answered. The first windows warm up; growth and slowing after
+them come with time. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count, add_option
 from serve.bench.http.server import RunningServer, random_runs, server_process
 from serve.bench.http.traffic import OpenLoopTraffic
-from serve.bench.load import RULES
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.report import (
     BenchReport,
@@ -30,6 +30,7 @@ from serve.bench.report import (
     publish,
     source,
 )
+from serve.bench.workload.arrivals import RULES
 
 MINUTES = 60
 SHARE = 0.7  # of saturation
@@ -40,7 +41,7 @@ THIRDS = 3
 
 
 class SoakWindow(Strict):
-    """One window: latencies of what was answered, None without an answer, and the server's memory
+    """One window: the latencies of its answered checks (None without any), and the server's memory
     at its end.
     """
 
@@ -48,7 +49,7 @@ class SoakWindow(Strict):
     checks: int
     answered: int
     shed: int  # 503
-    failed: int  # other statuses, or none
+    failed: int  # other statuses, or no answer
     p50_ms: float | None
     p95_ms: float | None
     memory_mib: float
@@ -62,7 +63,7 @@ class SoakReport(BenchReport):
     deadline_s: float
     warm_up: int  # windows that are not judged
     windows: tuple[SoakWindow, ...]
-    ended_by: str | None = None  # the error that ended it before its time
+    ended_by: str | None = None  # the error that ended it early
 
     @property
     def judged(self) -> tuple[SoakWindow, ...]:
@@ -70,8 +71,8 @@ class SoakReport(BenchReport):
         return self.windows[self.warm_up :]
 
     def growth(self, quantity: str) -> float | None:
-        """The median of a quantity in the last third of the judged windows that have it over the
-        first's; None if none has.
+        """The growth of a quantity: its median in the last third of the judged windows that have
+        it, over its median in the first third. None if no window has it.
         """
         values = [getattr(window, quantity) for window in self.judged]
         values = [value for value in values if value is not None]
@@ -91,8 +92,8 @@ def run(
 ) -> SoakReport:
     """Soak a server in a process of its own.
 
-    What was soaked before an error is reported. Raises GuardError for one in the first window, and
-    for fewer windows than growth takes.
+    The windows before an error are reported. Raises GuardError for an error in the first window,
+    and for too few windows to measure growth.
     """
     if windows - warm_up < THIRDS:
         remedy = f"Ask for at least {warm_up + THIRDS}: {warm_up} of them warm up"
@@ -131,7 +132,7 @@ def run(
 def _window(
     traffic: OpenLoopTraffic, server: RunningServer, minute: int, rate: float, checks: int
 ) -> SoakWindow:
-    """Raises GuardError if the server has ended."""
+    """Measure one window. Raises GuardError if the server has ended."""
     run, _ = traffic.run(rate, checks, 100 + minute, DEADLINE_S)
     answered, shed = run.count(200), run.count(503)
     return SoakWindow(
@@ -165,7 +166,7 @@ def table(report: SoakReport) -> str:
         times = "-" if growth is None else f"{growth:.3f}x"
         lines.append(f"  {label:<7}{before:>12}{after:>12}{times:>9}")
     if report.ended_by is not None:
-        lines.append(f"ENDED BEFORE ITS TIME: {report.ended_by}")
+        lines.append(f"ENDED EARLY: {report.ended_by}")
     lines += notes(
         f"Growth: the median of the last third of the minutes over the first third's, without the "
         f"first {report.warm_up}, which warm up. MiB: resident, of the server's processes."
@@ -207,7 +208,7 @@ def draw(report: SoakReport, path: Path) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    add_count(parser, "--minutes", MINUTES, "how long")
+    add_count(parser, "--minutes", MINUTES, "minutes of soaking")
     add_option(parser, "--share", SHARE, "the load, as a share of saturation", type=float)
     parser.add_argument("--quick", action="store_true", help="four minutes")
 
@@ -215,7 +216,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table.
 
-    Raises GuardError, once that is written, if an error ended it before its time.
+    Raises GuardError, after the report is written, if an error ended the soak early.
     """
     windows, warm_up = arguments.minutes, WARM_UP
     if arguments.quick:
@@ -225,4 +226,5 @@ def main(arguments: argparse.Namespace) -> None:
     )
     publish(report, arguments.runs / "soak_bench.json", table, draw)
     if report.ended_by is not None:
-        raise GuardError("the soak ended before its time", got=report.ended_by)
+        remedy = "See the server's error above, and soak again"
+        raise GuardError("the soak ended early", got=report.ended_by, remedy=remedy)

@@ -1,6 +1,6 @@
 """Checks of new conversations on random rules, as they arrive at a running server.
 
-Knows nothing of what is made of their latencies.
+Knows nothing of what their latencies are used for.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from guard.recipe import Recipe
 from serve.bench.http.load import HttpRun, send
 from serve.bench.http.overhead import as_body
 from serve.bench.http.server import rule_names
-from serve.bench.load import RULES, arrivals
+from serve.bench.workload.arrivals import RULES, arrivals
 from serve.engine.thread.engine_thread import MAX_OPEN
 
-AT_ONCE = 2 * MAX_OPEN  # checks under way that saturate a server: its engine's, and as many behind
+AT_ONCE = 2 * MAX_OPEN  # checks under way that saturate a server: half of them wait
 SATURATING_CHECKS = 8 * AT_ONCE
 SATURATING_DEADLINE_S = 60.0
 
@@ -33,10 +33,10 @@ class OpenLoopTraffic:
         self._address, self._bar = address, bar
 
     def saturation(self) -> float:
-        """Checks a second that are answered while AT_ONCE of them are under way.
+        """The checks a second that are answered while AT_ONCE of them are under way.
 
-        From the first quarter of the answers to the last: before, first times are slow and batches
-        not full yet, behind it they are no more.
+        The first and the last quarter of the answers do not count: at first the server is slower
+        and batches are not yet full, at the end they are no longer full.
         """
         bodies, _ = self._drawn(1.0, SATURATING_CHECKS, seed=1)
         at_once = [0.0] * len(bodies)
@@ -46,7 +46,7 @@ class OpenLoopTraffic:
     def run(
         self, rate: float, checks: int, seed: int, deadline_s: float
     ) -> tuple[HttpRun, list[float]]:
-        """Checks that come at `rate` a second, and when they were due, in seconds."""
+        """Send checks at `rate` a second. Returns the run, and when each was due in seconds."""
         bodies, due_s = self._drawn(rate, checks, seed)
         return send(self._address, bodies, due_s, deadline_s, self._bar.update), due_s
 
@@ -63,12 +63,12 @@ class OpenLoopTraffic:
 
 
 def steady_rate(answered_s: Sequence[float]) -> float:
-    """Answers a second from the first quarter of them to the last, by when each came, in seconds.
+    """The answers a second between the first quarter and the last, from each one's time in seconds.
 
     Raises GuardError if there are too few.
     """
     in_order, quarter = sorted(answered_s), len(answered_s) // 4
     if not quarter:
-        problem, remedy = "hardly a check was answered", "See the server's log"
+        problem, remedy = "hardly any check was answered", "See the server's log"
         raise GuardError(problem, got=f"{len(answered_s)} answers", remedy=remedy)
     return 2 * quarter / (in_order[3 * quarter - 1] - in_order[quarter - 1])

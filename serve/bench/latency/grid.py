@@ -13,12 +13,12 @@ LENGTHS_OF_RULES_SWEEP = (1000, 5000)
 LENGTHS = (100, 250, 500, 1000, 2000, 5000)
 LONG = (10_000, 20_000, 32_000)
 LONG_REPEATS = 3
-LORA_REPEATS = 5  # at most: with a hundred rules it takes a hundred times as long as the rest
+LORA_REPEATS = 5  # at most: with a hundred rules LoRA takes a hundred times as long as the rest
 RULES = (1, 5, 10, 20, 50, 100)
 MANY_RULES = ((1000, 200), (1000, 500))  # tokens, rules
 QUICK_POINTS = ((100, 5), (1000, 1), (1000, 5), (5000, 5), (1000, 20), (1000, 100))
 QUICK_REPEATS = 2
-SUFFIX_TOKENS = 50  # of a rule, about; for the progress bar
+SUFFIX_TOKENS = 50  # about how many a rule's suffix has; for the progress bar
 
 
 def shares_conversation(mode: str) -> bool:
@@ -46,7 +46,7 @@ def label_of(mode: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of the grid. `optional`: measured only if the time that is left allows."""
+    """A point of the grid. `optional`: measured only if enough time is left."""
 
     prompt_tokens: int
     rules: int
@@ -54,29 +54,28 @@ class Cell:
     optional: bool = False
 
     def times(self, mode: str) -> int:
-        """In how many of the repeats the mode is measured: the first ones."""
+        """The number of repeats, counted from the first, in which the mode is measured."""
         if shares_conversation(mode):
             return self.repeats
         return min(self.repeats, LORA_REPEATS)
 
     def tokens(self, mode: str) -> int:
-        """About how many tokens one repeat must compute."""
+        """The approximate number of tokens that one repeat computes."""
         suffixes = SUFFIX_TOKENS * self.rules
         if shares_conversation(mode):
             return self.prompt_tokens + suffixes
         return self.rules * self.prompt_tokens + suffixes
 
     def all_tokens(self, modes: Sequence[str]) -> int:
-        """About how many tokens all repeats of these modes must compute."""
+        """The approximate number of tokens that all repeats of these modes compute."""
         return sum(self.times(mode) * self.tokens(mode) for mode in modes)
 
     def length(self, number: int, block: int) -> int:
-        """The tokens of repeat `number`.
+        """The tokens of repeat `number`: at most half a block more or less than the cell's. The
+        remainders of the repeats are spread evenly over a block.
 
-        At most half a block from the cell's, with remainders spread evenly over a block.
-
-        The base computes again for every rule what the conversation has beyond whole blocks, so one
-        length would flatter it or wrong it.
+        The base computes what the conversation has beyond whole blocks again for every rule, so a
+        single length would favour it or put it at a disadvantage.
         """
         remainder = int((number % self.repeats + 0.5) / self.repeats * block)
         offset = (remainder - self.prompt_tokens + block // 2) % block - block // 2
@@ -86,7 +85,7 @@ class Cell:
 def full_grid(repeats: int, *, wide: bool = False) -> list[Cell]:
     """Both sweeps, the cheapest cells first.
 
-    `wide`: and beyond them, far more rules and far longer conversations.
+    `wide`: adds far more rules and far longer conversations.
     """
     points = {(length, RULES_OF_LENGTH_SWEEP) for length in LENGTHS}
     for length in LENGTHS_OF_RULES_SWEEP:
@@ -106,9 +105,9 @@ def quick_grid(repeats: int) -> list[Cell]:
 
 
 def by_engine(grid: Sequence[Cell]) -> list[list[Cell]]:
-    """The grid in parts that are measured in an engine each.
+    """The grid in parts, each measured in an engine of its own.
 
-    Conversations beyond the sweeps take memory that the others should not see.
+    Conversations longer than the sweeps' need memory that would change the other measurements.
     """
     parts: dict[bool, list[Cell]] = {}
     for cell in grid:

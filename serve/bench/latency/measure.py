@@ -18,13 +18,13 @@ from serve.bench.workload.prompts import RULE_TEXT, conversation, wordings
 from serve.engine import GuardEngine
 from serve.engine.score import Score, ScoreRequest
 
-LOWER_BOUND_SEED = 1_000_000  # so that the lower bound's conversations have words of their own
+LOWER_BOUND_SEED = 1_000_000  # gives the lower bound's conversations other words
 SHORTEST = 60  # tokens of a conversation
 
 
 @dataclass(frozen=True)
 class LatencySample:
-    """All verdicts of one conversation, once."""
+    """One measurement of all verdicts of one conversation."""
 
     wall_ms: float
     engine_ms: float
@@ -45,8 +45,8 @@ class LowerBound:
 
 @dataclass(frozen=True)
 class Repeat:
-    """The modes on one conversation, those that do not share it in the first repeats only, and the
-    lower bound.
+    """The modes on one conversation, and the lower bound. Modes that do not share the conversation
+    are in the first repeats only.
     """
 
     samples: Mapping[str, LatencySample]
@@ -57,8 +57,8 @@ class Repeat:
 class LatencyMeter:
     """Measures cells on a running engine.
 
-    `adapters` are the names of each method's, at least as many as any cell has rules. The longest
-    prompt has `context_tokens`.
+    `adapters`: the adapters' names by method, at least as many as any cell has rules.
+    `context_tokens`: the length of the longest prompt.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class LatencyMeter:
         self._engine, self._prompts = engine, prompts
         self._context_tokens, self._adapters = context_tokens, adapters
         names = list(adapters.values())[-1]
-        read = list(dict.fromkeys(engine.rules[name].rule_text for name in names))
-        # What an adapter reads of its rule may be nothing; a base has to know.
-        self.titles = wordings([text for text in read if text] or [RULE_TEXT], len(names))
+        rule_texts = list(dict.fromkeys(engine.rules[name].rule_text for name in names))
+        # An adapter may read nothing of its rule; the base has to be told.
+        self.titles = wordings([text for text in rule_texts if text] or [RULE_TEXT], len(names))
         self.texts = [""] * len(names)
-        if all(read):
+        if all(rule_texts):
             self.texts = self.titles
         self._seed = 0
 
@@ -85,13 +85,13 @@ class LatencyMeter:
         return [BASE, *self._adapters]
 
     def warm_up(self) -> None:
-        """Use every adapter once, and the longest step once: first times are slow everywhere."""
+        """Use every adapter once, and the longest step once: the first time is always slow."""
         self.repeat(Cell(100, len(self.texts), 1), 0)
         self.repeat(Cell(1000, 1, 1), 0)
 
     def repeat(self, cell: Cell, number: int, bar: tqdm | None = None) -> Repeat:
-        """Measure every mode that this repeat has once on a fresh conversation, beginning with
-        another mode in every repeat.
+        """Measure every mode of this repeat once on a fresh conversation. Every repeat begins with
+        another mode.
         """
         self._seed += 1
         length = cell.length(number, self._engine.block_size)
@@ -108,7 +108,7 @@ class LatencyMeter:
         return Repeat(samples, needed, self._lower_bound(needed))
 
     def suffix_tokens(self, rules: int, mode: str) -> int:
-        """What a rule adds to the mode's prompt, mean over the first `rules`."""
+        """The tokens that a rule adds to the mode's prompt, as the mean over the first `rules`."""
         return round(statistics.mean(map(self._suffix_tokens, self._texts_of(mode)[:rules])))
 
     def _texts_of(self, mode: str) -> list[str]:
@@ -136,7 +136,7 @@ class LatencyMeter:
         return requests
 
     def _sample(self, messages: tuple[Message, ...], cell: Cell, mode: str) -> LatencySample:
-        """All verdicts of one mode, from an empty cache.
+        """Measure all verdicts of one mode, from an empty cache.
 
         Raises GuardError for a refusal, or if the cache was not empty.
         """
@@ -158,9 +158,9 @@ class LatencyMeter:
 
 
 def _check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
-    """Nothing may come from an earlier measurement.
+    """Raise GuardError if anything came from an earlier measurement.
 
-    The first request finds an empty cache, and a LoRA shares with nobody.
+    The first request must find an empty cache, and a LoRA shares with nobody.
     """
     cached = sum(score.cached_tokens for score in scores)
     if scores[0].cached_tokens or (cached and not shares_conversation(mode)):
@@ -173,16 +173,15 @@ def _check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """The repeats of every cell, and what was left out because it would have taken too long."""
+    """The repeats of every cell, and the cells left out because they would have taken too long."""
 
     repeats: Mapping[Cell, Sequence[Repeat]]
     left_out: tuple[str, ...]
 
 
 def measure(meter: LatencyMeter, grid: Sequence[Cell], seconds: float | None) -> Measured:
-    """Measure the grid.
-
-    Optional cells only if they fit into `seconds` from the start, None for no end.
+    """Measure the grid. Optional cells are measured only if they fit into `seconds` from the start;
+    None for no limit.
     """
     started = time.perf_counter()
     measured: dict[Cell, list[Repeat]] = {}
@@ -205,7 +204,7 @@ def measure(meter: LatencyMeter, grid: Sequence[Cell], seconds: float | None) ->
 
 
 def _ms_per_token(measured: Mapping[Cell, Sequence[Repeat]], mode: str) -> float:
-    """The most of any cell so far: long prompts cost more a token."""
+    """The largest time a token of any cell so far, because long prompts cost more a token."""
     most = 0.0
     for cell, repeats in measured.items():
         for repeat in repeats[: cell.times(mode)]:

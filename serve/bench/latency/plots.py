@@ -23,9 +23,9 @@ from serve.bench.plot import (
 )
 
 LOWER_BOUND = "lower bound: one base prefill of the conversation and all suffixes"
-LEGEND_INCHES = 7.5  # what the legend takes in one line
+LEGEND_INCHES = 7.5  # the width of the legend in one line
 HEIGHT_INCHES = 5.2
-CHARACTERS_PER_INCH = 17  # of the caption
+CHARACTERS_PER_INCH = 17  # in the caption
 VISIBLE_RATIO = 1.1  # below it the curves meet
 TITLE: dict[str, Any] = {"loc": "left", "fontsize": 12, "fontweight": "bold"}
 
@@ -36,7 +36,7 @@ def draw_length(report: LatencyReport, rules: int, path: Path) -> None:
     axes = figure.add_subplot()
     rows = [row for row in report.ratios if row.rules == rules]
     rows.sort(key=lambda row: row.prompt_tokens)
-    _curves(axes, report, rows, [row.prompt_tokens for row in rows])
+    _draw_curves(axes, report, rows, [row.prompt_tokens for row in rows])
     axes.set_xlabel("length of the conversation, tokens")
     axes.set_title(f"{rules} rules on one conversation: time to all verdicts", **TITLE)
     _finish(figure, [axes], report, path)
@@ -51,13 +51,13 @@ def draw_rules(report: LatencyReport, lengths: Sequence[int], path: Path) -> Non
     for axes, length in zip(panels, lengths, strict=True):
         rows = [row for row in report.ratios if row.prompt_tokens == length]
         rows.sort(key=lambda row: row.rules)
-        _curves(axes, report, rows, [row.rules for row in rows])
+        _draw_curves(axes, report, rows, [row.rules for row in rows])
         axes.set_xlabel("rules on one conversation")
         axes.set_title(f"{length:,} tokens: time to all verdicts", **TITLE)
     _finish(figure, panels, report, path)
 
 
-def _curves(
+def _draw_curves(
     axes: Axes, report: LatencyReport, ratios: Sequence[RatioRow], x: Sequence[int]
 ) -> None:
     methods = [mode for mode in report.modes if mode != BASE]
@@ -71,13 +71,13 @@ def _curves(
         plot_spreads(axes, x, spreads, markersize=5, linewidth=2, **looks)
     bounds_ms = [row.lower_bound_ms for row in ratios]
     axes.plot(x, bounds_ms, color=GREY, linestyle="--", linewidth=1.2, label=LOWER_BOUND)
-    for ratio, at in zip(ratios, x, strict=True):
-        _annotate(axes, report, ratio, at)
-    _log_axes(axes, x)
+    for ratio, position in zip(ratios, x, strict=True):
+        _annotate(axes, report, ratio, position)
+    _set_log_axes(axes, x)
 
 
 def _annotate(axes: Axes, report: LatencyReport, ratio: RatioRow, x: float) -> None:
-    """Write how many times as long LoRA takes at its point."""
+    """Write at LoRA's point how many times as long it takes."""
     method = method_that_repeats(report.modes)
     if method is None or ratio.lora_over_alora is None:
         return
@@ -92,7 +92,7 @@ def _annotate(axes: Axes, report: LatencyReport, ratio: RatioRow, x: float) -> N
     axes.annotate(text, (x, wall_ms), (0, 7), textcoords="offset points", **looks)
 
 
-def _log_axes(axes: Axes, x: Sequence[int]) -> None:
+def _set_log_axes(axes: Axes, x: Sequence[int]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(list(x), [f"{value:,}" for value in x])

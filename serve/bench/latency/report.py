@@ -14,17 +14,16 @@ from serve.bench.report import BenchReport, Spread, notes, source
 
 
 class CellRow(Strict):
-    """One mode on one cell of the grid.
+    """One mode on one cell of the grid. Times are medians over the repeats, for all verdicts of one
+    conversation.
 
-    Times in ms: medians over the repeats, all verdicts of one conversation.
-
-    `prompt_tokens` stand before the rule turn and are what the rules share; a repeat's lie within
-    half a block of them. `mean_ms` and the percentiles are of the single requests of all repeats,
-    each from its submission.
+    `prompt_tokens`: the tokens before the rule turn, which the rules share; a repeat has up to half
+    a block more or fewer. `mean_ms` and the percentiles are those of the single requests of all
+    repeats, each from its submission.
     """
 
     prompt_tokens: int
-    suffix_tokens: int  # of the mode's prompts, mean over the rules
+    suffix_tokens: int  # in the mode's prompts, mean over the rules
     rules: int
     mode: str  # "base" or a method
     wall_ms: Spread
@@ -35,22 +34,22 @@ class CellRow(Strict):
     p99_ms: float
     cached_tokens: int
     computed_tokens: int
-    swap_ins: int  # while the clock ran, the most of any repeat: each adapter has a slot of its own
+    swap_ins: int  # while the clock ran, most of any repeat: each adapter has a slot of its own
     repeats: int
 
 
 class RatioRow(Strict):
-    """What one cell's modes say about each other, each a spread of the repeats' own ratios.
+    """The ratios between one cell's modes, each a spread over the repeats.
 
-    A ratio of a method that was not measured is None. If the needed tokens exceed the context, the
-    lower bound was measured with fewer and is scaled by tokens.
+    The ratio of a method that was not measured is None. If the needed tokens exceed the context,
+    the lower bound was measured with fewer and is scaled by tokens.
     """
 
     prompt_tokens: int
     rules: int
     lora_over_alora: Spread | None  # wall times
     needed_tokens: int  # the conversation once, and every suffix
-    lower_bound_ms: float  # the bare base prefilling one prompt of so many tokens
+    lower_bound_ms: float  # the bare base prefills one prompt of so many tokens
     lower_bound_engine_ms: float  # the part of it inside vLLM's steps
     lower_bound_measured_tokens: int
     alora_over_lower_bound: float | None  # wall times, the median
@@ -58,16 +57,15 @@ class RatioRow(Strict):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the lower bound's prompt was shorter than what it stands for, by more than a few
-        tokens, as any may be.
+        """Whether the lower bound's prompt was clearly shorter than what it stands for. Any prompt
+        may be a few tokens shorter.
         """
         return self.lower_bound_measured_tokens < self.needed_tokens - 10
 
 
 class MarginalCostRow(Strict):
-    """What aLoRA's wall time grows by a rule, in ms.
-
-    Median over pairs of repeats, and its 95 % interval (bootstrap).
+    """By how much a further rule increases aLoRA's wall time: the median over pairs of repeats, and
+    its 95 % interval (bootstrap).
     """
 
     prompt_tokens: int
@@ -88,11 +86,11 @@ class MarginalCostRow(Strict):
 class LatencyReport(BenchReport):
     """Everything in `runs/latency.json`.
 
-    `inputs`: a fingerprint of all the numbers depend on but the grid, which is `cells`. `threads`
-    are the engine's.
+    `inputs`: a fingerprint of everything that the numbers depend on, except the grid, which is in
+    `cells`. `threads`: those of the engine.
     """
 
-    threads: int | None = None  # in files of before none is stated
+    threads: int | None = None  # older files do not state it
     adapters: Literal["trained", "random weights"]
     engine: dict[str, str]
     inputs: str
@@ -116,20 +114,18 @@ class LatencyReport(BenchReport):
 
     @property
     def detailed_mode(self) -> str:
-        """The mode that the table says most of: the method that shares, else the last one."""
+        """The mode that the table shows in detail: the method that shares, else the last one."""
         return method_that_shares(self.modes) or self.modes[-1]
 
     @property
     def other_modes(self) -> list[str]:
-        """The modes of which the table has the wall time alone."""
+        """The modes of which the table shows only the wall time."""
         return [mode for mode in self.modes if mode != self.detailed_mode]
 
 
 def table(report: LatencyReport) -> str:
-    """The report as text.
-
-    One line a cell: wall times, those of the detailed mode with their spread and its request
-    latencies, the ratios.
+    """The report as text. Each line is a cell: the wall times, for the detailed mode their spread
+    and its request latencies, and the ratios.
     """
     columns = "".join(f"{label_of(mode):>10}" for mode in report.other_modes)
     detailed = f"{label_of(report.detailed_mode)} wall, ms (min to max)"
@@ -171,13 +167,13 @@ def _ratios(ratio: RatioRow) -> str:
 
 
 def _notes(report: LatencyReport) -> list[str]:
-    """What the columns mean, and what a reader has to know of this run."""
+    """The meaning of the columns, and what a reader has to know about this run."""
     swap_ins = max(row.swap_ins for row in report.cells)
-    of_methods = _suffixes(report, [mode for mode in report.modes if mode != BASE])
-    of_base = _suffixes(report, [BASE])
-    suffixes = f"A rule's own suffix has {of_methods} tokens."
-    if of_base != of_methods:
-        suffixes += f" The bare base's, which carries the rule's title, has {of_base}."
+    method_tokens = _suffix_tokens(report, [mode for mode in report.modes if mode != BASE])
+    base_tokens = _suffix_tokens(report, [BASE])
+    suffixes = f"A rule's own suffix has {method_tokens} tokens."
+    if base_tokens != method_tokens:
+        suffixes += f" The bare base's, which carries the rule's title, has {base_tokens}."
     lines = notes(
         "wall: all verdicts of one conversation, median over the repeats, and their p95.",
         "p50, p99: the single requests of all repeats, from submission.",
@@ -203,7 +199,7 @@ def _notes(report: LatencyReport) -> list[str]:
     return lines
 
 
-def _suffixes(report: LatencyReport, modes: Sequence[str]) -> str:
+def _suffix_tokens(report: LatencyReport, modes: Sequence[str]) -> str:
     return _range({row.suffix_tokens for row in report.cells if row.mode in modes})
 
 

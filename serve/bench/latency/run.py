@@ -2,15 +2,15 @@
 
 Modes in one engine, interleaved, on the same conversations:
 
-    base    the bare base model, N prompts with the rules' titles, which it has to read: what it
-            costs without adapters
+    base    the bare base model, N prompts with the rules' titles, which it has to read: the cost
+            without adapters
     lora    N standard LoRAs: each must prefill the conversation for itself
     alora   N aLoRAs: the conversation is prefilled once
 
 Every repeat has a fresh conversation, and every measurement starts with an empty prefix cache. As
 many distinct adapters as rules are resident: the trained ones, loaded again under other names. All
-numbers of a report come from one run, so a run that was interrupted starts again. Knows nothing of
-what the verdicts mean.
+numbers of a report come from one run, so an interrupted run starts from the beginning. Knows
+nothing of what the verdicts mean.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ from serve.bench.workload.adapter_folders import MARGIN_TOKENS, Folders, adapter
 from serve.engine import CODE, GuardEngine
 
 REPEATS = 20
-QUICK_S = 120  # what the coarse grid may take to measure
+QUICK_S = 120  # how long measuring the coarse grid may take
 
 
 @dataclass(frozen=True)
 class EnginePart:
     """What one engine measured.
 
-    Its arguments beside the recipe's, and a rule's tokens by number of rules and mode.
+    `engine`: its arguments beside the recipe's. `suffix_tokens`: the tokens of a rule's suffix, by
+    number of rules and mode.
     """
 
     engine: dict[str, Any]
@@ -77,8 +78,8 @@ def run(
     is_random: bool = False,
     seconds: float | None = None,
 ) -> LatencyReport:
-    """Measure the grid, each of its parts in an engine with as many adapters of each method as it
-    has rules, made from `folders`.
+    """Measure the grid. Each part has an engine of its own, with as many adapters of each method as
+    it has rules, made from `folders`.
     """
     parts = [_part(recipe, folders, cells, seconds) for cells in by_engine(grid)]
     rows, ratios, costs = [], [], []
@@ -102,7 +103,7 @@ def run(
 
 
 def _own_arguments(parts: Sequence[EnginePart]) -> dict[str, str]:
-    """The arguments of each engine, where they differ."""
+    """The arguments that engines have beside the recipe's, with all values of each."""
     arguments: dict[str, list[str]] = {}
     for part in parts:
         for key, value in part.engine.items():
@@ -113,9 +114,8 @@ def _own_arguments(parts: Sequence[EnginePart]) -> dict[str, str]:
 def _part(
     recipe: Recipe, folders: Folders, grid: Sequence[Cell], seconds: float | None
 ) -> EnginePart:
-    """Measure the cells of one engine, in which every adapter has a slot.
-
-    None is loaded while the clock runs.
+    """Measure the cells of one engine. Every adapter has a slot, so that none is loaded while the
+    clock runs.
     """
     rules = max(cell.rules for cell in grid)
     names, adapters = copies(folders, rules)
@@ -129,15 +129,16 @@ def _part(
         measured = measure(meter, grid, seconds)
         suffix_tokens: dict[int, dict[str, int]] = {}
         for cell in grid:
-            of_mode = {mode: meter.suffix_tokens(cell.rules, mode) for mode in meter.modes}
-            suffix_tokens[cell.rules] = of_mode
+            suffix_tokens[cell.rules] = {
+                mode: meter.suffix_tokens(cell.rules, mode) for mode in meter.modes
+            }
     return EnginePart(overrides, measured, suffix_tokens)
 
 
 def _room(recipe: Recipe, tokens: int) -> dict[str, Any]:
     """Engine arguments for prompts of `tokens`.
 
-    Beyond what the base was made for its verdicts say nothing, and take as long.
+    Beyond the context that the base was made for, its verdicts mean nothing but take as long.
     """
     if tokens <= recipe.context_tokens:
         return {}
@@ -163,13 +164,12 @@ def publish(report: LatencyReport, runs: Runs) -> None:
 
 
 def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:
-    """What the numbers depend on besides the grid.
-
-    Adapters, recipe, machine, threads, packages, and our code that measures and is measured.
+    """The fingerprint of what the numbers depend on besides the grid: adapters, recipe, machine,
+    threads, packages, and our code that measures and is measured.
     """
     weights = []
-    for of_method in folders.values():
-        weights += [load_card(folder).weights_sha256 for folder in of_method]
+    for method_folders in folders.values():
+        weights += [load_card(folder).weights_sha256 for folder in method_folders]
     here = Path(__file__).parent
     code = (*CODE, *sorted(here.glob("*.py")), *shared_code())
     made_with = recipe.model_dump(), recipe.base_revision, weights, is_random
@@ -177,13 +177,12 @@ def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:
 
 
 def _current(path: Path, inputs: str, grid: Sequence[Cell]) -> LatencyReport | None:
-    """The report at `path` if it was made from these inputs and holds at least this grid.
-
-    A full one stands for a coarse one.
+    """The report at `path` if it was made from these inputs and has at least this grid: a full grid
+    stands for a coarse one.
     """
     try:
         report = LatencyReport.load(path)
-    except (OSError, ValueError, GuardError):  # none, or of another version: measured again
+    except (OSError, ValueError, GuardError):  # no report of this version: measured again
         return None
     repeats: dict[tuple[int, int], int] = {}
     for row in report.cells:
@@ -215,8 +214,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Measure, or say that nothing changed, and print the table.
 
-    An encoder has neither aLoRAs nor a base that answers: what it has is measured in its place, as
-    `make bench NAME=encoder` does. Raises GuardError for options that this does not take.
+    An encoder has neither aLoRAs nor a base that answers: it is measured as `make bench
+    NAME=encoder` does. Raises GuardError for options that this does not take.
     """
     recipe, runs = load_recipe(arguments.model), Runs(arguments.runs)
     if recipe.is_encoder:
@@ -244,7 +243,7 @@ def _refuse_options_of_a_decoder(recipe: Recipe, arguments: argparse.Namespace) 
     for option in ("wide", "random", "repeats"):
         if getattr(arguments, option):
             raise GuardError(
-                "this is measured of decoders alone",
+                "only decoders are measured with this option",
                 where=f"recipe {recipe.name}",
                 got=f"--{option}",
                 remedy="Leave it out; make bench NAME=encoder OPTIONS=--help has an encoder's own",

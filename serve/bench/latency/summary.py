@@ -1,4 +1,4 @@
-"""From repeats to rows: medians, spreads, ratios, marginal costs. Knows nothing of engines."""
+"""Turns repeats into rows: medians, spreads, ratios, marginal costs. Knows nothing of engines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from serve.bench.latency.measure import LatencySample, Repeat
 from serve.bench.latency.report import CellRow, MarginalCostRow, RatioRow
 from serve.bench.report import Spread, median_count, percentiles
 
-RESAMPLES = 2000  # of the bootstrap
+RESAMPLES = 2000  # by the bootstrap
 INTERVAL = (2.5, 97.5)  # percentiles
 
 
 def cell_rows(
     cell: Cell, repeats: Sequence[Repeat], suffix_tokens: Mapping[str, int]
 ) -> list[CellRow]:
-    """A row for each mode: medians over the repeats, and single requests of all repeats.
+    """A row for each mode: medians over the repeats, and percentiles of all single requests.
 
-    `suffix_tokens`: what a rule adds to each mode's prompt.
+    `suffix_tokens`: the tokens that a rule adds to the prompt, by mode.
     """
     rows = []
     for mode in repeats[0].samples:
@@ -54,10 +54,10 @@ def _cell_row(
 
 
 def ratio_row(cell: Cell, repeats: Sequence[Repeat]) -> RatioRow:
-    """The ratios, of every repeat by itself, and the lower bound.
+    """The ratios, each taken within a repeat, and the lower bound.
 
-    They are of the first method that prefills the conversation for every rule, as LoRA, and of the
-    first that shares it, as aLoRA.
+    They compare the first method that prefills the conversation for every rule, as LoRA does, with
+    the first that shares it, as aLoRA does.
     """
     bounds = [repeat.lower_bound for repeat in repeats]
     repeating = method_that_repeats(repeats[0].samples)
@@ -87,15 +87,15 @@ def ratio_row(cell: Cell, repeats: Sequence[Repeat]) -> RatioRow:
 
 
 def _spread(ratios: Sequence[float]) -> Spread | None:
-    """Their spread; None where nothing was measured."""
+    """The spread of the ratios; None where nothing was measured."""
     if not ratios:
         return None
     return Spread.of(ratios)
 
 
 def marginal_costs(measured: Mapping[Cell, Sequence[Repeat]]) -> list[MarginalCostRow]:
-    """What a rule more costs between neighbouring numbers of rules on conversations of one length,
-    repeat against repeat.
+    """The costs of a further rule between neighbouring numbers of rules, on conversations of one
+    length, repeat by repeat.
     """
     cells = sorted(measured, key=lambda cell: (cell.prompt_tokens, cell.rules))
     rows = []
@@ -110,7 +110,7 @@ def _marginal_cost(
     method: str, few: Cell, many: Cell, measured: Mapping[Cell, Sequence[Repeat]]
 ) -> MarginalCostRow:
     costs = []
-    # Repeats of one number are alike in length.
+    # Repeats with the same number have nearly the same length.
     for with_few, with_many in zip(measured[few], measured[many], strict=False):
         growth_ms = with_many.samples[method].wall_ms - with_few.samples[method].wall_ms
         costs.append(growth_ms / (many.rules - few.rules))

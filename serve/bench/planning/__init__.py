@@ -1,1 +1,1 @@
-"""What the planner is calibrated by, and what it is held to."""
+"""Measurements that calibrate the planner, and that test its predictions."""

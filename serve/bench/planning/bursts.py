@@ -1,7 +1,7 @@
-"""Bursts of checks on a running engine, timed: what the planner's coefficients are fitted to.
+"""Timed bursts of checks on a running engine, to which the planner's coefficients are fitted.
 
-A burst is checks that are submitted at once and driven to their end. What their steps compute is
-counted by the planner's own scheduler, so the model is fitted to the work that it will predict.
+A burst is a number of checks that are submitted at once and driven to their end. The planner's own
+scheduler counts the work of their steps, so the model is fitted to the work that it will predict.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from serve.plan.replay.scheduler import StepLimits, StepScheduler
 
 SHORTEST, LONGEST = 80, 3000  # tokens of a conversation
 AT_ONCE = (1, 1, 2, 3, 5, 8)  # checks of a burst
-# Tokens of a burst at most, by whether rules share them: what a few seconds compute.
+# The most tokens of a burst, by whether rules share them: the work of a few seconds.
 MOST_TOKENS = {True: 8_000, False: 12_000}
 
 
 @dataclass(frozen=True)
 class BurstPlan:
-    """The checks of a burst: each its conversation's tokens and how many rules it is put to."""
+    """The checks of a burst, each with its conversation's tokens and its number of rules."""
 
     checks: tuple[tuple[int, int], ...]
 
 
 def draw_bursts(count: int, most_rules: int, seed: int, *, shares: bool) -> list[BurstPlan]:
-    """Bursts of all sizes: lengths log-uniform, rules from one to the most."""
+    """Draw bursts of all sizes: log-uniform lengths, and one to `most_rules` rules."""
     draw = random.Random(seed)
     drawn = []
     for _ in range(count):
@@ -59,7 +59,7 @@ def draw_bursts(count: int, most_rules: int, seed: int, *, shares: bool) -> list
 
 
 class BurstMeter:
-    """Runs bursts of one method's adapters. `limits` are those of the engine."""
+    """Runs bursts of checks by one method's adapters. `limits`: those of the engine."""
 
     def __init__(
         self, engine: GuardEngine, recipe: Recipe, limits: StepLimits, method: str, *, shares: bool
@@ -105,7 +105,7 @@ class BurstMeter:
         )
 
     def predicted(self, checks: Sequence[tuple[int, int]]) -> StepWork:
-        """What the planner's scheduler says of a burst's steps, all together."""
+        """The work of all steps of a burst, according to the planner's scheduler."""
         scaffold = scaffold_tokens(self._prompts, self._limits.block_size)
         scheduler = StepScheduler(self._limits, self.suffix_tokens, shares=self._shares)
         for number, (tokens, rules) in enumerate(checks):
@@ -126,6 +126,6 @@ class BurstMeter:
 
 
 def scaffold_tokens(prompts: PromptBuilder, block_size: int) -> int:
-    """Whole blocks of tokens with which every conversation's prompt begins."""
+    """The number of tokens in the whole blocks that every conversation's prompt begins with."""
     first, second = (prompts.prefix_ids((Message("user", text),)) for text in ("one", "two"))
     return common_tokens(first, second) // block_size * block_size

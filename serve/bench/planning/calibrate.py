@@ -1,9 +1,9 @@
-"""Calibrate the planner: what a step takes on this machine, by what it computes.
+"""Calibrate the planner: the time of a step on this machine, from what it computes.
 
-Bursts of checks of all sizes on one engine, by aLoRA and by LoRA, and coefficients that are fitted
-to them (`runs/calibration.json`). Then an engine with few slots, for what an adapter costs that has
+Bursts of checks of all sizes run on one engine, by aLoRA and by LoRA; coefficients are fitted to
+them (`runs/calibration.json`). Then an engine with few slots shows what it costs if an adapter has
 to be copied or read first. `make plan` reads the file; `make bench NAME=plan` says how well the
-planner predicts a load that it was not fitted to. Random adapters; verdicts mean nothing.
+planner predicts a load that it was not fitted to. Adapters are random; verdicts mean nothing.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from serve.engine import GuardEngine
 from serve.plan.device.calibration import BurstRow, DeviceCalibration, EngineSizes, fitted
 from serve.plan.replay.scheduler import MAX_SEQUENCES, STEP_TOKENS, StepLimits
 
-BURSTS = 60  # of aLoRAs; a third as many of LoRAs, which take longer
-RULES = 64  # of a check at most
+BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
+RULES = 64  # of a check, at most
 WARM_UP = 3
-WAKES = 15  # pairs of a check after a pause and without
+WAKES = 15  # pairs of a check after a pause and one without
 
 
 class CalibrationReport(BenchReport, DeviceCalibration):
-    """The planner's file, written as every benchmark's."""
+    """The planner's file, written as the report of a benchmark."""
 
 
 def run(recipe: Recipe, bursts: int = BURSTS, most_rules: int = RULES) -> CalibrationReport:
-    """Fit every adapter method of the recipe; two engines, one after the other."""
+    """Fit every adapter method of the recipe, on two engines, one after the other."""
     methods = recipe.adapter_methods
     with random_adapters(recipe, methods, max(most_rules, FLEET)) as folders:
         adapters = by_name(folders)
@@ -47,10 +47,10 @@ def run(recipe: Recipe, bursts: int = BURSTS, most_rules: int = RULES) -> Calibr
             costs = {}
             for method in methods:
                 meter = _meter(engine, recipe, sizes, method, most_rules)
-                of_method = _bursts(meter, method, bursts, most_rules)
-                rows += of_method
+                method_rows = _run_bursts(meter, method, bursts, most_rules)
+                rows += method_rows
                 wake = wake_ms(wake_pairs(meter, WAKES))
-                costs[method] = fitted(of_method).model_copy(update={"wake_ms": wake})
+                costs[method] = fitted(method_rows).model_copy(update={"wake_ms": wake})
         with GuardEngine(recipe, adapters, max_loras=SLOTS, max_cpu_loras=HOST) as engine:
             for method in methods:
                 costs[method] = with_swaps(engine, recipe, method, costs[method])
@@ -77,11 +77,11 @@ def _meter(
     return BurstMeter(engine, recipe, limits, method, shares=shares)
 
 
-def _bursts(meter: BurstMeter, method: str, bursts: int, most_rules: int) -> list[BurstRow]:
+def _run_bursts(meter: BurstMeter, method: str, bursts: int, most_rules: int) -> list[BurstRow]:
     shares = METHODS[method].shares_conversation
     count = bursts if shares else max(1, bursts // 3)
     plans = draw_bursts(count, most_rules, seed=1, shares=shares)
-    for plan in plans[:WARM_UP]:  # first times are slow everywhere
+    for plan in plans[:WARM_UP]:  # the first time is always slow
         meter.run(plan)
     label = METHODS[method].label
     return [meter.run(plan) for plan in tqdm(plans, desc=f"calibrating {label}", unit="burst")]
@@ -105,20 +105,20 @@ def table(report: CalibrationReport) -> str:
         agree = sum(row.steps == row.work["steps"] for row in rows)
         lines.append(
             f"{METHODS[method].label}: {len(rows)} bursts, {agree} of them in as many steps as the "
-            f"scheduler says; a burst's time is off by {cost.error:.1%} in the median"
+            f"scheduler predicts; the median error of a burst's time is {cost.error:.1%}"
         )
     lines += notes(
-        "pairs: of a token and one that it attends to. ms/rule: of a sequence in a step.",
-        "swap-in: a copy into a slot; load: a read from disk, where nothing else runs; wake: what",
-        "a check takes longer that finds the engine asleep.",
+        "pairs: a token and one that it attends to. ms/rule: for a sequence in a step.",
+        "swap-in: a copy into a slot; load: a read from disk, where nothing else runs; wake: the",
+        "extra time of a check that finds the engine asleep.",
     )
     return "\n".join([*lines, source(report)])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    add_count(parser, "--bursts", BURSTS, "bursts of aLoRAs; of LoRAs a third")
-    add_count(parser, "--rules", RULES, "rules of a check at most")
+    add_count(parser, "--bursts", BURSTS, "bursts by aLoRAs; a third as many by LoRAs")
+    add_count(parser, "--rules", RULES, "the most rules of a check")
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What an adapter costs that has no slot, or lies on disk: checks on an engine with few slots."""
+"""The cost of an adapter without a slot, or on disk: checks on an engine with few slots."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from serve.bench.workload.prompts import conversation, random_rule_text, wording
 from serve.engine import GuardEngine, ScoreRequest
 from serve.plan.device.calibration import FittedCost, non_negative
 
-SLOTS, HOST, FLEET = 4, 8, 24  # of the engine: on the device, in host memory, in all
+SLOTS, HOST, FLEET = 4, 8, 24  # adapters on the device, in host memory, in all
 CHECKS, RULES_A_CHECK, TOKENS = 40, 3, 200
 
 
 class SwapRow(Strict):
-    """One check: what it took, and how many adapters were copied and read for it."""
+    """One check: its time, and the numbers of adapters that were copied and read for it."""
 
     wall_ms: float
     swap_ins: int
@@ -30,26 +30,29 @@ class SwapRow(Strict):
 
 
 def with_swaps(engine: GuardEngine, recipe: Recipe, method: str, cost: FittedCost) -> FittedCost:
-    """The coefficients, with what a copy into a slot and a read from disk add to a check."""
+    """The coefficients, with the times that a copy into a slot and a read from disk add."""
     rows = swap_rows(engine, recipe, method)
     return swaps_fitted(rows, cost)
 
 
 def swaps_fitted(rows: list[SwapRow], cost: FittedCost) -> FittedCost:
-    """Least squares of the checks' times: the same work in each, and its copies and reads."""
+    """The coefficients, with a least-squares fit of the checks' times to their copies and reads.
+
+    The rest of the work is the same in every check.
+    """
     counts = np.asarray([[1.0, row.swap_ins, row.loads] for row in rows])
     _, swap_in_ms, load_ms = non_negative(counts, [row.wall_ms for row in rows])
     return cost.model_copy(update={"swap_in_ms": float(swap_in_ms), "load_ms": float(load_ms)})
 
 
 def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
-    """One check after the other; a third of them asks a few rules only, which stay in slots."""
+    """Measure one check after the other. A third of them ask only rules that stay in slots."""
     prompts, draw = PromptBuilder.of(recipe), random.Random(0)
     text = wordings([random_rule_text(recipe)], 1)[0]
     label, rows = METHODS[method].label, []
     for number in tqdm(range(CHECKS), desc=f"adapters without a slot, {label}", unit="check"):
-        of = (FLEET, HOST, SLOTS)[number // 2 % 3]
-        rules = draw.sample(range(of), RULES_A_CHECK)
+        choices = (FLEET, HOST, SLOTS)[number // 2 % 3]
+        rules = draw.sample(range(choices), RULES_A_CHECK)
         messages = conversation(prompts, TOKENS, seed=number)
         requests = [ScoreRequest(messages, text, f"{method}-{rule}") for rule in rules]
         engine.forget()

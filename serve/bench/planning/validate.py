@@ -1,9 +1,9 @@
-"""The planner held to a measured load: five rates that its coefficients were not fitted to.
+"""The planner compared with a measured load at five rates that it was not fitted to.
 
-Open-loop load as `make bench NAME=load` puts it to an engine: Poisson arrivals, lengths as in SGD's
-dialogues, 5 to 20 rules each. Beside it the planner's simulation of the same arrivals, and of
-arrivals that it draws itself from the same distributions: by coefficients of bursts that are run
-in between, since a shared machine is not the same an hour later, and by `runs/calibration.json`.
+The load is open-loop, as in `make bench NAME=load`: Poisson arrivals, the lengths of SGD's
+dialogues, 5 to 20 rules each. The planner simulates the same arrivals, and arrivals that it draws
+itself from the same distributions. It uses coefficients of bursts that run in between, because a
+shared machine is not the same an hour later, and those of `runs/calibration.json`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
-from serve.bench.load import LENGTHS, RULES, Arrival, LoadDriver
+from serve.bench.load.measure import LoadDriver
 from serve.bench.planning.bursts import BurstMeter, draw_bursts
 from serve.bench.planning.wakes import WakePair, wake_ms, wake_pairs
 from serve.bench.plot import BLUE, VERMILION, new_figure, save_figure
 from serve.bench.report import BenchReport, notes, origin, percentile, publish, source
+from serve.bench.workload.arrivals import LENGTHS, RULES, Arrival
 from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine
 from serve.plan.device.calibration import (
@@ -46,18 +47,20 @@ from serve.plan.traffic.generate import TrafficShape, draw_traffic
 
 SHARES = (0.2, 0.4, 0.6, 0.75, 0.9)  # of the rate at which the planner says that it saturates
 CHECKS, REPEATS = 250, 2
-DRAWN = 4000  # checks that the planner draws itself
+DRAWN = 4000  # number of checks that the planner draws itself
 WARM_UP_CHECKS = 30
-BURSTS, BURST_RULES, WAKES = 8, 64, 3  # between two runs; rules of a check at most
+BURSTS, WAKES = 8, 3  # between two runs
+BURST_RULES = 64  # of a check, at most
 FIRST_SEED = 501
 AIM_P50, AIM_P95 = 0.20, 0.30
 
 
 class RateRow(Strict):
-    """One rate: latencies in ms as measured, and as the planner says.
+    """The latencies at one rate, as measured and as the planner predicts them.
 
-    `replayed`: from the same arrivals, by coefficients of bursts between these runs. `filed`: the
-    same by the calibration's file. `drawn`: from other arrivals of the same distributions.
+    `replayed`: for the same arrivals, by coefficients of the bursts between these runs. `filed`:
+    for the same arrivals, by the calibration's file. `drawn`: for other arrivals from the same
+    distributions.
     """
 
     offered_per_second: float
@@ -71,21 +74,21 @@ class RateRow(Strict):
     drawn_p95_ms: float
 
     def error(self, percent: str, by: str = "replayed") -> float:
-        """Of a percentile, `p50` or `p95`, relative to what was measured."""
+        """The relative error of a predicted percentile, `p50` or `p95`."""
         planned: float = getattr(self, f"{by}_{percent}_ms")
         measured: float = getattr(self, f"measured_{percent}_ms")
         return planned / measured - 1
 
     def is_within_aim(self, by: str = "replayed") -> bool:
-        """Whether both percentiles are as near as was aimed at."""
+        """Whether the errors of both percentiles are within the aim."""
         return abs(self.error("p50", by)) <= AIM_P50 and abs(self.error("p95", by)) <= AIM_P95
 
 
 class PlanValidation(BenchReport):
     """Everything in `runs/plan_bench.json`.
 
-    `cost`: of the bursts between the runs; `drift`: how much longer than by the calibration's file
-    these took, in the median.
+    `cost`: the coefficients of the bursts between the runs. `drift`: how much longer these bursts
+    took than the calibration's file predicts, in the median.
     """
 
     method: str
@@ -101,7 +104,7 @@ class PlanValidation(BenchReport):
 
 
 class PlannedReplica:
-    """The planner's replica with coefficients of one method, on the engine's sizes."""
+    """The planner's replica with one method's coefficients and the engine's sizes."""
 
     def __init__(self, sizes: EngineSizes, cost: FittedCost, method: str) -> None:
         most = RULES[1]
@@ -112,30 +115,30 @@ class PlannedReplica:
         self._shape = TrafficShape(LENGTHS, RULES, most)
 
     def replay(self, arrivals: Sequence[CheckArrival]) -> Replay:
-        """The arrivals, from an empty cache."""
+        """Simulate the arrivals, from an empty cache."""
         simulation = ReplicaSimulation(self._sizes, self._cost, self._suffix, shares=self._shares)
         return simulation.run(arrivals)
 
     def latencies_s(self, runs: Sequence[Sequence[CheckArrival]]) -> list[float]:
-        """Of all runs, each from an empty cache."""
+        """The simulated latencies of all runs, each from an empty cache."""
         latencies: list[float] = []
         for arrivals in runs:
             latencies += self.replay(arrivals).latencies_s.tolist()
         return latencies
 
     def drawn(self, rate: float) -> Replay:
-        """Arrivals that the planner draws."""
+        """Simulate arrivals that the planner draws."""
         return self.replay(draw_traffic(self._shape, rate, DRAWN, seed=0).arrivals)
 
     @property
     def saturation_per_second(self) -> float:
-        """Checks per second of a queue that is never empty."""
+        """The rate, in checks per second, at which a queue that is never empty is answered."""
         return self.drawn(1e6).per_second
 
 
 @dataclass
 class MeasuredRate:
-    """The runs at one rate: what arrived, and the measured latencies of all."""
+    """The runs at one rate: their arrivals, and the measured latencies of all runs."""
 
     rate: float
     runs: list[list[CheckArrival]] = field(default_factory=list)
@@ -143,7 +146,7 @@ class MeasuredRate:
 
 
 def as_planned(prompts: PromptBuilder, traffic: Sequence[Arrival]) -> list[CheckArrival]:
-    """The load's conversations as the planner reads them: tokens and times, no words."""
+    """The load's conversations as the planner reads them: tokens and times, without words."""
     planned = []
     for number, arrival in enumerate(traffic):
         tokens = len(prompts.prefix_ids(arrival.messages))
@@ -191,7 +194,10 @@ def _measure(
     checks: int,
     repeats: int,
 ) -> tuple[list[BurstRow], list[WakePair]]:
-    """Fill the rates; the bursts and wakes between them: a slower minute meets all."""
+    """Fill the rates with runs. Returns the bursts and the wakes.
+
+    These run between the runs, so that a slower minute of the machine affects all of them.
+    """
     prompts, shares = PromptBuilder.of(recipe), METHODS[method].shares_conversation
     limits = StepLimits(sizes.step_tokens, sizes.max_sequences, BURST_RULES, sizes.block_size)
     plans = draw_bursts(BURSTS * repeats * len(rates), BURST_RULES, seed=2, shares=shares)
@@ -263,9 +269,10 @@ def table(report: PlanValidation) -> str:
         )
     lines += notes(
         "planned: the simulation of the same arrivals, by coefficients of bursts between these",
-        "runs; file: off by, with those of runs/calibration.json, than which the bursts took",
-        f"{report.drift:+.0%} longer; drawn: planned of arrivals that the planner draws itself. By",
-        f"the file it saturates at {report.saturation_per_second:.1f} checks/s.",
+        "runs. file: the error by the coefficients of runs/calibration.json; the bursts took",
+        f"{report.drift:+.0%} longer than these predict. drawn: the simulation of arrivals that",
+        "the planner draws itself. By the file, the engine saturates at",
+        f"{report.saturation_per_second:.1f} checks/s.",
     )
     return "\n".join([*lines, caption(report)])
 

@@ -1,6 +1,6 @@
-"""What a check takes longer that finds the engine asleep: the same check after a pause and without.
+"""The extra time of a check that finds the engine asleep: the same check after a pause and without.
 
-Cold caches, a core that has to wake: under an open-loop load at low rates it meets every check.
+Caches are cold then, and a core has to wake. In an open-loop load at low rates this is every check.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ TOKENS, RULES = 300, 12
 
 
 class WakePair(NamedTuple):
-    """The same work, after a pause and right after other work, in ms."""
+    """The times of the same work, after a pause and right after other work."""
 
     asleep_ms: float
     awake_ms: float
 
 
 def wake_pairs(meter: BurstMeter, count: int) -> list[WakePair]:
-    """So many pairs, one after the other."""
+    """Measure `count` pairs, one after the other."""
     plan = BurstPlan(((TOKENS, min(RULES, meter.most_rules)),))
     pairs = []
     for _ in range(count):

@@ -1,4 +1,1 @@
-"""The race.
-
-One conversation against many rules, as LoRA and as aLoRA, live and as an animated picture.
-"""
+"""The race: one conversation against many rules, by LoRA and by aLoRA, live and as an animation."""

@@ -1,4 +1,4 @@
-"""Shows a race while it runs: two grids that fill, or plain lines where nobody watches.
+"""Shows a race while it runs: two grids that fill, or plain lines without a terminal.
 
 Knows nothing of engines.
 """
@@ -22,7 +22,7 @@ from rich.text import Text
 from guard.method import METHODS
 from serve.bench.race.report import duration
 
-REFRESH_S = 0.1  # at most so often while the clock runs: drawing takes time from the race
+REFRESH_S = 0.1  # at least so long between two drawings: drawing takes time from the race
 PLAIN_SHARE = 0.25  # without a terminal: a line for each quarter of the verdicts
 GRID_COLUMNS = 20
 CELL_LOOKS = {None: ("·", "dim"), False: ("■", "green"), True: ("■", "red")}
@@ -30,7 +30,7 @@ CELL_LOOKS = {None: ("·", "dim"), False: ("■", "green"), True: ("■", "red")
 
 @dataclass
 class LaneView:
-    """What is known of one method's side: a verdict for each rule, None while there is none."""
+    """One method's side so far: a verdict for each rule, None while there is none."""
 
     label: str
     verdicts: list[bool | None]
@@ -39,11 +39,11 @@ class LaneView:
 
     @property
     def done(self) -> int:
-        """Verdicts so far."""
+        """The number of verdicts so far."""
         return len(self.verdicts) - self.verdicts.count(None)
 
     def panel(self) -> Panel:
-        """The grid with progress bar and clock."""
+        """The grid with a progress bar and a clock."""
         grid = Text()
         for number, verdict in enumerate(self.verdicts):
             if number and number % GRID_COLUMNS == 0:
@@ -58,7 +58,7 @@ class LaneView:
         return Panel(lines, title=self.label, expand=False)
 
     def line(self) -> str:
-        """The same in a line."""
+        """The progress in one line."""
         return f"{self.label:<6} {self.done:>4} {self._progress()}"
 
     def _progress(self) -> str:
@@ -66,9 +66,9 @@ class LaneView:
 
 
 class RaceView:
-    """The lanes side by side.
+    """The lanes side by side, as a context manager.
 
-    A context manager; `update` and `finish` are called by whoever measures.
+    Whoever measures calls `update` and `finish`.
     """
 
     def __init__(self, methods: Sequence[str], rules: int, console: Console | None = None) -> None:
@@ -95,7 +95,7 @@ class RaceView:
             self._live.stop()
 
     def update(self, method: str, verdicts: Sequence[bool | None], elapsed_s: float) -> None:
-        """Take in a lane's verdicts; show them if it was not shown a moment ago."""
+        """Take a lane's verdicts, and show them unless it was shown a moment ago."""
         lane = self.lanes[method]
         lane.verdicts, lane.elapsed_s = list(verdicts), elapsed_s
         now = time.perf_counter()

@@ -1,6 +1,6 @@
 """Draws a race as an animated SVG: two lanes whose cells fill at the measured times, over and over.
 
-Animated by SMIL, so it moves inside an <img> too; a viewer that does not animate shows the end of
+SMIL animates it, so it moves inside an <img> too; a viewer that does not animate shows the end of
 the race. Knows nothing of engines.
 """
 
@@ -15,9 +15,9 @@ from itertools import pairwise
 from serve.bench.plot import BLUE, VERMILION
 from serve.bench.race.report import Lane, RaceReport, caption, duration, speedup
 
-LONGEST_S = 15.0  # of the animation; a longer race is shown faster
-HOLD_S = 4.0  # the end stays so long before it begins again
-FRAME_S = 0.1  # of the clocks
+LONGEST_S = 15.0  # the longest animation; a longer race is shown faster
+HOLD_S = 4.0  # how long the end stays before the race begins again
+FRAME_S = 0.1  # between two states of the clocks
 COLUMNS = 20
 CELL, GAP = 16, 4
 LANE_WIDTH = COLUMNS * (CELL + GAP) - GAP
@@ -27,7 +27,7 @@ FOOTER_COLUMNS = 130
 FOOTER_LINE = 16
 COLOURS = (BLUE, VERMILION)
 
-# Readable on light and dark pages: only what is neither cell nor colour changes.
+# Readable on light and dark pages: only text and empty cells change their colour.
 STYLE = """
 text{font-family:ui-sans-serif,system-ui,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}
 .small{font-size:11px;fill:#59636e}
@@ -38,7 +38,7 @@ text{font-family:ui-sans-serif,system-ui,'Segoe UI',Helvetica,Arial,sans-serif;f
 
 
 class RacePicture:
-    """One report's picture. `speed`: seconds of the race in a second of the picture."""
+    """The picture of a report. `speed`: seconds of the race in a second of the picture."""
 
     def __init__(self, report: RaceReport) -> None:
         self._report = report
@@ -88,7 +88,7 @@ class RacePicture:
         empty = _cells(range(len(lane.verdict_s)), x)
         parts = [_text(x, TOP - 22, lane.label, style), f'<path class="empty" d="{empty}"/>']
         for moment in sorted(set(lane.verdict_s)):
-            cells = [rule for rule, at in enumerate(lane.verdict_s) if at == moment]
+            cells = [rule for rule, verdict_s in enumerate(lane.verdict_s) if verdict_s == moment]
             animation = self._animation("opacity", ("0", "1"), (0.0, moment))
             parts.append(f'<path fill="{colour}" d="{_cells(cells, x)}">{animation}</path>')
         return parts + self._clock(lane, x + LANE_WIDTH)
@@ -127,7 +127,7 @@ class RacePicture:
 
 
 def _cells(numbers: Sequence[int], x: int) -> str:
-    """The path of cells of a lane at `x`, by their numbers: row by row."""
+    """The path of a lane's cells with these numbers, counted row by row; the lane is at `x`."""
     squares = []
     for number in numbers:
         row, column = divmod(number, COLUMNS)

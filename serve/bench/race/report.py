@@ -8,11 +8,9 @@ from serve.bench.report import BenchReport, source
 
 
 class Lane(Strict):
-    """One method's side, in the order of the rules.
+    """One method's side, in the order of the rules. Times are from the submission of all rules.
 
-    Times in seconds, from the submission of all rules.
-
-    `violations`: whether the verdict is that the rule is violated.
+    `violations`: whether each rule is violated.
     """
 
     method: str
@@ -42,13 +40,13 @@ class RaceReport(BenchReport):
 
     @property
     def result(self) -> str:
-        """Who won, in a line."""
+        """The times of all lanes and the speedup, in one line."""
         times = [f"{lane.label} {duration(lane.finish_s)}" for lane in self.lanes]
         return f"{', '.join(times)}: {speedup(self)}"
 
 
 def speedup(report: RaceReport) -> str:
-    """How many times as fast the fastest lane was as the slowest, for example `60x`."""
+    """How many times as fast as the slowest lane the fastest was, for example `60x`."""
     finishes = [lane.finish_s for lane in report.lanes]
     ratio = max(finishes) / min(finishes)
     if ratio < 10:
@@ -57,7 +55,7 @@ def speedup(report: RaceReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For example `0.24 s` or `13.8 s`."""
+    """The duration as text, for example `0.24 s` or `13.8 s`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     return f"{seconds:.1f} s"

@@ -1,9 +1,9 @@
-"""A race to watch: one conversation against many rules, as LoRA and as aLoRA, side by side.
+"""A race to watch: one conversation against many rules, by LoRA and by aLoRA, side by side.
 
-All methods of the recipe that are adapters run in one engine, one after the other, each with an
-empty prefix cache and with as many adapters as there are rules: the trained ones of the rule,
-loaded again under other names. What the terminal shows and what the animated `race.svg` replays are
-the times of this one run, in `race.json`. Knows nothing of what the verdicts mean.
+All methods of the recipe that are adapters run in one engine, one after the other. Each starts with
+an empty prefix cache and has as many adapters as there are rules: the rule's trained ones, loaded
+again under other names. The terminal and the animated `race.svg` show the times of this one run,
+which are in `race.json`. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from serve.bench.workload.prompts import conversation, wordings
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
 
 TOKENS, RULES = 1000, 100
-SEED = 1  # of the conversation; the warm-up's is another one
+SEED = 1  # of the conversation; the warm-up has another one
 WARM_UP_SEED, WARM_UP_TOKENS = 2, 100
 
 
 class RaceTrack:
-    """A running engine and its adapters: `names` by method, as many as there are rules."""
+    """A running engine and its adapters: their `names` by method, as many as there are rules."""
 
     def __init__(
         self, engine: GuardEngine, prompts: PromptBuilder, names: Mapping[str, Sequence[str]]
@@ -43,7 +43,7 @@ class RaceTrack:
         self._engine, self._prompts, self._names = engine, prompts, names
 
     def warm_up(self, tokens: int) -> None:
-        """Use every adapter once, and a full step once: first times are slow everywhere."""
+        """Use every adapter once, and a full step once: the first time is always slow."""
         for method, names in self._names.items():
             self._engine.score(self._requests(method, WARM_UP_TOKENS, WARM_UP_SEED, len(names)))
             self._engine.score(self._requests(method, tokens, WARM_UP_SEED, 1))
@@ -63,7 +63,7 @@ class RaceTrack:
         while not call.done:
             self._engine.step()
             elapsed_s = time.perf_counter() - started
-            self._take_in(call, names, verdicts, verdict_s, elapsed_s)
+            self._note_verdicts(call, names, verdicts, verdict_s, elapsed_s)
             view.update(method, verdicts, elapsed_s)
         scores = scores_of(call.results(), where=method)
         violations = tuple(verdict is True for verdict in verdicts)
@@ -76,7 +76,7 @@ class RaceTrack:
             computed_tokens=computed,
         )
 
-    def _take_in(
+    def _note_verdicts(
         self,
         call: Call,
         names: Sequence[str],
@@ -84,7 +84,7 @@ class RaceTrack:
         verdict_s: list[float],
         elapsed_s: float,
     ) -> None:
-        """Note the verdicts of the last step, and when they came."""
+        """Note the verdicts of the last step, and the time when they came."""
         cards = self._engine.rules
         for number, outcome in enumerate(call.outcomes):
             if verdicts[number] is None and isinstance(outcome, Score):
@@ -143,9 +143,10 @@ def publish(report: RaceReport, runs: Path) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
-    add_option(parser, "--rule", "medical_advice", "whose trained adapters race; all for all rules")
-    add_count(parser, "--rules", RULES, "how many rules the conversation is put to")
-    add_count(parser, "--tokens", TOKENS, "of the conversation")
+    text = "the rule whose trained adapters race; all for all rules"
+    add_option(parser, "--rule", "medical_advice", text)
+    add_count(parser, "--rules", RULES, "number of rules that the conversation is put to")
+    add_count(parser, "--tokens", TOKENS, "tokens of the conversation")
     text = "adapters with random weights instead of trained ones"
     parser.add_argument("--random", action="store_true", help=text)
 

@@ -23,7 +23,7 @@ from serve.selection import ServedPart, start_engine
 def measure_cluster(
     parts: Sequence[ServedPart], manifest: ScanManifest, scratch: Path, actors: int
 ) -> ClusterRow:
-    """A scan by so many actors on this machine, or without Ray by an engine here for 0.
+    """Measure a scan by `actors` actors on this machine; for 0, by an engine here without Ray.
 
     Raises GuardError as the scan does.
     """
@@ -51,12 +51,12 @@ def measure_cluster(
 
 
 def idle_s(judged: Sequence[JudgedPart]) -> float:
-    """Seconds that actors were without a part between two of theirs."""
+    """The seconds that actors were without a part, between two parts of theirs."""
     by_actor: dict[int, list[JudgedPart]] = defaultdict(list)
     for part in sorted(judged, key=lambda part: part.began_s):
         by_actor[part.actor].append(part)
-    return sum(
-        later.began_s - earlier.ended_s
-        for of_actor in by_actor.values()
-        for earlier, later in pairwise(of_actor)
-    )
+    idle = 0.0
+    for actor_parts in by_actor.values():
+        for earlier, later in pairwise(actor_parts):
+            idle += later.began_s - earlier.ended_s
+    return idle

@@ -1,6 +1,6 @@
-"""A scan killed at random moments and gone on with, against one that was left alone.
+"""A scan that is killed at random moments and continued, against one that was left alone.
 
-Each is the command that `make scan` runs, in a process of its own. Knows nothing of engines.
+Each scan is the command that `make scan` runs, in a process of its own. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from guard.errors import GuardError
 from serve.bench.scan.report import KilledRow
 from serve.bench.scan.stored import METHOD
 
-MOST_PARTS = 2  # that a scan writes before it is killed again, and what comes in that moment
+MOST_PARTS = 2  # parts that a scan writes before the moment in which it is killed again
 POLL_S = 0.02
 
 
 class RowKey(NamedTuple):
-    """Which conversation and rule a row is of."""
+    """The conversation and the rule of a row."""
 
     source: str
     row: int
@@ -33,7 +33,10 @@ class RowKey(NamedTuple):
 def measure_kills(
     files: Sequence[Path], runs: Path, model: str, rows_a_part: int, kills: int
 ) -> KilledRow:
-    """Scan twice. Raises GuardError if a scan fails, or ends before it was killed so often."""
+    """Scan twice, and kill one scan `kills` times.
+
+    Raises GuardError if a scan fails, or ends before all kills.
+    """
     whole, killed = runs / "whole", runs / "killed"
     command = [sys.executable, "-m", "serve.scan.run", "--files", " ".join(map(str, files))]
     command += ["--runs", str(runs), "--model", model, "--method", METHOD]
@@ -71,20 +74,21 @@ def measure_kills(
 
 
 def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, part_s: float) -> int:
-    """Start and kill so often; how many of the kills came before a new part was written.
+    """Start and kill a scan `kills` times. Returns how many kills came before a new part was
+    written.
 
-    A kill comes while the scan loads, or a random moment after it has written a few parts more.
+    A kill comes while the scan loads, or at a random moment after it has written a few more parts.
     """
     draw = random.Random(0)
     before_judging = 0
     for number in range(kills):
-        before = len(_parts(out))
+        parts_before = len(_parts(out))
         scan = _start(command, out)
         moment_s = draw.uniform(0, 2 * part_s)
-        more = draw.randint(0, MOST_PARTS)
-        if more == 0:
+        more_parts = draw.randint(0, MOST_PARTS)
+        if more_parts == 0:
             moment_s = draw.uniform(0, loading_s)
-        while len(_parts(out)) < before + more and scan.poll() is None:
+        while len(_parts(out)) < parts_before + more_parts and scan.poll() is None:
             time.sleep(POLL_S)
         time.sleep(moment_s)
         if scan.poll() is not None:
@@ -93,7 +97,7 @@ def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, part_
             raise GuardError(problem, got=f"{number} of {kills} kills", remedy=remedy)
         scan.kill()
         scan.wait()
-        before_judging += len(_parts(out)) == before
+        before_judging += len(_parts(out)) == parts_before
         print(f"kill {number + 1}: {len(_parts(out))} parts", flush=True)
     return before_judging
 
@@ -125,10 +129,10 @@ def _line_count(folder: Path) -> int:
     return sum((folder / part).read_bytes().count(b"\n") for part in _parts(folder))
 
 
-def _change(row: dict[str, Any], other_row: dict[str, Any] | None) -> float:
-    """Between two probabilities; 1 where one of the two has none."""
+def _change(row: dict[str, Any], killed_row: dict[str, Any] | None) -> float:
+    """The difference of two rows' probabilities; 1 where only one row has a probability."""
     p = row["p_violation"]
-    q = None if other_row is None else other_row["p_violation"]
+    q = None if killed_row is None else killed_row["p_violation"]
     if p is None or q is None:
         return float(p is not q)
     return float(abs(p - q))

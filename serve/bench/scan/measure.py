@@ -23,7 +23,7 @@ WARM_UP = 64  # conversations
 def measure_throughput(
     parts: Sequence[ServedPart], manifest: ScanManifest, scratch: Path, repeats: int
 ) -> ThroughputRow:
-    """The same conversations straight into the engine, and scanned, on one engine by turns.
+    """Put the same conversations straight into an engine, and scan them on it, by turns.
 
     Raises GuardError if an engine does not start.
     """

@@ -1,4 +1,4 @@
-"""What was measured of a scan, as a file and as a table. Knows nothing of how it was measured."""
+"""The measurements of a scan, as a file and as a table. Knows nothing of how they were made."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from serve.bench.report import BenchReport, Spread, notes
 class KilledRow(Strict):
     """A scan that was killed again and again against one that was not.
 
-    `kills_before_judging`: of `kills`, before a new part was written. `different_rows` have other
-    verdicts or probabilities in the two outputs; missing and repeated ones would be among
-    `missing_rows` and `repeated_rows`.
+    `kills_before_judging`: those of the `kills` that came before a new part was written.
+    `different_rows` have other verdicts or probabilities in the two outputs. Rows that are missing
+    or repeated count as `missing_rows` and `repeated_rows`.
     """
 
     conversations: int
@@ -25,31 +25,36 @@ class KilledRow(Strict):
     missing_rows: int
     repeated_rows: int
     different_rows: int
-    largest_change: float  # of a probability
+    largest_change: float  # in a probability
 
 
 class ThroughputRow(Strict):
-    """Conversations a second, by turns: `engine` asks those in memory and keeps the answers."""
+    """Conversations a second, engine and scan by turns.
+
+    The engine gets conversations in memory and keeps its answers there.
+    """
 
     conversations: int
     rows_a_part: int
     threads: int
     engine_per_s: Spread
     scan_per_s: Spread
-    ratio: Spread  # scan to engine, of each turn
-    reading_s: float  # of all sources, by itself
+    ratio: Spread  # scan over engine, in each turn
+    reading_s: float  # the time to read all sources, without judging
 
 
 class ClusterRow(Strict):
-    """A scan by `actors`, 0 for one without Ray, from the beginning of its first part to the end of
-    its last. `idle_ms`: of an actor between two parts, a conversation. `start_s`: before the first
-    part, engines included.
+    """A scan by `actors` (0: without Ray), from the beginning of its first part to the end of its
+    last.
+
+    `idle_ms`: the time of actors between two parts, for each conversation. `start_s`: the time
+    before the first part, including that of engines to start.
     """
 
     actors: int
     conversations: int
     rows_a_part: int
-    threads: int  # of each engine
+    threads: int  # in each engine
     per_s: float
     idle_ms: float
     start_s: float

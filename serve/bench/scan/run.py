@@ -1,9 +1,9 @@
 """A scan of stored conversations by random aLoRAs: against the engine alone, killed, and on Ray.
 
 `throughput`: the scan against the same conversations sent straight into the engine, by turns.
-`killed`: `make scan` killed by SIGKILL at random moments and gone on with, against one left alone.
-`cluster`: without Ray, by one actor and by two on the same cores. Random weights judge nothing;
-what is compared is time, and output with output. Knows nothing of HTTP.
+`killed`: `make scan` killed by SIGKILL at random moments and continued, against one left alone.
+`cluster`: without Ray, by one actor, and by two on the same cores. Random weights judge nothing;
+only times and outputs are compared. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RULES = 15
 KILLS = 10
 REPEATS = 2
 ACTORS = (0, 1, 2)
-KILLED_PARTS = 40  # files of a scan that is killed: what it loses at each kill is one
+KILLED_PARTS = 40  # files of a scan that is killed: it loses one at each kill
 CLUSTER_PARTS = 20
 
 
@@ -49,17 +49,17 @@ class ScanBench:
         self.parts: list[ServedPart] = served_parts(selection)
 
     def throughput(self, repeats: int) -> ThroughputRow:
-        """Scan and engine by turns."""
+        """Measure scan and engine by turns."""
         rows = min(ROWS_A_PART, self.rows_a_part(2))
         return measure_throughput(self.parts, self._manifest(rows), self.scratch, repeats)
 
     def killed(self, kills: int) -> KilledRow:
-        """Killed and not."""
+        """Measure a scan that is killed, and one that is not."""
         rows = self.rows_a_part(KILLED_PARTS)
         return measure_kills(self.files, self.runs.root, self.recipe.name, rows, kills)
 
     def cluster(self) -> tuple[ClusterRow, ...]:
-        """Without Ray, by one actor, by two."""
+        """Measure scans without Ray, by one actor and by two."""
         from serve.bench.scan.cluster import measure_cluster  # which imports Ray
 
         manifest = self._manifest(self.rows_a_part(CLUSTER_PARTS))
@@ -69,7 +69,7 @@ class ScanBench:
         return tuple(rows)
 
     def rows_a_part(self, parts: int) -> int:
-        """For so many parts."""
+        """The rows of a part, if there are to be `parts` parts."""
         return -(-self.conversations // parts)
 
     def _manifest(self, rows_a_part: int) -> ScanManifest:
@@ -100,10 +100,10 @@ def run(
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     add_parts(parser, PARTS)
-    add_count(parser, "--conversations", CONVERSATIONS, "how many are stored")
+    add_count(parser, "--conversations", CONVERSATIONS, "number of stored conversations")
     add_count(parser, "--kills", KILLS, "how often a scan is killed")
     add_count(parser, "--repeats", REPEATS, "turns of engine and scan")
-    quick = f"{QUICK_CONVERSATIONS} conversations, whatever else is said"
+    quick = f"{QUICK_CONVERSATIONS} conversations, whatever the other options say"
     parser.add_argument("--quick", action="store_true", help=quick)
 
 

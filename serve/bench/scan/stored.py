@@ -1,4 +1,4 @@
-"""What is scanned: conversations of mixed lengths in files of every kind, and random aLoRAs.
+"""The input of a scan: conversations of mixed lengths in files of every kind, and random aLoRAs.
 
 Knows nothing of engines or clocks.
 """
@@ -18,10 +18,10 @@ from guard.recipe import Recipe
 from serve.bench.workload.prompts import ROLES, WORDS, WORDS_PER_TURN
 from serve.bench.workload.random_adapter import save_random_adapters
 
-SHORTEST, LONGEST = 40, 800  # words of a conversation, about as many tokens; by their logarithm
+SHORTEST, LONGEST = 40, 800  # words of a conversation, about as many tokens; log-uniform
 SYSTEM_PROMPTS, SYSTEM_WORDS = 8, 60
-WITH_SYSTEM_PROMPT = 1 / 3  # of the conversations
-UNREADABLE_EVERY = 500  # rows, one of which holds no conversation
+WITH_SYSTEM_PROMPT = 1 / 3  # share of the conversations
+UNREADABLE_EVERY = 500  # one row in so many holds no conversation
 METHOD = "alora"
 
 
@@ -43,7 +43,7 @@ def stored_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def save_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
-    """A quarter of the rows each as JSON lines, compressed, as Parquet, and as JSON lines again."""
+    """Write a quarter of the rows each as JSON lines, compressed, as Parquet, and as JSON lines."""
     import pyarrow
     import pyarrow.parquet
 
@@ -61,7 +61,7 @@ def save_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> list[Path]:
 
 
 def save_rules(runs: Runs, recipe: Recipe, rules: int) -> None:
-    """Random aLoRAs where `make scan` finds a base's rules."""
+    """Write random aLoRAs where `make scan` finds a base's rules."""
     folders = [runs.adapter(recipe.name, f"random_{number:02d}", METHOD) for number in range(rules)]
     save_random_adapters(folders, recipe, METHOD, prompt_builder(recipe))
 

@@ -1,1 +1,1 @@
-"""SGMV microbenchmark: a step's low-rank products, ours, vLLM's, a loop over adapters."""
+"""SGMV microbenchmark: a step's low-rank products by our code, vLLM's, and a loop over adapters."""

@@ -1,4 +1,4 @@
-"""What steps of a fan-out and of a fleet look like: segments of tokens, each with an adapter.
+"""Steps of a fan-out and of a fleet: segments of tokens, each with an adapter.
 
 Knows nothing of weights or operators.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SgmvBatch:
-    """A step's segments, an adapter slot and a number of tokens each, and the ranks of the adapters
+    """A step's segments, each an adapter slot and a number of tokens, and the ranks of the adapters
     in the slots.
     """
 
@@ -21,7 +21,7 @@ class SgmvBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the step."""
+        """The number of tokens in the step."""
         return sum(length for _, length in self.segments)
 
     @property
@@ -34,9 +34,9 @@ class SgmvBatch:
 
 
 def batches(rank: int, suffix: int = 3) -> list[SgmvBatch]:
-    """What steps of a fan-out and of a fleet look like.
+    """Typical steps of a fan-out and of a fleet.
 
-    `rank` is the largest, `suffix` the tokens of a rule.
+    `rank`: the largest rank. `suffix`: the tokens of a rule.
     """
     slots = random.Random(0).sample(range(100), 100)
     lengths = random.Random(1).choices(range(15, 22), k=100)

@@ -1,4 +1,4 @@
-"""The linear layers of a base with random adapters, and the tokens that they are given.
+"""The linear layers of a base with random adapters, and the tokens that they get.
 
 Knows nothing of how the products are computed.
 """
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer's adapters.
-
-    A [slots, 1, rank, in] and B [slots, 1, out, rank] for each slice of its outputs.
+    """A linear layer's adapters: A [slots, 1, rank, in] and B [slots, 1, out, rank] for each slice
+    of its outputs.
     """
 
     inputs: int
     slices: tuple[int, ...]
     a: tuple[torch.Tensor, ...]
     b: tuple[torch.Tensor, ...]  # by columns, as the engine keeps them
-    b_by_rows: tuple[torch.Tensor, ...]  # as vLLM does
+    b_by_rows: tuple[torch.Tensor, ...]  # as vLLM keeps them
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ def work_of(recipe: Recipe, batch: SgmvBatch, rank: int) -> list[LayerWork]:
 
 
 def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> list[Layer]:
-    """One decoder layer's linear layers as vLLM packs them, with random adapters of these ranks,
-    zero above each, of the recipe's type.
+    """One decoder layer's linear layers as vLLM packs them, in the recipe's dtype, with random
+    adapters of these ranks; above its rank an adapter is zero.
     """
     import torch
 
@@ -77,15 +76,14 @@ def layers_of(recipe: Recipe, rank: int, ranks: Sequence[int], seed: int) -> lis
 
 
 def decoder_layers(recipe: Recipe) -> int:
-    """How many decoder layers the base has."""
+    """The number of decoder layers in the base."""
     layers: int = _config(recipe).num_hidden_layers
     return layers
 
 
 def _shapes(recipe: Recipe) -> list[tuple[int, tuple[int, ...]]]:
-    """Inputs and slices of outputs of the linear layers of a decoder layer.
-
-    QKV, O, gate and up, down.
+    """The inputs and the slices of outputs of a decoder layer's linear layers: QKV, O, gate and up,
+    down.
     """
     config = _config(recipe)
     heads, hidden, wide = config.num_attention_heads, config.hidden_size, config.intermediate_size

@@ -1,4 +1,4 @@
-"""What the machine can do: the lower bound that the operators' times are held against.
+"""The machine's limits, which give the lower bound of the operators' times.
 
 Knows nothing of adapters.
 """
@@ -17,26 +17,25 @@ GEMM_SIZE = 2048
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine reaches with all its threads.
-
-    Bytes read, and floating-point operations, a second.
+    """The bytes read and the floating-point operations that the machine reaches a second, with all
+    its threads.
     """
 
     bytes_per_second: float
     flop_per_second: float
 
     def lower_bound_s(self, bytes_read: float, flop: float) -> float:
-        """The roofline: no faster than reading so many bytes and computing so many products."""
+        """The roofline: the longer of the times to read the bytes and to compute the products."""
         return max(bytes_read / self.bytes_per_second, flop / self.flop_per_second)
 
 
 def measured_machine(dtype: str) -> Machine:
-    """What this machine reaches, now, in products of this type."""
+    """Measure what this machine reaches now, for products of this dtype."""
     return Machine(_bytes_per_second(), _flop_per_second(dtype))
 
 
 def _bytes_per_second() -> float:
-    """What the machine reads with all its threads."""
+    """Measure the bytes that the machine reads a second, with all its threads."""
     import torch
 
     numbers = torch.ones(BANDWIDTH_NUMBERS)
@@ -44,7 +43,7 @@ def _bytes_per_second() -> float:
 
 
 def _flop_per_second(dtype: str) -> float:
-    """Of a large matrix product, with all threads: by MKL or oneDNN, whichever is faster here."""
+    """Measure a large matrix product, by MKL or oneDNN, whichever is faster here."""
     import torch
 
     matrix = torch.ones(GEMM_SIZE, GEMM_SIZE, dtype=getattr(torch, dtype))
@@ -57,7 +56,7 @@ def _flop_per_second(dtype: str) -> float:
 
 
 def _median_seconds(action: Callable[[], object], repeats: int) -> float:
-    """After one call that warms up."""
+    """The median time of a call, after one that warms up."""
     action()
     seconds = []
     for _ in range(repeats):

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from serve.bench.sgmv.operators import Operator
 
-BYTES = {"float32": 4, "bfloat16": 2}  # of a number
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of the largest sum
+BYTES = {"float32": 4, "bfloat16": 2}  # in a number
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # as a share of the largest sum
 
 
 def measure(
     recipe: Recipe, batch: SgmvBatch, rank: int, machine: Machine, repeats: int, bar: tqdm
 ) -> list[SgmvRow]:
-    """All operators on one batch, interleaved. Raises GuardError if two disagree."""
+    """Measure all operators on one batch, interleaved. Raises GuardError if two disagree."""
     work = work_of(recipe, batch, rank)
     sides = 0  # inputs and outputs of all factors of rank 1
     for piece in work:
@@ -44,8 +44,8 @@ def measure(
     flop = 0
     for slot, length in batch.segments:
         flop += 2 * length * batch.ranks[slot] * sides
-    of_batch = operators(batch)
-    check(batch, of_batch, work, TOLERANCE[recipe.dtype])
+    batch_operators = operators(batch)
+    check(batch, batch_operators, work, TOLERANCE[recipe.dtype])
     return [
         SgmvRow(
             batch=batch.name,
@@ -54,20 +54,20 @@ def measure(
             lower_bound_ms=1000 * machine.lower_bound_s(bytes_read, flop),
             weights_mib=bytes_read / 2**20,
         )
-        for name, seconds in _timed(of_batch, work, repeats, bar).items()
+        for name, seconds in _timed(batch_operators, work, repeats, bar).items()
     ]
 
 
 def _timed(
-    of_batch: Mapping[str, Operator], work: Sequence[LayerWork], repeats: int, bar: tqdm
+    batch_operators: Mapping[str, Operator], work: Sequence[LayerWork], repeats: int, bar: tqdm
 ) -> dict[str, list[float]]:
-    """Seconds of every repeat, by operator; the operators in another order in every repeat."""
-    seconds: dict[str, list[float]] = {name: [] for name in of_batch}
+    """The seconds of every repeat, by operator. Every repeat has another order of operators."""
+    seconds: dict[str, list[float]] = {name: [] for name in batch_operators}
     for repeat in range(-1, repeats):  # the first is a warm-up
-        for name in random.Random(repeat).sample(list(of_batch), len(of_batch)):
+        for name in random.Random(repeat).sample(list(batch_operators), len(batch_operators)):
             started = time.perf_counter()
             for piece in work:
-                of_batch[name](piece.y, piece.x, piece.layer)
+                batch_operators[name](piece.y, piece.x, piece.layer)
             if repeat >= 0:
                 seconds[name].append(time.perf_counter() - started)
         bar.update()
@@ -76,7 +76,7 @@ def _timed(
 
 def check(
     batch: SgmvBatch,
-    of_batch: Mapping[str, Operator],
+    batch_operators: Mapping[str, Operator],
     work: Sequence[LayerWork],
     tolerance: float,
 ) -> None:
@@ -85,7 +85,7 @@ def check(
     Raises GuardError if one differs by more than `tolerance` of the largest sum.
     """
     reference: list[torch.Tensor] = []
-    for name, operator in of_batch.items():
+    for name, operator in batch_operators.items():
         sums = [_sum(operator, piece) for piece in work]
         reference = reference or sums
         for expected, actual in zip(reference, sums, strict=True):

@@ -1,4 +1,4 @@
-"""Three ways to compute the low-rank products of a batch: ours, vLLM's, a loop over adapters.
+"""Three ways to compute a batch's low-rank products: our code, vLLM's, and a loop over adapters.
 
 Knows nothing of times or tolerances.
 """
@@ -30,7 +30,7 @@ def operators(batch: SgmvBatch, max_batches: int = 1024) -> dict[str, Operator]:
     prepared: set[int] = set()
 
     def ours(y: torch.Tensor, x: torch.Tensor, layer: Layer) -> None:
-        if id(layer) not in prepared:  # in the comparison, before anything is timed
+        if id(layer) not in prepared:  # happens in the comparison, before anything is timed
             know_layer(wrapper, layer.a, layer.b).ranks[:] = batch.ranks
             prepared.add(id(layer))
         wrapper.add_lora_linear(y, x, layer.a, layer.b, 1.0, layer.slices)
@@ -52,7 +52,7 @@ def operators(batch: SgmvBatch, max_batches: int = 1024) -> dict[str, Operator]:
 
 
 def _wrapper(batch: SgmvBatch, max_batches: int) -> Any:
-    """vLLM's entry to the products, patched by the plugin; the batch's tokens have slots."""
+    """vLLM's entry to the products, patched by the plugin, with slots for the batch's tokens."""
     import torch
     import vllm_alora
     from vllm.lora.layers import LoRAMapping
@@ -69,7 +69,7 @@ def _wrapper(batch: SgmvBatch, max_batches: int) -> Any:
 
 
 def _rows_of_slots(batch: SgmvBatch) -> dict[int, slice | torch.Tensor]:
-    """Each adapter's tokens: a slice where they follow one another, as in a fan-out."""
+    """The tokens of each adapter: a slice where they are consecutive, as in a fan-out."""
     import torch
 
     tokens_of_slot: dict[int, list[int]] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from serve.bench.plot import BLUE, GREEN, VERMILION, new_figure, save_figure
 from serve.bench.sgmv.report import LOOP, OURS, VLLMS, SgmvReport, caption
 
-COLOURS = {OURS: VERMILION, LOOP: BLUE, VLLMS: GREEN}  # of each operator
+COLOURS = {OURS: VERMILION, LOOP: BLUE, VLLMS: GREEN}  # by operator
 
 
 def draw(report: SgmvReport, path: Path) -> None:

@@ -12,19 +12,19 @@ OURS, LOOP, VLLMS = "ours", "loop over adapters", "vLLM's operator"
 
 
 class SgmvRow(Strict):
-    """One operator on one batch: all low-rank products of a step, times in ms."""
+    """One operator on one batch: the time of all low-rank products of a step."""
 
     batch: str
     operator: str
     ms: Spread
     lower_bound_ms: float
-    weights_mib: float  # of the adapters, which have to be read once
+    weights_mib: float  # the adapters' weights, which have to be read once
 
 
 class SgmvReport(BenchReport):
     """Everything in `runs/sgmv_bench.json`.
 
-    `bandwidth_gb_s` of reading, `gflop_s` of a large product: measured beside.
+    `bandwidth_gb_s`: that of reading. `gflop_s`: that of a large product. Both are measured too.
     """
 
     rank: int
@@ -46,7 +46,7 @@ def table(report: SgmvReport) -> str:
     lines = [head, "-" * len(head)]
     previous = ""
     for row in report.rows:
-        name = row.batch.removeprefix(previous)  # once a batch
+        name = row.batch.removeprefix(previous)  # the name stands only once a batch
         previous = row.batch
         lines.append(
             f"{name:<{width}} | {row.operator:<18} | {row.ms.text(1):>26} | "

@@ -1,12 +1,9 @@
-"""SGMV microbenchmark.
+"""SGMV microbenchmark: the low-rank products of a step on the CPU, without an engine or a model.
 
-The low-rank products of a step on the CPU, ours, vLLM's own and a plain loop over adapters. No
-engine, no model.
-
-All three compute the same sums on the shapes of the base's layers: y += x A^T B^T for every token
-with its own adapter. The lower bound is a roofline: the time in which the machine reads the
-adapters' weights once, or that of the multiplications at the rate of a large matrix product,
-whichever is longer.
+Our code, vLLM's and a plain loop over adapters compute the same sums on the shapes of the base's
+layers: y += x A^T B^T for every token with its own adapter. The lower bound is a roofline: the time
+to read the adapters' weights once, or to multiply at the rate of a large matrix product, whichever
+is longer.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from serve.bench.sgmv.plot import draw
 from serve.bench.sgmv.report import SgmvReport, SgmvRow, table
 
 REPEATS = 15
-PEFT_RANK = 8  # of a LoRA whose recipe states none
+PEFT_RANK = 8  # PEFT's default, for a recipe that states no rank
 
 
 def run(
@@ -38,14 +35,14 @@ def run(
 ) -> SgmvReport:
     """Measure every operator on every batch, interleaved. Raises GuardError if two disagree.
 
-    `machine`: what it reaches, if that was measured already.
+    `machine`: its limits, if they are measured already.
     """
     rank: int = recipe.methods[recipe.sharing_method].lora.get("r", PEFT_RANK)
     machine = machine or measured_machine(recipe.dtype)
-    chosen = make_batches(rank)
+    measured_batches = make_batches(rank)
     rows: list[SgmvRow] = []
-    with tqdm(total=len(chosen) * (repeats + 1), desc="measuring", unit="step") as bar:
-        for batch in chosen:
+    with tqdm(total=len(measured_batches) * (repeats + 1), desc="measuring", unit="step") as bar:
+        for batch in measured_batches:
             rows += measure(recipe, batch, rank, machine, repeats, bar)
     return SgmvReport(
         **origin(recipe),
@@ -62,7 +59,7 @@ def run(
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument(
-        "--dtype", choices=TOLERANCE, help="default: the one that the base is served in"
+        "--dtype", choices=TOLERANCE, help="default: the dtype that the base is served in"
     )
     add_count(parser, "--repeats", REPEATS, "runs of every operator on every batch")
 

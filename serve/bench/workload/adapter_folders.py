@@ -1,4 +1,4 @@
-"""Which adapters a benchmark measures with: the trained ones, or random ones, as often as it needs.
+"""The adapters that a benchmark measures with: trained or random ones, as many as it needs.
 
 Knows nothing of engines or of what is measured.
 """
@@ -15,7 +15,7 @@ from guard.recipe import Recipe
 from serve.bench.workload.random_adapter import random_adapters
 from serve.engine.adapter import Requirements, trained
 
-MARGIN_TOKENS = 200  # of a rule's suffix, and by which a repeat's conversation may be longer
+MARGIN_TOKENS = 200  # for a rule's suffix, and because a repeat's conversation may be longer
 
 Folders = Mapping[str, Sequence[Path]]  # adapter folders by method
 
@@ -24,16 +24,15 @@ Folders = Mapping[str, Sequence[Path]]  # adapter folders by method
 def adapter_folders(
     recipe: Recipe, runs: Runs, *, is_random: bool, rule: str | None = None
 ) -> Iterator[dict[str, list[Path]]]:
-    """The adapter folders to measure with, by method.
+    """The adapter folders to measure with, by method: random ones, or the trained ones of `rule`
+    (None: of all rules).
 
-    The trained ones of `rule` (None: of all), or random ones.
-
-    Raises GuardError if there is none to serve.
+    Raises GuardError if none can be served.
     """
     methods = recipe.adapter_methods
     if is_random:
         with random_adapters(recipe, methods, 1) as made:
-            yield {method: list(of_method.values()) for method, of_method in made.items()}
+            yield {method: list(by_adapter.values()) for method, by_adapter in made.items()}
         return
     try:
         folders = {}
@@ -46,9 +45,9 @@ def adapter_folders(
 
 
 def _servable(adapters: Mapping[str, Path], recipe: Recipe) -> list[Path]:
-    """The folders that this base can serve; of the others it prints why not.
+    """The folders that this base can serve. Prints why the others are left out.
 
-    Raises GuardError if there is none.
+    Raises GuardError if none can be served.
     """
     requirements = Requirements.of(recipe)
     servable: list[Path] = []
@@ -66,14 +65,13 @@ def _servable(adapters: Mapping[str, Path], recipe: Recipe) -> list[Path]:
 
 
 def copies(folders: Folders, count: int) -> tuple[dict[str, list[str]], dict[str, Path]]:
-    """`count` names for each method, and the folder of each name.
-
-    The same adapters again and again.
+    """`count` names for each method, and the folder of each name. Adapters are reused as often as
+    needed.
     """
     names: dict[str, list[str]] = {}
     adapters: dict[str, Path] = {}
-    for method, of_method in folders.items():
+    for method, method_folders in folders.items():
         names[method] = [f"{method}-{number}" for number in range(count)]
         for number, name in enumerate(names[method]):
-            adapters[name] = of_method[number % len(of_method)]
+            adapters[name] = method_folders[number % len(method_folders)]
     return names, adapters

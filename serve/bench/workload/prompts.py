@@ -1,4 +1,4 @@
-"""What benchmarks ask: conversations of a given length, and as many wordings of a rule as rules.
+"""The prompts of benchmarks: conversations of a given length, and many wordings of a rule.
 
 Knows nothing of engines.
 """
@@ -28,7 +28,7 @@ old one only open
 WORDS = TEXT.split()
 WORDS_PER_TURN = 40
 ROLES = ("user", "assistant")
-GUESSES = 10  # at a conversation's number of words
+GUESSES = 10  # of a conversation's number of words
 TOLERANCE_TOKENS = 5  # of a conversation's length
 
 
@@ -56,26 +56,25 @@ def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple
 
 
 def common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
-    """With how many tokens both begin."""
+    """The number of leading tokens that both share."""
     common = 0
-    for token, other_token in zip(first, second, strict=False):
-        if token != other_token:
+    for first_token, second_token in zip(first, second, strict=False):
+        if first_token != second_token:
             break
         common += 1
     return common
 
 
 def random_rule_text(recipe: Recipe) -> str:
-    """What a random adapter of this recipe reads of its rule."""
+    """The text that a random adapter of this recipe reads of its rule."""
     if recipe.rule_turn == "none":
         return ""
     return RULE_TEXT
 
 
 def wordings(texts: Sequence[str], count: int) -> list[str]:
-    """`count` different rule texts of the same lengths as `texts`.
-
-    These, then their words in another order.
+    """`count` different rule texts of the same lengths as `texts`: these, then their words in
+    other orders.
 
     So no two rules share the blocks behind the conversation, as distinct rules would not. Texts
     that are all empty stay as they are. Raises GuardError if they have too few words for so many

@@ -1,6 +1,6 @@
 """Adapters with random weights, for timing without training.
 
-Knows nothing of rules worth checking; never made unasked.
+They are made only when asked for. Knows nothing of rules worth checking.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from guard.rule import text_hash
 from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights
-NGRAMS = 30_000  # that a random rule knows
-TOKEN_IDS = 16_000  # of which they are made
+NGRAMS = 30_000  # how many a random rule knows
+TOKEN_IDS = 16_000  # from how many they are made
 # PEFT's task type and transformers' class, by kind of base
 TASKS: dict[Kind, tuple[str, str]] = {
     "decoder": ("CAUSAL_LM", "AutoModelForCausalLM"),
@@ -58,8 +58,8 @@ def random_adapters(
 def by_name(folders: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
     """The folders of all methods, by the adapters' names."""
     adapters: dict[str, Path] = {}
-    for of_method in folders.values():
-        adapters |= of_method
+    for method_folders in folders.values():
+        adapters |= method_folders
     return adapters
 
 
@@ -75,8 +75,8 @@ def save_random_adapters(
     prompts: PromptBuilder,
     scale: float = SCALE,
 ) -> None:
-    """Write adapter folders as training would, with the recipe's rank and targets, and for weights
-    noise that no two have in common. An encoder's has a head and words of its own.
+    """Write adapter folders as training would, with the recipe's rank and targets. The weights are
+    noise that no two adapters share. An encoder's adapter has a head and words of its own.
     """
     import torch
     import transformers
@@ -129,7 +129,7 @@ def save_random_heads(
 
 
 def _random_words(noise: np.random.Generator) -> WordWeights:
-    """As many as a rule knows that was trained on 2,400 rows."""
+    """Random words, as many as a rule knows that was trained on 2,400 rows."""
     text = noise.integers(TOKEN_IDS, size=NGRAMS // 2)  # as many tokens as pairs
     ngrams = np.unique(ngram_rows([text.tolist()]).keys)
     vocabulary = NgramVocabulary(ngrams, np.ones(len(ngrams), np.float32))

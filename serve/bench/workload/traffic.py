@@ -18,9 +18,9 @@ Done = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Timed:
-    """What a run of traffic took, in seconds.
+    """The times of a run of traffic.
 
-    `latencies_s`: of each request in the order submitted, from when it was due to its answer.
+    `latencies_s`: one for each request in the order submitted, from when it was due to its answer.
     """
 
     wall_s: float
@@ -33,14 +33,13 @@ class Timed:
 
 
 def round_robin(adapters: int, requests: int) -> list[int]:
-    """The adapter of each request: one after the other, the worst order for an LRU cache."""
+    """The adapter of each request, one after the other: the worst order for an LRU cache."""
     return [number % adapters for number in range(requests)]
 
 
 def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
-    """The adapter of each request.
-
-    The k-th most popular with probability proportional to k ** -alpha.
+    """The adapter of each request. The k-th most popular is drawn with a probability proportional
+    to k ** -alpha.
     """
     weights = np.arange(1, adapters + 1) ** -float(alpha)
     chosen = np.random.default_rng(seed).choice(adapters, size=requests, p=weights / weights.sum())
@@ -48,7 +47,7 @@ def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
 
 
 def poisson(per_second: float, requests: int, seed: int) -> list[float]:
-    """When each request is due, in seconds from the start."""
+    """The time when each request is due, in seconds from the start."""
     gaps = np.random.default_rng(seed).exponential(1 / per_second, requests)
     return [float(due) for due in gaps.cumsum()]
 
@@ -58,7 +57,7 @@ def closed_loop(
 ) -> Timed:
     """Keep `workers` requests in flight until `requests` are answered.
 
-    `submit(number)` returns a function that says whether it is.
+    `submit(number)` returns a function that says whether the request is answered.
     """
     latencies = [0.0] * requests
     in_flight: dict[int, tuple[float, Done]] = {}

@@ -1,7 +1,8 @@
-"""A device that is not here: what a step takes by its operations and bytes. Never measured.
+"""A device that is not here: the time of a step computed from its operations and bytes, never
+measured.
 
-A step takes as long as the slower of computing and reading memory allow, and the host's time for
-each step and rule on top, unless it is hidden. Knows nothing of queues.
+A step takes the longer of the times for computing and for reading memory. The host's time for each
+step and rule comes on top, as far as the device does not hide it. Knows nothing of queues.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ TERA, GIGA = 1e12, 1e9
 
 
 class Device(Strict):
-    """`recipes/devices/<name>.yaml`. Each `source` says where its figures are from.
+    """The content of `recipes/devices/<name>.yaml`. Each `source` says where its figures are from.
 
-    `compute_share`, `memory_share`: of the peaks that a step reaches, an assumption.
+    `compute_share`, `memory_share`: the assumed shares of the peaks that a step reaches.
     `reads_shared_once`: whether rules read their conversation's keys and values once a step, as our
-    CPU kernels do, or once a rule. `host_…`: what Python takes beside the model.
-    `host_to_device_gb_s`, `disk_gb_s`: how fast an adapter is copied, and read.
+    CPU kernels do, or once a rule. `host_…`: the time that Python takes beside the model.
+    `host_to_device_gb_s`, `disk_gb_s`: how fast an adapter is copied, and read from disk.
     """
 
     name: str
@@ -50,13 +51,16 @@ class Device(Strict):
 
 
 def load_device(name: str, folder: Path = DEVICES) -> Device:
-    """The device of this name. Raises GuardError that names the known ones."""
+    """The device of this name. Raises a GuardError that names the known devices."""
     return load(folder / f"{name}.yaml", Device)
 
 
 @dataclass(frozen=True)
 class ComputedCost:
-    """A StepCost by operations and bytes. `adapter_weights`: numbers of one adapter."""
+    """A StepCost computed from operations and bytes.
+
+    `adapter_weights`: the count of one adapter's weights.
+    """
 
     device: Device
     shape: DecoderShape
@@ -65,19 +69,19 @@ class ComputedCost:
     wake_ms: float = 0.0
 
     def step_ms(self, work: StepWork) -> float:
-        """Steps of this work, their adapters' copies and loads included."""
+        """The time of steps of this work, with the copies and loads of their adapters."""
         device_s = max(self.compute_s(work), self.memory_s(work))
         host_ms = work.steps * self.device.host_step_ms + work.sequences * self.device.host_rule_ms
         return 1000 * (device_s + self.swap_s(work)) + host_ms
 
     def compute_s(self, work: StepWork) -> float:
-        """All products at the share of the peak that is assumed."""
+        """The time of all products, at the assumed share of the peak."""
         flops = work.tokens * self.shape.token_flops() + work.pairs * self.shape.pair_flops()
         flops += work.adapted * 2.0 * self.adapter_weights
         return flops / (self.device.peak_tflops * TERA * self.device.compute_share)
 
     def memory_s(self, work: StepWork) -> float:
-        """Weights once a step, an adapter a rule, and earlier keys and values."""
+        """The time to read the base's weights, each rule's adapter, and earlier keys and values."""
         numbers = work.steps * self.shape.weights + work.sequences * self.adapter_weights
         if not self.device.reads_shared_once:
             numbers += work.reads * self.shape.key_value_width
@@ -85,11 +89,11 @@ class ComputedCost:
         return numbers * self.width / bandwidth
 
     def swap_s(self, work: StepWork) -> float:
-        """Copies into slots, and reads from disk; nothing of them is hidden."""
+        """The time of copies into slots and reads from disk; none of it is hidden."""
         size = self.adapter_weights * self.width
         copied = work.swap_ins * size / (self.device.host_to_device_gb_s * GIGA)
         return copied + work.loads * size / (self.device.disk_gb_s * GIGA)
 
     def submit_ms(self, tokens: int, rules: int) -> float:
-        """To put a check into the engine; its rules' part is in `host_rule_ms`."""
+        """The time to put a check into the engine, without its rules: see `host_rule_ms`."""
         return self.device.host_check_ms + self.device.host_token_us * tokens / 1000

@@ -19,7 +19,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 class DecoderShape(Strict):
-    """What a decoder's config.json says of its layers. `has_head_norms`: Qwen3's, of q and k."""
+    """The sizes of a decoder's layers, from its config.json.
+
+    `has_head_norms`: whether q and k are normalised, as in Qwen3.
+    """
 
     num_hidden_layers: int
     hidden_size: int
@@ -33,7 +36,7 @@ class DecoderShape(Strict):
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """The linear layers of a layer by name: the width that each reads, and writes."""
+        """The projections of a layer by name: the widths of what each reads and writes."""
         hidden, inner = self.hidden_size, self.intermediate_size
         heads = self.num_attention_heads * self.head_dim
         key_values = self.num_key_value_heads * self.head_dim
@@ -49,12 +52,12 @@ class DecoderShape(Strict):
 
     @property
     def layer_weights(self) -> int:
-        """Weights of a layer's projections: each multiplies every token once."""
+        """The number of weights in a layer's projections; each multiplies every token once."""
         return sum(reads * writes for reads, writes in self.projections.values())
 
     @property
     def weights(self) -> int:
-        """All parameters; an output layer that is tied to the embedding counts once."""
+        """The number of all parameters; an output layer tied to the embedding counts once."""
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.has_head_norms else 0)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         layers = self.num_hidden_layers * (self.layer_weights + norms)
@@ -62,11 +65,14 @@ class DecoderShape(Strict):
 
     @property
     def key_value_width(self) -> int:
-        """Numbers of one token's keys and values in all layers."""
+        """How many numbers one token's keys and values have in all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
     def adapter_weights(self, rank: int, targets: Sequence[str]) -> int:
-        """Weights of a low-rank adapter of these projections. Raises GuardError for others."""
+        """The number of weights in a low-rank adapter of these projections.
+
+        Raises GuardError for other projections.
+        """
         per_layer = 0
         for name in targets:
             if name not in self.projections:
@@ -76,16 +82,16 @@ class DecoderShape(Strict):
         return self.num_hidden_layers * per_layer
 
     def token_flops(self) -> float:
-        """Operations of a token in the projections, two a weight."""
+        """The operations of a token in the projections: two a weight."""
         return 2.0 * self.num_hidden_layers * self.layer_weights
 
     def pair_flops(self) -> float:
-        """Operations of a token and one that it attends to: scores and values, two each."""
+        """The operations of a token and one that it attends to: scores and values, two each."""
         return 4.0 * self.num_hidden_layers * self.num_attention_heads * self.head_dim
 
 
 def shape_of(recipe: Recipe) -> DecoderShape:
-    """Of a recipe's base, from its folder's config.json.
+    """The shape of a recipe's base, from the config.json in its folder.
 
     Raises GuardError where the base is not a folder, or is no decoder of this kind.
     """
@@ -108,11 +114,11 @@ def shape_of(recipe: Recipe) -> DecoderShape:
 
 
 def adapter_targets(recipe: Recipe, method: str) -> tuple[str, ...]:
-    """The projections that a method's adapters change, by the recipe."""
+    """The projections that a method's adapters change, according to the recipe."""
     targets = recipe.settings(method).lora.get("target_modules", PROJECTIONS)
     return PROJECTIONS if targets == "all-linear" else tuple(targets)
 
 
 def adapter_rank(recipe: Recipe, method: str) -> int:
-    """The rank of a method's adapters, by the recipe; PEFT's own is 8."""
+    """The rank of a method's adapters, according to the recipe; PEFT's default is 8."""
     return int(recipe.settings(method).lora.get("r", 8))

@@ -23,9 +23,9 @@ SUBMIT_FEATURES = ("checks", "conversation_tokens", "rules")
 
 
 class BurstRow(Strict):
-    """Checks that were submitted at once: what they took, and what their steps compute.
+    """Checks that were submitted at once: the time they took, and the work of their steps.
 
-    `steps` were run, `work["steps"]` are what the planner's scheduler says.
+    `steps`: the steps that ran; `work["steps"]` is the planner's own count.
     """
 
     method: str
@@ -39,11 +39,11 @@ class BurstRow(Strict):
 
 
 class FittedCost(Strict):
-    """What a method's work takes, in ms: linear in what the steps compute; a StepCost.
+    """A StepCost that is linear in what the steps compute, in ms.
 
-    `submit`: by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: of an adapter. `wake_ms`: what a check
-    takes longer that finds the engine asleep. `error`: the median of what the fit is off by on its
-    own bursts, relative.
+    `submit`: coefficients by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: the times for an adapter.
+    `wake_ms`: the extra time of a check that finds the engine asleep. `error`: the median relative
+    error of the fit on its own bursts.
     """
 
     step: dict[str, float]
@@ -54,21 +54,21 @@ class FittedCost(Strict):
     error: float = 0.0
 
     def step_ms(self, work: StepWork) -> float:
-        """Steps of this work, their adapters' copies and loads included."""
+        """The time of steps of this work, with the copies and loads of their adapters."""
         computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
         return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
 
     def submit_ms(self, tokens: int, rules: int) -> float:
-        """To put a check into the engine."""
-        checks, of_tokens, of_rules = (self.submit[name] for name in SUBMIT_FEATURES)
-        return checks + of_tokens * tokens + of_rules * rules
+        """The time to put a check into the engine."""
+        check_ms, token_ms, rule_ms = (self.submit[name] for name in SUBMIT_FEATURES)
+        return check_ms + token_ms * tokens + rule_ms * rules
 
 
 class EngineSizes(Strict):
-    """What the measured engine was: tokens and sequences of a step at most, and its cache.
+    """The sizes of the measured engine: the largest step, and the cache.
 
-    `scaffold_tokens`: whole blocks that every conversation's prompt begins with, so that the cache
-    holds them. `suffix_tokens`: what a rule adds.
+    `scaffold_tokens`: the length of the whole blocks that every conversation's prompt begins with,
+    which the cache therefore holds. `suffix_tokens`: the tokens that a rule adds.
     """
 
     step_tokens: int
@@ -80,7 +80,7 @@ class EngineSizes(Strict):
 
 
 class DeviceCalibration(Strict):
-    """Everything in `runs/calibration.json`. `methods`: the coefficients of each."""
+    """Everything in `runs/calibration.json`. `methods`: the coefficients of each method."""
 
     commit: str
     hardware: str
@@ -92,7 +92,7 @@ class DeviceCalibration(Strict):
     bursts: tuple[BurstRow, ...]
 
     def cost(self, method: str) -> FittedCost:
-        """Of a method. Raises GuardError where it was not measured."""
+        """The coefficients of a method. Raises GuardError where it was not measured."""
         if method not in self.methods:
             remedy = choose_from(method, self.methods)
             raise GuardError("the calibration has no such method", got=method, remedy=remedy)
@@ -100,7 +100,7 @@ class DeviceCalibration(Strict):
 
 
 def load_calibration(path: Path) -> DeviceCalibration:
-    """Read the file. Raises GuardError where there is none, or it is of another version."""
+    """Read the file. Raises GuardError where there is none, or it has another version."""
     remedy = f"Run `{COMMAND}`"
     if not path.is_file():
         raise GuardError("this machine was not calibrated", where=path, remedy=remedy)
@@ -112,7 +112,7 @@ def load_calibration(path: Path) -> DeviceCalibration:
 
 
 def fitted(rows: Sequence[BurstRow]) -> FittedCost:
-    """The coefficients with the smallest relative errors, none below 0. Of one method's bursts."""
+    """The coefficients with the smallest relative errors on one method's bursts, none below 0."""
     step_rows = [[row.work[name] for name in FEATURES] for row in rows]
     submit_rows = [[float(getattr(row, name)) for name in SUBMIT_FEATURES] for row in rows]
     steps_ms = [row.steps_ms for row in rows]
@@ -136,9 +136,9 @@ def non_negative(
 ) -> np.ndarray:
     """A coefficient for each column, none below 0: least squares of relative errors.
 
-    Relative to what the coefficients of the round before predict: relative to what was measured, a
-    burst counts the less the slower the machine happened to be, and all coefficients come out low.
-    Columns are scaled, so that small features count too.
+    Errors are relative to the prediction of the round before. If they were relative to the measured
+    times, a burst would count the less the slower the machine happened to be, and all coefficients
+    would come out low. Columns are scaled, so that small features count too.
     """
     counts, times = np.asarray(features, dtype=float), np.asarray(measured, dtype=float)
     predicted = times

@@ -1,4 +1,4 @@
-"""What a device's memory holds: weights, adapters in slots, keys and values. All counted.
+"""What a device's memory holds: weights, adapters in slots, keys and values. Nothing is measured.
 
 The shares are the engine's own (`serve.engine.backends.arguments.shared_out`).
 """
@@ -15,7 +15,10 @@ from serve.plan.device.architecture import DecoderShape
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """Bytes of a device's memory, and what they hold. `host_bytes`: adapters in host memory."""
+    """The parts of a device's memory in bytes, and how much each holds.
+
+    `host_bytes`: the size of the adapters in host memory.
+    """
 
     weights_bytes: int
     adapters_bytes: int
@@ -28,7 +31,10 @@ class MemorySplit:
 
 
 def sizes_by_shape(shape: DecoderShape, adapter_weights: int, width: int) -> Sizes:
-    """Bytes of the base, a token's keys and values, and an adapter, all in numbers of `width`."""
+    """The bytes of the base, a token's keys and values, and an adapter.
+
+    `width`: the bytes of a number.
+    """
     return Sizes(
         token=shape.key_value_width * width,
         adapter=adapter_weights * width,
@@ -46,9 +52,10 @@ def split_memory(
     slots: int | None = None,
     workspace_bytes: int = 0,
 ) -> MemorySplit:
-    """As an engine shares it out. `memory.device_gib` is what is left beside the base's weights.
+    """The parts into which an engine splits its memory.
 
-    Raises GuardError where it holds no conversation of the full context and an adapter.
+    `memory.device_gib`: the memory beside the base's weights. Raises GuardError where it cannot
+    hold an adapter and one conversation of the full context.
     """
     if memory.device_gib is None:
         remedy = "State `memory_gib` in the plan"
@@ -69,7 +76,7 @@ def split_memory(
 
 
 def memory_left(memory_gib: float, sizes: Sizes, workspace_gib: float) -> float:
-    """GiB beside the base's weights and the workspace. Raises GuardError where none is left."""
+    """The GiB beside the base's weights and the workspace. Raises GuardError where none is left."""
     left = memory_gib - sizes.weights / GIB - workspace_gib
     if left <= 0:
         remedy = f"It needs {memory_gib - left:.1f} GiB and room for conversations"

@@ -1,4 +1,4 @@
-"""What a step of the engine takes, from what it computes. Knows nothing of who asked for it."""
+"""The time that a step of the engine takes, from what it computes. Knows nothing of checks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 @dataclass
 class StepWork:
-    """What one step computes, or several steps together; the simulation counts it.
+    """The work of one step, or of several together, as the simulation counts it.
 
-    `adapted` are tokens under an adapter, `pairs` pairs of a token and one that it attends to,
-    `reads` tokens of earlier context that the step's sequences read, once a sequence.
+    `adapted`: tokens under an adapter. `pairs`: pairs of a token and one that it attends to.
+    `reads`: tokens of earlier context that the step's sequences read, counted for each sequence.
     """
 
     steps: int = 0
@@ -30,17 +30,17 @@ class StepWork:
 
 
 class StepCost(Protocol):
-    """How long a device takes. `wake_ms`: what a check takes longer that finds it asleep."""
+    """The times that a device takes."""
 
     @property
     def wake_ms(self) -> float:
-        """In ms."""
+        """The extra time of a check that finds the engine asleep."""
         ...
 
     def step_ms(self, work: StepWork) -> float:
-        """A step of this work, its adapters' copies and loads included."""
+        """The time of a step of this work, with the copies and loads of its adapters."""
         ...
 
     def submit_ms(self, tokens: int, rules: int) -> float:
-        """To put a check into the engine: its tokenising and its requests."""
+        """The time to put a check into the engine: to tokenise it and submit its requests."""
         ...

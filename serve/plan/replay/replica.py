@@ -1,8 +1,8 @@
 """A replica on paper: arrivals in, latencies out.
 
-As `EngineThread`: what has come in is submitted, then a step runs, and what comes meanwhile waits
-for its end. Conversations stay in the cache until others need the room. Knows nothing of what a
-step costs on which device.
+It works as `EngineThread` does: checks that have arrived are submitted, then a step runs, and those
+that arrive meanwhile wait for its end. Conversations stay in the cache until others need the room.
+Knows nothing of what a step costs on which device.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from serve.plan.traffic.arrival import CheckArrival
 
 @dataclass(frozen=True)
 class ReplicaSizes:
-    """What a replica has room for. `cache_tokens`: of keys and values.
+    """What a replica has room for.
 
-    `max_open`: checks in the engine at once (the server's MAX_OPEN); None: all that have come.
+    `cache_tokens`: tokens whose keys and values the cache holds. `max_open`: checks in the engine
+    at once (the server's MAX_OPEN), without a limit where it is None.
     """
 
     limits: StepLimits
@@ -38,8 +39,8 @@ class ReplicaSizes:
 class Replay:
     """What became of the counted arrivals, in their order; times in seconds.
 
-    `wall_s`: from time 0, or behind a warm-up from the first counted arrival, to the last answer;
-    `busy_s` of it at work.
+    `wall_s`: the time to the last answer, from time 0 or, after a warm-up, from the first counted
+    arrival. `busy_s`: the part of it at work.
     """
 
     latencies_s: np.ndarray
@@ -66,24 +67,25 @@ class Replay:
 
 @dataclass
 class ConversationCache:
-    """How much of which conversation the cache holds; the least recently used goes first."""
+    """How many tokens of each conversation the cache holds; evicts the least recently used."""
 
     capacity: int
     block_size: int
-    scaffold: int = 0  # tokens that all of them begin with
+    scaffold: int = 0  # tokens that all conversations begin with
     _held: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
     _used: int = 0
 
     def held(self, session: int) -> int:
-        """Tokens of the conversation, in whole blocks."""
+        """How many tokens of the conversation it holds, in whole blocks."""
         if not self._held:
             return 0
         tokens, _ = self._held.get(session, (0, 0))
         return max(self.scaffold, tokens // self.block_size * self.block_size)
 
     def put(self, session: int, tokens: int, copies: int) -> None:
-        """The conversation was computed up to here; `copies`: one where rules share it, else one a
-        rule.
+        """Note that the conversation was computed up to `tokens`.
+
+        `copies`: one where rules share the conversation, else one for each rule.
         """
         self._used -= self._held.pop(session, (0, 0))[1]
         size = tokens * copies
@@ -95,7 +97,7 @@ class ConversationCache:
 
 
 class ReplicaSimulation:
-    """One run of arrivals, sorted by when they are due, through one replica."""
+    """One run of arrivals, sorted by the time when they are due, through one replica."""
 
     def __init__(
         self, sizes: ReplicaSizes, cost: StepCost, suffix_tokens: int, *, shares: bool
@@ -108,7 +110,7 @@ class ReplicaSimulation:
         self._cache = ConversationCache(
             sizes.cache_tokens, sizes.limits.block_size, sizes.scaffold_tokens
         )
-        self._left: dict[int, int] = {}  # check -> its rules without an answer
+        self._left: dict[int, int] = {}  # check -> number of its rules without an answer
         self._cached_tokens = 0
 
     def run(self, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
@@ -147,7 +149,7 @@ class ReplicaSimulation:
         return self._sizes.max_open is None or len(self._left) < self._sizes.max_open
 
     def _submit(self, number: int, arrival: CheckArrival) -> float:
-        """Queue the check; the seconds that this takes."""
+        """Queue the check. Returns the seconds that this takes."""
         cached = arrival.cached_tokens
         if cached is None:
             cached = self._cache.held(arrival.session)
@@ -161,7 +163,10 @@ class ReplicaSimulation:
         return self._cost.submit_ms(arrival.tokens, len(arrival.rules)) / 1000
 
     def _step(self, total: StepWork, *, is_asleep: bool) -> float:
-        """Run a step, the first one after nothing was to do or not; the ms that it takes."""
+        """Run a step. Returns the ms that it takes.
+
+        `is_asleep`: whether it is the first step after a time without work.
+        """
         step = self._scheduler.next_step()
         step.work.swap_ins, step.work.loads = self._slots.use(step.adapters)
         total.add(step.work)

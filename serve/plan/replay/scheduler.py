@@ -1,9 +1,9 @@
 """Which work goes into a step: the engine's batching, without an engine.
 
-As vLLM's scheduler under our priorities: what has begun goes on, then what waits in the order of
-its virtual start (`serve.engine.fair_queue`, the engine's own), ahead by what the cache holds
-of it; up to so many tokens, sequences and adapters a step. The rules of a conversation come in the
-step that finishes it. Knows nothing of time.
+It works as vLLM's scheduler does under our priorities: what has begun goes on, then what waits is
+taken in the order of its virtual start (`serve.engine.fair_queue`, the engine's own), earlier by
+the tokens that the cache holds of it. A step is limited in tokens, sequences and adapters. The
+rules of a conversation come in the step that finishes it. Knows nothing of time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from serve.engine.dispatch import QUANTUM_STEPS
 from serve.engine.fair_queue import FairQueue
 from serve.plan.device.step_cost import StepWork
 
-# vLLM's own, where a recipe's `engine` names none.
+# vLLM's defaults, for recipes whose `engine` does not set them.
 STEP_TOKENS, MAX_SEQUENCES = 2048, 128
 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The engine's sizes. `slots`: adapters that a step can use, and that stay on the device."""
+    """The engine's limits. `slots`: adapters that stay on the device and that a step can use."""
 
     step_tokens: int
     max_sequences: int
@@ -32,30 +32,30 @@ class StepLimits:
 
 @dataclass
 class WaitingRules:
-    """Rules of one check that start together, and what is left of their work.
+    """Rules of one check that start together, and their work that is left.
 
-    `shared` tokens are computed once, with the first rule, from position `start` on; each rule has
-    `own` tokens behind them. `done` of the rule in hand are computed.
+    `shared` tokens are computed once, with the first rule, from position `start` on. Each rule has
+    `rule_tokens` behind them. `taken` rules are computed, and `done` tokens of the next one.
     """
 
     check: int
     rules: list[int]
     start: int
     shared: int
-    own: int
-    virtual_tokens: int  # by which virtual time advances when all are answered
+    rule_tokens: int
+    virtual_tokens: int  # by how much virtual time advances when all rules are answered
     done: int = 0
     taken: int = 0
 
     @property
     def left(self) -> int:
-        """Rules that are not computed yet."""
+        """The number of rules that are not computed yet."""
         return len(self.rules) - self.taken
 
 
 @dataclass
 class ScheduledStep:
-    """A step's work, its adapters, and how many rules of which check it answers."""
+    """A step's work, its adapters, and the checks with the number of rules that it answers."""
 
     work: StepWork = field(default_factory=lambda: StepWork(steps=1))
     adapters: set[int] = field(default_factory=set)
@@ -65,7 +65,7 @@ class ScheduledStep:
 class StepScheduler:
     """The queue of a replica. `shares`: whether rules share the conversation, as aLoRAs do.
 
-    Where all have slots, a step does not say which adapters it needs.
+    `all_have_slots`: then a step does not say which adapters it needs.
     """
 
     def __init__(
@@ -94,25 +94,25 @@ class StepScheduler:
         groups: dict[int, WaitingRules] = {}
         for rule in rules:
             shared = tokens if self._shares else 0
-            start, own = queue.next(check, tokens + self._suffix, shared)
+            start, virtual_tokens = queue.next(check, tokens + self._suffix, shared)
             if start not in groups:
                 is_first = not groups
                 groups[start] = self._group(check, tokens, cached, is_first=is_first)
             groups[start].rules.append(rule)
-            groups[start].virtual_tokens += own
+            groups[start].virtual_tokens += virtual_tokens
         for start, group in groups.items():
             heapq.heappush(self._waiting, (start - cached, next(self._order), group))
 
     def _group(self, check: int, tokens: int, cached: int, *, is_first: bool) -> WaitingRules:
         if not self._shares:
-            own = tokens - cached + self._suffix
-            return WaitingRules(check, [], cached, 0, own, 0)
+            rule_tokens = tokens - cached + self._suffix
+            return WaitingRules(check, [], cached, 0, rule_tokens, 0)
         if not is_first:
             return WaitingRules(check, [], tokens, 0, self._suffix, 0)
         return WaitingRules(check, [], cached, tokens - cached, self._suffix, 0)
 
     def next_step(self) -> ScheduledStep:
-        """Take as much as a step holds."""
+        """Take as much waiting work as a step holds."""
         step = ScheduledStep()
         begun, self._begun = self._begun, []
         for group in begun:
@@ -141,7 +141,7 @@ class StepScheduler:
         return self._limits.step_tokens - step.work.tokens
 
     def _take(self, group: WaitingRules, step: ScheduledStep) -> None:
-        """Put what fits of the group into the step."""
+        """Put as many of the group's rules into the step as fit."""
         answered = 0
         while group.left and self._has_place(group.rules[group.taken], step):
             if not self._compute(group, step):
@@ -161,37 +161,43 @@ class StepScheduler:
         return is_free or rule in step.adapters
 
     def _compute(self, group: WaitingRules, step: ScheduledStep) -> bool:
-        """As much of the group's next rule as fits; whether that answers it."""
+        """Put as much of the group's next rule into the step as fits.
+
+        Returns whether that answers the rule.
+        """
         shared_left = max(0, group.shared - group.done)
-        tokens = min(self._room(step), group.shared + group.own - group.done)
-        own = max(0, tokens - shared_left)
+        tokens = min(self._room(step), group.shared + group.rule_tokens - group.done)
+        adapted = max(0, tokens - shared_left)
         _count(step.work, group.start + group.done, tokens)
-        step.work.adapted += own
-        if own:
+        step.work.adapted += adapted
+        if adapted:
             step.adapters.add(group.rules[group.taken])
         group.done += tokens
-        if group.done < group.shared + group.own:
+        if group.done < group.shared + group.rule_tokens:
             return False
         group.taken += 1
         group.start, group.shared, group.done = group.start + group.shared, 0, 0
         return True
 
     def _compute_alike(self, group: WaitingRules, step: ScheduledStep) -> int:
-        """As many of the group's next rules as fit whole, which are all alike; how many."""
+        """Put as many of the group's next rules, which are all alike, into the step as fit whole.
+
+        Returns how many.
+        """
         seats = self._limits.max_sequences - step.work.sequences
-        count = min(group.left, seats, self._room(step) // group.own)
-        work, tokens = step.work, count * group.own
+        count = min(group.left, seats, self._room(step) // group.rule_tokens)
+        work, tokens = step.work, count * group.rule_tokens
         work.tokens += tokens
         work.adapted += tokens
         work.sequences += count
         work.reads += count * group.start
-        work.pairs += tokens * group.start + tokens * group.own / 2
+        work.pairs += tokens * group.start + tokens * group.rule_tokens / 2
         group.taken += count
         return count
 
 
 def _count(work: StepWork, start: int, tokens: int) -> None:
-    """A sequence's tokens from position `start` on."""
+    """Add a sequence's tokens from position `start` on."""
     work.tokens += tokens
     work.sequences += 1
     work.reads += start

@@ -1,4 +1,4 @@
-"""Which adapters are on the device and in host memory: the eviction policy of the engine's plugin.
+"""Which adapters are on the device and in host memory, by the eviction policy of the plugin.
 
 Knows nothing of time.
 """
@@ -11,7 +11,7 @@ from vllm_alora.weights.slots import Heat
 
 
 class AdapterSlots:
-    """Slots on the device, and copies in host memory; what is in neither lies on disk.
+    """Slots on the device, and copies in host memory; all other adapters lie on disk.
 
     At the start the first adapters are in both, as after an engine has loaded them.
     """
@@ -30,7 +30,10 @@ class AdapterSlots:
         return tuple(sorted(rules, key=lambda rule: rule not in self._in_slots))
 
     def use(self, adapters: Collection[int]) -> tuple[int, int]:
-        """A step with these adapters: how many are copied into a slot, and read from disk."""
+        """Use these adapters in a step.
+
+        Returns how many are copied into a slot, and how many are read from disk.
+        """
         if self.always_fit:
             return 0, 0
         self._heat.begin(adapters)

@@ -1,4 +1,4 @@
-"""What the routing study says, as a table and a plot. Every number in it is computed."""
+"""The results of the routing study as a table and a plot. Every number in them is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ MARKERS = "os^Dv"
 
 
 class RoutingRow(Strict):
-    """One run (`RoutingOutcome` says what is counted). `churn`: replaced a minute, of all."""
+    """One run; `RoutingOutcome` says what is counted.
+
+    `churn`: the share of all replicas that is replaced each minute.
+    """
 
     router: str
     turns: float
@@ -76,7 +79,7 @@ def table(report: RoutingReport) -> str:
 
 
 def caption(report: RoutingReport) -> str:
-    """What was simulated, in a line."""
+    """What was simulated, in one line."""
     return (
         f"{report.conversations_an_hour:,} conversations an hour, a turn every {report.think_s:g} "
         f"s, {report.name}: {report.model} on {report.hardware}, coefficients {report.source}; "

@@ -17,25 +17,25 @@ VIRTUAL_NODES, FALLBACKS = 100, 2  # Ray's defaults
 
 
 class Router(Protocol):
-    """Names the replicas to try, the first first."""
+    """Names the replicas to try, in order."""
 
     name: str
 
     def ranked(self, session: int) -> list[int]:
-        """For a session, by its 64-bit hash."""
+        """The replicas to try for a session, which is named by its 64-bit hash."""
         ...
 
     def add(self, replica: int) -> None:
-        """A replica joins."""
+        """Let a replica join."""
         ...
 
     def remove(self, replica: int) -> None:
-        """A replica leaves."""
+        """Let a replica leave."""
         ...
 
 
 class HashRing:
-    """Consistent hashing: a replica that leaves or joins moves its own sessions alone."""
+    """Consistent hashing: a replica that leaves or joins moves only its own sessions."""
 
     name = "consistent hash"
 
@@ -65,14 +65,15 @@ class HashRing:
         return ranked
 
     def add(self, replica: int) -> None:
-        """Put its virtual nodes on the ring."""
+        """Put the replica's virtual nodes on the ring."""
         hashes = np.sort(self._hashes(replica))
-        at = np.searchsorted(self._ring, hashes)
+        positions = np.searchsorted(self._ring, hashes)
         self._replicas.add(replica)
-        self._put(np.insert(self._ring, at, hashes), np.insert(self._owners, at, replica))
+        ring = np.insert(self._ring, positions, hashes)
+        self._put(ring, np.insert(self._owners, positions, replica))
 
     def remove(self, replica: int) -> None:
-        """Take them off."""
+        """Take the replica's virtual nodes off the ring."""
         stays = self._owners != replica
         self._replicas.discard(replica)
         self._put(self._ring[stays], self._owners[stays])
@@ -98,18 +99,18 @@ class RoundRobin:
         self._replicas, self._fallbacks, self._next = list(replicas), fallbacks, 0
 
     def ranked(self, session: int) -> list[int]:
-        """The next ones."""
+        """The next replicas."""
         self._next += 1
         count = min(1 + self._fallbacks, len(self._replicas))
         places = [(self._next + position) % len(self._replicas) for position in range(count)]
         return [self._replicas[position] for position in places]
 
     def add(self, replica: int) -> None:
-        """It comes last."""
+        """Put the replica at the end."""
         self._replicas.append(replica)
 
     def remove(self, replica: int) -> None:
-        """It is left out."""
+        """Leave the replica out."""
         self._replicas.remove(replica)
 
 

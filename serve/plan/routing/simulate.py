@@ -1,8 +1,8 @@
 """Many replicas on paper: each answers one check after the other, and keeps conversations.
 
-Replicas leave and others join in their place, with empty caches; what a leaving one has begun it
-ends. Batching within a replica is left out, which `serve.plan.replay` has: a check waits for those
-before it. Knows nothing of how a replica is chosen.
+Replicas leave, and others with empty caches join in their place; a leaving replica finishes what it
+has begun. Batching within a replica is left out (`serve.plan.replay` has it): a check waits for
+those before it. Knows nothing of how a replica is chosen.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from serve.plan.routing.ring import Router
 from serve.plan.routing.turns import ConversationTurn, TurnArrivals
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.5  # as Ray Serve's router
-ServiceS = Callable[[int, int, int], float]  # tokens, cached of them, rules -> seconds
+ServiceS = Callable[[int, int, int], float]  # tokens, cached tokens, rules -> seconds
 
 
 @dataclass(frozen=True)
 class ReplicaRoom:
-    """What a replica holds: tokens of conversations, and checks at once before it refuses."""
+    """A replica's limits: tokens in its cache, and checks at once before it refuses."""
 
     cache_tokens: int
     block_size: int
@@ -35,10 +35,11 @@ class ReplicaRoom:
 class RoutingOutcome:
     """What became of the counted turns.
 
-    `affinity`: the share of later turns at the replica of the turn before. `hit_rate`: the tokens
-    that were in a cache, of those that an earlier turn had computed. `refused`: by the first
-    choice, a turn. `busiest`: the busiest replica's work over the mean, of those that were there
-    from the beginning to the end; 0 if none worked. `counted`: turns.
+    `affinity`: the share of later turns at the replica of the turn before. `hit_rate`: the share of
+    the tokens computed by an earlier turn that were still in the cache. `refused`: the share of
+    turns that their first choice refused. `busiest`: the busiest replica's work over the mean,
+    among those that were there from the beginning to the end; 0 if none worked. `counted`: the
+    number of turns.
     """
 
     affinity: float
@@ -53,20 +54,20 @@ class RoutingOutcome:
 
 @dataclass
 class SimulatedReplica:
-    """A replica's queue, by when what it has will be finished, and its cache."""
+    """A replica's queue, as the times when its checks will be finished, and its cache."""
 
     cache: ConversationCache
     finishes_s: deque[float] = field(default_factory=deque)
     busy_s: float = 0.0
 
     def ongoing(self, now: float) -> int:
-        """Checks that it has now."""
+        """The number of checks that it has now."""
         while self.finishes_s and self.finishes_s[0] <= now:
             self.finishes_s.popleft()
         return len(self.finishes_s)
 
     def serve(self, now: float, service_s: float) -> float:
-        """Put a check behind those that it has; when it is finished."""
+        """Put a check at the end of the queue. Returns the time when it will be finished."""
         begins_s = max(now, self.finishes_s[-1] if self.finishes_s else now)
         self.finishes_s.append(begins_s + service_s)
         self.busy_s += service_s
@@ -75,7 +76,7 @@ class SimulatedReplica:
 
 @dataclass
 class TurnCounts:
-    """What is counted on the way."""
+    """The counts of a run so far."""
 
     latencies_s: list[float] = field(default_factory=list)
     later: int = 0
@@ -86,9 +87,9 @@ class TurnCounts:
 
 
 class FleetSimulation:
-    """`replicas` behind a router. `churn`: the share that is replaced each minute, one at a time.
+    """Replicas behind a router. Time is in seconds from the first turn.
 
-    Time in seconds from the first turn.
+    `churn`: the share of replicas that is replaced each minute, one at a time.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class FleetSimulation:
         draw = np.random.default_rng(seed)
         turns = arrivals.listed()
         self._counted_from_s = arrivals.counted_from_s
-        # (when, number of the turn, attempts so far): those that everybody refused.
+        # Turns that every replica refused: (time of the next attempt, number, attempts so far).
         retries: list[tuple[float, int, int]] = []
         next_change_s, number = float(draw.exponential(self._between_changes_s)), 0
         while number < len(turns) or retries:
@@ -140,7 +141,7 @@ class FleetSimulation:
         self._next_number += 1
 
     def _answer(self, turn: ConversationTurn, now: float, attempts: int) -> bool:
-        """Give the turn to the first replica that takes it; whether one does."""
+        """Give the turn to the first replica that takes it. Returns whether one does."""
         for rank, number in enumerate(self._router.ranked(turn.session)):
             if self._replicas[number].ongoing(now) < self._room.max_ongoing:
                 self._serve(turn, now, number)
@@ -166,8 +167,8 @@ class FleetSimulation:
 
     def _outcome(self, turns: Sequence[ConversationTurn]) -> RoutingOutcome:
         counts = self._counts
-        every = [*self._replicas.values(), *self._gone]
-        busy_s = sum(replica.busy_s for replica in every)
+        all_replicas = [*self._replicas.values(), *self._gone]
+        busy_s = sum(replica.busy_s for replica in all_replicas)
         span_s = self._finished_s * len(self._replicas)
         latencies_ms = 1000 * np.asarray(counts.latencies_s or [0.0])
         p50_ms, p95_ms = np.percentile(latencies_ms, (50, 95))
@@ -183,7 +184,9 @@ class FleetSimulation:
         )
 
     def _busiest(self) -> float:
-        """Of the replicas that lived through: one that lived for a part has less work by that."""
+        """The busiest replica's work over the mean. Replicas that were there for only a part of the
+        time are left out, because they have less work.
+        """
         busy_s: list[float] = []
         for number, replica in self._replicas.items():
             if number < self._first_replicas:

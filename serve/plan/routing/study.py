@@ -21,16 +21,16 @@ from serve.plan.routing.simulate import FleetSimulation, ReplicaRoom, ServiceS
 from serve.plan.routing.turns import draw_turns
 from serve.plan.traffic.generate import TrafficShape
 
-TURNS = (2.0, 5.0, 12.0)  # of a conversation, mean
-CHURN = (0.0, 0.02, 0.1)  # of the replicas, replaced a minute
-LOADS = (0.3, 0.6, 0.85)  # of a replica's time, without any hit in a cache
-THINK_S = 10.0  # between two turns, mean
-MAX_ONGOING = 2 * MAX_OPEN  # checks of a replica that refuses more: as in serve/cluster/ray_pool.py
-COUNTED_TURNS = 60_000  # of each run, after those that fill the caches
+TURNS = (2.0, 5.0, 12.0)  # mean number in a conversation
+CHURN = (0.0, 0.02, 0.1)  # share of the replicas that is replaced each minute
+LOADS = (0.3, 0.6, 0.85)  # share of a replica's time at work, if no cache hits
+THINK_S = 10.0  # mean time between two turns
+MAX_ONGOING = 2 * MAX_OPEN  # checks at a replica before it refuses: as serve/cluster/ray_pool.py
+COUNTED_TURNS = 60_000  # in each run, after those that fill the caches
 
 
 def service_of(method: PlannedMethod) -> ServiceS:
-    """Seconds that a check alone takes at a replica of the method."""
+    """A function for the seconds that a lone check takes at a replica of the method."""
     limits, suffix = method.sizes.limits, method.suffix_tokens
 
     def seconds(tokens: int, cached: int, rules: int) -> float:
@@ -52,7 +52,7 @@ def service_of(method: PlannedMethod) -> ServiceS:
 
 
 def study(plan: Plan, runs: Path, replicas: int, conversations_an_hour: int) -> RoutingReport:
-    """Simulate the grid of turns and churn, then of load. Raises GuardError as `deploy`."""
+    """Simulate the grid of turns and churn, then several loads. Raises GuardError as `deploy`."""
     plan, load = planned_load(plan, runs)
     deployment = deploy(plan, runs)
     method = deployment.methods[0]
@@ -80,7 +80,9 @@ def study(plan: Plan, runs: Path, replicas: int, conversations_an_hour: int) -> 
 def _replicas_for(
     method: PlannedMethod, shape: TrafficShape, conversations_an_hour: int, share: float
 ) -> int:
-    """So many that each is at work for this share of its time, if no cache ever hits."""
+    """The number of replicas that are each at work for this share of their time, if no cache ever
+    hits.
+    """
     seconds = service_of(method)
     mean_tokens = sum(shape.lengths) / len(shape.lengths) * (1 + 1 / TURNS[1]) / 2
     service_s = seconds(round(mean_tokens), 0, round(sum(shape.rules_a_check) / 2))

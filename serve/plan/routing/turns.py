@@ -11,7 +11,7 @@ from serve.plan.traffic.generate import TrafficShape
 
 
 class ConversationTurn(NamedTuple):
-    """One of `TurnArrivals`."""
+    """One turn of `TurnArrivals`."""
 
     due_s: float
     session: int
@@ -22,10 +22,10 @@ class ConversationTurn(NamedTuple):
 
 @dataclass(frozen=True)
 class TurnArrivals:
-    """Arrays by turn: when, of which conversation (a 64-bit hash), and its tokens.
+    """Arrays with a value for each turn: its time, its conversation (a 64-bit hash), its tokens.
 
-    `earlier_tokens`: what the turn before had, 0 for a first one. `rules`: how many it is put to.
-    Those before `counted_from_s` fill the caches.
+    `earlier_tokens`: the tokens of the turn before, 0 for a first turn. `rules`: the number of
+    rules that it is put to. Turns before `counted_from_s` fill the caches.
     """
 
     due_s: np.ndarray
@@ -49,10 +49,11 @@ class TurnArrivals:
 def draw_turns(
     shape: TrafficShape, conversations_per_second: float, seconds: float, seed: int
 ) -> TurnArrivals:
-    """Conversations that begin by a Poisson process; `seconds` are counted.
+    """Draw conversations that begin by a Poisson process; `seconds` of them are counted.
 
-    As `draw_traffic` draws them, with numpy: millions of turns. Those before fill the caches for as
-    long as nearly all conversations last, so that what is counted comes at the full rate.
+    They are drawn as by `draw_traffic`, but with numpy, because there are millions of turns. The
+    turns before the counted ones fill the caches, for as long as nearly all conversations last, so
+    that the counted turns come at the full rate.
     """
     draw = np.random.default_rng(seed)
     counted_from_s = shape.session_s
@@ -60,16 +61,16 @@ def draw_turns(
     sessions = max(1, int(draw.poisson(until_s * conversations_per_second)))
     turns = draw.geometric(1 / shape.turns, sessions)
     first = np.cumsum(turns) - turns  # each conversation's first turn
-    number = np.arange(turns.sum()) - np.repeat(first, turns)  # of a turn in its conversation
+    number = np.arange(turns.sum()) - np.repeat(first, turns)  # a turn's in its conversation
     pauses_s = draw.exponential(shape.think_s, turns.sum())
     pauses_s[first] = draw.uniform(0, until_s, sessions)
     total_s = np.cumsum(pauses_s)
     due_s = total_s - np.repeat(total_s[first] - pauses_s[first], turns)
     quantiles = np.linspace(0, 1, len(shape.lengths))
     lengths = np.repeat(np.interp(draw.uniform(size=sessions), quantiles, shape.lengths), turns)
-    of_turns = np.repeat(turns, turns)
-    tokens = np.maximum(1, np.rint(lengths * (number + 1) / of_turns)).astype(int)
-    earlier = np.where(number > 0, np.rint(lengths * number / of_turns), 0).astype(int)
+    turn_count = np.repeat(turns, turns)  # in the turn's conversation
+    tokens = np.maximum(1, np.rint(lengths * (number + 1) / turn_count)).astype(int)
+    earlier = np.where(number > 0, np.rint(lengths * number / turn_count), 0).astype(int)
     least, most = shape.rules_a_check
     rules = np.repeat(draw.integers(least, most + 1, sessions), turns)
     hashes = draw.integers(0, 2**64, sessions, dtype=np.uint64)

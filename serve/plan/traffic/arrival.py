@@ -8,10 +8,10 @@ from typing import NamedTuple
 class CheckArrival(NamedTuple):
     """One check of a replica's or a deployment's traffic.
 
-    `due_s` from the beginning of the traffic. `tokens` are the conversation's prompt so far, up to
-    where the rules' suffixes begin. Checks of one `session` are turns of one conversation that
-    grows. `cached_tokens`: how many the cache held of it, where a log says so; None: as the
-    simulation finds.
+    `due_s` counts from the beginning of the traffic. `tokens`: the length of the conversation's
+    prompt so far, up to where the rules' suffixes begin. Checks of one `session` are turns of one
+    conversation that grows. `cached_tokens`: how many of them the cache held, where a log says so;
+    None leaves that to the simulation.
     """
 
     due_s: float

@@ -11,13 +11,13 @@ from serve.plan.traffic.arrival import CheckArrival
 
 @dataclass(frozen=True)
 class TrafficShape:
-    """How conversations are.
+    """The distributions that conversations are drawn from.
 
-    `lengths`: quantiles at equal steps, from the shortest to the longest, of a whole conversation's
-    tokens. It is checked `turns` times in the mean (geometric), each time it has grown by an equal
-    part, with pauses of `think_s` in the mean (exponential). It is put to `rules_a_check` rules,
-    least and most, the same at every turn, of `rules` whose popularity falls by Zipf's law with
-    exponent `zipf` (0: all alike).
+    `lengths`: quantiles of a whole conversation's tokens at equal steps, from the shortest to the
+    longest. A conversation is checked `turns` times in the mean (geometric), each time after it has
+    grown by an equal part, with pauses of `think_s` in the mean (exponential). It is put to at
+    least and at most `rules_a_check` rules, the same ones at every turn. They are drawn from
+    `rules` rules whose popularity falls by Zipf's law with exponent `zipf` (0: all alike).
     """
 
     lengths: tuple[int, ...]
@@ -29,7 +29,7 @@ class TrafficShape:
 
     @property
     def session_s(self) -> float:
-        """How long nearly all conversations last."""
+        """The time within which nearly all conversations end."""
         return 4.6 * (self.turns - 1) * self.think_s  # the 99th percentile of an exponential
 
 

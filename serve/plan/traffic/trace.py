@@ -1,10 +1,10 @@
-"""A file of recorded checks, a line of JSON each: ours, or the server's audit log.
+"""A file of recorded checks, a line of JSON for each: in our format, or the server's audit log.
 
-Ours: `{"time": 12.5, "session": "a7", "tokens": 315, "rules": ["pii_leak", …]}`. `time` in seconds,
-from wherever; `tokens` of the conversation's prompt; `rules` names, or how many of the most
-popular; `session` and `cached_tokens` may be missing: then each check is a conversation of its own,
-and the simulation says what the cache holds. An audit line (`make up AUDIT=…`) has no length: it
-follows from the tokens of all its rules.
+Our format: `{"time": 12.5, "session": "a7", "tokens": 315, "rules": ["pii_leak", …]}`. `time` is in
+seconds from any origin. `tokens` is the length of the conversation's prompt. `rules` has names, or
+the number of the most popular rules. Without `session` each check is a conversation of its own;
+without `cached_tokens` the simulation says what the cache holds. An audit line (`make up AUDIT=…`)
+does not state the length: it follows from the tokens of all its rules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ REMEDY = 'A line is {"time": 12.5, "session": "a", "tokens": 315, "rules": ["pii
 
 @dataclass(frozen=True)
 class Trace:
-    """Recorded checks in their order, the first at 0. `rules` by popularity, number 0 first."""
+    """Recorded checks in their order, the first at time 0.
+
+    `rules`: names by popularity; a rule's number is its index.
+    """
 
     arrivals: tuple[CheckArrival, ...]
     rules: tuple[str, ...]
@@ -34,7 +37,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class RecordedCheck:
-    """A line, as read. `rules`: names."""
+    """One line of the file. `rules`: names."""
 
     time_s: float
     session: str
@@ -44,10 +47,10 @@ class RecordedCheck:
 
 
 def read_trace(path: Path, suffix_tokens: int) -> Trace:
-    """Read the file; `suffix_tokens`: what a rule adds, for an audit log.
+    """Read the file. `suffix_tokens`: the tokens that a rule adds; an audit log needs it.
 
-    Raises GuardError where there is none, for a line that is none of either kind, and for a file of
-    no checks.
+    Raises GuardError where there is no file, for a line of neither format, and for fewer than two
+    checks.
     """
     if not path.is_file():
         raise GuardError("there is no such trace", where=path, remedy=REMEDY)
@@ -63,7 +66,7 @@ def read_trace(path: Path, suffix_tokens: int) -> Trace:
             recorded.append(check)
     if len(recorded) < 2:
         got = f"{len(recorded)} checks"
-        raise GuardError("a trace needs two checks at least", where=path, got=got, remedy=REMEDY)
+        raise GuardError("a trace needs at least two checks", where=path, got=got, remedy=REMEDY)
     return _trace(sorted(recorded, key=lambda check: check.time_s), left_out, path)
 
 
@@ -95,7 +98,7 @@ def _recorded(content: Mapping[str, Any], suffix_tokens: int, where: str) -> Rec
     except (KeyError, TypeError, ValueError) as error:
         raise GuardError(f"a line cannot be read: {error}", where=where, remedy=REMEDY) from error
     if check.tokens < 1 or not check.rules or len(set(check.rules)) < len(check.rules):
-        problem = "tokens must be at least 1, rules at least one and each once"
+        problem = "tokens must be at least 1, and there must be at least one rule, each only once"
         raise GuardError(problem, where=where, got=dict(content), remedy=REMEDY)
     return check
 
@@ -105,7 +108,7 @@ def _is_count(rules: object) -> bool:
 
 
 def _audited(content: Mapping[str, Any], suffix_tokens: int) -> RecordedCheck | None:
-    """Of an audit line: its rules' prompts add up to cached and computed tokens."""
+    """The check of an audit line, whose rules' prompts add up to cached and computed tokens."""
     rules = tuple(rule["rule"] for rule in content.get("rules", ()))
     if not rules:
         return None
@@ -130,5 +133,6 @@ def _trace(recorded: list[RecordedCheck], left_out: int, path: Path) -> Trace:
         due_s = check.time_s - first_s
         arrivals.append(CheckArrival(due_s, session, check.tokens, rules, check.cached_tokens))
     if arrivals[-1].due_s <= 0:
-        raise GuardError("all checks have one time", where=path, remedy=REMEDY)
+        problem = "every check has the same timestamp"
+        raise GuardError(problem, where=path, remedy=REMEDY)
     return Trace(tuple(arrivals), names, left_out)

@@ -56,7 +56,7 @@ def test_the_command_measures_folders_and_files(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert twice.returncode == 2 and "two of one name" in twice.stderr
+    assert twice.returncode == 2 and "two inputs have the same name" in twice.stderr
     missing = subprocess.run(
         [*command[:4], tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -9,7 +9,7 @@ import pytest
 
 from eval.bag_of_words.baseline import STRENGTHS, fit_bag_of_words
 from eval.bag_of_words.features import NGRAMS, VIEWS
-from eval.quality import is_right
+from eval.scored import is_right
 from guard.errors import GuardError
 from guard.example import Message
 from tests.eval.bag_of_words.conftest import early, judged, last, only, rows

@@ -88,7 +88,7 @@ def test_the_interval_is_student_s_over_rules() -> None:
 
 def test_without_a_second_rule_or_a_verdict_there_is_no_figure(world: World) -> None:
     world.add_rule("medical")
-    with pytest.raises(GuardError, match="no interval"):
+    with pytest.raises(GuardError, match="at least two trained rules are needed"):
         measured(world, Rounding({}))
     world.add_rule("refunds")
     with pytest.raises(GuardError, match="refused"):

@@ -91,7 +91,7 @@ def test_a_rule_on_the_last_turn_is_refused(
     monkeypatch.setattr(sys, "argv", ["violating_turn", "--rule", "toxicity"])
     with pytest.raises(SystemExit):
         main()
-    assert "always the last one that violates" in capsys.readouterr().err
+    assert "that turn always violates" in capsys.readouterr().err
 
 
 def test_without_rows_that_know_or_a_verdict_there_is_no_figure(world: World) -> None:

@@ -17,10 +17,10 @@ from serve.bench.fleet.report import FleetReport
 from serve.bench.fleet.report import table as fleet_table
 from serve.bench.latency.report import LatencyReport
 from serve.bench.latency.report import table as latency_table
-from serve.bench.load import LoadReport
-from serve.bench.load import table as load_table
-from serve.bench.pressure import PressureReport
-from serve.bench.pressure import table as pressure_table
+from serve.bench.load.report import LoadReport
+from serve.bench.load.report import table as load_table
+from serve.bench.pressure.report import PressureReport
+from serve.bench.pressure.report import table as pressure_table
 from serve.bench.report import (
     BenchReport,
     Spread,

@@ -10,7 +10,7 @@ from guard.errors import GuardError
 from guard.example import Message
 from serve.api.app import create_app
 from serve.bench.cluster import autoscaling
-from serve.bench.cluster.autoscaling import FEW, MANY, SETTLING, autoscaled
+from serve.bench.cluster.autoscaling import FEW, MANY, SETTLING, measure_autoscaling
 from serve.bench.cluster.load import expected_of
 from serve.bench.cluster.servers import served_words
 from serve.bench.cluster.words import SLOWLY, VIOLATES
@@ -29,7 +29,7 @@ def test_a_second_replica_comes_with_the_load_and_goes_with_it_and_no_check_is_l
     texts = [[Message("user", f"{SLOWLY} {VIOLATES} {number}")] for number in range(24)]
     with served_words(2, ReplicaRange(1, 2, SOON)) as server:
         checks = expected_of(server.client, texts, server.rules)
-        scaled = autoscaled(server.client, checks, steady_s=STEADY_S)
+        scaled = measure_autoscaling(server.client, checks, steady_s=STEADY_S)
     assert (scaled.lost, scaled.false_allows, scaled.contradicted) == (0, 0, 0)
     before, risen, scaled_up = scaled.windows
     assert (before.senders, risen.senders, scaled_up.senders) == (FEW, MANY, MANY)
@@ -52,4 +52,4 @@ def test_a_second_replica_that_comes_while_the_first_is_measured_is_an_error(
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         checks = expected_of(client, [[Message("user", "Hello.")]], ["fine"])
         with pytest.raises(GuardError, match="a second replica came too soon"):
-            autoscaled(client, checks, steady_s=0.1)
+            measure_autoscaling(client, checks, steady_s=0.1)

@@ -1,4 +1,4 @@
-"""The benchmark of replicas, small; its table and report."""
+"""The benchmark of replicas, small."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from guard.errors import GuardError
 from guard.recipe import load_recipe
 from serve.bench.cluster import run as benchmark
 from serve.bench.cluster.measure import check_told_apart
-from serve.bench.cluster.run import ClusterReport, UnderFault, run, table
+from serve.bench.cluster.report import ClusterReport, UnderFault, table
+from serve.bench.cluster.run import run
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from serve.bench.http import soak
 from serve.bench.http.server import rule_names
 from serve.bench.http.soak import SoakReport, SoakWindow, draw, run, table
 from serve.bench.http.traffic import OpenLoopTraffic
-from serve.bench.load import RULES
+from serve.bench.workload.arrivals import RULES
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -101,14 +101,14 @@ def test_what_was_soaked_before_the_server_ended_is_reported(
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         server = ToyServer(str(client.base_url), iter(range(2)))
         monkeypatch.setattr(soak, "server_process", lambda *_: contextlib.nullcontext(server))
-        with pytest.raises(GuardError, match="the soak ended before its time"):
+        with pytest.raises(GuardError, match="the soak ended early"):
             soak.main(arguments)
         with pytest.raises(GuardError, match="the server has ended"):  # nothing to report
             soak.main(arguments)
     report = SoakReport.load(tmp_path / "soak_bench.json")
     assert len(report.windows) == 2 and report.warm_up == 1
     assert report.peak_memory_mib == SERVER_MIB
-    assert "ENDED BEFORE ITS TIME: the server has ended" in capsys.readouterr().out
+    assert "ENDED EARLY: the server has ended" in capsys.readouterr().out
 
 
 def test_a_soak_is_longer_than_its_warm_up_by_what_growth_takes() -> None:

@@ -10,7 +10,7 @@ from guard.recipe import load_recipe
 from serve.api.app import create_app
 from serve.bench.http.server import rule_names
 from serve.bench.http.traffic import AT_ONCE, OpenLoopTraffic, steady_rate
-from serve.bench.load import RULES
+from serve.bench.workload.arrivals import RULES
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -28,5 +28,5 @@ def test_new_conversations_arrive_at_the_rate_and_saturate_when_they_come_at_onc
 def test_the_rate_is_that_of_the_middle_where_as_many_checks_are_under_way_all_the_time() -> None:
     slow_start, steady = [9.0, 9.5, 10.0], [10.0 + 0.1 * number for number in range(1, 7)]
     assert steady_rate([*slow_start, *steady, 13.0, 18.0, 20.0][::-1]) == pytest.approx(10)
-    with pytest.raises(GuardError, match="hardly a check was answered"):
+    with pytest.raises(GuardError, match="hardly any check was answered"):
         steady_rate([1.0, 2.0, 3.0])

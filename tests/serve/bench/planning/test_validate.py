@@ -9,7 +9,6 @@ from PIL import Image
 
 from guard.errors import GuardError
 from guard.recipe import load_recipe
-from serve.bench.load import arrivals
 from serve.bench.planning import validate
 from serve.bench.planning.validate import (
     PlannedReplica,
@@ -20,6 +19,7 @@ from serve.bench.planning.validate import (
     run,
     table,
 )
+from serve.bench.workload.arrivals import arrivals
 from serve.plan.device.calibration import load_calibration
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import prompts

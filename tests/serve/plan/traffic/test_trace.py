@@ -76,9 +76,9 @@ def _record(began_s: float, failure: str | None) -> CheckRecord:
         (["[1]"], r":1: not an object"),
         ([{"time": 1, "tokens": 5, "rules": 1}, {"time": 1}], r":2: a line cannot be read"),
         ([{"time": 1, "tokens": 0, "rules": 1}], "tokens must be at least 1"),
-        ([{"time": 1, "tokens": 9, "rules": ["a", "a"]}], "each once"),
-        ([{"time": 1, "tokens": 9, "rules": 1}], "two checks at least.*got 1 checks"),
-        ([{"time": 1, "tokens": 9, "rules": 1}] * 2, "all checks have one time"),
+        ([{"time": 1, "tokens": 9, "rules": ["a", "a"]}], "each only once"),
+        ([{"time": 1, "tokens": 9, "rules": 1}], "at least two checks.*got 1 checks"),
+        ([{"time": 1, "tokens": 9, "rules": 1}] * 2, "every check has the same timestamp"),
         ([{"time": "noon", "tokens": 9, "rules": 1}], "cannot be read"),
     ],
 )

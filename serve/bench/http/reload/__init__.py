@@ -1,0 +1,1 @@
+"""Rules that are replaced while they are checked."""

@@ -1,0 +1,1 @@
+"""Open-loop load on one engine: latencies at rising rates."""

@@ -1,0 +1,1 @@
+"""More conversations at once than the KV cache holds."""
