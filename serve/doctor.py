@@ -121,7 +121,7 @@ def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
     yield Finding("device", text)
     missing = missing_for_compiling()
     if missing is not None:  # no problem: what is not compiled is served all the same, slower
-        yield Finding("device", f"models are served without being compiled: there is no {missing}")
+        yield Finding("device", f"not compiled (slower): {missing} is missing")
     for name in BREAK_CPU_TORCH:
         installed = _version(name)
         if installed is not None:
@@ -258,7 +258,7 @@ def _missing_memory(recipe: Recipe) -> str:
     if installed_device() == "cpu":
         wanted = {"host": device_gib + host_gib}
     lacking = [
-        f"serving takes {gib:.1f} GiB of {kind} memory, here are {here[kind]:.1f}"
+        f"serving needs {gib:.1f} GiB of {kind} memory; this machine has {here[kind]:.1f}"
         for kind, gib in wanted.items()
         if gib > here[kind]
     ]

@@ -79,7 +79,7 @@ class EngineService(CheckService):
                     raise HTTPException(404, NOT_TRAINED.format(rule=rule))
             named = folder or self.folder(rule)
             await asyncio.to_thread(lambda: check_rule(read_card(named), rule, named))
-            await asyncio.wrap_future(self._thread.serve(rule, folder))
+            await asyncio.wrap_future(self._thread.serve_rule(rule, folder))
             self._served[rule] = self._engine.rules[rule]
             return self._served[rule]
 
@@ -88,7 +88,7 @@ class EngineService(CheckService):
         async with self._changing:
             if len(self._served) == 1:
                 raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
-            await asyncio.wrap_future(self._thread.remove(rule))
+            await asyncio.wrap_future(self._thread.remove_rule(rule))
             return self._served.pop(rule)
 
     async def _answer(

@@ -151,7 +151,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
     options = _ingress_options(arguments, selection, size)
     resources = {"num_cpus": arguments.cpus, "num_gpus": arguments.gpus}
-    served = options.served if arguments.shards == 1 else options.served.of_a_shard()
+    served = options.served if arguments.shards == 1 else options.served.for_shard()
     shards: list[serve.Application] = []
     for number, snapshots in enumerate(options.snapshots):
         deployment = guard_deployment(size, resources, f"{DEPLOYMENT}-{number}")

@@ -164,10 +164,14 @@ class GuardReplica:
                 for rule in set(self._served) - set(noted):
                     await self._set(rule, None)
                 if self.version != version:
-                    raise GuardError("what is noted as served is not what is asked for")
+                    raise GuardError(
+                        "this replica's rules do not match the requested version",
+                        got=f"{self.version} instead of {version}",
+                        remedy="Retry in a few seconds",
+                    )
             except (GuardError, HTTPException) as error:
                 problem = f"the replica {self._name} cannot serve what the others serve: {error}"
-                self._failure = GuardError(problem, remedy="It is started again")
+                self._failure = GuardError(problem, remedy="The replica is started again")
                 log.error("%s", self._failure)
                 raise self._failure from error
 

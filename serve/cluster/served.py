@@ -46,7 +46,7 @@ class ServedOptions:
             folders |= part.folders
         return folders
 
-    def of_a_shard(self) -> ServedOptions:
+    def for_shard(self) -> ServedOptions:
         """Those of a replica that has some of the rules and is asked for verdicts alone."""
         return replace(self, rule_sets={}, tenants=None, audit_log=None, traces=None)
 

@@ -69,7 +69,7 @@ class Call:
         if len(settled) < len(self.outcomes):
             problem = "requests are still in flight, or their batch failed"
             got = f"{len(settled)} of {len(self.outcomes)} outcomes"
-            remedy = "Ask again; the cause stands in the error of the batch"
+            remedy = "Retry; the log has the batch's error"
             raise GuardError(problem, got=got, remedy=remedy)
         return settled
 

@@ -171,7 +171,8 @@ def _kind(content: Mapping[str, Any], where: str) -> str:
     kinds = [kind for kind in KINDS if kind in content]
     if len(kinds) != 1:
         got = ", ".join(content) or "nothing"
-        raise GuardError("must have one kind", where=where, got=got, remedy=_form())
+        problem = f"needs exactly one of {', '.join(KINDS)}"
+        raise GuardError(problem, where=where, got=got, remedy=_form())
     return kinds[0]
 
 

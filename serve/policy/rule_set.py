@@ -75,8 +75,9 @@ def load_rule_sets(path: Path, served: Collection[str]) -> dict[str, RuleSet]:
     for name, entry in load(path, RuleSetFile).rule_sets.items():
         where = f"{path}: rule_sets.{name}"
         if name in served:
-            remedy = "Give the set another name"
-            raise GuardError("a rule has this name", where=where, got=name, remedy=remedy)
+            problem = "a rule set and a served rule share this name"
+            remedy = "Give the rule set another name"
+            raise GuardError(problem, where=where, got=name, remedy=remedy)
         _check_rules(entry.rules, served, f"{where}.rules")
         rule_sets[name] = _rule_set(name, entry, where)
     return rule_sets
@@ -102,8 +103,9 @@ def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
         raise GuardError("not one of the set's rules", where=where, got=rule, remedy=remedy)
     for rule in entry.rules:
         if rule not in violated_if.rules:
-            remedy = "Name it there, or strike it from `rules`: it would be asked for nothing"
-            raise GuardError("a rule decides nothing", where=where, got=rule, remedy=remedy)
+            problem = "listed in `rules` but not used in `violated_if`"
+            remedy = "Use it in `violated_if`, or remove it from `rules`"
+            raise GuardError(problem, where=where, got=rule, remedy=remedy)
     reads = violated_if.evaluate(Facts({}, {})).decided_by  # all of it, where nothing is known
     keys = set(reads) - violated_if.rules
     if len(keys) > MAX_METADATA:

@@ -92,7 +92,9 @@ def _add_key(
 ) -> None:
     if hashed == key_hash(""):
         remedy = "Hash the key itself: printf %s KEY | sha256sum"
-        raise GuardError("the hash of no key at all", where=where, got=hashed, remedy=remedy)
+        raise GuardError(
+            "this is the SHA-256 of an empty key", where=where, got=hashed, remedy=remedy
+        )
     if hashed in owners:
         remedy = "Give every tenant, and the admin, keys of their own"
         raise GuardError("a key has two owners", where=where, got=hashed, remedy=remedy)

@@ -117,9 +117,9 @@ def test_a_driver_or_a_libc_older_than_the_pins_need_is_a_problem(
     ("device", "gpu_gib", "host_gib", "lacking"),
     [
         ("cpu", 0.0, 48.0, []),
-        ("cpu", 0.0, 24.0, ["39.6 GiB of host memory, here are 24.0"]),
-        ("cuda", 80.0, 24.0, ["32.0 GiB of host memory, here are 24.0"]),
-        ("cuda", 6.0, 48.0, ["7.6 GiB of GPU memory, here are 6.0"]),
+        ("cpu", 0.0, 24.0, ["39.6 GiB of host memory; this machine has 24.0"]),
+        ("cuda", 80.0, 24.0, ["32.0 GiB of host memory; this machine has 24.0"]),
+        ("cuda", 6.0, 48.0, ["7.6 GiB of GPU memory; this machine has 6.0"]),
         ("cuda", 80.0, 48.0, []),
     ],
 )

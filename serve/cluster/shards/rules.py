@@ -16,6 +16,7 @@ from guard.errors import GuardError
 from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
+from serve.engine.thread.refusals import not_served
 
 TWICE = "Delete the notes of what is served (served-*.json) and start again"
 
@@ -63,7 +64,7 @@ class ShardedRules:
     def folder(self, rule: str) -> Path:
         """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
         if rule not in self._shard_of:
-            raise GuardError("the rule is served from no folder", got=rule)
+            raise not_served(rule)
         return self._of(rule).rules.folder(rule)
 
     async def serve(self, rule: str) -> Card:

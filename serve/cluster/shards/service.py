@@ -65,7 +65,8 @@ class ClusterService(CheckService):
         cache_salt: str | None,
     ) -> Check:
         if not rules:  # and no verdict either: an empty check must not read as "allow"
-            raise GuardError("there is no rule to check")
+            remedy = "Name a rule that is served, or leave the rules out to ask all"
+            raise GuardError("there is no rule to check", remedy=remedy)
         caller = Caller.of(request)
         session = request.headers.get(SESSION_HEADER, "")
         tenant = caller.tenant.name if caller.tenant else ""

@@ -23,7 +23,7 @@ from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.front.gate import Gate
 from serve.cluster.pool import Named, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
-from serve.engine.thread.refusals import Overloaded, too_late
+from serve.engine.thread.refusals import Overloaded, not_served, too_late
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ShardRules:
     def folder(self, rule: str) -> Path:
         """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
         if rule not in self._folders:
-            raise GuardError("the rule is served from no folder", got=rule)
+            raise not_served(rule)
         return self._folders[rule]
 
     async def serve(self, rule: str) -> Card:

@@ -4,8 +4,8 @@ Checks that arrive while a batch runs are queued and join the next one. Every ch
 future and its own request ids; what one caller asked cannot be answered to another. A check that is
 too late, or whose caller is gone, is dropped: an answer minutes late guards nothing, and its work
 would delay the others. So one that will hardly be answered before its deadline, by the pace of the
-last answers, is refused as it comes: else a full queue would grow old, and all work go into answers
-that come too late.
+last answers, is refused as it comes: otherwise the engine would spend its time on answers that
+arrive too late.
 
 An engine that is dead is started again, here: what waits then fails, and what comes meanwhile is
 refused. A batch that hangs cannot be ended from within the process.
@@ -162,11 +162,11 @@ class EngineThread:
         pending.future.add_done_callback(self._pending.pop)
         return pending.future
 
-    def serve(self, rule: str, folder: Path | None = None) -> Future[None]:
-        """`GuardEngine.serve`, from any thread, between two batches. As `remove`."""
+    def serve_rule(self, rule: str, folder: Path | None = None) -> Future[None]:
+        """`GuardEngine.serve`, from any thread, between two batches. As `remove_rule`."""
         return self._put(PendingChange(partial(self._engine.serve, rule, folder)))
 
-    def remove(self, rule: str) -> Future[None]:
+    def remove_rule(self, rule: str) -> Future[None]:
         """`GuardEngine.remove`, from any thread, between two batches.
 
         Raises Overloaded; the future raises what the engine raises.
@@ -242,10 +242,11 @@ class EngineThread:
     def _serve_until_it_dies(self) -> GuardError | None:
         """Answer checks; why the engine is dead, or None once all are answered and it is closed."""
         try:
-            while self._serve():
+            while self._open_arrivals():
                 is_answered = self._step()
                 if self._is_dead(has_failed=not is_answered):
-                    return GuardError("the engine failed and answers nothing any more")
+                    problem = "the engine failed and answers no more checks"
+                    return GuardError(problem, remedy="Start the server again; its log says why")
                 self._count()
             while self._checks:
                 self._step()
@@ -298,8 +299,8 @@ class EngineThread:
         self.restarts = replace(self.restarts, started=self.restarts.started + 1)
         return None
 
-    def _serve(self) -> bool:
-        """Begin what has come in, for a moment at least; whether more is to come."""
+    def _open_arrivals(self) -> bool:
+        """Begin what is queued, for OPENING_S or a little more; False once it is time to close."""
         until = time.monotonic() + OPENING_S
         for pending in self._arrivals():
             if pending is None:

@@ -26,6 +26,12 @@ class CallerGone(GuardError):
     """Nobody waits for the check any more."""
 
 
+def not_served(rule: str) -> GuardError:
+    """The error of a request for the weights of a rule that no folder serves."""
+    remedy = "Name a rule that is served, or train it with `make train` and serve it"
+    return GuardError("the rule is served from no folder", got=rule, remedy=remedy)
+
+
 def too_late() -> TooLate:
     """What a check is refused with that was not answered in time."""
     return TooLate(

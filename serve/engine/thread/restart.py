@@ -18,7 +18,7 @@ from guard.example import Message
 from serve.engine.engine import TEST_CONVERSATION, GuardEngine
 from serve.engine.mixed import MixedEngine, OpenedCheck
 from serve.engine.score import EngineCounters
-from serve.engine.thread.refusals import Overloaded
+from serve.engine.thread.refusals import Overloaded, not_served
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class RestartableEngine:
         if engine is not None:
             return engine.folder(name)
         if name not in self._folders:
-            raise GuardError("the rule is served from no folder", got=name)
+            raise not_served(name)
         return self._folders[name]
 
     def step(self) -> None:

@@ -184,7 +184,7 @@ from serve.cluster.served import ServedOptions
 from serve.cluster.size import ReplicaRange
 from tests.serve.toy_engine import ToyEngine
 try:
-    with serve.cluster.start.started_cluster(ReplicaRange(2, 2), ServedOptions(())):
+    with serve.cluster.start.running_cluster(ReplicaRange(2, 2), ServedOptions(())):
         pass
 except GuardError as error:
     print(error)
