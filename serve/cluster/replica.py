@@ -166,7 +166,7 @@ class GuardReplica:
                 if self.version != version:
                     raise GuardError(
                         "this replica's rules do not match the requested version",
-                        got=f"{self.version} instead of {version}",
+                        got=f"{self.version[:12]}, not {version[:12]}",
                         remedy="Retry in a few seconds",
                     )
             except (GuardError, HTTPException) as error:

@@ -38,7 +38,8 @@ from guard.errors import GuardError
 from guard.machine.cores import usable_cores
 from serve.private_ray import private_ray
 from serve.scan.judge import ScanEngine
-from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
 from serve.scan.reading import StoredPart, read_parts
 from serve.scan.rows import part_rows
 from serve.scan.scan import ScanBar, ScanTally, count_verdicts

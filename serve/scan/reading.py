@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serve.scan.parts import ScanManifest
+from serve.scan.manifest import ScanManifest
 from serve.scan.sources import StoredConversation, read_source, size_of
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from guard.verdict import Verdict
 from serve.engine.score import Check
 from serve.scan.judge import ScanEngine, judge
-from serve.scan.parts import ScanManifest, ScanRow
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import ScanRow
 from serve.scan.sources import StoredConversation
 
 RowOrigin = tuple[str, int, str, str]  # source, row, id, rule

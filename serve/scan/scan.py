@@ -13,7 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from serve.scan.judge import ScanEngine
-from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
 from serve.scan.reading import read_parts
 from serve.scan.rows import part_rows
 

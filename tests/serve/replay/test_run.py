@@ -99,7 +99,7 @@ def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("serve.scan.run.start_engine", lambda _: pytest.fail("it starts"))
+    monkeypatch.setattr("serve.scan.runner.start_engine", lambda _: pytest.fail("it starts"))
     nowhere = traffic.parent / "nowhere"
     wrong = {
         "no such folder": command([versions[0], nowhere], traffic),
