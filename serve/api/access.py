@@ -120,7 +120,7 @@ class Caller:
 
 
 def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> int:
-    """With how many messages both begin."""
+    """The number of leading messages that both share."""
     for index, (earlier, message) in enumerate(zip(before, messages, strict=False)):
         if earlier != message:
             return index

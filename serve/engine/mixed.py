@@ -131,7 +131,7 @@ class MixedEngine:
 
     @property
     def engines(self) -> tuple[GuardEngine, ...]:
-        """These engines."""
+        """The engines, in the order of the bases."""
         return self._engines
 
     @property

@@ -79,7 +79,7 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
         self._working_folder = Path.cwd()
 
     def estimate_inmemory_data_size(self) -> int:
-        """Bytes; about."""
+        """The approximate size in bytes."""
         return sum(size for size, _ in self._manifest.sources.values())
 
     def get_read_tasks(

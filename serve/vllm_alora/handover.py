@@ -6,7 +6,7 @@ for a plugin's data and survives; here it becomes an `ActivatedRequest` again, w
 an object to the scheduler and to the workers. Its id is settled here too, because all front ends
 meet in the engine core: one id means one content, whoever asked. A LoRA request that did not come
 through `arrival` was checked by nobody and is refused: vLLM answers it with an error and lives on.
-Can go when LoRARequest has a field for plugins.
+Remove when LoRARequest has a field for plugins.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ nothing. A request asks with `STATE` in its `SamplingParams.extra_args`, under a
 the step that completes its prompt the runner keeps that row, and the caller takes it after the step
 (`take_states`): the next one forgets it. A row is kept in no other step, so a request that is
 cancelled or preempted before leaves nothing. Both model runners, without speculative decoding
-(`gives_states`); elsewhere nothing is kept, and who asks has to refuse. Can go when vLLM gives out
+(`gives_states`); elsewhere nothing is kept, and who asks has to refuse. Remove when vLLM gives out
 hidden states of requests that generate.
 """
 

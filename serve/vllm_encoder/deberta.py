@@ -8,7 +8,7 @@ asks.
 
 Linear layers see vLLM's flat tokens, which vLLM wraps for adapters; attention and convolution see
 padded rows (`rows.py`). Modules are named as in transformers' DebertaV2ForTokenClassification, so
-PEFT's names are the names here. Can go when vLLM has the model.
+PEFT's names are the names here. Remove when vLLM has the model.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A prompt begins with its schema, a marker before each label; the classifier reads the state of each
 marker, a logit a label. Whoever makes the prompt knows where the markers stand and says so with the
 request (`LABEL_POSITIONS`). Spans, relations and counts, which GLiNER2 has heads for too, are not
-served. Can go when vLLM has the model.
+served. Remove when vLLM has the model.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from serve.api.limits import MAX_CHARACTERS
 from serve.api.lines import BodyLines
 from serve.api.service import CheckService, DecidedCheck
 from serve.api.strict_json import TooManyValues, read_json
+from serve.engine.prompts import CHARACTERS_PER_TOKEN
 from serve.engine.thread.refusals import Overloaded
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
@@ -49,7 +50,6 @@ PATH = "/v1/check/stream"
 MALFORMED = check.MALFORMED
 
 SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f")  # the last three full-width
-CHARACTERS_PER_TOKEN = 16  # hardly a text has as many; so much is checked whatever it holds
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 BODY = {
     "requestBody": {

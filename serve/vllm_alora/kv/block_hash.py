@@ -5,8 +5,8 @@ end at or before its activation point hold exactly the base model's K/V: they ge
 and all adapters and the base share them. A block that the activation point cuts, and every later
 one, keeps the adapter's key; that also says where it is cut, and names the content of the weights,
 because name and path stay the same when an adapter is trained again. And the base's blocks of a
-conversation are hashed and looked up once, not once for every adapter that is asked about it. Can
-go when vLLM serves aLoRA itself and keys blocks by adapter content.
+conversation are hashed and looked up once, not once for every adapter that is asked about it.
+Remove when vLLM serves aLoRA itself and keys blocks by adapter content.
 """
 
 from __future__ import annotations

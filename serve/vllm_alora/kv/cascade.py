@@ -7,7 +7,7 @@ https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attent
 PyTorch's kernel (`tiled_attention.py`). The other requests of the step go through vLLM's kernel as
 before. A context that the step computes is read where it was computed; one of an earlier step out
 of the cache, where the kernel's layout is known.
-Can go when vLLM has cascade attention for its CPU backend.
+Remove when vLLM has cascade attention for its CPU backend.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ last tokens. vLLM's scheduler queues, looks up, plans and allocates each of them
 one, the leader, goes that way, and an engine in this process hands over the others as its followers
 (`follow`). They wait for the step that computes the leader's conversation to its end, and are put
 into it together, as far as it has room, which is kept for them: their turn is the leader's. Those
-for whom there is none go with the next step, the first of them as the leader of the others. Can go
+for whom there is none go with the next step, the first of them as the leader of the others. Remove
 when vLLM schedules requests that share a prompt together.
 """
 

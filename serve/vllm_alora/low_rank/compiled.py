@@ -5,7 +5,7 @@ low-rank products on a CPU cannot be traced. Here they are one operator, which t
 and does not look into. It is given its layer's name, and finds the layer in the context of the pass
 under way, as vLLM's attention does: what a step does with its adapters is read when it runs, and
 what was compiled for one engine names no layer of another. The setting is vLLM's own:
-`enforce_eager` leaves the compiler off. Can go when vLLM compiles with adapters on a CPU.
+`enforce_eager` leaves the compiler off. Remove when vLLM compiles with adapters on a CPU.
 """
 
 from __future__ import annotations

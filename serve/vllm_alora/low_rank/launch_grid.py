@@ -7,7 +7,7 @@ covers as many tiles as the adapter with most tokens has, and as many adapters a
 Each program that is left computes what it did before. Steps that may be a captured graph's keep
 vLLM's grid, in its warm-up too: a kernel that is first compiled while a graph is captured fails.
 What the kernels read of the step is made on the host, where vLLM has it already: its own way waits
-for the device. Can go when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and prepares
+for the device. Remove when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and prepares
 the metadata without waiting (another in its `punica_gpu.py`).
 """
 

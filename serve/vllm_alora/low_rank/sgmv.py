@@ -7,7 +7,7 @@ once, and each linear layer multiplies each adapter's at its rank there, if it h
 segments, as those of aLoRAs are, go through one call in C++ (`native.py`), which copies no weights;
 long ones, as those of LoRAs, are products of PyTorch's own, one after the other, and so is
 everything in float16 and on a machine without a C++ compiler. Tokens of the base cost nothing. LoRA
-and aLoRA both use it. Can go when vLLM has a segmented CPU operator.
+and aLoRA both use it. Remove when vLLM has a segmented CPU operator.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ error of `add_lora` if the adapter is preloaded. In the middle of a step it stop
 cannot fail one request there, and an answer from other weights would look like a verdict (an
 adapter of NaNs would too, or worse: stale NaNs in a freed KV block spoil the next request that gets
 the block). What is left for it to catch is an adapter whose files are overwritten between the check
-and the load. Can go when vLLM knows adapters by content and refuses tensors it does not use.
+and the load. Remove when vLLM knows adapters by content and refuses tensors it does not use.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They keep the slots' tensors in tables of the process, by the tensors' addresses, and never drop an
 entry: a closed engine's slots would stay in device memory (5.6 GB for Qwen3-4B with 128 slots), and
 a later engine whose slots lie at the same addresses would be read with the old strides. Not a seam:
-nothing of vLLM is wrapped. Can go when vLLM drops them with an engine.
+nothing of vLLM is wrapped. Remove when vLLM drops them with an engine.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ not in host memory stays in the queue of the scheduler while a thread does all o
 on. What is ready is handed over when the step asks for it (`placed`), which then registers it and
 fills a slot: all of vLLM's own bookkeeping is as it was. The scheduler is asked through the
 connector of `partial_block`; in an engine without it, or with scheduler and worker in different
-processes, nothing changes. Can go when vLLM makes adapters ready beside its steps.
+processes, nothing changes. Remove when vLLM makes adapters ready beside its steps.
 """
 
 from __future__ import annotations

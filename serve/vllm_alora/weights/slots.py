@@ -6,7 +6,7 @@ once; and in a round-robin over adapters, one more than there are slots, every o
 every time. Here a step's adapters that have a slot keep it, and of the others the one asked least
 often is evicted: counted with a half-life, by powers of two, and among equals the last one that
 came. So a rare adapter takes the slot of a rare one, and of many that are asked equally often most
-stay. The same holds for the adapters kept in host memory. Pinned ones stay. Can go when vLLM weighs
+stay. The same holds for the adapters kept in host memory. Pinned ones stay. Remove when vLLM weighs
 how often an adapter is asked.
 """
 
