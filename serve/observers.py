@@ -11,7 +11,7 @@ from serve.api.observe.record import Observer
 
 
 def open_observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
-    """Those that were asked for. Raises GuardError if a file cannot be opened."""
+    """The observers that were asked for. Raises GuardError if a file cannot be opened."""
     asked_for: list[Observer] = []
     if audit_log is not None:
         asked_for.append(AuditLog(_of_this_process(audit_log)))

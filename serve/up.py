@@ -115,7 +115,7 @@ class EngineBoundServer(uvicorn.Server):
         self._service = service
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; asked ten times a second."""
+        """Whether to end; uvicorn asks ten times a second."""
         is_over = await super().on_tick(counter)
         return is_over or self._service.thread.failure is not None
 

@@ -80,7 +80,7 @@ class Caller:
         return caller
 
     def reached_limit(self, kind: RequestKind) -> int | None:
-        """The limit that one more would be beyond; None if it may come."""
+        """The limit that one more request would exceed; None if it may come."""
         together = self.limits.concurrent_checks
         if together is not None:
             return together if sum(self.under_way.values()) >= together else None
@@ -95,7 +95,7 @@ class Caller:
         return self._checks
 
     def salted(self, cache_salt: str | None) -> str | None:
-        """The salt for the engine, of the one that a request has."""
+        """The engine's cache salt for this caller, from the salt in the request."""
         if self.tenant is None:
             return cache_salt
         return self.tenant.salted(cache_salt)

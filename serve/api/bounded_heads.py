@@ -55,7 +55,7 @@ class BoundedHeads(HttpToolsProtocol):
             self._end_after(self.timeout_keep_alive)  # bytes that begin no head
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start the timer of a head."""
         super().on_message_begin()
         self._is_in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
         if not self._is_answering:  # else uvicorn may have paused reading

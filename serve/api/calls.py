@@ -28,7 +28,7 @@ class CallUnderWay:
 
     @property
     def characters(self) -> int:
-        """How much of the memory it takes; a message takes some without a text."""
+        """The memory that it takes, in characters; a message without text takes some too."""
         texts = sum(len(message.content) for message in self.messages)
         unread = sum(len(part) for part in unread_parts(self.messages))
         return texts + unread + (len(self.messages) + 1) * OVERHEAD_CHARACTERS

@@ -63,7 +63,7 @@ class EngineService(CheckService):
         return self._engine.text_tokens(text)
 
     def _started_again(self) -> None:
-        """A rule that was trained again before the engine was is served by its new weights."""
+        """Take over the cards of the restarted engine, which reads weights as they are by then."""
         self._served.update(self._engine.rules)
 
     def folder(self, rule: str) -> Path:
@@ -116,6 +116,6 @@ class EngineService(CheckService):
 
 
 async def _is_done(answer: asyncio.Future[Check]) -> bool:
-    """Wait for the answer, POLL_S at most; whether it is there."""
+    """Wait for the answer, POLL_S at most; True once it is there."""
     done, _ = await asyncio.wait([answer], timeout=POLL_S)
     return bool(done)

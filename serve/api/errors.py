@@ -1,4 +1,4 @@
-"""How an error is said: in the body of the wire format whose route was called.
+"""How an error is worded: in the body of the wire format whose route was called.
 
 Knows nothing of what a format says when there is no error. No error ever reads as "allow": whatever
 fails has a status of 400 or more.
@@ -30,7 +30,7 @@ NAMED_PROBLEMS = 5  # of a body that has more
 
 
 class WireFormat(Protocol):
-    """What one kind of client speaks; a module of this folder is one."""
+    """A wire format: what one kind of client speaks. Each module of `formats` is one."""
 
     router: APIRouter  # its paths are its own, and no other format's
     MALFORMED: int  # the HTTP status of a request whose fields are not the format's
@@ -40,7 +40,7 @@ class WireFormat(Protocol):
 
 
 class Unjudged(HTTPException):
-    """What a check is answered with whose format has no word for "unjudged" beside its verdicts.
+    """The answer to a check whose format has no word for "unjudged" beside its verdicts.
 
     The status is 422 and not 503: gateways may be told to let pass what an unreachable guardrail
     did not see, and a conversation that nobody can judge must not be a way to get there.
@@ -121,7 +121,7 @@ class ErrorResponses:
 
 
 def retry_after_s(error: Exception) -> float:
-    """In how many seconds there may be room for a check that was refused for want of it.
+    """The seconds after which a check that was refused for lack of room may be tried again.
 
     Infinite for one that was begun, or may have been: what has just killed an engine, or held it up
     for long, would do so again.
@@ -132,7 +132,7 @@ def retry_after_s(error: Exception) -> float:
 
 
 def engine_failure(error: Exception) -> str:
-    """What a caller is told of the engine's error; the rest is for the log."""
+    """The text of the engine's error for a caller; the rest is for the log."""
     if isinstance(error, Overloaded | CallerGone):
         return str(error)
     # What it says is for whoever runs the server: paths, versions, words of libraries.
@@ -142,13 +142,13 @@ def engine_failure(error: Exception) -> str:
 
 
 def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
-    """Whether one of its routes has the path, whatever the HTTP method."""
+    """Whether one of the format's routes has the path, whatever the HTTP method."""
     routes = wire_format.router.routes
     return any(route.matches(scope)[0] != Match.NONE for route in routes)
 
 
 def _in_words(problem: dict[str, Any]) -> str:
-    """One of pydantic's errors: where in the body, and what."""
+    """One of pydantic's errors as text: where in the body, and what is wrong."""
     location = problem["loc"]
     if problem["type"] == "json_invalid":
         return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
@@ -162,7 +162,7 @@ def _in_words(problem: dict[str, Any]) -> str:
 
 
 def reason(problem: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors says, without the place."""
+    """The message of one of pydantic's errors, without the place."""
     if problem["type"] == "extra_forbidden":
         return "there is no such key; GET /docs lists those that there are"
     message: str = problem["msg"]

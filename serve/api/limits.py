@@ -69,7 +69,7 @@ def route_path(scope: Scope) -> str:
 
 
 def kind_of(scope: Scope, stream_paths: Collection[str]) -> RequestKind:
-    """What a request is counted as."""
+    """The kind that a request is counted as."""
     return "stream" if route_path(scope) in stream_paths else "request"
 
 
@@ -164,7 +164,7 @@ def _seconds(scope: Scope, timeout_s: float) -> float | None:
 
 
 def _max_bytes(scope: Scope) -> int:
-    """Of a body of this caller's."""
+    """The largest body that this caller may send, in bytes."""
     caller_limit: int | None = scope["caller"].limits.body_bytes
     return min(MAX_BYTES, caller_limit or MAX_BYTES)
 
@@ -174,7 +174,7 @@ def _too_large(max_bytes: int) -> str:
 
 
 def _content_length(scope: Scope) -> int:
-    """The bytes that the request claims to have; 0 where it claims nothing."""
+    """The Content-Length of the request in bytes; 0 without one."""
     value = dict(scope.get("headers", ())).get(b"content-length", b"")
     if not value.isdigit():
         return 0

@@ -57,7 +57,7 @@ class BodyLines:
         return {"type": "http.disconnect"}
 
     def deadline(self) -> float:
-        """Until when what begins now may take, by time.monotonic."""
+        """The deadline of what begins now, by time.monotonic."""
         seconds: float = self._scope["seconds"]
         return min(time.monotonic() + seconds, self._until)
 

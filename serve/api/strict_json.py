@@ -76,7 +76,7 @@ class StrictRoute(APIRoute):
     """A route whose body is read by `read_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's, which is handed a request that reads so."""
+        """FastAPI's handler, which gets a request that is read by `read_json`."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:

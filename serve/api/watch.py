@@ -25,7 +25,7 @@ class ChangeableRules(Protocol):
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """Of the rules that are served, by name."""
+        """The cards of the rules that are served, by name."""
         ...
 
     def folder(self, rule: str) -> Path:

@@ -71,17 +71,17 @@ class Attempts:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline. Raises CheckFailed once it is over."""
+        """The seconds until the deadline. Raises CheckFailed once it has passed."""
         self.check_time()
         return self._until - time.monotonic()
 
     def check_time(self) -> None:
-        """Raise CheckFailed if the deadline is over."""
+        """Raise CheckFailed if the deadline has passed."""
         if time.monotonic() >= self._until:
             raise CheckFailed("no verdict before the deadline")
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Of the next attempt: the server too gives up at the deadline."""
+        """The headers of the next attempt: the server too gives up at the deadline."""
         headers = {"content-type": "application/json"}
         headers[TIMEOUT_HEADER] = str(max(1, round(self.seconds_left * 1000)))
         if api_key is not None:
@@ -122,7 +122,7 @@ class Attempts:
 
 
 def unreachable(error: httpx.HTTPError | TimeoutError) -> CheckFailed:
-    """What a connection that failed is raised as."""
+    """The error for a connection that failed."""
     return CheckFailed(f"no response: {error!r}")
 
 

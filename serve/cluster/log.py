@@ -47,7 +47,7 @@ def _copy(descriptor: int) -> None:
 
 
 def log_into(pipe: Path | None) -> None:
-    """Let this process log as the server does, into the pipe, or else to its own stderr."""
+    """Log as the server does, into the pipe; without one, to this process's stderr."""
     settings = configuration()
     if pipe is not None:
         handler = settings["handlers"]["stderr"]

@@ -72,7 +72,7 @@ class _AsgiExchange:
         return {"type": "http.request", "body": self.body, "more_body": False}
 
     async def send(self, message: AsgiMessage) -> None:
-        """Keep what the app says."""
+        """Keep what the app sends."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = tuple((bytes(key), bytes(value)) for key, value in message["headers"])
@@ -82,7 +82,7 @@ class _AsgiExchange:
 
 
 async def answer_in_process(app: ASGIApp, relayed: RelayedRequest) -> RelayedResponse:
-    """What `app` answers. A cancelled task is a caller who is gone.
+    """The response of `app`. A cancelled task is a caller who is gone.
 
     What the app raises behind a whole response, as Starlette does behind its error's, is logged.
     """

@@ -54,7 +54,7 @@ class Replicas(Protocol):
     """Any number of replicas of the same rules, which come and go."""
 
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
-        """What the replica answers that has the conversations of `key`; any, for an empty one.
+        """The response of the replica that has the conversations of `key`; any, for an empty key.
 
         It answers by the rules of this `version` and no other. Cancelled, nobody needs the answer.
         Raises ReplicaLost.
@@ -62,7 +62,7 @@ class Replicas(Protocol):
         ...
 
     async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
-        """The verdicts, a Check, of the replica that `ask` would ask; or why it has none.
+        """The Check of the replica that `ask` would ask; or why it has none.
 
         Raises as `ask`.
         """
@@ -71,7 +71,7 @@ class Replicas(Protocol):
     async def each(
         self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
     ) -> list[Named]:
-        """What all replicas answer that live, asked by a method of GuardReplica.
+        """The answers of all living replicas to a method of GuardReplica.
 
         Raises ReplicaLost if none answers, or one does not answer in time; where some `may_miss`,
         those that are late are left out.

@@ -57,7 +57,7 @@ class RayReplica(GuardReplica):
         await self.start()
 
     async def __del__(self) -> None:
-        """Ray's word for the end, which it waits for."""
+        """Close the replica: Ray calls this at its end, and waits."""
         await self.close()
 
 
@@ -92,7 +92,7 @@ class RayPool:
     async def each(
         self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
     ) -> list[Named]:
-        """As `Replicas.each`. One that dies meanwhile is left out."""
+        """As `Replicas.each`. A replica that dies meanwhile is left out."""
         answers = await self._broadcast(method, arguments, within_s)
         named: list[Named] = []
         for answer in answers:
@@ -110,7 +110,7 @@ class RayPool:
     async def _broadcast(
         self, method: str, arguments: Sequence[Any], within_s: float
     ) -> list[Named | BaseException]:
-        """Of each replica what it says, or the error; TimeoutError of one that is late.
+        """The answer of each replica, or its error; TimeoutError for a replica that is late.
 
         Each is waited for by itself: Ray's own timeout is one for all of them together.
         """
@@ -145,7 +145,7 @@ def _late(within_s: float) -> ReplicaLost:
 
 
 def _lost(error: BaseException) -> ReplicaLost:
-    """What a caller is told of an error of Ray's, or of a replica's own; the rest is for the log.
+    """The caller's error for one of Ray's, or a replica's own; the rest is for the log.
 
     A replica that raises has not judged.
     """
@@ -213,7 +213,7 @@ def guard_deployment(
 
 
 def _autoscaling(size: ReplicaRange) -> dict[str, float]:
-    """Ray's own settings."""
+    """The autoscaling settings of Ray."""
     return {
         "min_replicas": size.low,
         "max_replicas": size.high,

@@ -58,7 +58,7 @@ class GuardReplica:
 
     @property
     def version(self) -> str:
-        """Of the rules that answer now."""
+        """The version of the rules that answer now."""
         return version_of(self._served)
 
     @property

@@ -32,7 +32,7 @@ class ReplicaRange:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the load changes nothing."""
+        """Whether the number stays the same whatever the load."""
         return self.low == self.high
 
     def check_processes(self, shards: int) -> None:

@@ -41,7 +41,7 @@ class Snapshots:
 
     @property
     def is_noted(self) -> bool:
-        """Whether it was noted what is served."""
+        """Whether a note of what is served exists."""
         return self._noted.is_file()
 
     def keep(self, folder: Path) -> Path:
@@ -95,13 +95,13 @@ class Snapshots:
                 shutil.rmtree(gone, ignore_errors=True)
 
     def read(self) -> Folders:
-        """What is served. Raises GuardError if nothing was noted."""
+        """The folders that are served, by rule. Raises GuardError if nothing was noted."""
         names = load_json(self._noted, remedy="Start the server again")
         return {rule: self._root / name for rule, name in names.items()}
 
 
 def version_of(served: Mapping[str, Path]) -> str:
-    """The same for all who serve the same rules by the same weights and thresholds."""
+    """The version of these rules: equal where rules, weights and thresholds are."""
     lines = [f"{rule} {folder.name}" for rule, folder in sorted(served.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -111,7 +111,7 @@ def _age_s(path: Path) -> float:
 
 
 def _within(folder: Path, name: str) -> Path:
-    """The file itself, where it is a link.
+    """The path of the file; of a link, the file that it leads to.
 
     Raises GuardError for a link that leads out of the folder, as one server does.
     """

@@ -49,7 +49,7 @@ def _recipe(name: str) -> Finding:
 
 
 def weights() -> Iterator[Finding]:
-    """All that is trained, by any method: whether it may be served, and is of today's rule."""
+    """Whether all that is trained, by any method, may be served and is of today's rule."""
     root = Runs().root
     folders: list[Path] = []
     unfinished: list[Path] = []
@@ -89,7 +89,7 @@ def _problem(error: GuardError, remedy: str | None) -> Finding:
 
 
 def _train_command(folder: Path) -> str:
-    """What trains the weights of a folder, which lies as `guard.layout` says."""
+    """The command that trains the weights of a folder, which lies as `guard.layout` says."""
     method, _, seed = folder.name.partition("-seed")
     rule, model = folder.parent.name, folder.parent.parent.name
     command = f"make train RULE={rule} MODEL={model} METHOD={method}"
@@ -99,7 +99,7 @@ def _train_command(folder: Path) -> str:
 
 
 def _trained(folder: Path, name: str, requirements: Requirements) -> Finding:
-    """Weights with a card. Raises GuardError if they may not be served."""
+    """The finding on weights with a card. Raises GuardError if they may not be served."""
     card = requirements.admit(name, folder).card
     check_rule(card, folder.parent.name, folder)
     rule, recipe = load_rule(card.rule, RULES), load_recipe(card.model)

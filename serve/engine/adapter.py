@@ -156,7 +156,7 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
 
 
 def _check_places(root: Path, folders: Iterable[Path]) -> None:
-    """Raise GuardError for a folder that a link has lead out of `root`."""
+    """Raise GuardError for a folder that a link has led out of `root`."""
     real = root.resolve()
     for folder in folders:
         if not folder.resolve().is_relative_to(real):

@@ -33,7 +33,7 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is in flight any more."""
+        """Whether nothing is in flight any longer."""
         return not self.waiting
 
     def settle(self, output: EngineOutput, logits: Sequence[float]) -> None:

@@ -48,7 +48,7 @@ class Dispatcher:
         return any(in_flight.request.adapter == adapter for in_flight in self.in_flight.values())
 
     def queue(self) -> FairQueue:
-        """The turns of a call that comes now."""
+        """The fair queue of a call that comes now."""
         return FairQueue(self.virtual_time, QUANTUM_STEPS * self._backend.step_tokens)
 
     def submit(self, in_flight: InFlight) -> None:
@@ -96,7 +96,7 @@ class Dispatcher:
             self._start_over(suspects)
 
     def cancel(self, call: Call) -> None:
-        """Drop what is in flight of `call`.
+        """Drop the requests of `call` that are in flight.
 
         Work that may have begun counts as answered; otherwise a caller who always cancels would be
         served first for ever.

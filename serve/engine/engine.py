@@ -170,7 +170,7 @@ class GuardEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """All of these as they are now."""
+        """All counters as they are now."""
         return EngineCounters(
             adapters=self._rules.adapter_count,
             adapter_loads=self.adapter_loads,
@@ -269,7 +269,7 @@ class GuardEngine:
         self._unload_retired()
 
     def cancel(self, call: Call) -> None:
-        """Drop what is in flight of `call`; what may have begun counts as answered."""
+        """Drop the requests of `call` in flight; those that may have begun count as answered."""
         self._dispatcher.cancel(call)
 
     def add(self, name: str, folder: Path) -> None:

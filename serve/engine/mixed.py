@@ -25,7 +25,7 @@ class OpenedCheck(Protocol):
 
     @property
     def call(self) -> Any:
-        """What `cancel` takes; its `done` says whether nothing is in flight any more."""
+        """The call, for `cancel`; `done` says whether nothing of it is in flight."""
         ...
 
     def result(self) -> Check:
@@ -48,7 +48,7 @@ class CheckEngine(Protocol):
 
     @property
     def counters(self) -> EngineCounters:
-        """What it holds and has done."""
+        """The figures of what it holds and has done."""
         ...
 
     def text_tokens(self, text: str) -> int:
@@ -78,11 +78,11 @@ class CheckEngine(Protocol):
         ...
 
     def step(self) -> None:
-        """Compute something of what is in flight."""
+        """Run one batch of what is in flight."""
         ...
 
     def cancel(self, call: Any) -> None:
-        """Drop what is in flight of a check."""
+        """Drop the requests of a check that are in flight."""
         ...
 
 
@@ -149,7 +149,7 @@ class MixedEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Those of all engines together."""
+        """The counters of all engines together."""
         return sum((engine.counters for engine in self._engines), EngineCounters())
 
     def text_tokens(self, text: str) -> int:
@@ -231,7 +231,7 @@ class MixedEngine:
                 engine.step()
 
     def cancel(self, call: MixedCall) -> None:
-        """Drop what is in flight of `call`."""
+        """Drop the requests of `call` that are in flight."""
         for engine, part in call.parts:
             engine.cancel(part)
 
@@ -253,7 +253,7 @@ class MixedEngine:
         self.close()
 
     def _engine(self, name: str) -> GuardEngine:
-        """The one that serves a rule; the first where none does."""
+        """The engine that serves a rule; the first where none does."""
         return self._engines[self._serving().get(name, 0)]
 
     def _serving(self) -> dict[str, int]:

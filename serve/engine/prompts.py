@@ -33,7 +33,7 @@ class EnginePrompt(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the prompt has."""
+        """The length of the prompt in tokens."""
         return len(self.prefix) + len(self.suffix)
 
 

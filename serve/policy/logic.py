@@ -54,7 +54,7 @@ class Expression(Protocol):
         ...
 
     def evaluate(self, facts: Facts) -> Decision:
-        """What it is, by these facts."""
+        """The decision by these facts."""
         ...
 
 
@@ -66,7 +66,7 @@ class RuleTerm:
 
     @property
     def rules(self) -> frozenset[str]:
-        """The rule."""
+        """The rule's name."""
         return frozenset({self.name})
 
     def evaluate(self, facts: Facts) -> Decision:
@@ -84,11 +84,11 @@ class MetadataTerm:
 
     @property
     def rules(self) -> frozenset[str]:
-        """None."""
+        """No rules: it reads the request's metadata alone."""
         return frozenset()
 
     def evaluate(self, facts: Facts) -> Decision:
-        """Whether it has; unjudged where the request does not state the key."""
+        """A violation if the key has one of the values; unjudged without the key."""
         ruling = Ruling.UNJUDGED
         if self.key in facts.metadata:
             ruling = Ruling.ALLOW
@@ -106,14 +106,14 @@ class Connective:
 
     @property
     def rules(self) -> frozenset[str]:
-        """Those of all parts."""
+        """The rules of all parts."""
         rules: frozenset[str] = frozenset()
         for part in self.parts:
             rules |= part.rules
         return rules
 
     def evaluate(self, facts: Facts) -> Decision:
-        """Decided by the parts that are what the whole is."""
+        """The combined ruling, decided by the parts whose ruling is the same."""
         decisions = [part.evaluate(facts) for part in self.parts]
         ruling = self.combine(decision.ruling for decision in decisions)
         decided_by: dict[str, None] = {}
@@ -131,11 +131,11 @@ class Negation:
 
     @property
     def rules(self) -> frozenset[str]:
-        """Those of the expression."""
+        """The rules of the expression."""
         return self.of.rules
 
     def evaluate(self, facts: Facts) -> Decision:
-        """The opposite, decided by the same."""
+        """The opposite ruling, decided by the same rules and metadata."""
         decision = self.of.evaluate(facts)
         return Decision(decision.ruling.opposite, decision.decided_by)
 

@@ -48,7 +48,7 @@ class RuleSet:
         return cls(names, any_rule(names))
 
     def decide(self, rulings: Mapping[str, Ruling], metadata: Mapping[str, str]) -> Decision:
-        """What the rules' rulings and the request's metadata mean together."""
+        """The decision by the rules' rulings and the request's metadata."""
         return self.violated_if.evaluate(Facts(rulings, metadata))
 
 
@@ -61,7 +61,7 @@ class RuleSetEntry(Strict):
 
 
 class RuleSetFile(Strict):
-    """The file."""
+    """The file of rule sets."""
 
     rule_sets: Annotated[dict[Name, RuleSetEntry], Field(min_length=1)]
 
@@ -93,7 +93,7 @@ def _check_rules(rules: list[str], served: Collection[str], where: str) -> None:
 
 
 def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
-    """The entry, whose rules and whose logic must name the same."""
+    """The entry as a rule set; its `rules` and its logic must name the same rules."""
     if entry.violated_if is None:
         return RuleSet(tuple(entry.rules), any_rule(entry.rules), name)
     where = f"{where}.violated_if"

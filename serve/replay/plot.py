@@ -19,9 +19,10 @@ BINS = 51
 
 
 def draw_replay(probabilities: Probabilities, thresholds: tuple[float, float], rule: str) -> bytes:
-    """A PNG: B's probability against A's, with both thresholds, and a histogram of B's minus A's.
+    """The picture as PNG: B's probability against A's with both thresholds, and a histogram of
+    B's minus A's.
 
-    Flips are in another colour, and drawn last. At least one conversation.
+    Flips are in another colour, and drawn last. Needs at least one conversation.
     """
     figure = Figure(figsize=(9, 4), dpi=110, layout="constrained")
     scatter, histogram = figure.subplots(1, 2)

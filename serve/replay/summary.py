@@ -36,7 +36,7 @@ class CountedShare:
 
     @classmethod
     def of(cls, count: int, total: int) -> CountedShare:
-        """The share; of nothing the interval is all of it."""
+        """The share with its interval, which is 0 to 1 for a total of 0."""
         if total == 0:
             return cls(0, 0, (0.0, 1.0))
         interval = binomtest(count, total).proportion_ci(confidence_level=0.95, method="exact")
@@ -44,13 +44,13 @@ class CountedShare:
 
     @property
     def share(self) -> float:
-        """Between 0 and 1; 0 of nothing."""
+        """The share, between 0 and 1; 0 for a total of 0."""
         return self.count / max(1, self.total)
 
 
 @dataclass(frozen=True)
 class ReplayedConversation:
-    """Where a conversation is, and what both versions say of it."""
+    """The place of a conversation, and what both versions say of it."""
 
     source: str
     row: int
@@ -62,7 +62,7 @@ class ReplayedConversation:
 
     @property
     def change(self) -> float:
-        """By how much B's probability of a violation is higher."""
+        """The difference of the probabilities of a violation, B less A."""
         return self.p_b - self.p_a
 
 
@@ -121,7 +121,7 @@ class ReplayTally:
     _largest: list[tuple[float, int, ReplayedConversation]] = field(default_factory=list)
 
     def add(self, a: Row, b: Row) -> None:
-        """One more conversation's rows."""
+        """Count one more conversation's rows."""
         self.conversations += 1
         if a["verdict"] == "unjudged" or b["verdict"] == "unjudged":
             self._add_unjudged(a, b)
@@ -148,7 +148,7 @@ class ReplayTally:
             self._keep(self._flipped, conversation)
 
     def result(self) -> RuleReplay:
-        """What was counted."""
+        """The finished count."""
         judged = len(self.p_a)
         flips = self.counts["to_violation"] + self.counts["to_allow"]
         return RuleReplay(
@@ -172,15 +172,15 @@ class ReplayTally:
 
     @property
     def probabilities(self) -> Probabilities:
-        """Of all that both judged."""
+        """The probabilities of all conversations that both judged."""
         flips = np.frombuffer(bytes(self.is_flip), dtype=np.bool_)
         return Probabilities(np.array(self.p_a), np.array(self.p_b), flips)
 
     def _add_unjudged(self, a: Row, b: Row) -> None:
-        of_a, of_b = a["verdict"] == "unjudged", b["verdict"] == "unjudged"
-        if of_a and of_b:
+        a_unjudged, b_unjudged = a["verdict"] == "unjudged", b["verdict"] == "unjudged"
+        if a_unjudged and b_unjudged:
             self.counts["unjudged_both"] += 1
-        elif of_a:
+        elif a_unjudged:
             self.counts["unjudged_a_only"] += 1
         else:
             self.counts["unjudged_b_only"] += 1

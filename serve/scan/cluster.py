@@ -235,7 +235,7 @@ def _actor_resources(actors: int) -> dict[str, float]:
 def most_cores_each(nodes: Sequence[int], actors: int) -> int:
     """The most cores an actor can have where nodes have so many, for all actors to have a node."""
     for cores in range(max(nodes), 1, -1):
-        if sum(of_node // cores for of_node in nodes) >= actors:
+        if sum(node_cores // cores for node_cores in nodes) >= actors:
             return cores
     return 1
 

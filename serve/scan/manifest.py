@@ -71,14 +71,14 @@ def weights_of(card: Card) -> tuple[str, float]:
 
 
 def calibration_of(card: Card) -> tuple[float, ...]:
-    """What `ScanManifest.calibrations` says of it."""
+    """What `ScanManifest.calibrations` says of a rule with this card."""
     return card.temperature, card.bias, *card.uncertainty_band
 
 
 def manifest_of(
     parts: Sequence[ServedPart], sources: Sequence[str], rows_a_part: int, format_: Format
 ) -> ScanManifest:
-    """What is to be scanned by what.
+    """The manifest of a scan of these sources by these parts.
 
     Raises GuardError for weights that cannot be read, or a data set that is not there.
     """

@@ -37,7 +37,7 @@ def read_parts(manifest: ScanManifest) -> Iterator[StoredPart]:
 
 
 class _BytePosition:
-    """How many bytes of all sources are read."""
+    """The number of bytes that were read of all sources."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -45,7 +45,7 @@ class _BytePosition:
         self._source = ""
 
     def advance(self, chunk: tuple[StoredConversation, ...]) -> int:
-        """The bytes that were read for these."""
+        """The bytes that were read for these conversations."""
         before = self._now
         for conversation in chunk:
             if conversation.source != self._source:

@@ -20,7 +20,7 @@ RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
 def part_rows(
     engine: ScanEngine, stored: Sequence[StoredConversation], manifest: ScanManifest
 ) -> list[ScanRow]:
-    """A row a conversation and rule, in their orders. Raises what the engine raises."""
+    """One row per conversation and rule, in their orders. Raises what the engine raises."""
     rules = list(manifest.rules)
     readable = [conversation for conversation in stored if not conversation.problem]
     checks = iter(judge(engine, [conversation.messages for conversation in readable], rules))

@@ -18,7 +18,7 @@ from serve.selection import ServedPart, start_engine
 def judge_all(
     parts: Sequence[ServedPart], folder: PartFolder, actors: int | None = None
 ) -> ScanManifest:
-    """Scan in this process, or by so many actors of a cluster; the finished manifest.
+    """Scan in this process, or by `actors` actors of a cluster; the finished manifest.
 
     Raises GuardError as they do, and for rules that were trained again meanwhile.
     """

@@ -43,7 +43,7 @@ def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
 
 
 def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
-    """How many of a part's rows there are by rule and verdict."""
+    """The number of a part's rows by rule and verdict."""
     return Counter((row["rule"], row["verdict"]) for row in rows)
 
 
@@ -55,7 +55,7 @@ class ScanTally:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, counts: VerdictCounts) -> None:
-        """The counts of one more part."""
+        """Add the counts of one more part."""
         self._counts.update(counts)
 
     def finished(self) -> ScanManifest:
@@ -73,7 +73,7 @@ class ScanTally:
 
 
 class ScanBar:
-    """A bar over the bytes of the sources, with how many conversations are judged."""
+    """A progress bar over the bytes of the sources, with the number of judged conversations."""
 
     def __init__(self, manifest: ScanManifest) -> None:
         total = sum(size for size, _ in manifest.sources.values())
@@ -87,7 +87,7 @@ class ScanBar:
         self._bar.close()
 
     def add(self, conversations: int, read_bytes: int) -> None:
-        """So many more are judged, and for them so many bytes were read."""
+        """Advance the bar by judged conversations and the bytes that were read for them."""
         self._conversations += conversations
         self._bar.set_postfix_str(f"{self._conversations:,} conversations", refresh=False)
         self._bar.update(read_bytes)

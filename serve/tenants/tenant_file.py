@@ -46,7 +46,7 @@ class TenantEntry(Strict):
 
 
 class TenantFile(Strict):
-    """The file."""
+    """The file of tenants."""
 
     admin_keys_sha256: tuple[KeyHash, ...] = ()
     tenants: Annotated[dict[TenantName, TenantEntry], Field(min_length=1)]
@@ -54,7 +54,7 @@ class TenantFile(Strict):
 
 @dataclass(frozen=True)
 class Tenants:
-    """All tenants, and whose key is whose."""
+    """All tenants, and the owner of each key."""
 
     all: tuple[Tenant, ...]
     keys: KeyRing[Tenant | Admin]

@@ -58,9 +58,9 @@ def compiled(source: Path, functions: tuple[str, ...], arguments: tuple[type, ..
 
 
 def _library(command: Sequence[str], source: Path) -> Path:
-    """Where it is kept: a file for each source, compiler and processor.
+    """The file of the compiled source: one for each source, compiler and processor.
 
-    The same home may be that of several machines.
+    Several machines may share a home folder.
     """
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     parts = [source.read_text(encoding="utf-8"), *command, version.stdout, *_processor()]
@@ -78,7 +78,7 @@ def _loaded(library: Path, functions: tuple[str, ...], arguments: tuple[type, ..
 
 
 def _compile(command: Sequence[str], source: Path, library: Path) -> None:
-    """Whole or not at all: other processes may do the same."""
+    """Compile to `library`, whole or not at all: other processes may do the same."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         made = Path(scratch, library.name)
@@ -95,7 +95,7 @@ def _compile(command: Sequence[str], source: Path, library: Path) -> None:
 
 
 def _processor() -> list[str]:
-    """What code for this machine may differ by."""
+    """The facts of the processor by which compiled code may differ."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

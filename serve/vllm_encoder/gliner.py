@@ -31,9 +31,9 @@ class LabelPool(AllPool):
 
     def forward(self, hidden_states: Tensor, pooling_metadata: PoolingMetadata) -> list[Any]:
         """[tokens, 1] -> [labels, 1] for each request."""
-        of_requests = super().forward(hidden_states, pooling_metadata)
+        request_logits = super().forward(hidden_states, pooling_metadata)
         at_labels: list[Any] = []
-        for logits, params in zip(of_requests, pooling_metadata.pooling_params, strict=True):
+        for logits, params in zip(request_logits, pooling_metadata.pooling_params, strict=True):
             positions = (params.extra_kwargs or {}).get(LABEL_POSITIONS)
             if logits is not None and positions is not None:
                 logits = logits[torch.tensor(positions, device=logits.device)]

@@ -50,8 +50,8 @@ def bounds(layer_name: str, tokens: int, max_tokens: int) -> list[int]:
     metadata = get_forward_context().attn_metadata
     if not isinstance(metadata, dict):
         return [*range(0, tokens, max_tokens), tokens]
-    of_layer: Any = metadata[layer_name]
-    starts: list[int] = of_layer.query_start_loc.tolist()
+    layer_metadata: Any = metadata[layer_name]
+    starts: list[int] = layer_metadata.query_start_loc.tolist()
     return starts
 
 

@@ -103,12 +103,12 @@ class CheckRequest(StrictBody):
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """What the rules are put to: the tools, if there are any, then a turn a message."""
+        """The conversation that is judged: the tools, if there are any, then a turn per message."""
         return self._conversation
 
     @property
     def tool_turns(self) -> tuple[Message, ...]:
-        """Of the conversation, what describes the tools."""
+        """The turns that describe the tools."""
         return self._conversation[: -len(self.messages)]
 
     @model_validator(mode="after")
@@ -298,7 +298,7 @@ async def rule_sets(request: Request) -> list[ServedRuleSet]:
 async def _explanations(
     body: CheckRequest, request: Request, decided: DecidedCheck
 ) -> dict[str, Explanation]:
-    """Of each violated rule. Raises as `CheckService.check`."""
+    """The explanation of each violated rule. Raises as `CheckService.check`."""
     tools = body.tool_turns
     messages = body.conversation[len(tools) :]
     carrying = await explained(request, messages, decided, body.cache_salt, tools=tools)
@@ -309,7 +309,7 @@ async def _explanations(
 
 
 def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
-    """What the body names. A misspelt name is the caller's mistake, as any other in the request.
+    """The rules or the rule set that the body names. A misspelt name is the caller's mistake.
 
     Raises HTTPException 422 for it.
     """
@@ -325,5 +325,5 @@ def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """A check without a verdict, and why."""
+    """The error body: a check without a verdict, and why."""
     return {"verdict": "unjudged", "error": message}

@@ -51,7 +51,7 @@ class GuardrailParams(BaseModel):
 
 
 class GatewayCaller(BaseModel):
-    """Whose call it is, by the gateway's keys."""
+    """The caller, by the gateway's keys."""
 
     user_api_key_team_id: Annotated[str, Field(max_length=MAX_SALT)] | None = None
 
@@ -108,7 +108,7 @@ class GuardrailRequest(BaseModel):
 
     @property
     def _spoken(self) -> list[str]:
-        """The texts that say something."""
+        """The texts that are not empty."""
         spoken: list[str] = []
         for text in self.texts or ():
             if not says_nothing([ChatMessage(role="assistant", content=text)]):
@@ -122,7 +122,7 @@ class GuardrailRequest(BaseModel):
 
 
 class GuardrailResponse(BaseModel):
-    """What LiteLLM is to do. A missing action would read as "NONE" there."""
+    """The action that LiteLLM takes. A missing action would read as "NONE" there."""
 
     action: Literal["NONE", "BLOCKED"]
     blocked_reason: str | None = None
@@ -158,5 +158,5 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """Why there is no action."""
+    """The error body: a reason, and no action."""
     return {"error": message}

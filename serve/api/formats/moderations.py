@@ -103,7 +103,7 @@ async def moderate(body: ModerationRequest, request: Request) -> ModerationRespo
 
 
 def _selected(catalogue: Catalogue, model: str) -> RuleSet:
-    """What a text is put to. Raises HTTPException 404 if the model is no rule and no rule set."""
+    """The rules that judge a text. Raises HTTPException 404 for a model that is none of them."""
     if model in OPENAI_MODELS:
         return catalogue.selected(None)
     if model in catalogue.rule_sets:

@@ -146,7 +146,7 @@ class CompletionChoice(BaseModel):
 
 
 class CachedTokens(BaseModel):
-    """Those of the prompt's tokens that were not computed again."""
+    """The prompt tokens that were not computed again."""
 
     cached_tokens: int
 
@@ -161,7 +161,7 @@ class CompletionUsage(BaseModel):
 
     @classmethod
     def of(cls, check: Check, choices: int) -> CompletionUsage:
-        """What the check took, and one token a choice."""
+        """The tokens of the check, and one token per choice."""
         prompt_tokens = check.cached_tokens + check.computed_tokens
         return cls(
             prompt_tokens=prompt_tokens,

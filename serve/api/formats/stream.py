@@ -85,7 +85,7 @@ class StreamPiece(StrictBody):
 
 
 class StreamEvent(BaseModel):
-    """What came of a check of the reply up to `checked_characters`."""
+    """The outcome of a check of the reply up to `checked_characters`."""
 
     release: str
     verdict: Literal["allow", "unjudged"]
@@ -124,7 +124,7 @@ class GrowingReply:
 
     @property
     def unchecked(self) -> str:
-        """What no check has seen."""
+        """The text that no check has seen."""
         return self.text[self._checked :]
 
     def take(self, piece: StreamPiece) -> None:
@@ -156,7 +156,7 @@ class GrowingReply:
             return False
 
     def checked(self, ruling: Ruling) -> str:
-        """All that is there was checked; what may be shown now."""
+        """Note that the whole text so far was checked; the text that may be shown now."""
         self._checked = len(self.text)
         end = self._checked
         if not self.is_ended:
@@ -264,7 +264,7 @@ class CheckedStream(Response):
             self._reply.take(_read(StreamPiece, line, "a line"))
 
     async def _check(self) -> DecidedCheck:
-        """The reply as far as it is there; given up once its sender is gone."""
+        """The check of the reply so far; given up once its sender is gone."""
         scope = {**self._request.scope, "deadline": self._lines.deadline()}
         return await self._service.check(
             Request(scope, self._lines.until_gone),
@@ -290,7 +290,7 @@ class CheckedStream(Response):
         )
 
     def _unjudged_event(self, why: str) -> StreamEvent:
-        """What came of a check that no rule has answered."""
+        """The event for a check that no rule has answered."""
         unjudged = [UnjudgedRule(rule=rule, reason=why) for rule in self._rule_set.rules]
         return StreamEvent(
             release="",
@@ -318,7 +318,7 @@ def _unjudged(message: str) -> StreamEnd:
 
 
 def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
-    """A line of the body. Raises HTTPException 422 if it is none of this kind, or missing."""
+    """The parsed line of the body. Raises HTTPException 422 if it is missing or of another kind."""
     if line is None:
         raise HTTPException(422, f'{where} is missing; the last one is {{"end": true}}')
     try:
@@ -334,5 +334,5 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """As of a check."""
+    """The error body, as for a check."""
     return check.error_body(status, message)

@@ -161,17 +161,17 @@ def _rulings(
     """What is known of each rule at the end of each turn; of those that were violated before, what
     the new messages alone say, where that could be judged.
     """
-    for of_whole, of_new in zip_longest(whole, alone):
-        rulings = of_whole.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)
-        if of_new is not None:
-            rulings |= of_new.rulings
+    for whole_check, new_check in zip_longest(whole, alone):
+        rulings = whole_check.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)
+        if new_check is not None:
+            rulings |= new_check.rulings
         yield rulings
 
 
 def _highest(
     alone: Sequence[DecidedCheck], violated_before: Sequence[str]
 ) -> dict[str, float | None]:
-    """The highest probability of each of these rules; None if it was never judged."""
+    """The highest probability of each of these rules; None for a rule that was never judged."""
     highest: dict[str, float | None] = dict.fromkeys(violated_before)
     for decided in alone:
         for verdict in decided.check.verdicts:
@@ -199,5 +199,5 @@ def _first_violations(
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """As of a check."""
+    """The error body, as for a check."""
     return check.error_body(status, message)

@@ -64,15 +64,15 @@ class CheckRecord:
 
     @property
     def verdict(self) -> str:
-        """Of the whole: without an answer, "unjudged"."""
+        """The verdict of the whole check: "unjudged" without an answer."""
         return self.decision.ruling.value if self.decision else "unjudged"
 
 
 class Observer(Protocol):
-    """Who is told of every check."""
+    """An object that is told of every check."""
 
     def checked(self, record: CheckRecord) -> None:
-        """Take note. What it raises, the check's caller gets instead of its verdict."""
+        """Note a check that is over. If this raises, its caller gets the error, not the verdict."""
         ...
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class ClusterProbes:
         self._last_running = time.monotonic()
 
     def add_to(self, app: FastAPI) -> None:
-        """Answer these at their paths."""
+        """Add the probes to the app."""
         app.add_route("/healthz", self.healthz, methods=["GET"])
         app.add_route("/readyz", self.readyz, methods=["GET"])
         app.add_route("/health", self.readyz, methods=["GET"])
@@ -93,7 +93,7 @@ class ClusterProbes:
         return answers
 
     def _of_shards(self, shards: Sequence[Sequence[Named]]) -> list[Metric]:
-        """What is no sum over replicas."""
+        """The metrics that are not sums over replicas."""
         text = "Replicas that answer, of each shard."
         replicas = GaugeMetricFamily("guard_shard_replicas", text, labels=["shard"])
         for number, answers in enumerate(shards):

@@ -49,13 +49,13 @@ class SummedMetrics:
 
 
 class FamiliesCollector(Collector):
-    """Gives families that are there already."""
+    """A collector of metric families that exist already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """All families."""
         yield from self._families
 
 
@@ -67,7 +67,7 @@ def merged(ingress_registry: CollectorRegistry, families: Iterable[Metric]) -> C
 
 
 def _families(text: str) -> list[Metric]:
-    """Those of an exposition that are added up."""
+    """The families of an exposition that are added up."""
     families: list[Metric] = []
     for family in text_string_to_metric_families(text):
         if family.name not in ONLY_OF_INGRESS and not family.name.endswith(CREATED):
@@ -76,7 +76,7 @@ def _families(text: str) -> list[Metric]:
 
 
 def _summed(families: Iterable[Metric]) -> list[Metric]:
-    """All of a name as one."""
+    """The families with each name's families added up."""
     by_name: dict[str, list[Metric]] = {}
     for family in families:
         by_name.setdefault(family.name, []).append(family)

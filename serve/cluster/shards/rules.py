@@ -50,11 +50,11 @@ class ShardedRules:
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """Of the rules that are served now, by name."""
+        """The cards of the rules that are served now, by name."""
         return self._cards
 
     def by_shard(self, rules: Iterable[str]) -> dict[int, list[str]]:
-        """Those of the rules that are served, by the number of their shard."""
+        """The served ones of these rules, by the number of their shard."""
         numbers: dict[int, list[str]] = {}
         for rule in rules:
             if rule in self._shard_of:

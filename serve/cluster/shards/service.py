@@ -142,7 +142,7 @@ def _named(task: asyncio.Task[Named]) -> Named:
 
 
 def _failure(error: str, named: Named) -> GuardError:
-    """A replica's own, of the class by which it is counted."""
+    """The replica's error, of the class by which it is counted."""
     if named.failure == "too_late":
         return TooLate(error)
     if named.failure != "overloaded":

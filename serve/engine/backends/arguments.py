@@ -76,7 +76,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def stated_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What defaults, recipe and caller say, before anything follows from the adapters."""
+    """The arguments from defaults, recipe and caller, before any follow from the adapters."""
     base = {
         "model": recipe.base_path,
         "revision": recipe.commit,
@@ -177,14 +177,14 @@ def _window_args(
 
 
 def _add_compiling(args: dict[str, Any]) -> None:
-    """Whether the model is compiled, where nobody says."""
+    """Decide whether the model is compiled, where nobody says."""
     if "enforce_eager" not in args and installed_device() == "cpu":
         args["enforce_eager"] = missing_for_compiling() is not None
 
 
 def _add_host_copies(args: dict[str, Any]) -> None:
-    """How many adapters stay in host memory, where nobody says: all, those too that are served
-    later. What falls out of it is read again from its folder; if that has changed since, the
+    """Decide how many adapters stay in host memory, where nobody says: all, with those that are
+    served later. One that is evicted is read again from its folder; if that has changed since, the
     request is refused.
     """
     kept = args.get("max_cpu_loras", ALL_ADAPTERS)
@@ -249,10 +249,10 @@ def _gpu_memory_bytes() -> int:
 def _prepared_layers(
     args: Mapping[str, Any], adapters: Sequence[ServableAdapter]
 ) -> dict[str, list[str]]:
-    """Of the layers that slots would be prepared for, those that an adapter has: each takes room in
-    every slot.
+    """The argument that limits slots to the layers that an adapter has: each takes room in every
+    slot.
 
-    All of them where an adapter's layers are not known, or none is among them.
+    No argument where an adapter's layers are not known, or none is among them.
     """
     modules = frozenset[str]().union(*(adapter.modules for adapter in adapters))
     layers = [name for name in args.get("lora_target_modules") or () if name in modules]
@@ -274,10 +274,10 @@ class Sizes:
 
 
 def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
-    """From the base's architecture; an adapter has all of `targets`.
+    """The sizes of the base and of an adapter on all of `targets`, from the base's architecture.
 
-    By default every linear layer of the decoder. Raises GuardError if the base has no layer whose
-    name ends in one of them.
+    By default an adapter is on every linear layer of the decoder. Raises GuardError if the base has
+    no layer whose name ends in one of them.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -84,7 +84,7 @@ class VllmBackend(Backend):
 
     @functools.cached_property
     def context_tokens(self) -> int:
-        """Tokens that a prompt and its one token of answer have at most."""
+        """The most tokens of a prompt and its one token of answer."""
         return int(self._engine.vllm_config.model_config.max_model_len)
 
     @property
@@ -106,7 +106,7 @@ class VllmBackend(Backend):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step computes at most."""
+        """The most tokens that a step computes."""
         return int(self._engine.vllm_config.scheduler_config.max_num_batched_tokens)
 
     @property

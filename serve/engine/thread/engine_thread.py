@@ -125,17 +125,17 @@ class EngineThread:
 
     @property
     def waiting(self) -> int:
-        """Checks that are queued."""
+        """The number of checks that are queued."""
         return self._queued.qsize()
 
     @property
     def open(self) -> int:
-        """Checks in the engine."""
+        """The number of checks in the engine."""
         return len(self._checks)
 
     @property
     def counters(self) -> EngineCounters:
-        """The engine's, not older than COUNTERS_S while it works; for any thread."""
+        """The engine's counters, at most COUNTERS_S old while it works; for any thread."""
         return self._counters
 
     def check(
@@ -255,7 +255,7 @@ class EngineThread:
         return None
 
     def _is_dead(self, *, has_failed: bool) -> bool:
-        """Whether nothing is answered any more; `has_failed`: the last batch."""
+        """Whether nothing is answered any longer; `has_failed` says that the last batch failed."""
         if not self._engine.is_usable:
             return True
         if not has_failed or self._restartable is None:
@@ -264,7 +264,7 @@ class EngineThread:
             return not self._restartable.works()
 
     def _start_again(self) -> bool:
-        """Start the dead engine again, after pauses that grow; whether it lives."""
+        """Start the dead engine again, after growing pauses; True if it works again."""
         self._attempts.died()
         failure = GuardError("the engine died again and again", remedy="Its log says why")
         while (pause_s := self._attempts.next_pause_s()) is not None:
@@ -286,7 +286,7 @@ class EngineThread:
         return False
 
     def _restart(self) -> GuardError | None:
-        """Start the engine again, once; why it does not start."""
+        """Start the engine again, once; the error if it does not start."""
         assert self._restartable is not None
         try:
             with self._watchdog.loading():
@@ -314,7 +314,7 @@ class EngineThread:
         return True
 
     def _arrivals(self) -> Iterator[PendingCheck | PendingChange | None]:
-        """What has come in and may begin; waits for something if there is nothing to do."""
+        """The queued items that may begin; waits for one if there is nothing to do."""
         if not self._checks:
             arrival = self._queued.get()
             self._busy_since = time.monotonic()

@@ -21,7 +21,7 @@ class OpenChecks:
 
     @property
     def is_work_left(self) -> bool:
-        """Whether any of them has something to compute still."""
+        """Whether any check still has something to compute."""
         return any(not check.call.done for check, _ in self._open)
 
     def open(self, pending: PendingCheck) -> None:
@@ -55,7 +55,7 @@ class OpenChecks:
             self._engine.cancel(check.call)
 
     def settle(self) -> int:
-        """Give those that are done to their callers; how many."""
+        """Give the finished checks to their callers; the number of them."""
         done = [(check, pending) for check, pending in self._open if check.call.done]
         self._open = [(check, pending) for check, pending in self._open if not check.call.done]
         for check, pending in done:

@@ -15,7 +15,7 @@ FORGET_S = 10.0  # after that long without such a batch nothing is known any mor
 
 
 class Pace:
-    """Seconds of work for an answer, over the last REMEMBERED answers.
+    """The seconds of work per answer, over the last REMEMBERED answers.
 
     Work that led to no answer counts too: what is thrown away keeps others waiting as well.
     """
@@ -29,7 +29,7 @@ class Pace:
         self._seconds_an_answer = 0.0  # written by one thread, read by others
 
     def ran(self, busy_s: float, answers: int, checks: int) -> None:
-        """A batch of so many checks took `busy_s` seconds, and after it some were answered."""
+        """Note that a batch of `checks` took `busy_s` seconds and gave `answers`."""
         if checks < TOGETHER:
             return
         now = time.monotonic()
@@ -50,7 +50,7 @@ class Pace:
             self._seconds_an_answer = (self._busy_s + self._work_s) / self._answers
 
     def seconds(self, checks: int) -> float:
-        """How long so many checks will take; 0 while nothing is known."""
+        """The seconds that so many checks will take; 0 while nothing is known."""
         if time.monotonic() > self._learned_at + FORGET_S:
             return 0.0
         return checks * self._seconds_an_answer

@@ -23,7 +23,7 @@ class TooLate(Overloaded):
 
 
 class CallerGone(GuardError):
-    """Nobody waits for the check any more."""
+    """Nobody waits for the check any longer."""
 
 
 def not_served(rule: str) -> GuardError:
@@ -33,7 +33,7 @@ def not_served(rule: str) -> GuardError:
 
 
 def too_late() -> TooLate:
-    """What a check is refused with that was not answered in time."""
+    """The refusal of a check that was not answered in time."""
     return TooLate(
         "the check took too long",
         remedy="Try again later, or give it more time: the caller's own, or TIMEOUT= of `make up`",

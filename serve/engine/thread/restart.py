@@ -35,10 +35,10 @@ class Restartable(Protocol):
     """An engine that can be started again, and knows when it has to be."""
 
     def restart(self) -> None:
-        """Be another engine of the same rules. Raises GuardError if that does not start."""
+        """Start another engine of the same rules. Raises GuardError if it does not start."""
 
     def works(self) -> bool:
-        """Whether anything is answered still, after a batch has failed; with nothing in flight."""
+        """Whether anything is still answered after a batch has failed, with nothing in flight."""
         ...
 
 
@@ -50,7 +50,7 @@ class RestartAttempts:
         self._started: float | None = None  # by time.monotonic, while the engine lives
 
     def died(self) -> None:
-        """The engine is dead."""
+        """Note that the engine is dead."""
         if self._started is None or time.monotonic() > self._started + STABLE_S:
             self._in_a_row = 0
 
@@ -62,7 +62,7 @@ class RestartAttempts:
         return PAUSES_S[self._in_a_row - 1]
 
     def started(self) -> None:
-        """The engine was started."""
+        """Note that the engine was started."""
         self._started = time.monotonic()
 
 
@@ -95,7 +95,7 @@ class RestartableEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """What it holds and has done since it was last started."""
+        """The figures of what it holds, and has done since it was last started."""
         return self._living().counters
 
     def restart(self) -> None:
@@ -114,7 +114,7 @@ class RestartableEngine:
             raise GuardError(problem, remedy="Start the process again") from error
 
     def works(self) -> bool:
-        """Whether every base answers a check still, by one rule or another."""
+        """Whether every base still answers a check, by one rule or another."""
         engine = self._living()
         parts = engine.engines if isinstance(engine, MixedEngine) else (engine,)
         return all(_answers(part) for part in parts)
@@ -155,7 +155,7 @@ class RestartableEngine:
         self._living().step()
 
     def cancel(self, call: Any) -> None:
-        """Drop what is in flight of `call`."""
+        """Drop the requests of `call` that are in flight."""
         self._living().cancel(call)
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class RestartableEngine:
 
 
 def _folders(engine: GuardEngine | MixedEngine) -> dict[str, Path]:
-    """Where each rule's weights are, but of one that the base itself answers."""
+    """The folder of each rule's weights, except a rule that the base itself answers."""
     folders: dict[str, Path] = {}
     for name in engine.rules:
         try:

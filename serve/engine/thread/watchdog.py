@@ -23,7 +23,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """While the engine computes."""
+        """A context in which the engine computes."""
         self._batch_since = time.monotonic()
         try:
             yield
@@ -32,7 +32,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """While an engine is started, or a rule's weights are read."""
+        """A context in which an engine is started, or a rule's weights are read."""
         self._loading_since = time.monotonic()
         try:
             yield

@@ -153,7 +153,7 @@ class BehindHeldBlocks:
         self._held_ids = [block.block_id for block in self._held]
 
     def are_there_for(self, request: Any) -> bool:
-        """Whether there are enough free ones."""
+        """Whether there are enough free blocks."""
         wanted = cdiv(request.num_tokens, self._size) - self.held_count
         spare = self._kv_cache_manager.watermark_blocks
         free = self._kv_cache_manager.block_pool.get_num_free_blocks()

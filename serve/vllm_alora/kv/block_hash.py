@@ -76,10 +76,8 @@ class Hashed:
 def request_block_hasher(
     original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any
 ) -> Callable[[Any], list[bytes]]:
-    """vLLM's hasher.
-
-    It begins where the conversation that was asked about last ends, if the request is about that
-    one too.
+    """The hasher of vLLM, which starts at the end of the last conversation if the request is about
+    the same one.
     """
     hasher = original(hash_block_size, caching_hash_fn)
     last = Hashed()

@@ -91,7 +91,7 @@ def build_attention_metadata(
 
 
 def _batch_of(input_batch: Any, scheduled: dict[str, int]) -> Batch | None:
-    """None where there are several block tables."""
+    """The step's batch; None where there are several block tables."""
     tables = input_batch.block_table.block_tables
     if len(tables) != 1:
         return None
@@ -123,7 +123,7 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
 
 
 def _can_cascade(builder: Any) -> bool:
-    """Whether all its layers attend to everything before a token, and to nothing else.
+    """Whether all the builder's layers attend to everything before a token, and to nothing else.
 
     Builders of other classes make requests of their own for the kernel.
     """

@@ -92,7 +92,7 @@ def follow(
 
 
 def _end_of(leader: Request) -> int:
-    """Where the conversation of a possible leader ends; 0 if it is none."""
+    """The end of a possible leader's conversation in tokens; 0 if it cannot be a leader."""
     if isinstance(leader.lora_request, ActivatedRequest):
         return leader.lora_request.activation_start
     return 0
@@ -225,10 +225,10 @@ def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
 
 
 def _computed(request: Request) -> int:
-    """A request's tokens that need not be computed.
+    """The number of a request's tokens that need not be computed.
 
-    Of one that waits, what the cache held when it came (`resident`): of one that runs, that may
-    have been evicted since.
+    For a waiting request, those that the cache held when it came (`resident`): for a running one,
+    these may have been evicted since.
     """
     if request.status != RequestStatus.WAITING:
         return request.num_computed_tokens

@@ -98,7 +98,7 @@ _shared_blocks: ContextVar[SharedBlocks | None] = ContextVar("shared_blocks", de
 def execute_model_v1(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The step, between its copies."""
+    """Run the step between its copies."""
     return _between_copies(original, self, scheduler_output, *args, **kwargs)
 
 
@@ -110,7 +110,7 @@ def execute_model_v1(
 def execute_model_v2(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The step, between its copies."""
+    """Run the step between its copies."""
     return _between_copies(original, self, scheduler_output, *args, **kwargs)
 
 

@@ -86,7 +86,7 @@ def shared_contexts(batch: Batch, worth: Worth) -> list[SharedContext]:
 
 
 def _context(batch: Batch, request: int) -> tuple[int, bytes, bytes]:
-    """What names a request's context: its length, its whole blocks, the tokens behind them."""
+    """The key of a request's context: its length, its whole blocks, the tokens behind them."""
     tokens = int(batch.computed[request])
     whole = tokens // batch.block_size
     behind = batch.token_ids[request, whole * batch.block_size : tokens]

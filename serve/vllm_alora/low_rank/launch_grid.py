@@ -49,10 +49,10 @@ def work_of(slots: Ints) -> Work | None:
     adapter.
     """
     ids, counts = np.unique(slots, return_counts=True)
-    of_adapters = counts[ids != NO_SLOT]
-    if not of_adapters.size:
+    adapter_tokens = counts[ids != NO_SLOT]
+    if not adapter_tokens.size:
         return None
-    return Work(int(of_adapters.max()), len(ids))
+    return Work(int(adapter_tokens.max()), len(ids))
 
 
 @dataclass

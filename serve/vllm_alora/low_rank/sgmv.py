@@ -92,7 +92,9 @@ class LayerAdapters:
     def __init__(self, a: Stacked, b: Stacked) -> None:
         self.ranks = np.zeros((len(a), len(a[0])), np.int32)
         # Views cost as much to make as a small product.
-        self._weights = [(of_a[:, 0].mT, of_b[:, 0].mT) for of_a, of_b in zip(a, b, strict=True)]
+        self._weights = [
+            (slice_a[:, 0].mT, slice_b[:, 0].mT) for slice_a, slice_b in zip(a, b, strict=True)
+        ]
         self.a, self.b = a, b
         self._native: NativeLayer | None = None
 
