@@ -58,20 +58,20 @@ def served_parts(selection: Selection) -> list[ServedPart]:
         raise GuardError(
             "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
         )
-    named = None if selection.rules is None else comma_separated(selection.rules, "rule")
+    named_rules = None if selection.rules is None else comma_separated(selection.rules, "rule")
     parts: list[ServedPart] = []
     served: set[str] = set()
     for model in models:
         part = _part(load_recipe(model), selection, None)
         folders: dict[str, Path] = {}
         for name, folder in part.folders.items():
-            is_named = named is None or name in named
+            is_named = named_rules is None or name in named_rules
             if is_named and name not in served:
                 folders[name] = folder
         served |= set(folders)
         if folders:
             parts.append(_checked(replace(part, folders=folders)))
-    missing = sorted(set(named or ()) - served)
+    missing = sorted(set(named_rules or ()) - served)
     if missing:
         remedy = "Run `make train` for it"
         raise GuardError("not trained", got=", ".join(missing), remedy=remedy)

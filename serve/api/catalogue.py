@@ -17,7 +17,7 @@ from serve.policy.rule_set import RuleSet
 LONGEST_HINTED = 100  # characters of a name; comparing longer ones takes long
 
 
-class SomeOf(Mapping[str, Card]):
+class SelectedCards(Mapping[str, Card]):
     """The cards of these rules, as they are now: a rule may be replaced while it is served.
 
     All of them are served: a rule of a rule set cannot be removed.
@@ -54,7 +54,7 @@ class Catalogue:
         rules: list[str] = []
         for rule_set in rule_sets.values():
             rules += rule_set.rules
-        return Catalogue(SomeOf(self.rules, rules), rule_sets)
+        return Catalogue(SelectedCards(self.rules, rules), rule_sets)
 
     def not_served(self, names: Sequence[str]) -> list[str]:
         """The members of `names` that are not served rules."""

@@ -77,8 +77,8 @@ class EngineService(CheckService):
                 folder = await asyncio.to_thread(self._find_trained, rule)
                 if folder is None:
                     raise HTTPException(404, NOT_TRAINED.format(rule=rule))
-            named = folder or self.folder(rule)
-            await asyncio.to_thread(lambda: check_rule(read_card(named), rule, named))
+            weights_folder = folder or self.folder(rule)
+            await asyncio.to_thread(_check_card, weights_folder, rule)
             await asyncio.wrap_future(self._thread.serve_rule(rule, folder))
             self._served[rule] = self._engine.rules[rule]
             return self._served[rule]
@@ -113,6 +113,11 @@ class EngineService(CheckService):
         finally:  # whatever ends the wait, nobody needs what is not done by then
             self._thread.give_up(future)
             answer.cancel()
+
+
+def _check_card(folder: Path, rule: str) -> None:
+    """Raise GuardError for weights of another rule."""
+    check_rule(read_card(folder), rule, folder)
 
 
 async def _is_done(answer: asyncio.Future[Check]) -> bool:

@@ -191,21 +191,21 @@ def _ingress_options(
 
 
 def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snapshots]:
-    """What the shards serve at first, and in an application that begins with the same rules on as
-    many shards, what they do now.
+    """What the shards serve at first; in an application that begins with the same rules on as many
+    shards, what was served last.
 
-    The notes of all are of one beginning: a rule that came to one of them is on no other.
+    All notes belong to the same beginning, so a rule that was added to one shard is on no other.
     """
     copies = Snapshots(root)
-    first: list[dict[str, Path]] = []
+    first_copies: list[dict[str, Path]] = []
     for folders in shards:
-        first.append({rule: copies.keep(folder) for rule, folder in folders.items()})
-    beginning = "-".join(version_of(kept) for kept in first)
+        first_copies.append({rule: copies.keep(folder) for rule, folder in folders.items()})
+    beginning = "-".join(version_of(shard_copies) for shard_copies in first_copies)
     digest = hashlib.sha256(beginning.encode()).hexdigest()[:16]
     served: list[Snapshots] = []
-    for number, kept in enumerate(first):
+    for number, shard_copies in enumerate(first_copies):
         snapshots = Snapshots(root, f"served-{number}-{digest}.json")
         if not snapshots.is_noted:
-            snapshots.write(kept)
+            snapshots.write(shard_copies)
         served.append(snapshots)
     return served

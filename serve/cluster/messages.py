@@ -38,8 +38,8 @@ class RelayedRequest:
     def with_header(self, name: str, value: str) -> RelayedRequest:
         """The request with this header in the place of those of the same name."""
         wanted = name.lower().encode()
-        kept = tuple(header for header in self.headers if header[0] != wanted)
-        headers = (*kept, (wanted, value.encode("latin-1")))
+        other_headers = tuple(header for header in self.headers if header[0] != wanted)
+        headers = (*other_headers, (wanted, value.encode("latin-1")))
         return RelayedRequest(self.method, self.path, self.query, headers, self.body)
 
 

@@ -27,7 +27,7 @@ class CheckLost(ReplicaLost):
 
 
 @dataclass(frozen=True)
-class Named:
+class ReplicaAnswer:
     """What one replica answered, of several that were asked the same; `error` says why not,
     `failure` the same in one word (`FAILURES` of the records), and `retry_after_s` when it may be
     asked again: infinite, if not by itself.
@@ -61,7 +61,7 @@ class Replicas(Protocol):
         """
         ...
 
-    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
         """The Check of the replica that `ask` would ask; or why it has none.
 
         Raises as `ask`.
@@ -70,7 +70,7 @@ class Replicas(Protocol):
 
     async def each(
         self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
-    ) -> list[Named]:
+    ) -> list[ReplicaAnswer]:
         """The answers of all living replicas to a method of GuardReplica.
 
         Raises ReplicaLost if none answers, or one does not answer in time; where some `may_miss`,

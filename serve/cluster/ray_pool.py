@@ -26,7 +26,7 @@ from ray.serve.handle import DeploymentHandle
 from guard.errors import GuardError
 from guard.machine.cores import usable_cores
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import CheckLost, Named, RelayedCheck, ReplicaLost
+from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
 from serve.cluster.snapshots import Snapshots
@@ -72,9 +72,9 @@ class RayPool:
         answered: RelayedResponse = await self._call("ask", key, relayed, version)
         return answered
 
-    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
         """As `Replicas.check`."""
-        named: Named = await self._call("check", key, relayed, version)
+        named: ReplicaAnswer = await self._call("check", key, relayed, version)
         return named
 
     async def _call(self, method: str, key: str, *arguments: Any) -> Any:
@@ -91,12 +91,12 @@ class RayPool:
 
     async def each(
         self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
-    ) -> list[Named]:
+    ) -> list[ReplicaAnswer]:
         """As `Replicas.each`. A replica that dies meanwhile is left out."""
         answers = await self._broadcast(method, arguments, within_s)
-        named: list[Named] = []
+        named: list[ReplicaAnswer] = []
         for answer in answers:
-            if isinstance(answer, Named):
+            if isinstance(answer, ReplicaAnswer):
                 named.append(answer)
             elif isinstance(answer, TimeoutError):
                 if not may_miss:
@@ -109,7 +109,7 @@ class RayPool:
 
     async def _broadcast(
         self, method: str, arguments: Sequence[Any], within_s: float
-    ) -> list[Named | BaseException]:
+    ) -> list[ReplicaAnswer | BaseException]:
         """The answer of each replica, or its error; TimeoutError for a replica that is late.
 
         Each is waited for by itself: Ray's own timeout is one for all of them together.
@@ -122,7 +122,7 @@ class RayPool:
         except TimeoutError:
             raise _late(within_s) from None
         waiting = [asyncio.wait_for(result.get_async(), within_s) for result in sent]
-        answers: list[Named | BaseException] = await asyncio.gather(
+        answers: list[ReplicaAnswer | BaseException] = await asyncio.gather(
             *waiting, return_exceptions=True
         )
         return answers

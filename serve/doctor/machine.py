@@ -105,13 +105,13 @@ def _missing_memory(recipe: Recipe) -> str:
     memory = recipe.serving_memory
     device_gib = (memory.weights_gib or 0.0) + (memory.device_gib or 0.0)
     host_gib = memory.host_gib or 0.0
-    here = {"GPU": gpu_memory_gib(), "host": host_memory_gib()}
-    wanted = {"GPU": device_gib, "host": host_gib}
+    available_gib = {"GPU": gpu_memory_gib(), "host": host_memory_gib()}
+    needed_gib = {"GPU": device_gib, "host": host_gib}
     if installed_device() == "cpu":
-        wanted = {"host": device_gib + host_gib}
+        needed_gib = {"host": device_gib + host_gib}
     lacking = [
-        f"serving needs {gib:.1f} GiB of {kind} memory; this machine has {here[kind]:.1f}"
-        for kind, gib in wanted.items()
-        if gib > here[kind]
+        f"serving needs {gib:.1f} GiB of {kind} memory; this machine has {available_gib[kind]:.1f}"
+        for kind, gib in needed_gib.items()
+        if gib > available_gib[kind]
     ]
     return "; ".join(lacking)

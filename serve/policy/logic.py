@@ -127,16 +127,16 @@ class Connective:
 class Negation:
     """An expression does not hold."""
 
-    of: Expression
+    negated: Expression
 
     @property
     def rules(self) -> frozenset[str]:
         """The rules of the expression."""
-        return self.of.rules
+        return self.negated.rules
 
     def evaluate(self, facts: Facts) -> Decision:
         """The opposite ruling, decided by the same rules and metadata."""
-        decision = self.of.evaluate(facts)
+        decision = self.negated.evaluate(facts)
         return Decision(decision.ruling.opposite, decision.decided_by)
 
 

@@ -195,19 +195,19 @@ class ReplayTally:
 
     def _keep(
         self,
-        kept: list[tuple[float, int, ReplayedConversation]],
+        largest: list[tuple[float, int, ReplayedConversation]],
         conversation: ReplayedConversation,
     ) -> None:
         """Keep it if it is among the `shown` largest changes; of equal ones the first."""
         entry = (abs(conversation.change), -self.conversations, conversation)
-        if len(kept) < self.shown:
-            heapq.heappush(kept, entry)
-        elif entry[:2] > kept[0][:2]:
-            heapq.heapreplace(kept, entry)
+        if len(largest) < self.shown:
+            heapq.heappush(largest, entry)
+        elif entry[:2] > largest[0][:2]:
+            heapq.heapreplace(largest, entry)
 
 
 def _largest_first(
-    kept: Iterable[tuple[float, int, ReplayedConversation]],
+    largest: Iterable[tuple[float, int, ReplayedConversation]],
 ) -> tuple[ReplayedConversation, ...]:
-    ordered = sorted(kept, key=lambda entry: entry[:2], reverse=True)
+    ordered = sorted(largest, key=lambda entry: entry[:2], reverse=True)
     return tuple(conversation for _, _, conversation in ordered)

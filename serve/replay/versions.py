@@ -204,14 +204,14 @@ def _rules(folder: Path) -> dict[str, dict[str, Path]]:
 
 def _method_of_both(rule: str, a: dict[str, Path], b: dict[str, Path], method: str | None) -> str:
     """The method that both folders have for the rule. Raises GuardError if there is none."""
-    both = [name for name in _preferred(a) if name in b]
+    common_methods = [name for name in _preferred(a) if name in b]
     if method is not None:
-        both = [name for name in both if name == method]
-    if not both:
+        common_methods = [name for name in common_methods if name == method]
+    if not common_methods:
         got = f"{', '.join(a)} and {', '.join(b)}"
         remedy = "Name the two folders of weights themselves"
         raise GuardError(f"no method by which both have {rule}", got=got, remedy=remedy)
-    return both[0]
+    return common_methods[0]
 
 
 def _preferred(methods: Iterable[str]) -> list[str]:

@@ -40,16 +40,16 @@ class _BytePosition:
     """The number of bytes that were read of all sources."""
 
     def __init__(self) -> None:
-        self._now = 0
-        self._behind = 0  # of the sources that are read to their end
+        self._read_bytes = 0
+        self._finished_bytes = 0  # of the sources that are read to their end
         self._source = ""
 
     def advance(self, chunk: tuple[StoredConversation, ...]) -> int:
         """The bytes that were read for these conversations."""
-        before = self._now
+        before = self._read_bytes
         for conversation in chunk:
             if conversation.source != self._source:
-                self._behind += size_of(self._source) if self._source else 0
+                self._finished_bytes += size_of(self._source) if self._source else 0
                 self._source = conversation.source
-        self._now = self._behind + chunk[-1].read_bytes
-        return self._now - before
+        self._read_bytes = self._finished_bytes + chunk[-1].read_bytes
+        return self._read_bytes - before

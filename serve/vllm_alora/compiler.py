@@ -81,17 +81,17 @@ def _compile(command: Sequence[str], source: Path, library: Path) -> None:
     """Compile to `library`, whole or not at all: other processes may do the same."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        made = Path(scratch, library.name)
+        compiled_library = Path(scratch, library.name)
         subprocess.run(
-            [*command, str(source), "-o", str(made)],
+            [*command, str(source), "-o", str(compiled_library)],
             check=True,
             capture_output=True,
             text=True,
             timeout=COMPILE_S,
         )
-        with made.open("rb") as file:
+        with compiled_library.open("rb") as file:
             os.fsync(file.fileno())  # half a library would end the process that loads it
-        made.replace(library)
+        compiled_library.replace(library)
 
 
 def _processor() -> list[str]:

@@ -101,8 +101,9 @@ def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
     """Keep rows of `states`, [rows, hidden size], by their keys; those of the step before are
     forgotten, as nobody may have taken them.
     """
-    kept = {key: states[row].to("cpu", torch.float32, copy=True) for key, row in rows.items()}
-    runner.kept_states = kept
+    runner.kept_states = {
+        key: states[row].to("cpu", torch.float32, copy=True) for key, row in rows.items()
+    }
 
 
 def _key(sampling_params: Any) -> str | None:

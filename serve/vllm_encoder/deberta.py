@@ -418,12 +418,14 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """A checkpoint of any of transformers' DeBERTa-v2 models; heads are left out."""
-        named: list[tuple[str, Tensor]] = []
+        renamed_weights: list[tuple[str, Tensor]] = []
         for name, weight in weights:
             if name.startswith(("embeddings.", "encoder.")):  # of a model without a head
                 name = f"deberta.{name}"
             if name.startswith("deberta."):
-                named.append((name, weight))
+                renamed_weights.append((name, weight))
         names = dict(self.named_parameters())
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(without_unused(named, names))
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(
+            without_unused(renamed_weights, names)
+        )
         return loaded

@@ -82,9 +82,9 @@ class GlinerForClassification(nn.Module, SupportsLoRA):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """A checkpoint of gliner2's span extractor; its other heads are left out."""
         parameters = dict(self.named_parameters())
-        kept: list[tuple[str, Tensor]] = []
+        served_weights: list[tuple[str, Tensor]] = []
         for name, weight in without_unused(weights, parameters):
             if name.startswith(("encoder.", "classifier.")):
-                kept.append((name, weight))
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(kept)
+                served_weights.append((name, weight))
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(served_weights)
         return loaded

@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from serve.api.observe.metrics import Metrics
 from serve.api.probes import up_or_down
 from serve.cluster.front.sums import SummedMetrics, merged
-from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 
 PROBE_S = 5.0  # that replicas may take to say how they are
@@ -63,13 +63,13 @@ class ClusterProbes:
         expositions: dict[str, str] = {}
         for answers in shards:
             expositions |= {answer.replica: answer.value for answer in answers}
-        families = [*self._sums.families(expositions), *self._of_shards(shards)]
+        families = [*self._sums.families(expositions), *self._shard_metrics(shards)]
         registry = merged(self._metrics.registry, families)
         accept = request.headers.get("accept", "")
         content, content_type = self._metrics.exposition(accept, registry)
         return Response(content, headers={"content-type": content_type})
 
-    async def _each(self, method: str) -> list[list[Named]]:
+    async def _each(self, method: str) -> list[list[ReplicaAnswer]]:
         """What the replicas of each shard say that answer in time; nothing of a shard that cannot
         be asked.
 
@@ -79,7 +79,7 @@ class ClusterProbes:
         for shard in self._rules.shards:
             asking.append(shard.replicas.each(method, within_s=PROBE_S, may_miss=True))
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
-        answers: list[list[Named]] = []
+        answers: list[list[ReplicaAnswer]] = []
         failures: list[BaseException] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -92,7 +92,7 @@ class ClusterProbes:
                 raise failure
         return answers
 
-    def _of_shards(self, shards: Sequence[Sequence[Named]]) -> list[Metric]:
+    def _shard_metrics(self, shards: Sequence[Sequence[ReplicaAnswer]]) -> list[Metric]:
         """The metrics that are not sums over replicas."""
         text = "Replicas that answer, of each shard."
         replicas = GaugeMetricFamily("guard_shard_replicas", text, labels=["shard"])

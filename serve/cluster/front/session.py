@@ -50,12 +50,12 @@ class SessionKeys:
         elif head := _head(body):
             key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
         else:  # a reply alone, or what a replica will refuse
-            return self._of_call(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
+            return self._call_key(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
         if call_id:
             self._keep(tenant, call_id, key)
         return key
 
-    def _of_call(self, tenant: str, call_id: str) -> str | None:
+    def _call_key(self, tenant: str, call_id: str) -> str | None:
         if not call_id:
             return None
         key, until = self._calls.get(_id(tenant, call_id), ("", 0.0))

@@ -46,7 +46,7 @@ class ShardedRules:
         self._cards: dict[str, Card] = {}
         for rule in dict.fromkeys((*order, *self._shard_of)):
             if rule in self._shard_of:
-                self._cards[rule] = self._of(rule).rules.cards[rule]
+                self._cards[rule] = self._shard(rule).rules.cards[rule]
 
     @property
     def cards(self) -> Mapping[str, Card]:
@@ -65,7 +65,7 @@ class ShardedRules:
         """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
         if rule not in self._shard_of:
             raise not_served(rule)
-        return self._of(rule).rules.folder(rule)
+        return self._shard(rule).rules.folder(rule)
 
     async def serve(self, rule: str) -> Card:
         """As `CheckService.serve`: a new rule comes to a shard of its base with few rules."""
@@ -82,7 +82,7 @@ class ShardedRules:
         async with self._changing:
             if rule not in self._shard_of:
                 raise HTTPException(404, f"the rule {rule!r} is not served")
-            rules = self._of(rule).rules
+            rules = self._shard(rule).rules
             if len(rules.cards) == 1 < len(self.shards):
                 problem = f"{rule!r} is the last rule of its shard"
                 raise HTTPException(409, f"{problem}; start the server with fewer of them")
@@ -90,7 +90,7 @@ class ShardedRules:
             del self._shard_of[rule], self._cards[rule]
             return card
 
-    def _of(self, rule: str) -> Shard:
+    def _shard(self, rule: str) -> Shard:
         return self.shards[self._shard_of[rule]]
 
     async def _place_for(self, rule: str) -> int:

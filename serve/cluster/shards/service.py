@@ -21,7 +21,7 @@ from serve.api.errors import retry_after_s
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService
 from serve.cluster.front.session import SESSION_HEADER, conversation_key
-from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 from serve.engine import Check, Refusal
 from serve.engine.score import joined
@@ -74,7 +74,7 @@ class ClusterService(CheckService):
         salt = caller.salted(cache_salt)
         deadline: float = request.scope["deadline"]
         by_shard = self._rules.by_shard(rules)
-        asking: dict[int, asyncio.Task[Named]] = {}
+        asking: dict[int, asyncio.Task[ReplicaAnswer]] = {}
         for number, names in by_shard.items():
             shard = self._rules.shards[number]
             check = shard.check(messages, names, salt, key, deadline)
@@ -88,7 +88,7 @@ class ClusterService(CheckService):
 
 
 async def _all_done(
-    request: Request, asking: Iterable[asyncio.Task[Named]], deadline: float
+    request: Request, asking: Iterable[asyncio.Task[ReplicaAnswer]], deadline: float
 ) -> None:
     """Wait for all answers, as long as the request's sender does, and not much beyond its time.
 
@@ -105,7 +105,7 @@ def _joined(
     request: Request,
     rules: Sequence[str],
     by_shard: Mapping[int, Sequence[str]],
-    asking: Mapping[int, asyncio.Task[Named]],
+    asking: Mapping[int, asyncio.Task[ReplicaAnswer]],
 ) -> Check:
     """The shards' checks as one. If no shard has answered, raises the failure that is to be tried
     again last, or never.
@@ -125,13 +125,13 @@ def _joined(
     if failures and not checks:
         raise max(failures, key=retry_after_s)
     judged = [rule for names in by_shard.values() for rule in names]
-    gone = [rule for rule in rules if rule not in judged]  # removed while the request came in
-    refused |= _refusals(gone, "it is served no longer")
+    removed = [rule for rule in rules if rule not in judged]  # removed while the request came in
+    refused |= _refusals(removed, "it is served no longer")
     checks.append(Check((), refused, 0, 0, 0.0))
     return joined(rules, checks)
 
 
-def _named(task: asyncio.Task[Named]) -> Named:
+def _named(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
     """What a shard answered. Raises what its replica did, or TooLate if it did not answer."""
     if not task.done():
         raise too_late()
@@ -141,7 +141,7 @@ def _named(task: asyncio.Task[Named]) -> Named:
     return named
 
 
-def _failure(error: str, named: Named) -> GuardError:
+def _failure(error: str, named: ReplicaAnswer) -> GuardError:
     """The replica's error, of the class by which it is counted."""
     if named.failure == "too_late":
         return TooLate(error)

@@ -21,7 +21,7 @@ from guard.card import Card, check_rule, load_card
 from guard.errors import GuardError
 from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.front.gate import Gate
-from serve.cluster.pool import Named, ReplicaLost, Replicas
+from serve.cluster.pool import ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.thread.refusals import Overloaded, not_served, too_late
 
@@ -88,10 +88,10 @@ class ShardRules:
                 folder = await asyncio.to_thread(self._find_trained, rule)
             if folder is None:
                 raise HTTPException(404, NOT_TRAINED.format(rule=rule))
-            kept = await asyncio.to_thread(self._snapshots.keep, folder)
-            card = await asyncio.to_thread(load_card, kept)
+            copy = await asyncio.to_thread(self._snapshots.keep, folder)
+            card = await asyncio.to_thread(load_card, copy)
             check_rule(card, rule, folder)
-            await self._change(rule, kept)
+            await self._change(rule, copy)
             self._folders[rule] = folder
             self.cards[rule] = card
             await asyncio.to_thread(self._discard_copies)
@@ -118,7 +118,7 @@ class ShardRules:
 
         Raises GuardError if one refuses; all are then as before.
         """
-        after = {name: kept for name, kept in self._served.items() if name != rule}
+        after = {name: copy for name, copy in self._served.items() if name != rule}
         if folder is not None:
             after[rule] = folder
         try:
@@ -136,7 +136,7 @@ class ShardRules:
             outcomes = await self._replicas.each("switch", rule, folder, within_s=SWITCH_S)
             refusals = [outcome for outcome in outcomes if outcome.error]
         except ReplicaLost as error:
-            refusals = [Named("a replica", error=str(error))]
+            refusals = [ReplicaAnswer("a replica", error=str(error))]
         if not refusals:
             return
         try:

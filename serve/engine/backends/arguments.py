@@ -187,8 +187,8 @@ def _add_host_copies(args: dict[str, Any]) -> None:
     served later. One that is evicted is read again from its folder; if that has changed since, the
     request is refused.
     """
-    kept = args.get("max_cpu_loras", ALL_ADAPTERS)
-    args["max_cpu_loras"] = max(kept, args.get("max_loras", 1))
+    host_copies = args.get("max_cpu_loras", ALL_ADAPTERS)
+    args["max_cpu_loras"] = max(host_copies, args.get("max_loras", 1))
 
 
 def _served_encoder(recipe: Recipe) -> str:
@@ -366,10 +366,10 @@ def shared_out(
     if memory.device_gib is not None:
         context_bytes = (context_tokens + SPARE_TOKENS) * sizes.token
         device_bytes = round(memory.device_gib * GIB)
-        left = device_bytes - context_bytes
-        if left < (slots or 1) * sizes.adapter:
+        left_bytes = device_bytes - context_bytes
+        if left_bytes < (slots or 1) * sizes.adapter:
             raise _too_little(memory, context_bytes, sizes, slots)
-        args["max_loras"] = slots or max(1, min(adapters, left // 2 // sizes.adapter))
+        args["max_loras"] = slots or max(1, min(adapters, left_bytes // 2 // sizes.adapter))
         args["kv_cache_memory_bytes"] = device_bytes - args["max_loras"] * sizes.adapter
     return args
 

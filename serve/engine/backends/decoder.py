@@ -137,8 +137,8 @@ class DecoderBackend(VllmBackend):
         """
         states: dict[str, State] = {}
         if self._wanting_state:
-            for kept in self._engine.collective_rpc(worker.take_states):
-                states |= kept
+            for worker_states in self._engine.collective_rpc(worker.take_states):
+                states |= worker_states
         return states
 
     def _accepted(self, params: SamplingParams) -> SamplingParams:

@@ -75,7 +75,7 @@ class VllmBackend(Backend):
         self._ids = itertools.count(1)
         # Adapter id -> what vLLM knows it by, and what its files said when it was loaded.
         self._loras: dict[int, tuple[LoRARequest, AdapterFiles]] = {}
-        self._looked: dict[int, float] = {}  # adapter id -> when its files were looked at
+        self._checked_at: dict[int, float] = {}  # adapter id -> when its files were looked at
         self._unreadable: dict[int, Exception] = {}
         self._step_s = 0.0
         # Runner V2 warms up with steps like any other.
@@ -169,7 +169,7 @@ class VllmBackend(Backend):
         """Free the adapter's memory."""
         self._engine.remove_lora(adapter.adapter_id)
         del self._loras[adapter.adapter_id]
-        self._looked.pop(adapter.adapter_id, None)
+        self._checked_at.pop(adapter.adapter_id, None)
 
     def in_slots(self) -> frozenset[int]:
         """The ids of the adapters that are in a slot."""
@@ -239,7 +239,7 @@ class VllmBackend(Backend):
         if lora_config is None or len(self._loras) <= (lora_config.max_cpu_loras or 0):
             return  # all stay in host memory
         now = time.monotonic()
-        if now < self._looked.get(lora.lora_int_id, -LOOK_S) + LOOK_S:
+        if now < self._checked_at.get(lora.lora_int_id, -LOOK_S) + LOOK_S:
             return
         if read_adapter(lora.lora_path).content != adapter.content:
             raise AdapterError(
@@ -247,7 +247,7 @@ class VllmBackend(Backend):
                 where=adapter.path,
                 remedy="Serve it anew: POST /admin/rules/RULE, or `GuardEngine.serve`",
             )
-        self._looked[lora.lora_int_id] = now
+        self._checked_at[lora.lora_int_id] = now
 
 
 def _check_known(engine_args: Mapping[str, Any]) -> None:

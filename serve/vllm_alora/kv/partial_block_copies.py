@@ -174,8 +174,8 @@ def _between_copies(
     slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("partial_block_slots", {})
     for slot, block_ids in copies.loads.items():
         ids = _on_device(block_ids, layers[0].device)
-        for blocks, kept in zip(layers, slots[slot], strict=True):
-            _copy(kept, blocks, ids)
+        for blocks, saved_block in zip(layers, slots[slot], strict=True):
+            _copy(saved_block, blocks, ids)
     for share in copies.shares:
         if share.start == share.stop:  # complete before the step
             ids = _on_device(share.blocks, layers[0].device)

@@ -82,7 +82,7 @@ class NativeLayer:
         ranks: np.ndarray,
     ) -> None:
         self._function = getattr(load(), FUNCTIONS[a[0].dtype])
-        self._kept = (a, b, ranks)
+        self._keeps_alive = (a, b, ranks)
         slots, _, self._max_rank, self._inputs = a[0].shape
         self._width = sum(outputs)
         self._slices = (_Slice * len(outputs))()

@@ -29,7 +29,8 @@ class Heat:
         self._step = 0
         # Adapter id -> its count, and the step that it is as of.
         self._counted: dict[int, tuple[float, int]] = {}
-        self._came: dict[int, int] = {}  # adapter id -> the step at which it was swapped in
+        # Adapter id -> the step at which it was swapped in.
+        self._swapped_in_at: dict[int, int] = {}
         self.needed: frozenset[int] = frozenset()  # the adapters of this step
 
     def begin(self, needed: Iterable[int]) -> None:
@@ -44,13 +45,15 @@ class Heat:
                 for adapter, counted in self._counted.items()
                 if self.of(adapter) > FORGOTTEN
             }
-            self._came = {
-                adapter: step for adapter, step in self._came.items() if adapter in self._counted
+            self._swapped_in_at = {
+                adapter: step
+                for adapter, step in self._swapped_in_at.items()
+                if adapter in self._counted
             }
 
     def swap_in(self, adapter: int) -> None:
         """The adapter gets a slot now."""
-        self._came[adapter] = self._step
+        self._swapped_in_at[adapter] = self._step
 
     def of(self, adapter: int) -> float:
         """The adapter's count as of now."""
@@ -66,7 +69,7 @@ class Heat:
 
     def _eviction_key(self, adapter: int) -> tuple[int, int]:
         """The lowest is evicted first."""
-        return _power(self.of(adapter)), -self._came.get(adapter, 0)
+        return _power(self.of(adapter)), -self._swapped_in_at.get(adapter, 0)
 
 
 def _power(count: float) -> int:
