@@ -149,7 +149,7 @@ def _card(recipe: Recipe, folder: Path) -> Card:
             got=f"{card.base} {card.base_revision[:12]}",
             remedy=again,
         )
-    # By the tokenizer that the checkpoint has.
+    # With the tokenizer of the checkpoint.
     prompts = PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix)
     if card.prompt_hash != prompts.hash:
         raise GuardError(

@@ -34,5 +34,5 @@ def tls_settings(cert: Path | None, key: Path | None, client_ca: Path | None) ->
             "the clients' authority (TLSCA=)"
         )
         where = ", ".join(str(path) for path in (cert, key, client_ca) if path)
-        raise GuardError(f"no TLS: {error}", where=where, remedy=remedy) from error
+        raise GuardError(f"TLS cannot be set up: {error}", where=where, remedy=remedy) from error
     return settings

@@ -100,7 +100,7 @@ def _tenants(path: Path | None, rule_sets: Mapping[str, RuleSet]) -> Tenants | N
         return None
     if not rule_sets:
         raise GuardError(
-            "tenants are given rule sets, and there are none",
+            "tenants need rule sets, and there are none",
             where=path,
             remedy="Name the file that has them with RULESETS=",
         )
@@ -178,7 +178,7 @@ def _serve_cluster(
 
 
 def _config(app: FastAPI, timeout_s: float, tls: Mapping[str, Any]) -> uvicorn.Config:
-    # Whoever sends his request slowly is not waited for longer than a check may take.
+    # A client that sends its request slowly is waited for no longer than a check may take.
     patience_s = math.ceil(timeout_s + CLOSING_S)
     return uvicorn.Config(
         app,

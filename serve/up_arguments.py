@@ -39,12 +39,13 @@ def parse_arguments() -> argparse.Namespace:
         "{hostname} and {pid} in its name are filled in",
     )
     add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
-    add("--watch", action="store_true", help="serve rules that are trained again by new weights")
+    watch = "serve the new weights of a rule that is trained again"
+    add("--watch", action="store_true", help=watch)
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     _add_replica_options(parser)
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=port, default=8000, help="0 for a free one (default: %(default)s)")
+    add("--port", type=port, default=8000, help="0 chooses a free one (default: %(default)s)")
     add(
         "--timeout",
         type=seconds,
@@ -84,7 +85,7 @@ def _add_replica_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--scale-down",
         type=seconds,
-        help="with --replicas 1-4: seconds of less load until one of them ends "
+        help="with --replicas 1-4: seconds of lower load before a replica is stopped "
         f"(default: {ScalingPace.down_s:g})",
     )
     add(
@@ -106,7 +107,7 @@ def _replicas(
     if arguments.scale_down is None:
         return size
     if size is None or size.is_fixed:
-        parser.error("--scale-down is for a number that follows the load: --replicas 1-4")
+        parser.error("--scale-down needs a range of replicas: --replicas 1-4")
     return size.scaled_down_after(arguments.scale_down)
 
 

@@ -33,8 +33,8 @@ from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
-METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the one, and what begins so
-# What a browser says of a page's requests, which are made on this machine whoever wrote the page.
+METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the path, and a prefix
+# Headers of a browser's requests, which come from this machine whoever wrote the page.
 SITES = ("same-origin", "none")
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 LISTS = ("/v1/rules", "/v1/rule_sets")  # for both
@@ -202,7 +202,7 @@ class Access:
         caller = self._callers[owner.name]
         limit = caller.reached_limit(kind_of(scope, self._stream_paths))
         if limit is not None:
-            raise HTTPException(429, f"{limit} requests at once are your limit", RETRY_AFTER)
+            raise HTTPException(429, f"your limit is {limit} requests at once", RETRY_AFTER)
         return caller
 
 

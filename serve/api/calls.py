@@ -12,9 +12,9 @@ from guard.chat import unread_parts
 from guard.example import Message
 from serve.api.errors import Unjudged
 
-CALL_S = 900.0  # a call's reply is looked for as long as this
-OVERHEAD_CHARACTERS = 200  # of a call, and of a message
-MAX_KEPT_CHARACTERS = 100_000_000  # of all callers' conversations
+CALL_S = 900.0  # how long a call's reply is waited for
+OVERHEAD_CHARACTERS = 200  # of each call, and of each message
+MAX_KEPT_CHARACTERS = 100_000_000  # of all kept conversations together
 
 
 @dataclass(frozen=True)

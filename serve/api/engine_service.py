@@ -110,7 +110,7 @@ class EngineService(CheckService):
                 if await request.is_disconnected():
                     self._thread.give_up(future)
             return await answer
-        finally:  # whatever ends the wait, nobody needs what is not done by then
+        finally:  # whatever ends the wait, an unfinished check is no longer needed
             self._thread.give_up(future)
             answer.cancel()
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 SERVER_FAILED = "the server failed; its log says why"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
-NAMED_PROBLEMS = 5  # of a body that has more
+NAMED_PROBLEMS = 5  # problems of one body that are named; the rest are counted
 
 
 class WireFormat(Protocol):
@@ -64,7 +64,7 @@ class ErrorResponses:
         self, scope: Scope, status: int, message: str, headers: Mapping[str, str] | None = None
     ) -> JSONResponse:
         """The response that says `message` with this HTTP status."""
-        # What a caller has sent may be no Unicode.
+        # A caller may have sent text that is not valid Unicode.
         words = message.encode("utf-8", "backslashreplace").decode()
         body = self._format_of(scope).error_body(status, words)
         return JSONResponse(body, status_code=status, headers=headers)
@@ -111,7 +111,7 @@ class ErrorResponses:
         if math.isfinite(after_s := retry_after_s(error)):
             headers["retry-after"] = str(math.ceil(after_s))
         else:
-            headers["x-should-retry"] = "false"  # OpenAI's SDKs ask again by themselves otherwise
+            headers["x-should-retry"] = "false"  # otherwise OpenAI's SDKs retry by themselves
         return self.response(request.scope, 503, message, headers)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
@@ -135,7 +135,7 @@ def engine_failure(error: Exception) -> str:
     """The text of the engine's error for a caller; the rest is for the log."""
     if isinstance(error, Overloaded | CallerGone):
         return str(error)
-    # What it says is for whoever runs the server: paths, versions, words of libraries.
+    # Its text is for whoever runs the server: it may name paths, versions, library messages.
     if error.__cause__ is None:  # else the engine's thread has logged what that was
         log.error("a check failed", exc_info=error)
     return "the engine failed; the server's log says why"

@@ -29,8 +29,8 @@ MAX_TOOLS = 1_000  # that a request describes
 MAX_CHARACTERS = 1_000_000
 # Of a request: a conversation as long as may be, with every character escaped.
 MAX_BYTES = 16 * 2**20
-MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
-MAX_STREAMS = 256  # beside them, which are open for as long as a reply is being written
+MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # requests whose bodies are in memory at once
+MAX_STREAMS = 256  # streams beside them, open as long as a reply is being written
 MILLISECONDS = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_CALL_ID = 200  # characters by which a reply's conversation is found
@@ -42,7 +42,7 @@ TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room bes
 TIMEOUT_HEADER = "guard-timeout-ms"  # how long the caller waits, where that is less
 TOO_MANY = "too many checks are waiting. Try again later"
 
-RETRY_AFTER = {"retry-after": "1"}  # seconds; what is refused for want of room is tried again
+RETRY_AFTER = {"retry-after": "1"}  # seconds; a check refused for lack of room is tried again
 
 # What a request says of itself, for the conditions of rule sets.
 Metadata = Annotated[

@@ -144,7 +144,7 @@ class CheckService(ABC):
         """
         caller = Caller.of(request)
         caller.check_size([messages])
-        began_s, clock = time.time(), time.perf_counter()  # also of the wait for room
+        began_s, clock = time.time(), time.perf_counter()  # from before the wait for room
         cards = _served(caller.catalogue, rule_set)
         try:
             async with _room(request):

@@ -33,7 +33,7 @@ def read_json(content: bytes) -> Any:
 
     def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal objects
-        objects += 1  # the slow ones to read
+        objects += 1  # these are the slow ones to parse
         if objects > MAX_VALUES:
             raise TooManyValues
         return _object(pairs)

@@ -109,7 +109,7 @@ class Attempts:
         try:
             return CheckAnswer.of(response.json())
         except (ValueError, RecursionError) as error:
-            raise CheckFailed("the response is no JSON", response.status_code) from error
+            raise CheckFailed("the response is not JSON", response.status_code) from error
 
     def _wait(self, response: httpx.Response) -> float:
         stated = response.headers.get(RETRY_AFTER, "")

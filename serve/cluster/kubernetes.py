@@ -42,7 +42,7 @@ from serve.policy.rule_set import load_rule_sets
 from serve.selection import Selection, find_trained, served_parts
 from serve.tenants.tenant_file import load_tenants
 
-MAX_AT_INGRESS = 10_000  # its own limits are lower, and answer in the words of the wire format
+MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
 COPIES = "cluster"  # the folder of what is served, in `runs`
 
 
@@ -89,7 +89,7 @@ class ApplicationArguments(Strict):
         if size.is_fixed:
             remedy = "Give replicas a range such as 1-4, or leave scale_down out"
             raise GuardError(
-                "scale_down is for a number that follows the load",
+                "scale_down needs a range of replicas",
                 where="args of the application",
                 got=f"replicas: {self.replicas}",
                 remedy=remedy,

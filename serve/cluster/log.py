@@ -16,7 +16,7 @@ from pathlib import Path
 
 from serve.api.observe.server_log import configuration
 
-END = b"\0end\n"  # no line of a log
+END = b"\0end\n"  # a line that no log contains
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def _copy(descriptor: int) -> None:
         for line in lines:
             if line.endswith(END):
                 return
-            # Of a stderr that is gone: unread, the pipe would fill, and whoever logs would wait.
+            # stderr is closed. Unread, the pipe would fill, and those who log would block.
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(line.decode(errors="replace"))
                 sys.stderr.flush()

@@ -40,9 +40,9 @@ ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 # A replica with this many takes no more, and the next one on the ring answers: later, since it does
 # not have the conversation. As many wait as are in the engine.
 MAX_ONGOING = 2 * MAX_OPEN
-TARGET_ONGOING = MAX_OPEN / 2  # a replica, where their number follows the load
+TARGET_ONGOING = MAX_OPEN / 2  # per replica, where their number follows the load
 HEALTH_PERIOD_S = 1.0
-FINISHING_S = 90.0  # that a replica which is to end may finish its checks for
+FINISHING_S = 90.0  # seconds that a stopping replica has to finish its checks
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
 
@@ -155,7 +155,7 @@ def _lost(error: BaseException) -> ReplicaLost:
         return CheckLost("the replica that had the check has died", remedy="Try again")
     if isinstance(error, RayTaskError):
         error = error.cause
-    # Its words may quote a request; a replica's own log has the place.
+    # Its text may quote a request; the replica's own log has the place.
     log.error("a replica could not be asked: %s", type(error).__name__)
     return CheckLost("no replica could be asked; the server's log says why", remedy="Try again")
 
@@ -277,4 +277,4 @@ def _not_started() -> GuardError:
             words = [line for line in deployment.message.splitlines() if "GuardError" in line]
             if words:
                 problem += f": {words[-1].partition('GuardError: ')[2]}"
-    return GuardError(problem, remedy="Start it without REPLICAS= to see all that it says")
+    return GuardError(problem, remedy="Start it without REPLICAS= to see the whole error")

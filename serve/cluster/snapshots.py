@@ -58,7 +58,7 @@ class Snapshots:
                 if (folder / name).is_file():
                     shutil.copyfile(_within(folder, name), copy / name)
             try:
-                load_card(copy)  # what was copied amid a change has the hash of neither
+                load_card(copy)  # a copy made during a change has neither version's hash
             except GuardError as error:
                 raise GuardError(error.problem, where=folder, remedy=error.remedy) from error
             destination = self._root / _identity(copy)

@@ -59,7 +59,7 @@ def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
         text += ", although there is a GPU: `make setup DEVICE=cuda` uses it"
     yield Finding("device", text)
     missing = missing_for_compiling()
-    if missing is not None:  # no problem: what is not compiled is served all the same, slower
+    if missing is not None:  # no problem: what is not compiled is served too, but slower
         yield Finding("device", f"not compiled (slower): {missing} is missing")
     for name in BREAK_CPU_TORCH:
         installed = installed_version(name)

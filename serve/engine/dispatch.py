@@ -14,10 +14,10 @@ from serve.engine.backend import Backend, EngineOutput, Loaded
 from serve.engine.call import Call, InFlight
 from serve.engine.fair_queue import FairQueue
 
-# Full steps' tokens of a quantum: a rule behind a call of a thousand LoRAs waits for so many steps,
+# A quantum in full steps: a rule behind a call of a thousand LoRAs waits for so many steps,
 # not for all of them.
 QUANTUM_STEPS = 4
-MAX_RESTARTS = 3  # of a request, because of a NaN logit, its own or another's
+MAX_RESTARTS = 3  # of a request, after a NaN logit of its own or of another
 MAX_OWN_RESTARTS = 2  # of these, because of its own
 
 
@@ -89,7 +89,7 @@ class Dispatcher:
                     self._settle(output, in_flight, logits)
                 else:
                     suspects[output.request_id] = output.computed_tokens
-        except BaseException:  # Ctrl+C too; what is not settled by now would wait for ever
+        except BaseException:  # Ctrl+C too; whatever is not settled here would wait for ever
             self._recover()
             raise
         if not is_clean:

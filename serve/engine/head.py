@@ -27,7 +27,7 @@ from guard.rule import Reads
 from serve.engine.backend import EngineOutput
 
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
-MOST_COUNTED = len(get_args(Reads))  # sets of texts of which the words are kept
+MOST_COUNTED = len(get_args(Reads))  # sets of texts whose counted words are kept
 
 
 class CountedTexts:
@@ -145,7 +145,7 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     tensors, *all_word_tensors = _tensors(folder, card)
     weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
-        problem = "an encoder's adapter has a classifier of the labels no and yes"
+        problem = "an encoder's adapter needs a classifier of the labels no and yes"
         got = [key for key in tensors if key.startswith(CLASSIFIER)]
         raise GuardError(problem, where=path, got=got, remedy=card.remedy)
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):

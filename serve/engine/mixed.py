@@ -274,5 +274,6 @@ def model_of(card: Card, folder: Path, bases: Mapping[str, tuple[str, str]]) -> 
     if not models:
         got = f"{card.base} {card.base_revision[:12]}"
         remedy = f"Served here: {', '.join(bases)}"
-        raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
+        problem = "the base of these weights is not served"
+        raise GuardError(problem, where=folder, got=got, remedy=remedy)
     return card.model if card.model in models else models[0]

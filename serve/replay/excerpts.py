@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from guard.example import Message
 from serve.scan.sources import read_source
 
-MAX_CHARACTERS = 1200  # of a conversation: its end, where what is judged mostly stands
+MAX_CHARACTERS = 1200  # from the end of a conversation, where the judged text mostly is
 ELLIPSIS = "…"
 
 Origin = tuple[str, int]  # a conversation's source, and its row there

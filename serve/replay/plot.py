@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from serve.replay.summary import Probabilities
 
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#444444"  # of Okabe and Ito's palette
-MAX_POINTS = 20_000  # more are a sample: the eye sees no more, and drawing takes as long
+MAX_POINTS = 20_000  # beyond that a sample: the eye sees no difference, and drawing takes long
 BINS = 51
 
 

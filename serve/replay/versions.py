@@ -97,11 +97,11 @@ def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
     if a_is_weights != b_is_weights:
         rules, weights = (b, a) if a_is_weights else (a, b)
         _refuse_missing(rules)
-        problem = "one folder of weights, and one of rules"
+        problem = "one is a folder of weights, the other a folder of rules"
         remedy = "Name two of a kind: runs/MODEL/RULE/METHOD, or runs/MODEL"
         raise GuardError(problem, where=rules, got=weights, remedy=remedy)
     if a_is_weights and method is not None:
-        problem, remedy = "two folders of weights have their methods", "Leave out METHOD="
+        problem, remedy = "folders of weights say their method themselves", "Leave out METHOD="
         raise GuardError(problem, got=method, remedy=remedy)
     pairs = [_pair(a, b)] if a_is_weights else _pairs_of_rules(a, b, method)
     changed = [pair for pair in pairs if not pair.is_unchanged]
@@ -178,7 +178,7 @@ def _pairs_of_rules(a: Path, b: Path, method: str | None) -> list[VersionPair]:
         raise GuardError("the two folders have no rule in common", where=b, got=got, remedy=remedy)
     names = [pair.rule for pair in pairs]
     if len(set(names)) < len(names):
-        remedy = "Keep one folder a rule"
+        remedy = "Keep one folder per rule"
         raise GuardError("two folders hold one rule", where=b, got=", ".join(names), remedy=remedy)
     return pairs
 
@@ -210,7 +210,8 @@ def _method_of_both(rule: str, a: dict[str, Path], b: dict[str, Path], method: s
     if not common_methods:
         got = f"{', '.join(a)} and {', '.join(b)}"
         remedy = "Name the two folders of weights themselves"
-        raise GuardError(f"no method by which both have {rule}", got=got, remedy=remedy)
+        problem = f"the two folders have no method in common for {rule}"
+        raise GuardError(problem, got=got, remedy=remedy)
     return common_methods[0]
 
 

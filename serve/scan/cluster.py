@@ -46,9 +46,9 @@ from serve.scan.scan import ScanBar, ScanTally, count_verdicts
 
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
 RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
-START_S = 600  # that an actor's engine may take to start
+START_S = 600  # seconds that an actor's engine has to start
 SPINS = "10000"
-ENGINE_CPUS = 1  # that an actor with a GPU takes
+ENGINE_CPUS = 1  # cores of an actor with a GPU
 Batch = dict[str, Any]  # of Ray Data: columns by name
 # Starts an engine in whichever process; it is pickled on the way there.
 StartEngine = Callable[[], ScanEngine]
@@ -181,7 +181,7 @@ def _judged_parts(
     """The parts as they are judged, in any order."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    # One part a block: what is put together would be judged by one actor.
+    # One part per block: parts that share a block would be judged by one actor.
     context.target_max_block_size = 1
     context.wait_for_min_actors_s = START_S
     source = PartSource(folder.manifest, present)
@@ -223,7 +223,7 @@ def _actor_resources(actors: int) -> dict[str, float]:
     available = sum(nodes)
     if available < actors:
         raise GuardError(
-            "the cluster has too little for the actors: each takes one of its own",
+            f"the cluster has too few {unit}: each actor needs one of its own",
             got=f"{actors} actors, {available} {unit}",
             remedy="Ask for fewer with ACTORS=",
         )
@@ -281,5 +281,5 @@ def _errors_of_actors() -> Iterator[None]:
         ours = [line for line in lines if "GuardError: " in line]
         if ours:
             raise GuardError(ours[-1].partition("GuardError: ")[2]) from error
-        remedy = "What was finished is kept; without CLUSTER=1 the scan says all that it knows"
+        remedy = "Finished parts are kept; run without CLUSTER=1 to see the whole error"
         raise GuardError(f"an actor failed: {lines[-1]}", remedy=remedy) from error

@@ -13,7 +13,7 @@ from guard.arguments import count
 from guard.errors import GuardError
 from guard.layout import Runs
 
-ROWS_A_PART = 1024  # what a kill costs at most, and within what conversations are sorted
+ROWS_A_PART = 1024  # the most that a kill costs; conversations are sorted within it
 
 
 def add_scan_options(parser: argparse.ArgumentParser, out: str) -> None:
@@ -26,11 +26,11 @@ def add_scan_options(parser: argparse.ArgumentParser, out: str) -> None:
         ".parquet), or hub:ORG/NAME",
     )
     add("--out", type=Path, help=out)
-    rows = f"conversations of a part (default: {ROWS_A_PART})"
+    rows = f"conversations per part (default: {ROWS_A_PART})"
     add("--rows-a-part", type=count, default=ROWS_A_PART, help=rows)
-    add("--cluster", action="store_true", help="by actors of Ray Data, on RAY_ADDRESS or here")
-    add("--actors", type=count, help="engines of a --cluster (default: 1)")
-    add("--force", action="store_true", help="begin anew, whatever the folder holds")
+    add("--cluster", action="store_true", help="use actors of Ray Data, on RAY_ADDRESS or here")
+    add("--actors", type=count, help="engines of the --cluster (default: 1)")
+    add("--force", action="store_true", help="start over, whatever the folder holds")
     runs = "the folder of weights and results (default: %(default)s)"
     add("--runs", type=Path, default=Runs().root, help=runs)
 

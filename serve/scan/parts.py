@@ -69,7 +69,7 @@ class PartFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"no folder can be made there: {error.strerror}"
+            problem = f"the folder cannot be created: {error.strerror}"
             raise GuardError(problem, where=folder, remedy="Name another one with OUT=") from error
         if self._stored() is None:
             self._write(manifest)

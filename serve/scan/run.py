@@ -44,7 +44,7 @@ def _arguments() -> argparse.Namespace:
     add("--model", default="tiny", help="a base of recipes/models, or several (default: tiny)")
     add("--rules", help="comma-separated; default: every trained rule")
     add("--method", help=f"whose weights answer: {', '.join(METHODS)}")
-    add("--format", choices=FORMATS, default="jsonl", help="of the parts (default: jsonl)")
+    add("--format", choices=FORMATS, default="jsonl", help="format of the parts (default: jsonl)")
     arguments = parser.parse_args()
     check_actors(parser, arguments)
     return arguments

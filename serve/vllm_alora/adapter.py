@@ -101,7 +101,7 @@ def _located(path: str) -> Path:
     """
     folder = Path(get_adapter_absolute_path(path))
     if not folder.is_dir():
-        raise _missing(CONFIG, folder)  # and not kept: it may be there the next time
+        raise _missing(CONFIG, folder)  # and not remembered: the file may exist the next time
     return folder
 
 

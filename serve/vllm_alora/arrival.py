@@ -92,7 +92,7 @@ def active_from(
             "model would answer. Build the prompt with the invocation the adapter was trained with"
         )
     # Where the invocation is a turn's header, an earlier turn has it too: a prompt that lost its
-    # last turn is not without invocation.
+    # last turn still has an invocation.
     if expected is not None and expected != start:
         raise InvocationError(
             f"adapter '{name}' would become active at token {start} of the prompt, expected was "

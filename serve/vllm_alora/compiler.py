@@ -35,7 +35,7 @@ def compiled(source: Path, functions: tuple[str, ...], arguments: tuple[type, ..
     try:
         command = shlex.split(os.environ.get("CXX", "g++"))
     except ValueError as error:
-        raise CompileError(f"CXX={os.environ['CXX']} is no command: {error}") from error
+        raise CompileError(f"CXX={os.environ['CXX']} is not a command: {error}") from error
     if not command or shutil.which(command[0]) is None:
         raise CompileError("there is no C++ compiler: install g++, or name one by CXX")
     machine = "-march=native"

@@ -61,7 +61,7 @@ def add_request_v2(
 ) -> None:
     """vLLM's; beside it, whether the request asks: this runner does not keep what requests say."""
     keys: dict[int, str] = vars(self).setdefault("state_keys", {})
-    keys.pop(req_idx, None)  # of whoever had this place before
+    keys.pop(req_idx, None)  # the key of the request that had this row before
     key = _key(sampling_params)
     if key is not None:
         keys[req_idx] = key

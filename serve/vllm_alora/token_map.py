@@ -25,7 +25,7 @@ from .activation import ActivatedRequest
 from .seam import seam
 
 Ints = npt.NDArray[np.integer[Any]]
-NO_SLOT = -1  # of the base's tokens
+NO_SLOT = -1  # the slot of the base's tokens
 
 
 def slots_of(adapters: Sequence[int], adapter_in_slot: Sequence[int | None]) -> Ints:

@@ -37,7 +37,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 from .rows import PaddedRows, bounds, padded_rows
 
 BASE_SLOT = -1  # of a token without an adapter
-C2P, P2C = "c2p", "p2c"  # a token's content by the other's distance, and the other way about
+C2P, P2C = "c2p", "p2c"  # a token's content by the other's distance, and the reverse
 UNUSED = ("position_ids", "position_embeddings")  # old checkpoints hold them whatever they use
 
 

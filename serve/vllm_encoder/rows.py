@@ -33,7 +33,7 @@ class PaddedRows:
 
     def of(self, flat: Tensor) -> Tensor:
         """[tokens, width] -> [rows, longest, width], zeros behind a row's end."""
-        # No product: what was read there is the step's first token, and NaN times zero is NaN.
+        # Not a multiplication: padding reads the step's first token, and NaN times zero is NaN.
         return flat[self.tokens].masked_fill_(~self.is_token.unsqueeze(-1), 0)
 
     def put(self, flat: Tensor, rows: Tensor) -> None:

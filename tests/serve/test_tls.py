@@ -19,10 +19,10 @@ def test_files_that_are_no_certificate_and_its_key_are_refused_at_the_start(
     assert set(tls_settings(files.client, None, None)) == {"ssl_certfile", "ssl_keyfile"}
     for cert, key, client_ca, error in (
         (None, files.server_key, None, "needs a certificate"),
-        (files.server, None, None, "no TLS"),
-        (files.server, files.client, None, "no TLS"),
-        (files.server, tmp_path / "gone.pem", None, "no TLS"),
-        (files.server, files.server_key, files.server_key, "no TLS"),
+        (files.server, None, None, "TLS cannot be set up"),
+        (files.server, files.client, None, "TLS cannot be set up"),
+        (files.server, tmp_path / "gone.pem", None, "TLS cannot be set up"),
+        (files.server, files.server_key, files.server_key, "TLS cannot be set up"),
     ):
         with pytest.raises(GuardError, match=error) as raised:
             tls_settings(cert, key, client_ca)

@@ -266,7 +266,7 @@ async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
     if body.explain:
         try:
             response.explanations = await _explanations(body, request, decided)
-        except GuardError as error:  # the verdicts stand without
+        except GuardError as error:  # the verdicts stand without explanations
             log.warning("violations are not explained: %s", engine_failure(error))
     return response
 

@@ -61,7 +61,7 @@ class GuardrailRequest(BaseModel):
 
     input_type: Literal["request", "response"]
     litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
-    texts: list[str] | None = None  # of a chat those of all its messages, which are not read
+    texts: list[str] | None = None  # for a chat, the texts of all its messages, which are not read
     images: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
     structured_messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tool_calls: ToolCalls | None = None

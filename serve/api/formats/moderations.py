@@ -32,7 +32,7 @@ __all__ = ["MALFORMED", "error_body", "router"]
 
 router = APIRouter(route_class=StrictRoute)
 
-# What a client sends that was made for OpenAI's own service: here, every rule.
+# Model names that clients of OpenAI's own service send: here, every rule.
 OPENAI_MODELS = (
     "omni-moderation-latest",
     "omni-moderation-2024-09-26",

@@ -37,7 +37,7 @@ __all__ = ["MALFORMED", "error_body", "router"]
 
 router = APIRouter(route_class=StrictRoute)
 MAX_CHOICES = 128
-LEAST_LOGPROB = -9999.0  # OpenAI's, for a token that is very unlikely
+LEAST_LOGPROB = -9999.0  # OpenAI's value for a very unlikely token
 STARTED = int(time.time())
 
 # Parameters of the API that steer how text is generated, and change no verdict.

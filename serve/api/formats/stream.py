@@ -133,7 +133,7 @@ class GrowingReply:
         Raises HTTPException 422 behind the end and for what is no text, 413 for too much.
         """
         if self.is_ended:
-            raise HTTPException(422, 'a line came behind {"end": true}')
+            raise HTTPException(422, 'a line came after {"end": true}')
         try:
             Message("assistant", piece.append)
         except GuardError as error:
@@ -225,7 +225,7 @@ class CheckedStream(Response):
         except GuardError as error:
             if not self._lines.is_gone:
                 yield _unjudged(engine_failure(error))
-        except Exception as error:  # the status is long sent
+        except Exception as error:  # the status was sent long ago
             log.error("a stream failed", exc_info=error)
             yield _unjudged(SERVER_FAILED)
 
@@ -246,7 +246,7 @@ class CheckedStream(Response):
                 yield self._end("", decided)
                 return
             yield self._event(reply.checked(ruling), decided)
-        if decided is None or reply.unchecked:  # else the last check was of the whole
+        if decided is None or reply.unchecked:  # otherwise the last check covered the whole reply
             decided = await self._check()
         yield self._end(reply.checked(decided.decision.ruling), decided)
 

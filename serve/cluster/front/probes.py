@@ -21,8 +21,8 @@ from serve.cluster.front.sums import SummedMetrics, merged
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 
-PROBE_S = 5.0  # that replicas may take to say how they are
-LOST_S = 120.0  # without any replica: nobody expects one to come back
+PROBE_S = 5.0  # seconds that replicas have to answer a probe
+LOST_S = 120.0  # seconds without any replica after which none is expected back
 
 
 class ClusterProbes:

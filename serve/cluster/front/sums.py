@@ -14,11 +14,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-# Said of requests: the ingress counts these, and those that no replica saw.
+# Metrics of requests: the ingress counts these itself, with those that no replica saw.
 ONLY_OF_INGRESS = ("guard_request_seconds",)
-# What is the same of all replicas, or no sum.
+# The metrics that are the same on all replicas, or not sums.
 LARGEST = ("guard_rules_served", "guard_rule_info", "process_start_time_seconds")
-CREATED = "_created"  # when counting began, which is no sum
+CREATED = "_created"  # the time at which counting began, which is not summed
 COUNTS = ("counter", "histogram")
 MAX_GONE = 64  # replicas that may come back; those that were gone before them are added up
 LONG_GONE = ""  # as the name of all of these

@@ -104,5 +104,5 @@ class ShardedRules:
             if any(card.model == model for card in shard.rules.cards.values()):
                 candidates.append(number)
         counts = [len(shard.rules.cards) for shard in self.shards]
-        # Of a base that none serves, any shard says so.
+        # If no shard serves the base, any of them refuses it.
         return place_for(rule, counts, candidates or range(len(self.shards)))

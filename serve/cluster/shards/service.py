@@ -82,7 +82,7 @@ class ClusterService(CheckService):
         try:
             await _all_done(request, asking.values(), deadline)
             return _joined(request, rules, by_shard, asking)
-        finally:  # whatever ends the wait, nobody needs what is not done by then
+        finally:  # whatever ends the wait, unfinished checks are no longer needed
             for task in asking.values():
                 task.cancel()
 

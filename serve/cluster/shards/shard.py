@@ -11,7 +11,7 @@ from guard.example import Message
 from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.shards.shard_rules import ShardRules
 
-LOOK_S = 1.0  # how old it may be what is known of a shard's replicas
+LOOK_S = 1.0  # seconds for which the last look at a shard's replicas counts
 NOBODY, LATER = "no replica is there", "Try again in a few seconds"
 
 

@@ -27,11 +27,11 @@ from serve.engine.thread.refusals import Overloaded, not_served, too_late
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 10.0  # that checks under way may take, before the change is put off
+DRAIN_S = 10.0  # seconds for checks under way to end before the change is put off
 # A copy that is not served is kept for that long: a replica that is starting, or starts its engine
 # again, may need it, and a rule may be served from it again.
 UNUSED_S = 24 * 3600.0
-SWITCH_S = 60.0  # that a replica may take to load and test new weights
+SWITCH_S = 60.0  # seconds that a replica has to load and test new weights
 
 
 class ShardRules:
@@ -111,7 +111,7 @@ class ShardRules:
         try:
             self._snapshots.discard(UNUSED_S)
         except (GuardError, OSError) as error:
-            log.error("copies that are served no more could not be deleted: %s", error)
+            log.error("copies that are no longer served could not be deleted: %s", error)
 
     async def _change(self, rule: str, folder: Path | None) -> None:
         """Have all replicas serve the rule from `folder`, or without one no longer.
@@ -141,7 +141,7 @@ class ShardRules:
             return
         try:
             await self._replicas.each("switch", rule, self._served.get(rule), within_s=SWITCH_S)
-        except ReplicaLost as error:  # whoever is not as before does not answer either
+        except ReplicaLost as error:  # a replica that did not switch back does not answer either
             log.error("not all replicas could be asked to serve %s as before: %s", rule, error)
         first = refusals[0]
         raise GuardError(f"{first.replica}: {first.error}", got=rule)

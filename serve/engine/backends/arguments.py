@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
-NO_CACHE_BYTES = 2**20  # of an encoder: without a figure vLLM asks for most of the memory
-SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
+NO_CACHE_BYTES = 2**20  # for an encoder: without a figure vLLM asks for most of the memory
+SPARE_TOKENS = 64  # spare tokens of the cache: blocks are whole, and one is not used
 OUTPUT_LAYER = "lm_head"
 # transformers' type of an encoder -> the model that serve/vllm_encoder registers with vLLM.
 ENCODERS = {
@@ -55,9 +55,9 @@ ENCODERS = {
 }
 GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
 GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
-# Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. An engine
-# of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken 3.1 GiB when
-# it had started.
+# GPU memory beside weights, slots, keys and values: activations, captured graphs, kernels. An
+# engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken 3.1 GiB
+# when it had started.
 WORKSPACE_BYTES = 4 * GIB
 ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory for those that are there
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own

@@ -54,7 +54,7 @@ class DecoderBackend(VllmBackend):
         self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
         self._gives_states = all(self._engine.collective_rpc(worker.gives_states))
         self._last_prefix = Prefix([])
-        # That followed none: those after it may follow it.
+        # The last request that follows no other: later ones may follow it.
         self._last_queued: tuple[BackendRequest, Request] | None = None
 
     def submit(self, request: BackendRequest) -> str:

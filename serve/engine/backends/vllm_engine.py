@@ -35,7 +35,7 @@ from guard.errors import GuardError, did_you_mean
 from serve.engine.backend import Backend, BackendRequest, Loaded
 from serve.engine.backends import worker
 
-LOOK_S = 1.0  # how long a request may go by a look at an adapter's files
+LOOK_S = 1.0  # seconds for which a look at an adapter's files counts
 
 _open: set[int] = set()  # the backends of this process that are not closed
 
@@ -69,7 +69,7 @@ class VllmBackend(Backend):
         self._engine = _start(engine_args, ours)
         if needs_seams:
             self._check_patched()
-        # The one that the client asks: in this process, so that requests need not be packed.
+        # The core that the client asks; it is in this process, so requests need not be serialised.
         self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
         _open.add(id(self))
         self._ids = itertools.count(1)
@@ -150,7 +150,7 @@ class VllmBackend(Backend):
         """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was
         before.
         """
-        # The id is never used again: a removed adapter has no heir.
+        # The id is never used again, so it never means another adapter.
         request = LoRARequest(name, next(self._ids), str(folder))
         config = self._engine.vllm_config
         try:
@@ -210,7 +210,7 @@ class VllmBackend(Backend):
 
     def _run_step(self) -> list[EngineCoreOutput]:
         """Run one batch; what vLLM says of the requests that it finished."""
-        self._unreadable |= failed_of(self._core)  # it is known from now on that somebody asks
+        self._unreadable |= failed_of(self._core)  # from now on it is known that somebody asks
         started = time.perf_counter()
         outputs = self._engine.engine_core.get_output().outputs
         self._step_s += time.perf_counter() - started
@@ -264,7 +264,7 @@ def _start(engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> LLMEngine
     args = dict(engine_args)
     args["additional_config"] = {**ours, **dict(args.get("additional_config") or {})}
     try:
-        # vLLM's own use of PyTorch, nobody's else to fix.
+        # A warning about vLLM's own use of PyTorch, which nobody else can fix.
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return LLMEngine.from_engine_args(EngineArgs(**args))
     except (ValueError, RuntimeError, OSError, AssertionError) as error:

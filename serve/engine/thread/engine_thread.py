@@ -38,10 +38,10 @@ from serve.engine.thread.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches
-# That a batch may wait for checks to be opened, which takes as long as their texts.
+# Seconds that a batch waits for checks to be opened; tokenising long texts takes time.
 OPENING_S = 0.05
 MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
-# Of its time, what a check may be expected to wait: paces change, and the answer has a way to go.
+# The share of its time that a check may be expected to wait: the pace may change.
 EXPECTED_SHARE = 0.7
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
@@ -198,7 +198,7 @@ class EngineThread:
         self._queued.put(None)
         self._thread.join(0 if self.hangs_for_good else self._timeout_s + CLOSING_S)
         if self._thread.is_alive():
-            log.error("the engine hangs and is left behind")
+            log.error("the engine hangs and is abandoned")
             self._fail(too_late())
 
     def _check_takes_work(self) -> None:
@@ -332,7 +332,7 @@ class EngineThread:
             pending.fail(error)
         else:
             pending.future.set_result(None)
-        self._busy_since = time.monotonic()  # no check's work
+        self._busy_since = time.monotonic()  # loading is not counted as work on checks
 
     def _step(self) -> bool:
         """Run a batch, if there is anything to compute, and answer what is done; False if it

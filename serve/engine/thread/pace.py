@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections import deque
 
-REMEMBERED = 64  # answers: what took long once, such as the first batch, is soon forgotten
-LEAST_ANSWERS = 8  # before that nothing is known
-TOGETHER = 2  # checks in a batch from which it teaches something: a lone one has no company's pace
-FORGET_S = 10.0  # after that long without such a batch nothing is known any more
+REMEMBERED = 64  # answers: a slow batch, such as the first, is soon forgotten
+LEAST_ANSWERS = 8  # with fewer answers the pace is unknown
+TOGETHER = 2  # checks in a batch from which the pace is learned: a lone check says nothing of many
+FORGET_S = 10.0  # seconds without such a batch after which the pace is unknown
 
 
 class Pace:

@@ -186,7 +186,7 @@ class RestartableEngine:
         self._engine = None
         try:
             engine.close()
-        except Exception:  # it is dead: whatever it says, another one is tried
+        except Exception:  # it is dead: whatever it raises, another one is started
             log.exception("a dead engine could not be closed")
         del engine
         gc.collect()

@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-# Beyond what a check may take: a batch that hangs for longer is not waited for any more.
+# Seconds beyond a check's timeout after which a hanging batch is no longer waited for.
 HANGS_FOR_GOOD_S = 30.0
-# That a restart, or a rule's new weights, may take: large ones are read for minutes.
+# Seconds that a restart, or a rule's new weights, may take: large ones are read for minutes.
 LOADING_S = 900.0
 
 

@@ -79,7 +79,7 @@ def build_attention_metadata(
     """Lend the step's batch to the builders of metadata."""
     scheduled = kwargs.get("num_scheduled_tokens")
     batch = None
-    # Of images and embeddings the ids do not say what is in the cache.
+    # For images and embeddings, token ids do not say what is in the cache.
     is_text = not (self.supports_mm_inputs or self.enable_prompt_embeds)
     if current_platform.is_cpu() and scheduled and is_text:
         batch = _batch_of(self.input_batch, scheduled)

@@ -87,7 +87,7 @@ class SharedBlocks:
         return rows
 
 
-# Of the step that is under way.
+# The shared blocks of the step that is under way.
 _shared_blocks: ContextVar[SharedBlocks | None] = ContextVar("shared_blocks", default=None)
 
 

@@ -95,7 +95,7 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
         and vllm_config.cache_config.enable_prefix_caching
         and vllm_config.speculative_config is None
         and len(specs) == 1
-        # Not a kind of it: those keep more in a block than keys and values.
+        # Not a subclass: those keep more in a block than keys and values.
         and type(specs[0]) is FullAttentionSpec
         and not kv_cache_config.needs_kv_cache_zeroing
     )

@@ -102,7 +102,7 @@ def test_a_link_and_the_scan_that_one_is_in_are_not_deleted(
 
 def test_a_folder_that_is_a_file_or_holds_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(GuardError, match=r"no folder can be made there.*OUT="):
+    with pytest.raises(GuardError, match=r"the folder cannot be created.*OUT="):
         PartFolder(tmp_path / "file", MANIFEST)
     (tmp_path / "scan.json").write_text("{")
     with pytest.raises(GuardError, match=r"the file is broken.*FORCE=1"):
