@@ -56,8 +56,8 @@ ENCODERS = {
 GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
 GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
 # GPU memory beside weights, slots, keys and values: activations, captured graphs, kernels. An
-# engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken 3.1 GiB
-# when it had started.
+# engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken
+# 3.1 GiB when it had started.
 WORKSPACE_BYTES = 4 * GIB
 ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory for those that are there
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own

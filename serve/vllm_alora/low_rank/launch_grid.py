@@ -39,8 +39,8 @@ class Work(NamedTuple):
     ids: int
 
 
-# Address of a wrapper's `active_lora_ids` -> its step's work: a kernel is given the wrapper's tensors
-# and not the wrapper.
+# Address of a wrapper's `active_lora_ids` -> its step's work: a kernel gets the wrapper's tensors,
+# not the wrapper.
 _work: dict[int, Work] = {}
 
 
