@@ -23,8 +23,8 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.api.app import create_app
-from serve.api.bounded_heads import bounded_heads
 from serve.api.engine_service import EngineService
+from serve.api.input.bounded_heads import bounded_heads
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
 from serve.api.service import FindTrained

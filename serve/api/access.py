@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from guard.example import Message
 from serve.api.calls import MAX_KEPT_CHARACTERS, CallsUnderWay
 from serve.api.catalogue import Catalogue
-from serve.api.limits import (
+from serve.api.input.limits import (
     MAX_REQUESTS,
     MAX_STREAMS,
     RETRY_AFTER,

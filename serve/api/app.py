@@ -26,7 +26,7 @@ from serve.api.formats import (
     stream,
     turns,
 )
-from serve.api.limits import MAX_REQUESTS, BoundedBodies
+from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests

@@ -23,7 +23,7 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
-from serve.api.limits import TEXTS_AT_ONCE
+from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, failure_of
 from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal

@@ -27,9 +27,9 @@ from guard.chat import ChatMessage
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
-from serve.api.limits import MAX_CALL_ID, MAX_TEXTS
+from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, violated
-from serve.api.strict_json import StrictRoute
 from serve.policy.rule_set import RuleSet
 
 router = APIRouter(route_class=StrictRoute)

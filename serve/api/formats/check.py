@@ -28,7 +28,7 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import engine_failure
 from serve.api.explain import explained
-from serve.api.limits import (
+from serve.api.input.limits import (
     MAX_CHARACTERS,
     MAX_MESSAGES,
     MAX_RULES,
@@ -37,8 +37,8 @@ from serve.api.limits import (
     MAX_TURNS,
     Metadata,
 )
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck
-from serve.api.strict_json import StrictRoute
 from serve.engine import Check
 from serve.policy.rule_set import RuleSet
 

@@ -28,9 +28,9 @@ from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import ChatMessages, from_chat, from_text
-from serve.api.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
+from serve.api.input.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
-from serve.api.strict_json import StrictRoute
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422

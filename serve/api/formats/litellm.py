@@ -26,7 +26,7 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat
-from serve.api.limits import (
+from serve.api.input.limits import (
     MAX_CALL_ID,
     MAX_MESSAGES,
     MAX_RULES,
@@ -35,8 +35,8 @@ from serve.api.limits import (
     MAX_TOOLS,
     Metadata,
 )
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, violated
-from serve.api.strict_json import StrictRoute
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422

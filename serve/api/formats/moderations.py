@@ -22,9 +22,9 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.formats.conversation import from_parts, from_text
 from serve.api.formats.openai_error import MALFORMED, error_body
-from serve.api.limits import MAX_TEXTS
+from serve.api.input.limits import MAX_TEXTS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck
-from serve.api.strict_json import StrictRoute
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 

@@ -28,9 +28,9 @@ from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
 from serve.api.formats.openai_error import MALFORMED, error_body
-from serve.api.limits import MAX_SALT
+from serve.api.input.limits import MAX_SALT
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
-from serve.api.strict_json import StrictRoute
 from serve.engine import Check
 
 __all__ = ["MALFORMED", "error_body", "router"]

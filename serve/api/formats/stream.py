@@ -36,10 +36,10 @@ from serve.api.formats.check import (
     TokenUsage,
     UnjudgedRule,
 )
-from serve.api.limits import MAX_CHARACTERS
-from serve.api.lines import BodyLines
+from serve.api.input.limits import MAX_CHARACTERS
+from serve.api.input.lines import BodyLines
+from serve.api.input.strict_json import TooManyValues, read_json
 from serve.api.service import CheckService, DecidedCheck
-from serve.api.strict_json import TooManyValues, read_json
 from serve.engine.prompts import CHARACTERS_PER_TOKEN
 from serve.engine.thread.refusals import Overloaded
 from serve.policy.rule_set import RuleSet

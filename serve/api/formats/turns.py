@@ -23,9 +23,9 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
-from serve.api.limits import MAX_TURNS
+from serve.api.input.limits import MAX_TURNS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck, SeveralChecks
-from serve.api.strict_json import StrictRoute
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling, any_of

@@ -23,7 +23,7 @@ from serve.api.access import Caller
 from serve.api.app import DESCRIPTION, FORMATS, TITLE, put_in_front
 from serve.api.catalogue import Catalogue
 from serve.api.formats import stream
-from serve.api.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
+from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import REQUEST_ID

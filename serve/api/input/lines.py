@@ -8,7 +8,7 @@ import time
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
 
-from serve.api.limits import STREAM_S
+from serve.api.input.limits import STREAM_S
 
 LINES_AHEAD = 1024  # lines that wait to be read; beyond that the sender waits
 
