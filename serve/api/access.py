@@ -103,7 +103,7 @@ class Caller:
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
         """Raise HTTPException 413 if a request has more characters than the caller may send.
 
-        Of its `conversations` each counts from where it leaves the one before: one that grows, or
+        Each of its `conversations` counts from where it leaves the one before: one that grows, or
         that several replies end, was sent once.
         """
         limit = self.limits.characters
@@ -128,10 +128,11 @@ def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> 
 
 
 class Access:
-    """ASGI middleware that finds out who asks, and refuses who may not, or not so much at once.
+    """ASGI middleware that identifies the caller, and refuses those who may not ask, or not so much
+    at once.
 
-    Of `max_requests` at once, and of MAX_STREAMS, a tenant without a limit has half where there are
-    others.
+    Where there are several tenants, one without a limit may have half of `max_requests` and half of
+    MAX_STREAMS under way.
     """
 
     def __init__(

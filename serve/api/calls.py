@@ -37,7 +37,7 @@ class CallUnderWay:
 class CallsUnderWay:
     """The conversations of one caller's calls whose replies are still to come, by the call's id.
 
-    Beyond `max_characters` of all conversations the oldest are dropped.
+    The oldest are dropped once all conversations together exceed `max_characters`.
     """
 
     def __init__(self, max_characters: int = MAX_KEPT_CHARACTERS) -> None:

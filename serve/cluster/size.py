@@ -12,8 +12,8 @@ MAX_REPLICAS = 256
 
 @dataclass(frozen=True)
 class ScalingPace:
-    """How soon the number of replicas follows the load, in seconds: every so often the mean load of
-    the last `look_back_s` is looked at, and what it calls for that long is done.
+    """How soon the number of replicas follows the load, in seconds. Every `every_s` the mean load
+    over the last `look_back_s` is read; what it calls for during `up_s` or `down_s` is done.
     """
 
     every_s: float = 10.0
@@ -24,7 +24,7 @@ class ScalingPace:
 
 @dataclass(frozen=True)
 class ReplicaRange:
-    """From `low` to `high` replicas; a fixed number where both are the same."""
+    """A range of `low` to `high` replicas; a fixed number where both are the same."""
 
     low: int
     high: int

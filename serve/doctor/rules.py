@@ -35,7 +35,7 @@ def recipes() -> Iterator[Finding]:
 
 
 def _recipe(name: str) -> Finding:
-    """One recipe, and whether a base in the checkout has weights and a tokenizer."""
+    """The finding on one recipe: whether a base in the checkout has weights and a tokenizer."""
     recipe = load_recipe(name, MODELS)
     text = f"{name}: {recipe.base}, {recipe.context_tokens:,} tokens of context"
     folder = Path(recipe.base_path)
@@ -68,8 +68,8 @@ def weights() -> Iterator[Finding]:
 
 
 def _weights(folder: Path, name: str, requirements: Callable[[str], Requirements]) -> Finding:
-    """One folder of weights. What is wrong elsewhere, as a base that is not reachable, leaves them
-    valid: only of a folder that is broken itself the remedy is always another training.
+    """The finding on one folder of weights. Only a folder that is broken itself needs another
+    training: what is wrong elsewhere, such as a base that cannot be reached, leaves weights valid.
     """
     try:
         card = load_card(folder)

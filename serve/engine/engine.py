@@ -200,8 +200,8 @@ class GuardEngine:
         Virtual-time fair queueing, a quantum of tokens at a time (`fair_queue.py`): of a long
         call some are answered, then what others have asked meanwhile, so that nobody waits for
         ever. The rules of one conversation come in the quantum in which it is computed, as many as
-        fill it: what it computed need not stay for later. Of them those come first whose adapter
-        is in a slot. Heads on one conversation and one rule text are one request to the backend.
+        fill it: what it computed need not stay for later. Rules whose adapters are in a slot come
+        first. Heads on one conversation and one rule text are one request to the backend.
         """
         self._dispatcher.check_usable()
         call = Call([None] * len(requests))

@@ -265,7 +265,7 @@ class MixedEngine:
 
 
 def model_of(card: Card, folder: Path, bases: Mapping[str, tuple[str, str]]) -> str:
-    """Which of the served models has the weights' base; of several, the card's own.
+    """The served model on the base of the weights; if there are several, the card's own.
 
     `bases`: model -> its base and that base's revision. Raises GuardError if none has it.
     """

@@ -37,7 +37,7 @@ class Facts(NamedTuple):
 class Decision(NamedTuple):
     """A ruling, and the rules and metadata (`metadata.KEY`) that it rests on.
 
-    A violation or an allow stays what it is, whatever the others say. Of what is unjudged, it is
+    A violation or an allow stays what it is, whatever the others say. An unjudged ruling rests on
     what would have to be judged.
     """
 

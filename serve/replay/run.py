@@ -2,8 +2,8 @@
 
 Judges recorded conversations by two versions of a rule's weights in one engine, each conversation
 prefilled once for both, and reports which verdicts flip. It is a scan by two adapters a rule: what
-is cut off at any point goes on where it was. Labels there are none, so it says what changes, not
-what is better: `make compare` does. Exit status: 2 for what cannot be replayed.
+is cut off at any point goes on where it was. There are no labels, so it says what changes, not what
+is better: `make compare` does. Exit status: 2 for what cannot be replayed.
 """
 
 from __future__ import annotations

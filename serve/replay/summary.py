@@ -68,8 +68,8 @@ class ReplayedConversation:
 
 @dataclass(frozen=True)
 class RuleReplay:
-    """One rule's two versions. `judged`: conversations of which both have a verdict; flips, flagged
-    shares and quantiles are of these.
+    """The comparison of one rule's two versions. `judged`: conversations of which both have a
+    verdict; flips, flagged shares and quantiles are of these.
 
     `confident_flips` are those in which both probabilities lie outside their uncertainty bands.
     `quantiles` are of B's probability minus A's, by their level; None where none is judged.
@@ -96,8 +96,8 @@ class RuleReplay:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """Of every conversation that both versions judged, in the order of the traffic: float64
-    [judged]; `flips` is where their verdicts differ, bool [judged].
+    """The probabilities of every conversation that both versions judged, in the order of the
+    traffic: float64 [judged]; `flips` is where their verdicts differ, bool [judged].
     """
 
     a: NDArray[np.float64]

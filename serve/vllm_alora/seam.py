@@ -29,8 +29,8 @@ class SeamError(RuntimeError):
 
 @dataclass(frozen=True)
 class Seam:
-    """Where vLLM is patched, what that function's parameters must be called, and what stands in for
-    it.
+    """A patched function of vLLM: its place, the names that its parameters must have, and its
+    wrapper.
 
     `wrapper` is called with the original function first, then with the call's own arguments.
     """

@@ -27,7 +27,7 @@ LABEL_POSITIONS = "label_positions"  # in PoolingParams.extra_kwargs: of the lab
 
 
 class LabelPool(AllPool):
-    """Of each request what stands at its labels; of one that names none, all of its tokens."""
+    """The rows of each request at its labels; all rows of a request that names no labels."""
 
     def forward(self, hidden_states: Tensor, pooling_metadata: PoolingMetadata) -> list[Any]:
         """[tokens, 1] -> [labels, 1] for each request."""

@@ -90,10 +90,10 @@ class GuardrailRequest(BaseModel):
 
     @property
     def replies(self) -> tuple[list[Message], Unjudged | None]:
-        """A response's replies, and why another one cannot be judged if one cannot.
+        """A response's replies, and the error for a reply that cannot be judged, if one cannot.
 
-        Each has all images and tool calls: the format does not say whose they are. Of several that
-        says nothing is left out.
+        Each has all images and tool calls: the format does not say whose they are. An empty reply
+        among several is left out.
         """
         readable: list[Message] = []
         problem: Unjudged | None = None

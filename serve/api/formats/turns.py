@@ -4,9 +4,8 @@
 
 The conversation is computed once, and at the end of every turn each rule's suffix. With `since` the
 verdict is of what is new: an old violation does not block every later turn while it stays in the
-conversation. Of a rule that was violated before, the conversation alone would say so for ever; it
-is put to the messages from `since` on, without what stands before them. Knows nothing of other
-formats.
+conversation. A rule that was violated before would be violated by the whole conversation for ever;
+it judges the messages from `since` on, without those before them. Knows nothing of other formats.
 """
 
 from __future__ import annotations
@@ -158,8 +157,8 @@ def _violated(decided: DecidedCheck) -> list[str]:
 def _rulings(
     whole: Sequence[DecidedCheck], alone: Sequence[DecidedCheck], violated_before: Sequence[str]
 ) -> Iterable[dict[str, Ruling]]:
-    """What is known of each rule at the end of each turn; of those that were violated before, what
-    the new messages alone say, where that could be judged.
+    """The ruling of each rule at the end of each turn. For a rule that was violated before, it is
+    by the new messages alone, where these could be judged.
     """
     for whole_check, new_check in zip_longest(whole, alone):
         rulings = whole_check.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)

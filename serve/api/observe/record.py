@@ -24,7 +24,7 @@ FAILURES: Mapping[str, tuple[type[BaseException], ...]] = {
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """Whose request it is, and how it is found again in others' records.
+    """The sender of a request, and the ids by which others' records name it.
 
     `request_id` is the caller's `x-request-id` or one of ours, `traceparent` W3C's header.
     """

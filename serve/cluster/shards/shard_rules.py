@@ -63,7 +63,7 @@ class ShardRules:
 
     @asynccontextmanager
     async def answering(self, within_s: float) -> AsyncIterator[str]:
-        """While a check is under way: the version that it is answered by.
+        """A context for a check under way, with the version of the rules that answers it.
 
         Raises TooLate if a change takes longer than `within_s`.
         """

@@ -263,7 +263,7 @@ def _prepared_layers(
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes: of one token's keys and values, of an adapter of the largest rank in a slot and in
+    """The bytes of one token's keys and values, of an adapter of the largest rank in a slot and in
     host memory, and of the base's weights.
     """
 

@@ -197,8 +197,8 @@ class DecoderBackend(VllmBackend):
 
 
 def _sampling_params(answers: list[int]) -> SamplingParams:
-    """One token, and the log-probabilities of exactly the answers, before any sampling parameter
-    acts.
+    """The parameters of every request: one token, and the log-probabilities of exactly the
+    answers, before any sampling parameter acts.
     """
     return SamplingParams(
         max_tokens=1,

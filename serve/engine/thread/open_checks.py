@@ -9,7 +9,7 @@ from serve.engine.thread.pending import PendingCheck
 class OpenChecks:
     """Opens checks in an engine and gives each answer, or why there is none, to its caller.
 
-    Of one thread; its length may be read by any.
+    Used by one thread; its length may be read by any.
     """
 
     def __init__(self, engine: CheckEngine) -> None:

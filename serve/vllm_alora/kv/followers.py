@@ -162,13 +162,13 @@ def schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 
 
 def _queue_each(scheduler: Any, requests: Iterable[Request]) -> None:
-    """Each by itself, as those have to whose leader is gone or waits for its adapter."""
+    """Queue each request by itself: its leader is gone, or waits for its adapter."""
     for request in requests:
         scheduler.add_request(request)
 
 
 def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
-    """The first as the leader of the others, whose turn it is with the next step."""
+    """Queue the first request as the leader of the others, for the next step."""
     if requests:
         leader, *followers = requests
         scheduler.add_request(leader)

@@ -102,7 +102,7 @@ def _end(request: Any) -> int:
 
 
 class SharedPartialBlocks(KVConnectorBase_V1):
-    """Which partial blocks are kept in which slots, which request computes one, and what is copied.
+    """The partial blocks that are kept, the requests that compute one, and the copies of a step.
 
     One per scheduler. `in_step_above`: one may be used in the step that completes it if that step
     has more tokens; None: it never may.
@@ -147,9 +147,10 @@ class SharedPartialBlocks(KVConnectorBase_V1):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens behind those in the prefix cache another request has, or computes now.
+        """The number of tokens, behind those in the prefix cache, that are kept or computed now.
 
-        None while it does not complete them yet, and while the request's adapter is read from disk.
+        None while another request has still to compute them, and while the request's adapter is
+        read from disk.
         """
         if not self.has_adapter(request):
             return None, False
@@ -194,9 +195,9 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return is_completed and leader.tokens_in_step > self._in_step_above
 
     def _longest_kept(self, ahead: PartialBlock) -> tuple[PartialBlock | None, int]:
-        """The kept block that begins with most of the tokens `ahead`, and how many those are.
+        """The kept block that begins with most of the tokens `ahead`, and the number of these.
 
-        None if no block begins with any. Of several that are as good, the one kept first.
+        None if no block begins with any. Among equally good blocks, the one kept first.
         """
         longest, length = None, 0
         for candidate in self._kept:
@@ -224,7 +225,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
             self._leaders.setdefault(partial, request)
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
-        """The step's copies. Of a partial block that it completes the next ones have a copy."""
+        """The step's copies. Later requests find a copy of a partial block that it completes."""
         if self.prefetch is not None:
             self.prefetch.begin_step()
             if not scheduler_output.num_scheduled_tokens:
@@ -261,8 +262,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return int(block_ids[_end(request) // self._block_size])
 
     def _share(self, request: Any, computed_before: int, blocks: Sequence[int]) -> Share:
-        """What a step shares in which `request` completes its partial block, of which
-        `computed_before` tells how far it was computed before.
+        """What a step shares in which `request` completes its partial block. `computed_before`:
+        the request's tokens that were computed before the step.
         """
         number, used = divmod(_end(request), self._block_size)
         # All of it and more, where the request found its own last block in the cache.
@@ -325,7 +326,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Nothing is handed to anybody outside."""
+        """False: nothing is handed to anybody outside."""
         return False
 
     def start_load_kv(self, *args: Any, **kwargs: Any) -> None:

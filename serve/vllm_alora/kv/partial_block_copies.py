@@ -23,8 +23,8 @@ from .partial_block import COPIES_SHARES, Copies, Share
 
 
 class Places(NamedTuple):
-    """Where the shared partial blocks of a step lie, the same in all layers; int64, on the device
-    of the keys: the rows of all of them, these rows' slots, and the sharers' blocks of each.
+    """The places of a step's shared partial blocks, the same in all layers; int64, on the device of
+    the keys: the rows of all of them, these rows' slots, and the sharers' blocks of each.
     """
 
     rows: torch.Tensor
@@ -33,10 +33,10 @@ class Places(NamedTuple):
 
 
 class SharedBlocks:
-    """The partial blocks that a step completes for others too: in every layer they are written
-    first, and copied.
+    """The partial blocks that a step completes for other requests too: in every layer they are
+    written first, and copied.
 
-    `blocks` is how many the cache has.
+    `blocks`: the number of blocks of the cache.
     """
 
     def __init__(self, shares: Sequence[Share], block_size: int, blocks: int) -> None:
@@ -142,7 +142,7 @@ def write_and_share(
     kv_cache: Any,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """One layer's new keys and values, [rows, heads, size], into their slots.
+    """Write one layer's new keys and values, [rows, heads, size], into their slots.
 
     Before them those of the shared partial blocks, into all blocks that begin with them.
     """

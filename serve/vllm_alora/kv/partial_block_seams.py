@@ -106,7 +106,7 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
     "self reset_running_requests reset_connector",
 )
 def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
-    """Partial blocks are forgotten with the blocks, whether or not the caller knows of a connector.
+    """Forget partial blocks with the blocks, whether or not the caller knows of a connector.
 
     The base may have other weights now.
     """
@@ -117,9 +117,6 @@ def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **k
 
 @seam("vllm.v1.executor.abstract:Executor.init_kv_output_aggregator", "self connector")
 def init_kv_output_aggregator(original: Callable[..., None], self: Any, connector: Any) -> None:
-    """Only the first worker's output is of interest, as without a connector.
-
-    Ours has nothing to report.
-    """
+    """Aggregate no workers' outputs for our connector, as without one: it has nothing to report."""
     if not isinstance(connector, SharedPartialBlocks):
         original(self, connector)

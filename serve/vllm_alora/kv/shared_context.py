@@ -42,7 +42,7 @@ class Batch:
 
 
 class Worth(NamedTuple):
-    """From where on a context is worth reading once: its tokens, and those that all its readers
+    """The least context that is worth reading once: its tokens, and the tokens that all its readers
     together would read.
     """
 

@@ -52,8 +52,8 @@ class Segments(NamedTuple):
 
 
 def segments_of(slots: Sequence[int], lengths: Sequence[int], native: bool) -> Segments:
-    """Of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot `slots[i]`; -1
-    is the base. `native`: the short ones are for C++.
+    """The tokens by adapter of a batch of consecutive segments, `lengths[i]` tokens in adapter slot
+    `slots[i]`; -1 is the base. `native`: the short ones are for C++.
     """
     by_pytorch: list[Segment] = []
     short: dict[int, list[int]] = {}  # slot -> the tokens of its short segments
@@ -110,7 +110,7 @@ class LayerAdapters:
     def _add_segment(
         self, y: torch.Tensor, x: torch.Tensor, outputs: Sequence[int], segment: Segment
     ) -> None:
-        """By PyTorch.
+        """Add one segment's product, by PyTorch.
 
         It accumulates in float32 and rounds x A to y's type, as vLLM's operator does; the sum is
         rounded once, where vLLM rounds the product before.
@@ -224,7 +224,7 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 
 def ranks_of(weights: Any, slices: int) -> list[int]:
-    """Of an adapter's weights in a layer, None or vLLM's, in each slice of its outputs.
+    """The ranks of an adapter's weights in a layer (None or vLLM's), one for each slice of outputs.
 
     A packed layer (QKV, gate and up) has several slices, some without weights. Where the weights
     are not one part a slice, vLLM shares them out itself: then all slices count as having some.

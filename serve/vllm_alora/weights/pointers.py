@@ -17,7 +17,7 @@ TABLES = "vllm.lora.ops.triton_ops.utils"
 def forget_pointers(lora_manager: Any) -> None:
     """Drop the kernels' entries for the slots of this worker's LoRA manager.
 
-    Those of other engines stay: captured graphs read them.
+    The entries of other engines stay: captured graphs read them.
     """
     tables: Any = sys.modules.get(TABLES)  # loaded where the kernels are
     if tables is None:

@@ -47,7 +47,7 @@ class Prefetch:
         self._wanted_before: set[int] = set()
 
     def begin_step(self) -> None:
-        """A step has been scheduled."""
+        """Note that a step has been scheduled."""
         self._wanted_before = self._wanted
         self._wanted = set()
 

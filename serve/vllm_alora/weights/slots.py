@@ -34,7 +34,7 @@ class Heat:
         self.needed: frozenset[int] = frozenset()  # the adapters of this step
 
     def begin(self, needed: Iterable[int]) -> None:
-        """A step that needs these adapters."""
+        """Begin a step that needs these adapters."""
         self.needed = frozenset(needed)
         self._step += 1
         for adapter in self.needed:
@@ -52,7 +52,7 @@ class Heat:
             }
 
     def swap_in(self, adapter: int) -> None:
-        """The adapter gets a slot now."""
+        """Note that the adapter gets a slot now."""
         self._swapped_in_at[adapter] = self._step
 
     def of(self, adapter: int) -> float:
@@ -68,7 +68,7 @@ class Heat:
         return min(free or adapters, key=self._eviction_key)
 
     def _eviction_key(self, adapter: int) -> tuple[int, int]:
-        """The lowest is evicted first."""
+        """The sort key of eviction: the adapter with the lowest is evicted first."""
         return _power(self.of(adapter)), -self._swapped_in_at.get(adapter, 0)
 
 
