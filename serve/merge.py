@@ -126,7 +126,7 @@ def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> Guar
 
 
 def _card(recipe: Recipe, folder: Path) -> Card:
-    """The card of a merged checkpoint, with the adapter's threshold of now.
+    """The card of a merged checkpoint, with the adapter's current threshold.
 
     Raises GuardError if the checkpoint is not the recipe's base with the adapter beside it.
     """

@@ -25,7 +25,7 @@ OBJECT_STORE_BYTES = 512 * 2**20  # for data on its way between processes; more 
 def private_ray(
     scratch: Path, places: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Ray with so many CPUs to give away, its files in `scratch`, a folder with a short path.
+    """A Ray with `places` CPUs to give away, its files in `scratch`, a folder with a short path.
 
     `environment`: what its processes find in theirs, unless this process's own says otherwise.
     """

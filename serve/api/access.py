@@ -208,8 +208,8 @@ class Access:
 
 
 def _is_from_here(scope: Scope) -> bool:
-    """Whether the request was sent on this machine, by no proxy that says so and no page of another
-    site.
+    """Whether the request was sent on this machine, and neither by a proxy that says so nor by a
+    page of another site.
     """
     headers = Headers(scope=scope)
     if any(name in headers for name in PROXY_HEADERS) or _is_of_another_site(headers):

@@ -63,7 +63,7 @@ class EngineService(CheckService):
         return self._engine.text_tokens(text)
 
     def _started_again(self) -> None:
-        """Take over the cards of the restarted engine, which reads weights as they are by then."""
+        """Take over the cards of the restarted engine, which has read the weights again."""
         self._served.update(self._engine.rules)
 
     def folder(self, rule: str) -> Path:

@@ -164,6 +164,6 @@ def _in_words(problem: dict[str, Any]) -> str:
 def reason(problem: Mapping[str, Any]) -> str:
     """The message of one of pydantic's errors, without the place."""
     if problem["type"] == "extra_forbidden":
-        return "there is no such key; GET /docs lists those that there are"
+        return "there is no such key; GET /docs lists the known ones"
     message: str = problem["msg"]
     return message.removeprefix("Value error, ")

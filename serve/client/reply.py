@@ -33,7 +33,7 @@ class Reply:
 
     @property
     def conversation(self) -> list[Mapping[str, Any]]:
-        """The messages, and the reply as far as it is there."""
+        """The messages, and the reply so far."""
         return [*self._messages, {"role": "assistant", "content": self._text}]
 
     def add(self, piece: str) -> bool:

@@ -65,7 +65,7 @@ class _AsgiExchange:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def receive(self) -> AsgiMessage:
-        """The body, and then nothing: whoever asks is there until the task is cancelled."""
+        """The body, and then nothing: the caller stays connected until the task is cancelled."""
         if self.is_sent:
             await self.gone.wait()
         self.is_sent = True

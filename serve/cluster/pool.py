@@ -14,7 +14,7 @@ REPLICA_HEADER = "x-guard-replica"  # which replica answered, in every response 
 
 
 class ReplicaLost(Overloaded):
-    """No replica answered: none is there, or none takes more."""
+    """No replica answered: there is none, or none takes more."""
 
 
 class CheckLost(ReplicaLost):
@@ -42,7 +42,7 @@ class ReplicaAnswer:
 
 @dataclass(frozen=True)
 class RelayedCheck:
-    """A conversation, and the rules to judge it by within so many seconds from now."""
+    """A conversation, and the rules to judge it by, within `within_s` seconds from now."""
 
     messages: tuple[Message, ...]
     rules: tuple[str, ...]

@@ -83,7 +83,7 @@ class GuardReplica:
     async def ask(self, relayed: RelayedRequest, version: str) -> RelayedResponse:
         """The app's response, by the rules of this version.
 
-        Raises GuardError if this replica cannot serve that version, and is then of no more use.
+        Raises GuardError if this replica cannot serve that version; it is then replaced.
         """
         if self.version != version:
             await self._catch_up(version)
@@ -147,7 +147,7 @@ class GuardReplica:
         return ReplicaAnswer(self._name, self.service.thread.is_ready)
 
     def check_health(self) -> None:
-        """Raise GuardError once nothing will be answered any more."""
+        """Raise GuardError once the replica answers no more checks."""
         failure = self._failure or self.service.thread.failure
         if failure is not None:
             raise failure

@@ -36,7 +36,7 @@ class ReplicaRange:
         return self.low == self.high
 
     def check_processes(self, shards: int) -> None:
-        """Raises GuardError if so many shards would need more processes than there may be."""
+        """Raise GuardError if `shards` shards would need more than MAX_REPLICAS processes."""
         if self.high * shards > MAX_REPLICAS:
             problem = f"{shards} shards of {self.high} replicas are more than {MAX_REPLICAS}"
             raise GuardError(f"{problem} processes", remedy="Ask for fewer replicas or shards")

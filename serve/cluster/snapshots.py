@@ -31,8 +31,8 @@ Folders = dict[str, Path]  # of the rules that are served, by name
 
 
 class Snapshots:
-    """The copies in `root`, which all replicas can read, and which of them are served: the file
-    `noted` there says so.
+    """The copies in `root`, which all replicas can read, and which of them are served, as the file
+    `note` there says.
     """
 
     def __init__(self, root: Path, note: str = SERVED) -> None:

@@ -49,7 +49,7 @@ def _recipe(name: str) -> Finding:
 
 
 def weights() -> Iterator[Finding]:
-    """Whether all that is trained, by any method, may be served and is of today's rule."""
+    """Whether all trained weights, by any method, may be served and match the rule of today."""
     root = Runs().root
     folders: list[Path] = []
     unfinished: list[Path] = []

@@ -61,7 +61,7 @@ class Requirements:
 
     @classmethod
     def of(cls, recipe: Recipe, max_rank: int | None = None) -> Requirements:
-        """What an engine of this recipe demands. Raises GuardError if its base is not there."""
+        """What an engine of this recipe demands. Raises GuardError if its base is missing."""
         prompts = prompt_builder(recipe)
         rank = max_rank or recipe.max_rank
         return cls(recipe.base, recipe.base_revision, rank, prompts, recipe.kind)

@@ -26,7 +26,7 @@ class Dispatcher:
 
     `virtual_time` is that of `FairQueue`: the own tokens of what has been answered, refused,
     or cancelled when its time had come. `is_usable` is False once a failed batch could not be
-    cleared away: nothing is answered any more.
+    cleared away: then nothing more is answered.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -133,7 +133,7 @@ class Dispatcher:
         call.waiting.clear()
 
     def _recover(self) -> None:
-        """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
+        """Leave nothing of a failed batch behind; if that fails, the engine is unusable.
 
         Until then it is usable: checks that come meanwhile are queued by who owns it.
 

@@ -119,7 +119,7 @@ class GuardEngine:
 
     @property
     def is_usable(self) -> bool:
-        """False once a failed batch could not be cleared away: nothing is answered any more."""
+        """False once a failed batch could not be cleared away: then nothing more is answered."""
         return self._dispatcher.is_usable
 
     @property

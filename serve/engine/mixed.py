@@ -43,7 +43,7 @@ class CheckEngine(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """False once nothing is answered any more."""
+        """False once nothing more is answered."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class MixedCall:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is in flight any more."""
+        """Whether nothing is in flight any longer."""
         return all(call.done for _, call in self.parts)
 
 

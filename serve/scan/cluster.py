@@ -1,9 +1,9 @@
 """A scan by several engines at once, each an actor of Ray Data: `make scan CLUSTER=1 ACTORS=2`.
 
-A part is the unit of work. One task reads the sources and hands on the parts that are not there; an
-actor starts the engine, judges a part and writes it, whole or not at all. An actor that dies is
-started again by Ray, a few times, and asked for its part again; what a killed scan has written is
-not judged again. Sources, weights and output are files, on a cluster of several machines in a file
+A part is the unit of work. One task reads the sources and hands on the missing parts; an actor
+starts the engine, judges a part and writes it, whole or not at all. An actor that dies is started
+again by Ray, a few times, and asked for its part again; what a killed scan has written is not judged
+again. Sources, weights and output are files, on a cluster of several machines in a file
 system that all of them have, beside a checkout at the same place; the names of files are those of
 the folder that the scan was started in. Pinned to Ray 2.60.
 
@@ -70,7 +70,7 @@ class JudgedPart:
 
 
 class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
-    """The parts of a scan that are not there, one a block, read by one task."""
+    """The missing parts of a scan, one per block, read by one task."""
 
     def __init__(self, manifest: ScanManifest, present: frozenset[int]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class PartJudge:
         self._folder = PartFolder(folder, manifest)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Judge and write the batch's one part, unless it is there by now."""
+        """Judge and write the batch's one part, unless it exists by now."""
         (pickled,) = batch["part"]
         part: StoredPart = pickle.loads(pickled)
         began_s = time.time()
@@ -150,7 +150,7 @@ def scan_on_cluster(
     actors: int,
     on_part: Callable[[JudgedPart], None] = lambda part: None,
 ) -> ScanManifest:
-    """As `scan.scan`, by so many actors, each with an engine of its own; `on_part` is told of each
+    """As `scan.scan`, by `actors` actors, each with an engine of its own; `on_part` is told of each
     part as it comes.
 
     Raises GuardError where a source cannot be read, an engine does not start or breaks, or the
@@ -233,7 +233,7 @@ def _actor_resources(actors: int) -> dict[str, float]:
 
 
 def most_cores_each(nodes: Sequence[int], actors: int) -> int:
-    """The most cores an actor can have where nodes have so many, for all actors to have a node."""
+    """The most cores per actor with which all actors fit on nodes of so many cores."""
     for cores in range(max(nodes), 1, -1):
         if sum(node_cores // cores for node_cores in nodes) >= actors:
             return cores

@@ -25,7 +25,7 @@ class ScanManifest:
     their thresholds, and what else their verdicts depend on.
 
     `calibrations`: temperature, bias, and both ends of the uncertainty band; `reads`: whose turns
-    count. `is_finished` once all parts are there, with how many rows of each verdict.
+    count. `is_finished` once all parts exist, with the number of rows of each verdict.
     """
 
     model: str
@@ -80,7 +80,7 @@ def manifest_of(
 ) -> ScanManifest:
     """The manifest of a scan of these sources by these parts.
 
-    Raises GuardError for weights that cannot be read, or a data set that is not there.
+    Raises GuardError for weights that cannot be read, or a data set that does not exist.
     """
     rules: dict[str, tuple[str, float]] = {}
     calibrations: dict[str, tuple[float, ...]] = {}

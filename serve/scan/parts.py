@@ -1,7 +1,7 @@
-"""What a scan writes: a folder of parts, each of so many conversations, whole or not there.
+"""What a scan writes: a folder of parts, each of `rows_a_part` conversations and written whole.
 
-A part's rows are one a conversation and rule, in the order of the conversations. `scan.json` says
-what was scanned by what; the parts that are there are not computed again. Knows nothing of engines.
+A part has one row per conversation and rule, in the order of the conversations. `scan.json` says
+what was scanned by what; parts that exist are not computed again. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PartFolder:
         return stored
 
     def has(self, number: int) -> bool:
-        """Whether a part is there."""
+        """Whether a part exists."""
         return self._part(number).is_file()
 
     def write(self, number: int, rows: Sequence[ScanRow]) -> None:
@@ -101,12 +101,12 @@ class PartFolder:
         unfinished.replace(self._part(number))
 
     def numbers(self) -> list[int]:
-        """The numbers of the parts that are there, in order."""
+        """The numbers of the parts that exist, in order."""
         paths = self.folder.glob(f"part-*.{self.manifest.format}")
         return sorted(int(path.stem.removeprefix("part-")) for path in paths)
 
     def read(self, number: int) -> Iterator[dict[str, Any]]:
-        """The rows of a part that is there."""
+        """The rows of a part that exists."""
         path = self._part(number)
         if self.manifest.format == "parquet":
             import pyarrow.parquet
@@ -117,7 +117,7 @@ class PartFolder:
             yield json.loads(line)
 
     def finish(self, manifest: ScanManifest) -> None:
-        """Record that all parts are there, and delete what killed processes left unfinished."""
+        """Record that all parts exist, and delete what killed processes left unfinished."""
         for path in self.folder.glob(f"*{UNFINISHED}"):
             path.unlink(missing_ok=True)
         self._write(manifest)

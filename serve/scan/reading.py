@@ -1,4 +1,4 @@
-"""Stored conversations in parts of so many, in the order of the sources.
+"""Stored conversations in parts of equal length, in the order of the sources.
 
 Knows nothing of verdicts.
 """

@@ -1,7 +1,7 @@
 """`python -m serve.scan.run --files logs/*.jsonl`, entry of `make scan`.
 
 Judges stored conversations by trained rules, part by part. What is cut off at any point goes on
-with the first part that is not there: no row is lost, and none is written twice.
+with the first missing part: no row is lost, and none is written twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a scan where it is to run: in this process, or by the actors of a cluster.
+"""Runs a scan in this process, or by the actors of a cluster.
 
 Knows nothing of command lines.
 """

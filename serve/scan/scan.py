@@ -1,4 +1,4 @@
-"""A scan in this process: every part that is not there is judged and written; then all are counted.
+"""A scan in this process: every missing part is judged and written; then all are counted.
 
 Knows nothing of command lines.
 """
@@ -22,7 +22,7 @@ VerdictCounts = Mapping[tuple[str, str], int]  # rows by rule and verdict
 
 
 def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
-    """Write every part that is not there; the finished manifest.
+    """Write every missing part; the finished manifest.
 
     Raises GuardError where a source cannot be read, and what the engine raises.
     """

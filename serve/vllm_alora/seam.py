@@ -64,7 +64,7 @@ def install(seams: Iterable[Seam]) -> None:
 
 
 def is_installed(patch: Seam) -> bool:
-    """Whether this process's vLLM is patched there. Raises SeamError if there is no such place."""
+    """Whether this process's vLLM is patched there. Raises SeamError if it does not exist."""
     return hasattr(_function(_find(patch)[2]), MARK)
 
 

@@ -78,7 +78,7 @@ class GuardrailRequest(BaseModel):
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """A request's conversation; where it is no chat, its texts as the user's."""
+        """A request's conversation; if it is not a chat, its texts as the user's messages."""
         if self.structured_messages:
             return from_chat(self.structured_messages, self.tools or ())
         messages = [ChatMessage(role="user", content=text) for text in self.texts or ()]

@@ -117,7 +117,7 @@ class GrowingReply:
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """The messages, and the reply as far as it is there."""
+        """The messages, and the reply so far."""
         if not self.text:
             return self._messages
         return (*self._messages, Message("assistant", self.text))
@@ -130,7 +130,7 @@ class GrowingReply:
     def take(self, piece: StreamPiece) -> None:
         """Append what was written.
 
-        Raises HTTPException 422 behind the end and for what is no text, 413 for too much.
+        Raises HTTPException 422 after the end and for what is not text, 413 for too much.
         """
         if self.is_ended:
             raise HTTPException(422, 'a line came after {"end": true}')

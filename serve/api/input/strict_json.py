@@ -1,5 +1,5 @@
 """Bodies in which no key stands twice: readers of JSON differ in which one counts, so what is
-judged here could be other than what is sent on. And none with so many values that reading them
+judged here could differ from what is sent on. And none has so many values that reading them
 holds up everybody else. Knows nothing of what a body says.
 """
 

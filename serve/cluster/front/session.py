@@ -90,7 +90,7 @@ def conversation_key(
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The body; empty where it is no JSON object, which a replica will say."""
+    """The body; empty if it is not a JSON object, which a replica will refuse."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):

@@ -54,7 +54,7 @@ class Shard:
                 asking.cancel()
 
     async def _look(self) -> bool:
-        """Whether no replica is there, or was a moment ago."""
+        """Whether there is no replica, as of the last look."""
         if time.monotonic() > self._looked_at + LOOK_S:
             self._looked_at = time.monotonic()
             with contextlib.suppress(ReplicaLost, TimeoutError):  # then nobody knows

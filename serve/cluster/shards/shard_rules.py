@@ -107,7 +107,7 @@ class ShardRules:
             return self.cards.pop(rule)
 
     def _discard_copies(self) -> None:
-        """Delete what was refused or replaced; a failure of that is no failure of the change."""
+        """Delete copies that were refused or replaced; the change stands even if that fails."""
         try:
             self._snapshots.discard(UNUSED_S)
         except (GuardError, OSError) as error:

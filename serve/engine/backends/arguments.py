@@ -59,7 +59,7 @@ GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
 # engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken
 # 3.1 GiB when it had started.
 WORKSPACE_BYTES = 4 * GIB
-ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory for those that are there
+ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory only for those that exist
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
 
 DEFAULTS: dict[str, Any] = {

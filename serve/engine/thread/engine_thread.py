@@ -116,7 +116,7 @@ class EngineThread:
 
     @property
     def failure(self) -> GuardError | None:
-        """Why nothing will be answered any more, if it is so: start the process again."""
+        """The reason why nothing more will be answered, if so: start the process again."""
         hanging = self._watchdog.hanging
         if hanging is not None:
             problem = f"{hanging} hangs and cannot be ended"
@@ -180,7 +180,7 @@ class EngineThread:
         return pending.future
 
     def give_up(self, future: Future[Check]) -> None:
-        """Nobody waits for this check any more.
+        """Note that nobody waits for this check any longer.
 
         Its work is not begun, or ends after the batch that runs.
         """

@@ -38,7 +38,7 @@ class OpenChecks:
             self._open.append((check, pending))
 
     def drop(self) -> None:
-        """End the checks that nobody waits for any more, or that are too late."""
+        """End the checks that nobody waits for any longer, or that are too late."""
         still_open = []
         given_up = []
         for check, pending in self._open:

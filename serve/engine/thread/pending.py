@@ -25,7 +25,7 @@ class PendingCheck:
     is_given_up: bool = False
 
     def failure(self) -> GuardError | None:
-        """The reason why it is not worth any more work; None if it is."""
+        """The reason why no more work should go into it; None if there is no such reason."""
         if self.is_given_up:
             return CallerGone("the caller is gone")
         if time.monotonic() > self.deadline:

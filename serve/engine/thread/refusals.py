@@ -41,7 +41,7 @@ def too_late() -> TooLate:
 
 
 def engine_failure(error: BaseException) -> GuardError:
-    """`error` as callers see it: what is no GuardError is logged, as the engine's fault."""
+    """`error` as callers see it: one that is not a GuardError is logged, as the engine's fault."""
     if isinstance(error, GuardError):
         return error
     log.exception("a check failed")

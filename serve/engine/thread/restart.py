@@ -89,7 +89,7 @@ class RestartableEngine:
 
     @property
     def is_usable(self) -> bool:
-        """False once nothing is answered any more, until it is started again."""
+        """False once nothing more is answered, until it is started again."""
         engine = self._engine
         return engine is not None and engine.is_usable
 

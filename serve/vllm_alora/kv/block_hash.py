@@ -114,7 +114,7 @@ def _base_tokens(request: Any) -> int:
 
 @dataclass(frozen=True)
 class CacheHit:
-    """The cached blocks that a request was found to begin with, and the pool's table of then.
+    """The cached blocks that a request was found to begin with, and the pool's table at that time.
 
     A pool that forgets all of its blocks begins a new table.
     """

@@ -153,7 +153,7 @@ def write_and_share(
 
 
 def _count(runner: Any, tokens: int) -> None:
-    """Add a step that computes so many tokens to what the runner has done."""
+    """Count a step of `tokens` computed tokens on the runner."""
     runner.scheduled_tokens = getattr(runner, "scheduled_tokens", 0) + tokens
     if tokens:
         runner.forward_passes = getattr(runner, "forward_passes", 0) + 1

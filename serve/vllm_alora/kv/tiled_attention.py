@@ -93,7 +93,7 @@ class TiledAttention:
 
 @functools.cache
 def own_rows(requests: int, rows: int, sharing: int, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of a tile of so many requests: a row attends to those of its request up to itself.
+    """The mask of a tile of `requests`: a row attends to those of its request up to itself.
 
     0 or minus infinity, [sharing * tile rows, tile rows], for `sharing` heads of one head of keys.
     """

@@ -91,7 +91,7 @@ class BoundedKernel:
             tiles = triton.cdiv(work.tokens, block)
             all_tiles = triton.cdiv(args[self._m], block)
             bounded = list(args)
-            # A multiple of 16, like most: Triton compiles a variant for those that are none.
+            # A multiple of 16, like most grids: Triton compiles a variant for others.
             bounded[self._m] = tiles * block
             smaller = (grid[0] // all_tiles * tiles, grid[1], min(work.ids, grid[2]))
             return self.kernel[smaller](*bounded, **options)

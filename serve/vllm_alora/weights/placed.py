@@ -52,10 +52,9 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.add_adapter", "self lora_request")
 def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> bool:
-    """Load the adapter if it is not there.
+    """Load the adapter if it is not loaded.
 
-    What is there under its id but was loaded from other files is dropped first. Counts the adapters
-    that it has loaded.
+    An adapter under its id that was loaded from other files is dropped first. Counts the loads.
     """
     if isinstance(lora_request, ActivatedRequest):
         loaded = getattr(self, "content_of_id", {}).get(

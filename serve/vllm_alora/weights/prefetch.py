@@ -89,7 +89,7 @@ class Prefetch:
             wait(pending[:1], timeout=IDLE_S)
 
     def _drop_one(self) -> bool:
-        """Forget the oldest adapter that was read and that nobody asks for any more."""
+        """Forget the oldest adapter that was read and that nobody asks for any longer."""
         wanted = self._wanted | self._wanted_before
         for adapter, future in self._read_ahead.items():
             if future.done() and adapter not in wanted:

@@ -56,7 +56,7 @@ class Heat:
         self._swapped_in_at[adapter] = self._step
 
     def of(self, adapter: int) -> float:
-        """The adapter's count as of now."""
+        """The adapter's current count."""
         count, since = self._counted.get(adapter, (0.0, 0))
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
