@@ -28,9 +28,8 @@ class CheckLost(ReplicaLost):
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """What one replica answered, of several that were asked the same; `error` says why not,
-    `failure` the same in one word (`FAILURES` of the records), and `retry_after_s` when it may be
-    asked again: infinite, if not by itself.
+    """What one replica answered. `error` says why it gave no answer, `failure` the same in one word
+    (`FAILURES` of the records), and `retry_after_s` when it may be asked again: infinite for never.
     """
 
     replica: str

@@ -74,8 +74,8 @@ class RayPool:
 
     async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
         """As `Replicas.check`."""
-        named: ReplicaAnswer = await self._call("check", key, relayed, version)
-        return named
+        answer: ReplicaAnswer = await self._call("check", key, relayed, version)
+        return answer
 
     async def _call(self, method: str, key: str, *arguments: Any) -> Any:
         """What the replica that has the key's conversations says. Raises ReplicaLost."""
@@ -94,18 +94,18 @@ class RayPool:
     ) -> list[ReplicaAnswer]:
         """As `Replicas.each`. A replica that dies meanwhile is left out."""
         answers = await self._broadcast(method, arguments, within_s)
-        named: list[ReplicaAnswer] = []
+        replica_answers: list[ReplicaAnswer] = []
         for answer in answers:
             if isinstance(answer, ReplicaAnswer):
-                named.append(answer)
+                replica_answers.append(answer)
             elif isinstance(answer, TimeoutError):
                 if not may_miss:
                     raise _late(within_s)
             elif not isinstance(answer, RayActorError):
                 raise _lost(answer) from answer
-        if not named:
+        if not replica_answers:
             raise ReplicaLost("no replica answers", remedy="Try again in a few seconds")
-        return named
+        return replica_answers
 
     async def _broadcast(
         self, method: str, arguments: Sequence[Any], within_s: float

@@ -2,8 +2,8 @@
 
 A part is the unit of work. One task reads the sources and hands on the missing parts; an actor
 starts the engine, judges a part and writes it, whole or not at all. An actor that dies is started
-again by Ray, a few times, and asked for its part again; what a killed scan has written is not judged
-again. Sources, weights and output are files, on a cluster of several machines in a file
+again by Ray, a few times, and asked for its part again; what a killed scan has written is not
+judged again. Sources, weights and output are files, on a cluster of several machines in a file
 system that all of them have, beside a checkout at the same place; the names of files are those of
 the folder that the scan was started in. Pinned to Ray 2.60.
 

@@ -115,13 +115,13 @@ def _joined(
     refused: dict[str, Refusal] = {}
     for number, task in asking.items():
         try:
-            named = _named(task)
+            answer = _replica_answer(task)
         except GuardError as failure:
             failures.append(failure)
             refused |= _refusals(by_shard[number], str(failure))
         else:
-            checks.append(named.value)
-            request.scope["replicas"].append(named.replica)
+            checks.append(answer.value)
+            request.scope["replicas"].append(answer.replica)
     if failures and not checks:
         raise max(failures, key=retry_after_s)
     judged = [rule for names in by_shard.values() for rule in names]
@@ -131,24 +131,24 @@ def _joined(
     return joined(rules, checks)
 
 
-def _named(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
-    """What a shard answered. Raises what its replica did, or TooLate if it did not answer."""
+def _replica_answer(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
+    """The answer of a shard's replica. Raises its error, or TooLate if it did not answer."""
     if not task.done():
         raise too_late()
-    named = task.result()
-    if named.error is not None:
-        raise _failure(named.error, named)
-    return named
+    answer = task.result()
+    if answer.error is not None:
+        raise _failure(answer.error, answer)
+    return answer
 
 
-def _failure(error: str, named: ReplicaAnswer) -> GuardError:
+def _failure(error: str, answer: ReplicaAnswer) -> GuardError:
     """The replica's error, of the class by which it is counted."""
-    if named.failure == "too_late":
+    if answer.failure == "too_late":
         return TooLate(error)
-    if named.failure != "overloaded":
+    if answer.failure != "overloaded":
         return GuardError(error)
     failure = ReplicaLost(error)
-    failure.retry_after_s = named.retry_after_s
+    failure.retry_after_s = answer.retry_after_s
     return failure
 
 
