@@ -83,7 +83,7 @@ class Catalogue:
         return self.rule_sets[name]
 
     def selected(self, rules: Sequence[str] | None, rule_set: str | None = None) -> RuleSet:
-        """The rule set of this name, or a set that any of these rules violates; by default, of all.
+        """The rule set of this name, or one that any of these rules violates (default: all rules).
 
         Raises HTTPException 404 for what is not served, 422 for both.
         """

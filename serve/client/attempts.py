@@ -99,7 +99,7 @@ class Attempts:
         return httpx.Response(receiving.status_code, headers=headers, content=content)
 
     def answer(self, response: httpx.Response) -> CheckAnswer | float:
-        """The answer, or after how many seconds to try again. Raises CheckFailed for any other
+        """The answer, or the seconds after which to try again. Raises CheckFailed for any other
         response.
         """
         if response.status_code == NO_ROOM:

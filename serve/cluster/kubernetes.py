@@ -81,7 +81,7 @@ class ApplicationArguments(Strict):
     def size(self) -> ReplicaRange:
         """How many replicas each shard has.
 
-        Raises GuardError for a `scale_down` of a number that does not follow the load.
+        Raises GuardError for a `scale_down` without a range of replicas.
         """
         size = ReplicaRange.parse(self.replicas)
         if self.scale_down is None:

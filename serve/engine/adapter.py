@@ -108,8 +108,8 @@ class Requirements:
         return config
 
     def _check_invocation(self, config: dict[str, Any], card: Card, path: Path) -> None:
-        """PEFT and vLLM would not find another invocation and answer with the base, as if that were
-        a verdict.
+        """Raise GuardError for another invocation: PEFT and vLLM would not find it, and answer with
+        the base as if that were a verdict.
         """
         configured = config.get("alora_invocation_tokens") or ()
         invocation = tuple(configured) if isinstance(configured, list) else configured

@@ -20,7 +20,8 @@ def judge_all(
 ) -> ScanManifest:
     """Scan in this process, or by `actors` actors of a cluster; the finished manifest.
 
-    Raises GuardError as they do, and for rules that were trained again meanwhile.
+    Raises GuardError as `scan` and `scan_on_cluster` do, and for rules that were trained again
+    meanwhile.
     """
     manifest = folder.manifest
     warn_if_busy("it may take several times as long")

@@ -57,7 +57,7 @@ class Restarts:
 
 
 class EngineThread:
-    """Owns the thread that owns the engine: its checks, its rules, how it is.
+    """Owns the thread that owns the engine: its checks, its rules, its state.
 
     A check has `timeout_s` seconds. A `Restartable` engine is started again once it is dead, and
     `on_restart` called; another one, or one that is dead too often, is a `failure`.

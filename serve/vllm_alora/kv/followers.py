@@ -292,7 +292,7 @@ class Room:
         self._scheduler.running.append(request)
 
     def _put(self, request: Any, end: int, block_ids: list[int]) -> None:
-        """What vLLM does with a request that it admits, and with one of which it has planned all
+        """Do what vLLM does with a request that it admits, and with one of which it has planned all
         tokens.
         """
         scheduler, output = self._scheduler, self._output
