@@ -126,7 +126,7 @@ def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> Guar
 
 
 def _card(recipe: Recipe, folder: Path) -> Card:
-    """The card of a merged checkpoint, with the adapter's threshold of now.
+    """The card of a merged checkpoint, with the adapter's current threshold.
 
     Raises GuardError if the checkpoint is not the recipe's base with the adapter beside it.
     """
@@ -149,7 +149,7 @@ def _card(recipe: Recipe, folder: Path) -> Card:
             got=f"{card.base} {card.base_revision[:12]}",
             remedy=again,
         )
-    # By the tokenizer that the checkpoint has.
+    # With the tokenizer of the checkpoint.
     prompts = PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix)
     if card.prompt_hash != prompts.hash:
         raise GuardError(

@@ -11,10 +11,10 @@ from serve.api.observe.record import Observer
 
 
 def open_observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
-    """Those that were asked for. Raises GuardError if a file cannot be opened."""
+    """The observers that were asked for. Raises GuardError if a file cannot be opened."""
     asked_for: list[Observer] = []
     if audit_log is not None:
-        asked_for.append(AuditLog(_of_this_process(audit_log)))
+        asked_for.append(AuditLog(_process_path(audit_log)))
     if traces is not None:
         from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
 
@@ -22,7 +22,7 @@ def open_observers(audit_log: Path | None, traces: str | None) -> list[Observer]
     return asked_for
 
 
-def _of_this_process(path: Path) -> Path:
+def _process_path(path: Path) -> Path:
     """The path with {hostname} and {pid} filled in: on a file system of several machines, lines
     that two of them append to one file may mix.
     """

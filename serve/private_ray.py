@@ -18,14 +18,14 @@ from pathlib import Path
 import ray
 from ray._private import auto_init_hook
 
-OBJECT_STORE_BYTES = 512 * 2**20  # for what is on its way between processes; more goes to disk
+OBJECT_STORE_BYTES = 512 * 2**20  # for data on its way between processes; more goes to disk
 
 
 @contextlib.contextmanager
 def private_ray(
     scratch: Path, places: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Ray with so many CPUs to give away, its files in `scratch`, a folder with a short path.
+    """A Ray with `places` CPUs to give away, its files in `scratch`, a folder with a short path.
 
     `environment`: what its processes find in theirs, unless this process's own says otherwise.
     """
@@ -34,7 +34,7 @@ def private_ray(
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # What asks Ray after its end would start another one: threads of Ray Serve's do.
+    # Asking Ray after its end would start another one, as threads of Ray Serve do.
     auto_init_hook.enable_auto_connect = False
     ray.init(
         address="local",

@@ -58,20 +58,20 @@ def served_parts(selection: Selection) -> list[ServedPart]:
         raise GuardError(
             "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
         )
-    named = None if selection.rules is None else comma_separated(selection.rules, "rule")
+    named_rules = None if selection.rules is None else comma_separated(selection.rules, "rule")
     parts: list[ServedPart] = []
     served: set[str] = set()
     for model in models:
         part = _part(load_recipe(model), selection, None)
         folders: dict[str, Path] = {}
         for name, folder in part.folders.items():
-            is_named = named is None or name in named
+            is_named = named_rules is None or name in named_rules
             if is_named and name not in served:
                 folders[name] = folder
         served |= set(folders)
         if folders:
             parts.append(_checked(replace(part, folders=folders)))
-    missing = sorted(set(named or ()) - served)
+    missing = sorted(set(named_rules or ()) - served)
     if missing:
         remedy = "Run `make train` for it"
         raise GuardError("not trained", got=", ".join(missing), remedy=remedy)
@@ -92,7 +92,7 @@ def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart
 
 
 def _checked(part: ServedPart) -> ServedPart:
-    """The part. Raises GuardError for a folder that is another rule's."""
+    """The part, checked. Raises GuardError for a folder that is another rule's."""
     for rule, folder in part.folders.items():
         check_rule(read_card(folder), rule, folder)
     return part
@@ -113,7 +113,7 @@ def served_method(recipe: Recipe, name: str | None) -> str:
 
 
 def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[[str], Path | None]:
-    """What finds the folder of a rule that was trained since the start, or left out of it."""
+    """A function that finds the folder of a trained rule that was not served from the start."""
 
     def find(rule: str) -> Path | None:
         for part in parts:
@@ -132,7 +132,7 @@ def start_warm(
     *,
     is_merged: bool = False,
 ) -> GuardEngine | MixedEngine:
-    """`start_engine`, which has answered every rule once.
+    """The engine of `start_engine`, once it has answered every rule.
 
     Raises GuardError if it does not start, or a rule cannot be judged.
     """

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from guard.example import Message
 from serve.api.calls import MAX_KEPT_CHARACTERS, CallsUnderWay
 from serve.api.catalogue import Catalogue
-from serve.api.limits import (
+from serve.api.input.limits import (
     MAX_REQUESTS,
     MAX_STREAMS,
     RETRY_AFTER,
@@ -33,8 +33,8 @@ from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
-METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the one, and what begins so
-# What a browser says of a page's requests, which are made on this machine whoever wrote the page.
+METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the path, and a prefix
+# Headers of a browser's requests, which come from this machine whoever wrote the page.
 SITES = ("same-origin", "none")
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 LISTS = ("/v1/rules", "/v1/rule_sets")  # for both
@@ -80,7 +80,7 @@ class Caller:
         return caller
 
     def reached_limit(self, kind: RequestKind) -> int | None:
-        """The limit that one more would be beyond; None if it may come."""
+        """The limit that one more request would exceed; None if it may come."""
         together = self.limits.concurrent_checks
         if together is not None:
             return together if sum(self.under_way.values()) >= together else None
@@ -95,7 +95,7 @@ class Caller:
         return self._checks
 
     def salted(self, cache_salt: str | None) -> str | None:
-        """The salt for the engine, of the one that a request has."""
+        """The engine's cache salt for this caller, from the salt in the request."""
         if self.tenant is None:
             return cache_salt
         return self.tenant.salted(cache_salt)
@@ -103,7 +103,7 @@ class Caller:
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
         """Raise HTTPException 413 if a request has more characters than the caller may send.
 
-        Of its `conversations` each counts from where it leaves the one before: one that grows, or
+        Each of its `conversations` counts from where it leaves the one before: one that grows, or
         that several replies end, was sent once.
         """
         limit = self.limits.characters
@@ -120,7 +120,7 @@ class Caller:
 
 
 def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> int:
-    """With how many messages both begin."""
+    """The number of leading messages that both share."""
     for index, (earlier, message) in enumerate(zip(before, messages, strict=False)):
         if earlier != message:
             return index
@@ -128,10 +128,11 @@ def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> 
 
 
 class Access:
-    """ASGI middleware that finds out who asks, and refuses who may not, or not so much at once.
+    """ASGI middleware that identifies the caller, and refuses those who may not ask, or not so much
+    at once.
 
-    Of `max_requests` at once, and of MAX_STREAMS, a tenant without a limit has half where there are
-    others.
+    Where there are several tenants, one without a limit may have half of `max_requests` and half of
+    MAX_STREAMS under way.
     """
 
     def __init__(
@@ -202,13 +203,13 @@ class Access:
         caller = self._callers[owner.name]
         limit = caller.reached_limit(kind_of(scope, self._stream_paths))
         if limit is not None:
-            raise HTTPException(429, f"{limit} requests at once are your limit", RETRY_AFTER)
+            raise HTTPException(429, f"your limit is {limit} requests at once", RETRY_AFTER)
         return caller
 
 
 def _is_from_here(scope: Scope) -> bool:
-    """Whether the request was sent on this machine, by no proxy that says so and no page of another
-    site.
+    """Whether the request was sent on this machine, and neither by a proxy that says so nor by a
+    page of another site.
     """
     headers = Headers(scope=scope)
     if any(name in headers for name in PROXY_HEADERS) or _is_of_another_site(headers):

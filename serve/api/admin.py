@@ -60,7 +60,7 @@ async def serve(rule: str, request: Request) -> ChangedRule:
 
 @router.delete("/admin/rules/{rule}")
 async def remove(rule: str, request: Request) -> ChangedRule:
-    """Serve a rule no longer."""
+    """Stop serving a rule."""
     catalogue = Caller.of(request).catalogue
     catalogue.card(rule)
     for name, rule_set in catalogue.rule_sets.items():
@@ -73,7 +73,7 @@ async def remove(rule: str, request: Request) -> ChangedRule:
 
 @contextlib.contextmanager
 def _refused(rule: str, problem: str) -> Iterator[None]:
-    """Answer what the engine refuses with 409, and its words, which may name paths, with the log's.
+    """Answer what the engine refuses with 409; its message, which may name paths, goes to the log.
 
     A full engine is not meant: that is 503 as ever.
     """

@@ -26,7 +26,7 @@ from serve.api.formats import (
     stream,
     turns,
 )
-from serve.api.limits import MAX_REQUESTS, BoundedBodies
+from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
@@ -97,8 +97,8 @@ def put_in_front(
     metrics: Metrics,
     max_requests: int | None = None,
 ) -> None:
-    """What every request passes before a route: it is counted, its sender known, its size and time
-    bounded; and errors are said in the words of its format.
+    """Put in front of all routes what every request passes: it is counted, its sender identified,
+    its size and time bounded, and errors answered in its format.
 
     `max_requests` may be under way at once, by default MAX_REQUESTS.
     """

@@ -12,9 +12,9 @@ from guard.chat import unread_parts
 from guard.example import Message
 from serve.api.errors import Unjudged
 
-CALL_S = 900.0  # a call's reply is looked for as long as this
-OVERHEAD_CHARACTERS = 200  # of a call, and of a message
-MAX_KEPT_CHARACTERS = 100_000_000  # of all callers' conversations
+CALL_S = 900.0  # how long a call's reply is waited for
+OVERHEAD_CHARACTERS = 200  # of each call, and of each message
+MAX_KEPT_CHARACTERS = 100_000_000  # of all kept conversations together
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CallUnderWay:
 
     @property
     def characters(self) -> int:
-        """How much of the memory it takes; a message takes some without a text."""
+        """The memory that it takes, in characters; a message without text takes some too."""
         texts = sum(len(message.content) for message in self.messages)
         unread = sum(len(part) for part in unread_parts(self.messages))
         return texts + unread + (len(self.messages) + 1) * OVERHEAD_CHARACTERS
@@ -37,7 +37,7 @@ class CallUnderWay:
 class CallsUnderWay:
     """The conversations of one caller's calls whose replies are still to come, by the call's id.
 
-    Beyond `max_characters` of all conversations the oldest are dropped.
+    The oldest are dropped once all conversations together exceed `max_characters`.
     """
 
     def __init__(self, max_characters: int = MAX_KEPT_CHARACTERS) -> None:

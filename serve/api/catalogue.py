@@ -17,7 +17,7 @@ from serve.policy.rule_set import RuleSet
 LONGEST_HINTED = 100  # characters of a name; comparing longer ones takes long
 
 
-class SomeOf(Mapping[str, Card]):
+class SelectedCards(Mapping[str, Card]):
     """The cards of these rules, as they are now: a rule may be replaced while it is served.
 
     All of them are served: a rule of a rule set cannot be removed.
@@ -27,17 +27,17 @@ class SomeOf(Mapping[str, Card]):
         self._cards, self._rules = cards, dict.fromkeys(rules)
 
     def __getitem__(self, rule: str) -> Card:
-        """The card of one of them."""
+        """The card of one of the rules."""
         if rule not in self._rules:
             raise KeyError(rule)
         return self._cards[rule]
 
     def __iter__(self) -> Iterator[str]:
-        """Their names."""
+        """The names of the rules."""
         return iter(self._rules)
 
     def __len__(self) -> int:
-        """How many they are."""
+        """The number of rules."""
         return len(self._rules)
 
 
@@ -49,23 +49,23 @@ class Catalogue:
     rule_sets: Mapping[str, RuleSet]
 
     def limited_to(self, names: Sequence[str]) -> Catalogue:
-        """These rule sets and their rules alone."""
+        """The catalogue of these rule sets and their rules alone."""
         rule_sets = {name: self.rule_sets[name] for name in names}
         rules: list[str] = []
         for rule_set in rule_sets.values():
             rules += rule_set.rules
-        return Catalogue(SomeOf(self.rules, rules), rule_sets)
+        return Catalogue(SelectedCards(self.rules, rules), rule_sets)
 
     def not_served(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that are no rule."""
+        """The members of `names` that are not served rules."""
         return [name for name in names if name not in self.rules]
 
     def nearest_rule(self, name: str) -> str:
-        """Which rule may be meant by `name`, which is none, and what lists all of them."""
+        """A remedy for the unknown rule `name`: the nearest rule, and where all are listed."""
         return _nearest(name, self.rules, "/v1/rules")
 
     def nearest_rule_set(self, name: str) -> str:
-        """Which rule set may be meant by `name`, which is none, and what lists all of them."""
+        """A remedy for the unknown rule set `name`: the nearest one, and where all are listed."""
         return _nearest(name, self.rule_sets, "/v1/rule_sets")
 
     def card(self, rule: str) -> Card:
@@ -83,7 +83,7 @@ class Catalogue:
         return self.rule_sets[name]
 
     def selected(self, rules: Sequence[str] | None, rule_set: str | None = None) -> RuleSet:
-        """A rule set by its name, or any of these rules, by default of all.
+        """The rule set of this name, or one that any of these rules violates (default: all rules).
 
         Raises HTTPException 404 for what is not served, 422 for both.
         """

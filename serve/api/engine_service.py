@@ -63,7 +63,7 @@ class EngineService(CheckService):
         return self._engine.text_tokens(text)
 
     def _started_again(self) -> None:
-        """A rule that was trained again before the engine was is served by its new weights."""
+        """Take over the cards of the restarted engine, which has read the weights again."""
         self._served.update(self._engine.rules)
 
     def folder(self, rule: str) -> Path:
@@ -77,9 +77,9 @@ class EngineService(CheckService):
                 folder = await asyncio.to_thread(self._find_trained, rule)
                 if folder is None:
                     raise HTTPException(404, NOT_TRAINED.format(rule=rule))
-            named = folder or self.folder(rule)
-            await asyncio.to_thread(lambda: check_rule(read_card(named), rule, named))
-            await asyncio.wrap_future(self._thread.serve(rule, folder))
+            weights_folder = folder or self.folder(rule)
+            await asyncio.to_thread(_check_card, weights_folder, rule)
+            await asyncio.wrap_future(self._thread.serve_rule(rule, folder))
             self._served[rule] = self._engine.rules[rule]
             return self._served[rule]
 
@@ -88,7 +88,7 @@ class EngineService(CheckService):
         async with self._changing:
             if len(self._served) == 1:
                 raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
-            await asyncio.wrap_future(self._thread.remove(rule))
+            await asyncio.wrap_future(self._thread.remove_rule(rule))
             return self._served.pop(rule)
 
     async def _answer(
@@ -110,12 +110,17 @@ class EngineService(CheckService):
                 if await request.is_disconnected():
                     self._thread.give_up(future)
             return await answer
-        finally:  # whatever ends the wait, nobody needs what is not done by then
+        finally:  # whatever ends the wait, an unfinished check is no longer needed
             self._thread.give_up(future)
             answer.cancel()
 
 
+def _check_card(folder: Path, rule: str) -> None:
+    """Raise GuardError for weights of another rule."""
+    check_rule(read_card(folder), rule, folder)
+
+
 async def _is_done(answer: asyncio.Future[Check]) -> bool:
-    """Wait for the answer, POLL_S at most; whether it is there."""
+    """Wait for the answer, POLL_S at most; True once it is there."""
     done, _ = await asyncio.wait([answer], timeout=POLL_S)
     return bool(done)

@@ -1,4 +1,4 @@
-"""How an error is said: in the body of the wire format whose route was called.
+"""How an error is worded: in the body of the wire format whose route was called.
 
 Knows nothing of what a format says when there is no error. No error ever reads as "allow": whatever
 fails has a status of 400 or more.
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 SERVER_FAILED = "the server failed; its log says why"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
-NAMED_PROBLEMS = 5  # of a body that has more
+NAMED_PROBLEMS = 5  # problems of one body that are named; the rest are counted
 
 
 class WireFormat(Protocol):
-    """What one kind of client speaks; a module of this folder is one."""
+    """A wire format: what one kind of client speaks. Each module of `formats` is one."""
 
     router: APIRouter  # its paths are its own, and no other format's
     MALFORMED: int  # the HTTP status of a request whose fields are not the format's
@@ -40,7 +40,7 @@ class WireFormat(Protocol):
 
 
 class Unjudged(HTTPException):
-    """What a check is answered with whose format has no word for "unjudged" beside its verdicts.
+    """The answer to a check whose format has no word for "unjudged" beside its verdicts.
 
     The status is 422 and not 503: gateways may be told to let pass what an unreachable guardrail
     did not see, and a conversation that nobody can judge must not be a way to get there.
@@ -64,7 +64,7 @@ class ErrorResponses:
         self, scope: Scope, status: int, message: str, headers: Mapping[str, str] | None = None
     ) -> JSONResponse:
         """The response that says `message` with this HTTP status."""
-        # What a caller has sent may be no Unicode.
+        # A caller may have sent text that is not valid Unicode.
         words = message.encode("utf-8", "backslashreplace").decode()
         body = self._format_of(scope).error_body(status, words)
         return JSONResponse(body, status_code=status, headers=headers)
@@ -111,7 +111,7 @@ class ErrorResponses:
         if math.isfinite(after_s := retry_after_s(error)):
             headers["retry-after"] = str(math.ceil(after_s))
         else:
-            headers["x-should-retry"] = "false"  # OpenAI's SDKs ask again by themselves otherwise
+            headers["x-should-retry"] = "false"  # otherwise OpenAI's SDKs retry by themselves
         return self.response(request.scope, 503, message, headers)
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
@@ -121,7 +121,7 @@ class ErrorResponses:
 
 
 def retry_after_s(error: Exception) -> float:
-    """In how many seconds there may be room for a check that was refused for want of it.
+    """The seconds after which a check that was refused for lack of room may be tried again.
 
     Infinite for one that was begun, or may have been: what has just killed an engine, or held it up
     for long, would do so again.
@@ -132,23 +132,23 @@ def retry_after_s(error: Exception) -> float:
 
 
 def engine_failure(error: Exception) -> str:
-    """What a caller is told of the engine's error; the rest is for the log."""
+    """The text of the engine's error for a caller; the rest is for the log."""
     if isinstance(error, Overloaded | CallerGone):
         return str(error)
-    # What it says is for whoever runs the server: paths, versions, words of libraries.
+    # Its text is for whoever runs the server: it may name paths, versions, library messages.
     if error.__cause__ is None:  # else the engine's thread has logged what that was
         log.error("a check failed", exc_info=error)
     return "the engine failed; the server's log says why"
 
 
 def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
-    """Whether one of its routes has the path, whatever the HTTP method."""
+    """Whether one of the format's routes has the path, whatever the HTTP method."""
     routes = wire_format.router.routes
     return any(route.matches(scope)[0] != Match.NONE for route in routes)
 
 
 def _in_words(problem: dict[str, Any]) -> str:
-    """One of pydantic's errors: where in the body, and what."""
+    """One of pydantic's errors as text: where in the body, and what is wrong."""
     location = problem["loc"]
     if problem["type"] == "json_invalid":
         return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
@@ -162,8 +162,8 @@ def _in_words(problem: dict[str, Any]) -> str:
 
 
 def reason(problem: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors says, without the place."""
+    """The message of one of pydantic's errors, without the place."""
     if problem["type"] == "extra_forbidden":
-        return "there is no such key; GET /docs lists those that there are"
+        return "there is no such key; GET /docs lists the known ones"
     message: str = problem["msg"]
     return message.removeprefix("Value error, ")

@@ -61,7 +61,7 @@ def _by_rule(decided: DecidedCheck) -> dict[str, Verdict]:
 
 
 def _largest_rise(verdicts: Sequence[Verdict | None]) -> CarryingTurn:
-    """Of one rule's verdicts at the end of each turn; those that are missing are passed over."""
+    """The turn with the largest rise of one rule's logit; missing verdicts are skipped."""
     largest: tuple[float, CarryingTurn] | None = None
     before: Verdict | None = None
     for turn, verdict in enumerate(verdicts):

@@ -22,14 +22,14 @@ router = APIRouter()
 
 @router.get("/healthz")
 async def healthz(request: Request) -> JSONResponse:
-    """Whether the engine works; not if it has failed for good or hangs in a batch."""
+    """200 while the engine works: not if it has failed for good or hangs in a batch."""
     return up_or_down(EngineService.of(request).thread.is_alive)
 
 
 @router.get("/readyz")
 @router.get("/health")
 async def readyz(request: Request) -> JSONResponse:
-    """Whether one more check would be taken."""
+    """200 while one more check would be taken."""
     return up_or_down(EngineService.of(request).thread.is_ready)
 
 
@@ -42,7 +42,7 @@ async def metrics(request: Request) -> Response:
 
 
 def up_or_down(is_ok: bool) -> JSONResponse:
-    """What a probe is answered with."""
+    """The response to a probe."""
     if is_ok:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "down"}, status_code=503)

@@ -23,7 +23,7 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
-from serve.api.limits import TEXTS_AT_ONCE
+from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, Purpose, failure_of
 from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal
@@ -47,7 +47,7 @@ class DecidedCheck(NamedTuple):
 
     @property
     def rulings(self) -> dict[str, Ruling]:
-        """What is known of each rule."""
+        """The ruling of each rule."""
         return rulings_of(self.check)
 
 
@@ -85,7 +85,7 @@ class CheckService(ABC):
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """Of the rules that are served, by name."""
+        """The cards of the rules that are served, by name."""
         return self._cards
 
     @abstractmethod
@@ -120,7 +120,7 @@ class CheckService(ABC):
         rules: Sequence[str],
         cache_salt: str | None,
     ) -> Check:
-        """The verdicts of these rules, under the caller's own salt. Raises as `check`."""
+        """The verdicts of these rules, under the caller's own cache salt. Raises as `check`."""
 
     def close(self) -> None:
         """Let the observers write what is still to be written."""
@@ -145,7 +145,7 @@ class CheckService(ABC):
         """
         caller = Caller.of(request)
         caller.check_size([messages])
-        began_s, clock = time.time(), time.perf_counter()  # also of the wait for room
+        began_s, clock = time.time(), time.perf_counter()  # from before the wait for room
         cards = _served(caller.catalogue, rule_set)
         try:
             async with _room(request):
@@ -171,7 +171,7 @@ class CheckService(ABC):
         began_s: float,
         clock: float,
     ) -> CheckRecord:
-        """What is known of a check whatever came of it; `clock` is by time.perf_counter."""
+        """The record of a check without its outcome; `clock` is by time.perf_counter."""
         caller = Caller.of(request)
         tenant = caller.tenant.name if caller.tenant else None
         facts = replace(request.scope["facts"], tenant=tenant)
@@ -301,7 +301,7 @@ def _served(catalogue: Catalogue, rule_set: RuleSet) -> dict[str, Card]:
 
 
 def _without_internals(check: Check) -> Check:
-    """The check, whose reasons tell a caller of the conversation and not of this machine."""
+    """The check with reasons that tell a caller nothing of this machine."""
     refused = {}
     for rule, refusal in check.refused.items():
         refused[rule] = refusal
@@ -313,7 +313,7 @@ def _without_internals(check: Check) -> Check:
 
 
 def rulings_of(check: Check) -> dict[str, Ruling]:
-    """What is known of each rule; of one without a verdict, nothing."""
+    """The ruling of each rule; a rule without a verdict has none."""
     rulings = dict.fromkeys(check.refused, Ruling.UNJUDGED)
     for verdict in check.verdicts:
         ruling = Ruling.VIOLATION if verdict.violates else Ruling.ALLOW

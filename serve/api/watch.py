@@ -25,7 +25,7 @@ class ChangeableRules(Protocol):
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """Of the rules that are served, by name."""
+        """The cards of the rules that are served, by name."""
         ...
 
     def folder(self, rule: str) -> Path:
@@ -43,7 +43,7 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
     looks is not one that is just being written, and is logged once.
     """
     refused: dict[str, Card] = {}
-    unread: dict[str, int] = {}  # at how many looks
+    unread: dict[str, int] = {}  # the number of looks at which it could not be read
     while True:
         await asyncio.sleep(interval_s)
         looked = await asyncio.to_thread(_look, service)

@@ -22,7 +22,7 @@ PATH = "/v1/check"
 NO_ROOM = 503
 DEADLINE_S = 10.0
 SHORTEST_WAIT_S = 0.3  # whatever the server says
-UNREADABLE_WAIT_S = 1.0  # a Retry-After that is no number of seconds
+UNREADABLE_WAIT_S = 1.0  # for a Retry-After that is not a number of seconds
 LONGEST_MESSAGE = 500  # characters of a server's error that are shown
 TIMEOUT_HEADER = "guard-timeout-ms"
 RETRY_AFTER = "retry-after"
@@ -71,17 +71,17 @@ class Attempts:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline. Raises CheckFailed once it is over."""
+        """The seconds until the deadline. Raises CheckFailed once it has passed."""
         self.check_time()
         return self._until - time.monotonic()
 
     def check_time(self) -> None:
-        """Raise CheckFailed if the deadline is over."""
+        """Raise CheckFailed if the deadline has passed."""
         if time.monotonic() >= self._until:
             raise CheckFailed("no verdict before the deadline")
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Of the next attempt: the server too gives up at the deadline."""
+        """The headers of the next attempt: the server too gives up at the deadline."""
         headers = {"content-type": "application/json"}
         headers[TIMEOUT_HEADER] = str(max(1, round(self.seconds_left * 1000)))
         if api_key is not None:
@@ -99,7 +99,7 @@ class Attempts:
         return httpx.Response(receiving.status_code, headers=headers, content=content)
 
     def answer(self, response: httpx.Response) -> CheckAnswer | float:
-        """The answer, or after how many seconds to try again. Raises CheckFailed for any other
+        """The answer, or the seconds after which to try again. Raises CheckFailed for any other
         response.
         """
         if response.status_code == NO_ROOM:
@@ -109,7 +109,7 @@ class Attempts:
         try:
             return CheckAnswer.of(response.json())
         except (ValueError, RecursionError) as error:
-            raise CheckFailed("the response is no JSON", response.status_code) from error
+            raise CheckFailed("the response is not JSON", response.status_code) from error
 
     def _wait(self, response: httpx.Response) -> float:
         stated = response.headers.get(RETRY_AFTER, "")
@@ -122,7 +122,7 @@ class Attempts:
 
 
 def unreachable(error: httpx.HTTPError | TimeoutError) -> CheckFailed:
-    """What a connection that failed is raised as."""
+    """The error for a connection that failed."""
     return CheckFailed(f"no response: {error!r}")
 
 

@@ -33,23 +33,23 @@ class Reply:
 
     @property
     def conversation(self) -> list[Mapping[str, Any]]:
-        """The messages, and the reply as far as it is there."""
+        """The messages, and the reply so far."""
         return [*self._messages, {"role": "assistant", "content": self._text}]
 
     def add(self, piece: str) -> bool:
-        """Append what was written; whether it is time for a check."""
+        """Append what was written; True when it is time for a check."""
         self._text += piece
         if len(self._text) - self._checked >= self._check_characters:
             return True
         return any(end in piece for end in SENTENCE_ENDS)
 
     def allowed(self) -> str:
-        """The check of `conversation` allowed it; what may be shown now."""
+        """Note that the check of `conversation` allowed it; the text that may be shown now."""
         self._checked = len(self._text)
         return self._release(self._checked - self._hold_back)
 
     def ended(self) -> str:
-        """The check of the whole reply allowed it; the rest."""
+        """Note that the check of the whole reply allowed it; the rest of the text."""
         return self._release(len(self._text))
 
     @property

@@ -43,7 +43,7 @@ from serve.policy.rule_set import load_rule_sets
 from serve.selection import Selection, find_trained, served_parts
 from serve.tenants.tenant_file import load_tenants
 
-MAX_AT_INGRESS = 10_000  # its own limits are lower, and answer in the words of the wire format
+MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
 COPIES = "cluster"  # the folder of what is served, in `runs`
 # There, how the last applications began: that of now, and one that it replaces and that still runs.
 BEGINNINGS, KEPT_BEGINNINGS = "beginnings.txt", 2
@@ -84,7 +84,7 @@ class ApplicationArguments(Strict):
     def size(self) -> ReplicaRange:
         """How many replicas each shard has.
 
-        Raises GuardError for a `scale_down` of a number that does not follow the load.
+        Raises GuardError for a `scale_down` without a range of replicas.
         """
         size = ReplicaRange.parse(self.replicas)
         if self.scale_down is None:
@@ -92,7 +92,7 @@ class ApplicationArguments(Strict):
         if size.is_fixed:
             remedy = "Give replicas a range such as 1-4, or leave scale_down out"
             raise GuardError(
-                "scale_down is for a number that follows the load",
+                "scale_down needs a range of replicas",
                 where="args of the application",
                 got=f"replicas: {self.replicas}",
                 remedy=remedy,
@@ -154,7 +154,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
     options = _ingress_options(arguments, selection, size)
     resources = {"num_cpus": arguments.cpus, "num_gpus": arguments.gpus}
-    served = options.served if arguments.shards == 1 else options.served.of_a_shard()
+    served = options.served if arguments.shards == 1 else options.served.for_shard()
     shards: list[serve.Application] = []
     for number, snapshots in enumerate(options.snapshots):
         deployment = guard_deployment(size, resources, f"{DEPLOYMENT}-{number}")
@@ -194,24 +194,24 @@ def _ingress_options(
 
 
 def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snapshots]:
-    """What the shards serve at first; what they do now, where the application before this one began
-    with the same weights on as many shards.
+    """What the shards serve at first; what was served last, where the application before this one
+    began with the same weights on as many shards.
 
-    The notes of all are of one beginning: a rule that came to one of them is on no other.
+    All notes belong to the same beginning, so a rule that was added to one shard is on no other.
     """
     copies = Snapshots(root)
-    first: list[dict[str, Path]] = []
+    first_copies: list[dict[str, Path]] = []
     for folders in shards:
-        first.append({rule: copies.keep(folder) for rule, folder in folders.items()})
-    beginning = "-".join(version_of(kept) for kept in first)
+        first_copies.append({rule: copies.keep(folder) for rule, folder in folders.items()})
+    beginning = "-".join(version_of(shard_copies) for shard_copies in first_copies)
     digest = hashlib.sha256(beginning.encode()).hexdigest()[:16]
     beginnings = _beginnings(root)
     goes_on = beginnings[:1] == [digest]
     served: list[Snapshots] = []
-    for number, kept in enumerate(first):
+    for number, shard_copies in enumerate(first_copies):
         snapshots = Snapshots(root, f"served-{number}-{digest}.json")
         if not (goes_on and snapshots.is_noted):
-            snapshots.write(kept)
+            snapshots.write(shard_copies)
         served.append(snapshots)
     _keep_beginnings(root, [digest, *(other for other in beginnings if other != digest)])
     return served

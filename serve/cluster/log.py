@@ -16,7 +16,7 @@ from pathlib import Path
 
 from serve.api.observe.server_log import configuration
 
-END = b"\0end\n"  # no line of a log
+END = b"\0end\n"  # a line that no log contains
 
 
 @contextlib.contextmanager
@@ -40,14 +40,14 @@ def _copy(descriptor: int) -> None:
         for line in lines:
             if line.endswith(END):
                 return
-            # Of a stderr that is gone: unread, the pipe would fill, and whoever logs would wait.
+            # stderr is closed. Unread, the pipe would fill, and those who log would block.
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(line.decode(errors="replace"))
                 sys.stderr.flush()
 
 
 def log_into(pipe: Path | None) -> None:
-    """Let this process log as the server does, into the pipe, or else to its own stderr."""
+    """Log as the server does, into the pipe; without one, to this process's stderr."""
     settings = configuration()
     if pipe is not None:
         handler = settings["handlers"]["stderr"]

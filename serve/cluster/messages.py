@@ -38,8 +38,8 @@ class RelayedRequest:
     def with_header(self, name: str, value: str) -> RelayedRequest:
         """The request with this header in the place of those of the same name."""
         wanted = name.lower().encode()
-        kept = tuple(header for header in self.headers if header[0] != wanted)
-        headers = (*kept, (wanted, value.encode("latin-1")))
+        other_headers = tuple(header for header in self.headers if header[0] != wanted)
+        headers = (*other_headers, (wanted, value.encode("latin-1")))
         return RelayedRequest(self.method, self.path, self.query, headers, self.body)
 
 
@@ -65,14 +65,14 @@ class _AsgiExchange:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def receive(self) -> AsgiMessage:
-        """The body, and then nothing: whoever asks is there until the task is cancelled."""
+        """The body, and then nothing: the caller stays connected until the task is cancelled."""
         if self.is_sent:
             await self.gone.wait()
         self.is_sent = True
         return {"type": "http.request", "body": self.body, "more_body": False}
 
     async def send(self, message: AsgiMessage) -> None:
-        """Keep what the app says."""
+        """Keep what the app sends."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = tuple((bytes(key), bytes(value)) for key, value in message["headers"])
@@ -82,7 +82,7 @@ class _AsgiExchange:
 
 
 async def answer_in_process(app: ASGIApp, relayed: RelayedRequest) -> RelayedResponse:
-    """What `app` answers. A cancelled task is a caller who is gone.
+    """The response of `app`. A cancelled task is a caller who is gone.
 
     What the app raises behind a whole response, as Starlette does behind its error's, is logged.
     """

@@ -14,7 +14,7 @@ REPLICA_HEADER = "x-guard-replica"  # which replica answered, in every response 
 
 
 class ReplicaLost(Overloaded):
-    """No replica answered: none is there, or none takes more."""
+    """No replica answered: there is none, or none takes more."""
 
 
 class CheckLost(ReplicaLost):
@@ -27,10 +27,9 @@ class CheckLost(ReplicaLost):
 
 
 @dataclass(frozen=True)
-class Named:
-    """What one replica answered, of several that were asked the same; `error` says why not,
-    `failure` the same in one word (`FAILURES` of the records), and `retry_after_s` when it may be
-    asked again: infinite, if not by itself.
+class ReplicaAnswer:
+    """What one replica answered. `error` says why it gave no answer, `failure` the same in one word
+    (`FAILURES` of the records), and `retry_after_s` when it may be asked again: infinite for never.
     """
 
     replica: str
@@ -42,7 +41,7 @@ class Named:
 
 @dataclass(frozen=True)
 class RelayedCheck:
-    """A conversation, and the rules to judge it by within so many seconds from now."""
+    """A conversation, and the rules to judge it by, within `within_s` seconds from now."""
 
     messages: tuple[Message, ...]
     rules: tuple[str, ...]
@@ -54,15 +53,15 @@ class Replicas(Protocol):
     """Any number of replicas of the same rules, which come and go."""
 
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
-        """What the replica answers that has the conversations of `key`; any, for an empty one.
+        """The response of the replica that has the conversations of `key`; any, for an empty key.
 
         It answers by the rules of this `version` and no other. Cancelled, nobody needs the answer.
         Raises ReplicaLost.
         """
         ...
 
-    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
-        """The verdicts, a Check, of the replica that `ask` would ask; or why it has none.
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
+        """The Check of the replica that `ask` would ask; or why it has none.
 
         Raises as `ask`.
         """
@@ -70,8 +69,8 @@ class Replicas(Protocol):
 
     async def each(
         self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
-    ) -> list[Named]:
-        """What all replicas answer that live, asked by a method of GuardReplica.
+    ) -> list[ReplicaAnswer]:
+        """The answers of all living replicas to a method of GuardReplica.
 
         Raises ReplicaLost if none answers, or one does not answer in time; where some `may_miss`,
         those that are late are left out.

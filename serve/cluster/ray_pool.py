@@ -26,7 +26,7 @@ from ray.serve.handle import DeploymentHandle
 from guard.errors import GuardError
 from guard.machine.cores import usable_cores
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import CheckLost, Named, RelayedCheck, ReplicaLost
+from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
 from serve.cluster.snapshots import Snapshots
@@ -40,9 +40,9 @@ ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 # A replica with this many takes no more, and the next one on the ring answers: later, since it does
 # not have the conversation. As many wait as are in the engine.
 MAX_ONGOING = 2 * MAX_OPEN
-TARGET_ONGOING = MAX_OPEN / 2  # a replica, where their number follows the load
+TARGET_ONGOING = MAX_OPEN / 2  # per replica, where their number follows the load
 HEALTH_PERIOD_S = 1.0
-FINISHING_S = 90.0  # that a replica which is to end may finish its checks for
+FINISHING_S = 90.0  # seconds that a stopping replica has to finish its checks
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
 
@@ -57,7 +57,7 @@ class RayReplica(GuardReplica):
         await self.start()
 
     async def __del__(self) -> None:
-        """Ray's word for the end, which it waits for."""
+        """Close the replica: Ray calls this at its end, and waits."""
         await self.close()
 
 
@@ -72,10 +72,10 @@ class RayPool:
         answered: RelayedResponse = await self._call("ask", key, relayed, version)
         return answered
 
-    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
         """As `Replicas.check`."""
-        named: Named = await self._call("check", key, relayed, version)
-        return named
+        answer: ReplicaAnswer = await self._call("check", key, relayed, version)
+        return answer
 
     async def _call(self, method: str, key: str, *arguments: Any) -> Any:
         """What the replica that has the key's conversations says. Raises ReplicaLost."""
@@ -91,26 +91,26 @@ class RayPool:
 
     async def each(
         self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
-    ) -> list[Named]:
-        """As `Replicas.each`. One that dies meanwhile is left out."""
+    ) -> list[ReplicaAnswer]:
+        """As `Replicas.each`. A replica that dies meanwhile is left out."""
         answers = await self._broadcast(method, arguments, within_s)
-        named: list[Named] = []
+        replica_answers: list[ReplicaAnswer] = []
         for answer in answers:
-            if isinstance(answer, Named):
-                named.append(answer)
+            if isinstance(answer, ReplicaAnswer):
+                replica_answers.append(answer)
             elif isinstance(answer, TimeoutError):
                 if not may_miss:
                     raise _late(within_s)
             elif not isinstance(answer, RayActorError):
                 raise _lost(answer) from answer
-        if not named:
+        if not replica_answers:
             raise ReplicaLost("no replica answers", remedy="Try again in a few seconds")
-        return named
+        return replica_answers
 
     async def _broadcast(
         self, method: str, arguments: Sequence[Any], within_s: float
-    ) -> list[Named | BaseException]:
-        """Of each replica what it says, or the error; TimeoutError of one that is late.
+    ) -> list[ReplicaAnswer | BaseException]:
+        """The answer of each replica, or its error; TimeoutError for a replica that is late.
 
         Each is waited for by itself: Ray's own timeout is one for all of them together.
         """
@@ -122,7 +122,7 @@ class RayPool:
         except TimeoutError:
             raise _late(within_s) from None
         waiting = [asyncio.wait_for(result.get_async(), within_s) for result in sent]
-        answers: list[Named | BaseException] = await asyncio.gather(
+        answers: list[ReplicaAnswer | BaseException] = await asyncio.gather(
             *waiting, return_exceptions=True
         )
         return answers
@@ -145,7 +145,7 @@ def _late(within_s: float) -> ReplicaLost:
 
 
 def _lost(error: BaseException) -> ReplicaLost:
-    """What a caller is told of an error of Ray's, or of a replica's own; the rest is for the log.
+    """The caller's error for one of Ray's, or a replica's own; the rest is for the log.
 
     A replica that raises has not judged.
     """
@@ -155,7 +155,7 @@ def _lost(error: BaseException) -> ReplicaLost:
         return CheckLost("the replica that had the check has died", remedy="Try again")
     if isinstance(error, RayTaskError):
         error = error.cause
-    # Its words may quote a request; a replica's own log has the place.
+    # Its text may quote a request; the replica's own log has the place.
     log.error("a replica could not be asked: %s", type(error).__name__)
     return CheckLost("no replica could be asked; the server's log says why", remedy="Try again")
 
@@ -213,7 +213,7 @@ def guard_deployment(
 
 
 def _autoscaling(size: ReplicaRange) -> dict[str, float]:
-    """Ray's own settings."""
+    """The autoscaling settings of Ray."""
     return {
         "min_replicas": size.low,
         "max_replicas": size.high,
@@ -277,4 +277,4 @@ def _not_started() -> GuardError:
             words = [line for line in deployment.message.splitlines() if "GuardError" in line]
             if words:
                 problem += f": {words[-1].partition('GuardError: ')[2]}"
-    return GuardError(problem, remedy="Start it without REPLICAS= to see all that it says")
+    return GuardError(problem, remedy="Start it without REPLICAS= to see the whole error")

@@ -23,7 +23,7 @@ from serve.api.errors import engine_failure, retry_after_s
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import failure_of
 from serve.cluster.messages import RelayedRequest, RelayedResponse, answer_in_process
-from serve.cluster.pool import REPLICA_HEADER, Named, RelayedCheck
+from serve.cluster.pool import REPLICA_HEADER, RelayedCheck, ReplicaAnswer
 from serve.cluster.snapshots import Snapshots, version_of
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class GuardReplica:
 
     @property
     def version(self) -> str:
-        """Of the rules that answer now."""
+        """The version of the rules that answer now."""
         return version_of(self._served)
 
     @property
@@ -83,7 +83,7 @@ class GuardReplica:
     async def ask(self, relayed: RelayedRequest, version: str) -> RelayedResponse:
         """The app's response, by the rules of this version.
 
-        Raises GuardError if this replica cannot serve that version, and is then of no more use.
+        Raises GuardError if this replica cannot serve that version; it is then replaced.
         """
         if self.version != version:
             await self._catch_up(version)
@@ -91,7 +91,7 @@ class GuardReplica:
         header = (REPLICA_HEADER.encode(), self._name.encode())
         return RelayedResponse(answered.status, (*answered.headers, header), answered.body)
 
-    async def check(self, relayed: RelayedCheck, version: str) -> Named:
+    async def check(self, relayed: RelayedCheck, version: str) -> ReplicaAnswer:
         """The engine's Check, by the rules of this version; or why it gives none. Raises as `ask`.
 
         No observer is told of it, and nobody's key or limit is looked at: whoever asks does that.
@@ -107,21 +107,21 @@ class GuardReplica:
         except GuardError as error:
             return self._refused(error)
         try:
-            return Named(self._name, await asyncio.wrap_future(future))
+            return ReplicaAnswer(self._name, await asyncio.wrap_future(future))
         except GuardError as error:
             return self._refused(error)
         finally:  # whoever asked may have gone
             thread.give_up(future)
 
-    def _refused(self, error: GuardError) -> Named:
-        return Named(
+    def _refused(self, error: GuardError) -> ReplicaAnswer:
+        return ReplicaAnswer(
             self._name,
             error=engine_failure(error),
             failure=failure_of(error),
             retry_after_s=retry_after_s(error),
         )
 
-    async def switch(self, rule: str, folder: Path | None) -> Named:
+    async def switch(self, rule: str, folder: Path | None) -> ReplicaAnswer:
         """Serve a rule from this folder, or without one no longer; why not, if that is refused.
 
         What is served is then as before.
@@ -131,43 +131,47 @@ class GuardReplica:
                 await self._set(rule, folder)
             except GuardError as error:
                 log.error("the rule %s is served as before: %s", rule, error)
-                return Named(self._name, error=str(error))
+                return ReplicaAnswer(self._name, error=str(error))
             except HTTPException as error:
-                return Named(self._name, error=error.detail)
-            return Named(self._name)
+                return ReplicaAnswer(self._name, error=error.detail)
+            return ReplicaAnswer(self._name)
 
-    async def metrics(self) -> Named:
+    async def metrics(self) -> ReplicaAnswer:
         """The exposition of its metrics, as text."""
         counts: Metrics = self._app.state.metrics
         content, _ = counts.exposition("")
-        return Named(self._name, content.decode())
+        return ReplicaAnswer(self._name, content.decode())
 
-    async def ready(self) -> Named:
+    async def ready(self) -> ReplicaAnswer:
         """Whether one more check would be taken."""
-        return Named(self._name, self.service.thread.is_ready)
+        return ReplicaAnswer(self._name, self.service.thread.is_ready)
 
     def check_health(self) -> None:
-        """Raise GuardError once nothing will be answered any more."""
+        """Raise GuardError once the replica answers no more checks."""
         failure = self._failure or self.service.thread.failure
         if failure is not None:
             raise failure
 
     async def _catch_up(self, version: str) -> None:
-        """Serve what is noted as served: rules changed while this replica started."""
+        """Serve what the note says is served: rules changed while this replica started."""
         async with self._changing:
             if self.version == version:
                 return
             try:
-                noted = self._snapshots.read()
-                for rule, folder in noted.items():
+                noted_folders = self._snapshots.read()
+                for rule, folder in noted_folders.items():
                     await self._set(rule, folder)
-                for rule in set(self._served) - set(noted):
+                for rule in set(self._served) - set(noted_folders):
                     await self._set(rule, None)
                 if self.version != version:
-                    raise GuardError("what is noted as served is not what is asked for")
+                    raise GuardError(
+                        "this replica's rules do not match the requested version",
+                        got=f"{self.version[:12]}, not {version[:12]}",
+                        remedy="Retry in a few seconds",
+                    )
             except (GuardError, HTTPException) as error:
                 problem = f"the replica {self._name} cannot serve what the others serve: {error}"
-                self._failure = GuardError(problem, remedy="It is started again")
+                self._failure = GuardError(problem, remedy="The replica is started again")
                 log.error("%s", self._failure)
                 raise self._failure from error
 

@@ -25,7 +25,7 @@ from serve.tenants.tenant_file import Tenants
 
 @dataclass(frozen=True)
 class ServedOptions:
-    """The command line's, read and checked. A StartApp.
+    """The options of the command line, read and checked. A StartApp.
 
     Each replica writes its own lines to the audit log, and its log into the pipe `log`.
     """
@@ -40,14 +40,14 @@ class ServedOptions:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """Those of all rules, by name."""
+        """The folders of all rules, by name."""
         folders: dict[str, Path] = {}
         for part in self.parts:
             folders |= part.folders
         return folders
 
-    def of_a_shard(self) -> ServedOptions:
-        """Those of a replica that has some of the rules and is asked for verdicts alone."""
+    def for_shard(self) -> ServedOptions:
+        """The options of a replica that has some of the rules and is asked for verdicts alone."""
         return replace(self, rule_sets={}, tenants=None, audit_log=None, traces=None)
 
     def token_counter(self) -> CountTokens:
@@ -60,7 +60,7 @@ class ServedOptions:
             prompts.append(Prompts(prompt_builder(part.recipe), part.recipe.context_tokens))
 
         def count(text: str) -> int:
-            return max(of_base.text_tokens(text) for of_base in prompts)
+            return max(base_prompts.text_tokens(text) for base_prompts in prompts)
 
         return count
 

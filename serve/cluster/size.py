@@ -12,8 +12,8 @@ MAX_REPLICAS = 256
 
 @dataclass(frozen=True)
 class ScalingPace:
-    """How soon the number of replicas follows the load, in seconds: every so often the mean load of
-    the last `look_back_s` is looked at, and what it calls for that long is done.
+    """How soon the number of replicas follows the load, in seconds. Every `every_s` the mean load
+    over the last `look_back_s` is read; what it calls for during `up_s` or `down_s` is done.
     """
 
     every_s: float = 10.0
@@ -24,7 +24,7 @@ class ScalingPace:
 
 @dataclass(frozen=True)
 class ReplicaRange:
-    """From `low` to `high` replicas; a fixed number where both are the same."""
+    """A range of `low` to `high` replicas; a fixed number where both are the same."""
 
     low: int
     high: int
@@ -32,11 +32,11 @@ class ReplicaRange:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the load changes nothing."""
+        """Whether the number stays the same whatever the load."""
         return self.low == self.high
 
     def check_processes(self, shards: int) -> None:
-        """Raises GuardError if so many shards would need more processes than there may be."""
+        """Raise GuardError if `shards` shards would need more than MAX_REPLICAS processes."""
         if self.high * shards > MAX_REPLICAS:
             problem = f"{shards} shards of {self.high} replicas are more than {MAX_REPLICAS}"
             raise GuardError(f"{problem} processes", remedy="Ask for fewer replicas or shards")

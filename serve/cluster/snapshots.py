@@ -31,18 +31,18 @@ Folders = dict[str, Path]  # of the rules that are served, by name
 
 
 class Snapshots:
-    """The copies in `root`, which all replicas can read, and which of them are served: the file
-    `noted` there says so.
+    """The copies in `root`, which all replicas can read, and which of them are served, as the file
+    `note` there says.
     """
 
-    def __init__(self, root: Path, noted: str = SERVED) -> None:
+    def __init__(self, root: Path, note: str = SERVED) -> None:
         self._root = root
-        self._noted = root / noted
+        self._note = root / note
 
     @property
     def is_noted(self) -> bool:
-        """Whether it was noted what is served."""
-        return self._noted.is_file()
+        """Whether a note of what is served exists."""
+        return self._note.is_file()
 
     def keep(self, folder: Path) -> Path:
         """The copy of a folder of weights as it is now.
@@ -58,22 +58,22 @@ class Snapshots:
                 if (folder / name).is_file():
                     shutil.copyfile(_within(folder, name), copy / name)
             try:
-                load_card(copy)  # what was copied amid a change has the hash of neither
+                load_card(copy)  # a copy made during a change has neither version's hash
             except GuardError as error:
                 raise GuardError(error.problem, where=folder, remedy=error.remedy) from error
-            kept = self._root / _identity(copy)
-            if kept.is_dir():
-                os.utime(kept)  # it is used again: `discard` looks at that
+            destination = self._root / _identity(copy)
+            if destination.is_dir():
+                os.utime(destination)  # it is used again: `discard` looks at that
             else:
-                copy.rename(kept)
-        return kept
+                copy.rename(destination)
+        return destination
 
     def write(self, served: Mapping[str, Path]) -> None:
         """Note what is served, whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)
         before = self.read() if self.is_noted else {}
         names = {rule: folder.name for rule, folder in served.items()}
-        with atomic_write(self._noted) as part:
+        with atomic_write(self._note) as part:
             part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
         for replaced in set(before.values()) - set(served.values()):
             if replaced.is_dir():
@@ -85,23 +85,23 @@ class Snapshots:
         A copy goes as a whole, by its name, before its files do. Raises GuardError for a note that
         cannot be read, and OSError.
         """
-        named: set[str] = set()
+        noted_folders: set[str] = set()
         for note in self._root.glob("*.json"):
-            named |= set(load_json(note, remedy="Start the server again").values())
+            noted_folders |= set(load_json(note, remedy="Start the server again").values())
         for copy in self._root.iterdir():
             is_copy = copy.is_dir() and not copy.name.startswith(".")
-            if is_copy and copy.name not in named and _age_s(copy) > unused_for_s:
-                gone = copy.rename(self._root / f"{GONE}{copy.name}")
-                shutil.rmtree(gone, ignore_errors=True)
+            if is_copy and copy.name not in noted_folders and _age_s(copy) > unused_for_s:
+                discarded = copy.rename(self._root / f"{GONE}{copy.name}")
+                shutil.rmtree(discarded, ignore_errors=True)
 
     def read(self) -> Folders:
-        """What is served. Raises GuardError if nothing was noted."""
-        names = load_json(self._noted, remedy="Start the server again")
+        """The folders that are served, by rule. Raises GuardError if nothing was noted."""
+        names = load_json(self._note, remedy="Start the server again")
         return {rule: self._root / name for rule, name in names.items()}
 
 
 def version_of(served: Mapping[str, Path]) -> str:
-    """The same for all who serve the same rules by the same weights and thresholds."""
+    """The version of these rules: equal where rules, weights and thresholds are."""
     lines = [f"{rule} {folder.name}" for rule, folder in sorted(served.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -111,7 +111,7 @@ def _age_s(path: Path) -> float:
 
 
 def _within(folder: Path, name: str) -> Path:
-    """The file itself, where it is a link.
+    """The path of the file; of a link, the file that it leads to.
 
     Raises GuardError for a link that leads out of the folder, as one server does.
     """

@@ -27,7 +27,7 @@ from serve.cluster.snapshots import Snapshots
 
 
 @contextlib.contextmanager
-def started_cluster(
+def running_cluster(
     size: ReplicaRange,
     options: ServedOptions,
     *,
@@ -36,25 +36,29 @@ def started_cluster(
     is_watching: bool = False,
     find_trained: FindTrained = lambda rule: None,
 ) -> Iterator[FastAPI]:
-    """The app that listens for so many shards, of replicas with these options; they end with the
-    context.
+    """A cluster of `shards` groups of replicas with these options, for as long as the context
+    lasts: the app that listens for it.
 
-    The `observers` are those of the app, which closes them. Raises GuardError if Ray is not
+    The app closes its `observers`. Raises GuardError if Ray is not
     installed, or a replica does not start.
     """
     size.check_processes(shards)
-    of_shards = split(options.folders, shards)
+    shard_folders = split(options.folders, shards)
     with contextlib.ExitStack() as until_ended:
         temporary = tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True)
         scratch = Path(until_ended.enter_context(temporary))
-        snapshots = [_snapshots(scratch, number, some) for number, some in enumerate(of_shards)]
+        shard_snapshots: list[Snapshots] = []
+        for number, folders in enumerate(shard_folders):
+            shard_snapshots.append(_snapshots(scratch, number, folders))
         pipe = scratch / "log"
         until_ended.enter_context(relayed(pipe))
-        of_replicas = replace(options if shards == 1 else options.of_a_shard(), log=pipe)
-        pools = until_ended.enter_context(_replicas(size, of_replicas, snapshots, scratch))
+        replica_options = replace(options if shards == 1 else options.for_shard(), log=pipe)
+        pools = until_ended.enter_context(
+            _replicas(size, replica_options, shard_snapshots, scratch)
+        )
         started: list[Shard] = []
-        for pool, kept, some in zip(pools, snapshots, of_shards, strict=True):
-            started.append(Shard(pool, ShardRules(pool, kept, some, find_trained)))
+        for pool, snapshots, folders in zip(pools, shard_snapshots, shard_folders, strict=True):
+            started.append(Shard(pool, ShardRules(pool, snapshots, folders, find_trained)))
         yield create_ingress(
             ShardedRules(started, options.folders, find_trained),
             options.token_counter(),

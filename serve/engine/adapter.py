@@ -61,7 +61,7 @@ class Requirements:
 
     @classmethod
     def of(cls, recipe: Recipe, max_rank: int | None = None) -> Requirements:
-        """What an engine of this recipe demands. Raises GuardError if its base is not there."""
+        """What an engine of this recipe demands. Raises GuardError if its base is missing."""
         prompts = prompt_builder(recipe)
         rank = max_rank or recipe.max_rank
         return cls(recipe.base, recipe.base_revision, rank, prompts, recipe.kind)
@@ -108,8 +108,8 @@ class Requirements:
         return config
 
     def _check_invocation(self, config: dict[str, Any], card: Card, path: Path) -> None:
-        """PEFT and vLLM would not find another invocation and answer with the base, as if that were
-        a verdict.
+        """Raise GuardError for another invocation: PEFT and vLLM would not find it, and answer with
+        the base as if that were a verdict.
         """
         configured = config.get("alora_invocation_tokens") or ()
         invocation = tuple(configured) if isinstance(configured, list) else configured
@@ -156,7 +156,7 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
 
 
 def _check_places(root: Path, folders: Iterable[Path]) -> None:
-    """Raise GuardError for a folder that a link has lead out of `root`."""
+    """Raise GuardError for a folder that a link has led out of `root`."""
     real = root.resolve()
     for folder in folders:
         if not folder.resolve().is_relative_to(real):

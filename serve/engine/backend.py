@@ -47,7 +47,7 @@ class BackendRequest(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the prompt has."""
+        """The length of the prompt in tokens."""
         return len(self.prefix) + len(self.suffix)
 
 
@@ -88,7 +88,7 @@ class Backend(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that a prompt and its one token of answer have at most."""
+        """The most tokens of a prompt and its one token of answer."""
 
     @property
     def slots(self) -> int:
@@ -104,7 +104,7 @@ class Backend(Protocol):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that one step computes at most."""
+        """The most tokens that one step computes."""
 
     @property
     def cache_tokens(self) -> int:

@@ -33,7 +33,7 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is in flight any more."""
+        """Whether nothing is in flight any longer."""
         return not self.waiting
 
     def settle(self, output: EngineOutput, logits: Sequence[float]) -> None:
@@ -69,7 +69,7 @@ class Call:
         if len(settled) < len(self.outcomes):
             problem = "requests are still in flight, or their batch failed"
             got = f"{len(settled)} of {len(self.outcomes)} outcomes"
-            remedy = "Ask again; the cause stands in the error of the batch"
+            remedy = "Retry; the log has the batch's error"
             raise GuardError(problem, got=got, remedy=remedy)
         return settled
 

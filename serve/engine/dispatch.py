@@ -14,10 +14,10 @@ from serve.engine.backend import Backend, EngineOutput, Loaded
 from serve.engine.call import Call, InFlight
 from serve.engine.fair_queue import FairQueue
 
-# Full steps' tokens of a quantum: a rule behind a call of a thousand LoRAs waits for so many steps,
+# A quantum in full steps: a rule behind a call of a thousand LoRAs waits for so many steps,
 # not for all of them.
 QUANTUM_STEPS = 4
-MAX_RESTARTS = 3  # of a request, because of a NaN logit, its own or another's
+MAX_RESTARTS = 3  # of a request, after a NaN logit of its own or of another
 MAX_OWN_RESTARTS = 2  # of these, because of its own
 
 
@@ -26,7 +26,7 @@ class Dispatcher:
 
     `virtual_time` is that of `FairQueue`: the own tokens of what has been answered, refused,
     or cancelled when its time had come. `is_usable` is False once a failed batch could not be
-    cleared away: nothing is answered any more.
+    cleared away: then nothing more is answered.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -48,7 +48,7 @@ class Dispatcher:
         return any(in_flight.request.adapter == adapter for in_flight in self.in_flight.values())
 
     def queue(self) -> FairQueue:
-        """The turns of a call that comes now."""
+        """The fair queue of a call that comes now."""
         return FairQueue(self.virtual_time, QUANTUM_STEPS * self._backend.step_tokens)
 
     def submit(self, in_flight: InFlight) -> None:
@@ -89,14 +89,14 @@ class Dispatcher:
                     self._settle(output, in_flight, logits)
                 else:
                     suspects[output.request_id] = output.computed_tokens
-        except BaseException:  # Ctrl+C too; what is not settled by now would wait for ever
+        except BaseException:  # Ctrl+C too; whatever is not settled here would wait for ever
             self._recover()
             raise
         if not is_clean:
             self._start_over(suspects)
 
     def cancel(self, call: Call) -> None:
-        """Drop what is in flight of `call`.
+        """Drop the requests of `call` that are in flight.
 
         Work that may have begun counts as answered; otherwise a caller who always cancels would be
         served first for ever.
@@ -133,7 +133,7 @@ class Dispatcher:
         call.waiting.clear()
 
     def _recover(self) -> None:
-        """Leave nothing of a failed batch behind; if that fails, the engine is of no more use.
+        """Leave nothing of a failed batch behind; if that fails, the engine is unusable.
 
         Until then it is usable: checks that come meanwhile are queued by who owns it.
 

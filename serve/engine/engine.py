@@ -120,7 +120,7 @@ class GuardEngine:
 
     @property
     def is_usable(self) -> bool:
-        """False once a failed batch could not be cleared away: nothing is answered any more."""
+        """False once a failed batch could not be cleared away: then nothing more is answered."""
         return self._dispatcher.is_usable
 
     @property
@@ -171,7 +171,7 @@ class GuardEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """All of these as they are now."""
+        """All counters as they are now."""
         return EngineCounters(
             adapters=self._rules.adapter_count,
             adapter_loads=self.adapter_loads,
@@ -201,8 +201,8 @@ class GuardEngine:
         Virtual-time fair queueing, a quantum of tokens at a time (`fair_queue.py`): of a long
         call some are answered, then what others have asked meanwhile, so that nobody waits for
         ever. The rules of one conversation come in the quantum in which it is computed, as many as
-        fill it: what it computed need not stay for later. Of them those come first whose adapter
-        is in a slot. Heads on one conversation and one rule text are one request to the backend.
+        fill it: what it computed need not stay for later. Rules whose adapters are in a slot come
+        first. Heads on one conversation and one rule text are one request to the backend.
         """
         self._dispatcher.check_usable()
         call = Call([None] * len(requests))
@@ -270,7 +270,7 @@ class GuardEngine:
         self._unload_retired()
 
     def cancel(self, call: Call) -> None:
-        """Drop what is in flight of `call`; what may have begun counts as answered."""
+        """Drop the requests of `call` in flight; those that may have begun count as answered."""
         self._dispatcher.cancel(call)
 
     def add(self, name: str, folder: Path) -> None:

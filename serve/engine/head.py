@@ -27,7 +27,7 @@ from guard.rule import Reads
 from serve.engine.backend import EngineOutput
 
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
-MOST_COUNTED = len(get_args(Reads))  # sets of texts of which the words are kept
+MOST_COUNTED = len(get_args(Reads))  # sets of texts whose counted words are kept
 
 
 class CountedTexts:
@@ -37,7 +37,7 @@ class CountedTexts:
         self._words: dict[tuple[tuple[int, ...], ...], NgramRows] = {}
 
     def of(self, texts: tuple[tuple[int, ...], ...]) -> NgramRows:
-        """Of these texts as token ids."""
+        """The words of these texts, each as token ids."""
         if texts not in self._words:
             if len(self._words) == MOST_COUNTED:
                 self._words.clear()
@@ -46,9 +46,9 @@ class CountedTexts:
 
 
 class HeadInput:
-    """What heads read of one output, and of the token ids of its conversation, `prefix`: worked out
-    when a head asks, once for each of whom rules judge. What outputs have in common, as those of an
-    encoder's adapters or of a decoder's rule turns on one conversation, is `counted` once.
+    """What heads read of one output, and of the token ids of its conversation, `prefix`: computed
+    when a head asks, once for each choice of judged speakers. Words that outputs have in common, as
+    an encoder's adapters or a decoder's rule turns on one conversation do, are `counted` once.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class HeadInput:
         self._words_of: dict[Reads, NgramRows] = {}
 
     def states(self, reads: Reads) -> npt.NDArray[np.float64] | None:
-        """Of the spans that count for a rule that reads `reads`, [spans, hidden size]; None where
-        one of any is missing or not finite.
+        """The states of the spans that count for a rule that reads `reads`, [spans, hidden size];
+        None where any state is missing or not finite.
         """
         if not self._is_finite:
             return None
@@ -76,8 +76,8 @@ class HeadInput:
         return self._states_of[reads]
 
     def words(self, reads: Reads) -> NgramRows:
-        """Of the same spans, as far as the rule judges who speaks; of the whole conversation where
-        there are none, as of a decoder.
+        """The words of the same spans, where the rule judges their speaker; of the whole
+        conversation where there are no spans, as with a decoder.
         """
         if reads not in self._words_of:
             if self._spans:
@@ -88,7 +88,9 @@ class HeadInput:
         return self._words_of[reads]
 
     def _text(self, index: int, reads: Reads) -> tuple[int, ...]:
-        """Nothing of somebody whom the rule does not judge: others use other words."""
+        """The text of a span as token ids; empty if the rule does not judge its speaker, since
+        others use other words.
+        """
         span = self._spans[index]
         if not judged_of([span.speaker], reads):
             return ()
@@ -112,7 +114,7 @@ class ServableHead:
     head: Head
 
     def logit(self, read: HeadInput) -> float:
-        """What it says to an output, in nats. NaN without finite states."""
+        """The logit for an output, in nats. NaN without finite states."""
         states = read.states(self.card.reads)
         if states is None:
             return math.nan
@@ -140,16 +142,16 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     Raises GuardError if there is none of two labels, or the weights are not those of the card.
     """
     path = folder / METHODS[card.method].weights
-    tensors, *of_words = _tensors(folder, card)
+    tensors, *all_word_tensors = _tensors(folder, card)
     weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
-        problem = "an encoder's adapter has a classifier of the labels no and yes"
+        problem = "an encoder's adapter needs a classifier of the labels no and yes"
         got = [key for key in tensors if key.startswith(CLASSIFIER)]
         raise GuardError(problem, where=path, got=got, remedy=card.remedy)
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=card.remedy)
     words = NO_WORDS
-    for word_tensors in of_words:
+    for word_tensors in all_word_tensors:
         words = WordWeights.of_tensors(word_tensors, folder / WORDS, card.remedy)
     no, yes = weight.astype(np.float32)
     head = Head(yes - no, float(bias[1]) - float(bias[0]), words)

@@ -25,7 +25,7 @@ class OpenedCheck(Protocol):
 
     @property
     def call(self) -> Any:
-        """What `cancel` takes; its `done` says whether nothing is in flight any more."""
+        """The call, for `cancel`; `done` says whether nothing of it is in flight."""
         ...
 
     def result(self) -> Check:
@@ -43,12 +43,12 @@ class CheckEngine(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """False once nothing is answered any more."""
+        """False once nothing more is answered."""
         ...
 
     @property
     def counters(self) -> EngineCounters:
-        """What it holds and has done."""
+        """The figures of what it holds and has done."""
         ...
 
     def text_tokens(self, text: str) -> int:
@@ -78,11 +78,11 @@ class CheckEngine(Protocol):
         ...
 
     def step(self) -> None:
-        """Compute something of what is in flight."""
+        """Run one batch of what is in flight."""
         ...
 
     def cancel(self, call: Any) -> None:
-        """Drop what is in flight of a check."""
+        """Drop the requests of a check that are in flight."""
         ...
 
 
@@ -94,7 +94,7 @@ class MixedCall:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is in flight any more."""
+        """Whether nothing is in flight any longer."""
         return all(call.done for _, call in self.parts)
 
 
@@ -131,7 +131,7 @@ class MixedEngine:
 
     @property
     def engines(self) -> tuple[GuardEngine, ...]:
-        """These engines."""
+        """The engines, in the order of the bases."""
         return self._engines
 
     @property
@@ -149,7 +149,7 @@ class MixedEngine:
 
     @property
     def counters(self) -> EngineCounters:
-        """Those of all engines together."""
+        """The counters of all engines together."""
         return sum((engine.counters for engine in self._engines), EngineCounters())
 
     def text_tokens(self, text: str) -> int:
@@ -231,7 +231,7 @@ class MixedEngine:
                 engine.step()
 
     def cancel(self, call: MixedCall) -> None:
-        """Drop what is in flight of `call`."""
+        """Drop the requests of `call` that are in flight."""
         for engine, part in call.parts:
             engine.cancel(part)
 
@@ -253,7 +253,7 @@ class MixedEngine:
         self.close()
 
     def _engine(self, name: str) -> GuardEngine:
-        """The one that serves a rule; the first where none does."""
+        """The engine that serves a rule; the first where none does."""
         return self._engines[self._serving().get(name, 0)]
 
     def _serving(self) -> dict[str, int]:
@@ -265,7 +265,7 @@ class MixedEngine:
 
 
 def model_of(card: Card, folder: Path, bases: Mapping[str, tuple[str, str]]) -> str:
-    """Which of the served models has the weights' base; of several, the card's own.
+    """The served model on the base of the weights; if there are several, the card's own.
 
     `bases`: model -> its base and that base's revision. Raises GuardError if none has it.
     """
@@ -274,5 +274,6 @@ def model_of(card: Card, folder: Path, bases: Mapping[str, tuple[str, str]]) -> 
     if not models:
         got = f"{card.base} {card.base_revision[:12]}"
         remedy = f"Served here: {', '.join(bases)}"
-        raise GuardError("no base that is served", where=folder, got=got, remedy=remedy)
+        problem = "the base of these weights is not served"
+        raise GuardError(problem, where=folder, got=got, remedy=remedy)
     return card.model if card.model in models else models[0]

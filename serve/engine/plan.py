@@ -31,7 +31,7 @@ class CallPlan:
     def prompts(
         self, requests: Sequence[ScoreRequest], waits: frozenset[str]
     ) -> Iterator[InFlight]:
-        """What to submit, conversation by conversation; what cannot be submitted is refused.
+        """The prompts to submit, conversation by conversation; the others are refused.
 
         Within a conversation the rules in `waits`, whose adapters are in no slot, come last.
         """
@@ -48,7 +48,7 @@ class CallPlan:
     def _groups(
         self, requests: Sequence[ScoreRequest], order: Sequence[int]
     ) -> Iterator[list[int]]:
-        """The indices in this order; those of heads that read the same prompt together."""
+        """The indices in this order, grouped: heads that read the same prompt are one group."""
         groups: dict[Hashable, list[int]] = {}
         for index in order:
             request = requests[index]
@@ -100,7 +100,7 @@ def _order(requests: Sequence[ScoreRequest], waits: frozenset[str]) -> Sequence[
 
 
 def _conversation(request: ScoreRequest) -> Hashable:
-    """Equal for requests of one call that share keys and values.
+    """A key that is equal for requests of one call that share keys and values.
 
     By identity, which is cheap: the requests keep their messages alive.
     """

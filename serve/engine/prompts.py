@@ -15,7 +15,7 @@ from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from serve.engine.score import ScoreRequest
 
-# Hardly a text has as many: what is longer than this times the context is refused before it is
+# Hardly any text has more. One that is longer than this times the context is refused before it is
 # tokenised.
 CHARACTERS_PER_TOKEN = 16
 # Tokens by which a text that was cut may have more than the whole: what was one word is another.
@@ -33,7 +33,7 @@ class EnginePrompt(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the prompt has."""
+        """The length of the prompt in tokens."""
         return len(self.prefix) + len(self.suffix)
 
 

@@ -53,8 +53,8 @@ class ServedRules:
         return len(self._loaded)
 
     def serving(self, name: str | None) -> ServableAdapter | ServableHead | None:
-        """What answers the rule; None for the base itself. Raises GuardError if the rule is not
-        served.
+        """The adapter or head that answers the rule; None for the base itself. Raises GuardError
+        if the rule is not served.
         """
         if name is None or name in self._merged:
             return None
@@ -81,7 +81,7 @@ class ServedRules:
         )
 
     def loaded(self, name: str | None) -> Loaded | None:
-        """What the backend knows the rule's adapter by; None if no adapter answers it.
+        """The backend's handle of the rule's adapter; None if no adapter answers it.
 
         Raises KeyError for an adapter that the backend has not: the base's answer would pass for
         the rule's.

@@ -65,7 +65,7 @@ class EngineCounters:
     step_s: float = 0.0
 
     def __add__(self, other: EngineCounters) -> EngineCounters:
-        """Of two engines side by side."""
+        """The counters of two engines side by side."""
         return EngineCounters(
             adapters=self.adapters + other.adapters,
             adapter_loads=self.adapter_loads + other.adapter_loads,
@@ -95,7 +95,7 @@ class Check:
 
     @property
     def outcome(self) -> Literal["allow", "violation", "unjudged"]:
-        """One word for all rules.
+        """The outcome of all rules in one word.
 
         A violation outweighs a rule without a verdict, and that outweighs every "allow".
         """

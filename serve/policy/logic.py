@@ -37,7 +37,7 @@ class Facts(NamedTuple):
 class Decision(NamedTuple):
     """A ruling, and the rules and metadata (`metadata.KEY`) that it rests on.
 
-    A violation or an allow stays what it is, whatever the others say. Of what is unjudged, it is
+    A violation or an allow stays what it is, whatever the others say. An unjudged ruling rests on
     what would have to be judged.
     """
 
@@ -54,7 +54,7 @@ class Expression(Protocol):
         ...
 
     def evaluate(self, facts: Facts) -> Decision:
-        """What it is, by these facts."""
+        """The decision by these facts."""
         ...
 
 
@@ -66,7 +66,7 @@ class RuleTerm:
 
     @property
     def rules(self) -> frozenset[str]:
-        """The rule."""
+        """The rule's name."""
         return frozenset({self.name})
 
     def evaluate(self, facts: Facts) -> Decision:
@@ -84,11 +84,11 @@ class MetadataTerm:
 
     @property
     def rules(self) -> frozenset[str]:
-        """None."""
+        """No rules: it reads the request's metadata alone."""
         return frozenset()
 
     def evaluate(self, facts: Facts) -> Decision:
-        """Whether it has; unjudged where the request does not state the key."""
+        """A violation if the key has one of the values; unjudged without the key."""
         ruling = Ruling.UNJUDGED
         if self.key in facts.metadata:
             ruling = Ruling.ALLOW
@@ -106,14 +106,14 @@ class Connective:
 
     @property
     def rules(self) -> frozenset[str]:
-        """Those of all parts."""
+        """The rules of all parts."""
         rules: frozenset[str] = frozenset()
         for part in self.parts:
             rules |= part.rules
         return rules
 
     def evaluate(self, facts: Facts) -> Decision:
-        """Decided by the parts that are what the whole is."""
+        """The combined ruling, decided by the parts whose ruling is the same."""
         decisions = [part.evaluate(facts) for part in self.parts]
         ruling = self.combine(decision.ruling for decision in decisions)
         decided_by: dict[str, None] = {}
@@ -127,16 +127,16 @@ class Connective:
 class Negation:
     """An expression does not hold."""
 
-    of: Expression
+    negated: Expression
 
     @property
     def rules(self) -> frozenset[str]:
-        """Those of the expression."""
-        return self.of.rules
+        """The rules of the expression."""
+        return self.negated.rules
 
     def evaluate(self, facts: Facts) -> Decision:
-        """The opposite, decided by the same."""
-        decision = self.of.evaluate(facts)
+        """The opposite ruling, decided by the same rules and metadata."""
+        decision = self.negated.evaluate(facts)
         return Decision(decision.ruling.opposite, decision.decided_by)
 
 
@@ -171,7 +171,8 @@ def _kind(content: Mapping[str, Any], where: str) -> str:
     kinds = [kind for kind in KINDS if kind in content]
     if len(kinds) != 1:
         got = ", ".join(content) or "nothing"
-        raise GuardError("must have one kind", where=where, got=got, remedy=_form())
+        problem = f"needs exactly one of {', '.join(KINDS)}"
+        raise GuardError(problem, where=where, got=got, remedy=_form())
     return kinds[0]
 
 

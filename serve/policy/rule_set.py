@@ -48,7 +48,7 @@ class RuleSet:
         return cls(names, any_rule(names))
 
     def decide(self, rulings: Mapping[str, Ruling], metadata: Mapping[str, str]) -> Decision:
-        """What the rules' rulings and the request's metadata mean together."""
+        """The decision by the rules' rulings and the request's metadata."""
         return self.violated_if.evaluate(Facts(rulings, metadata))
 
 
@@ -61,7 +61,7 @@ class RuleSetEntry(Strict):
 
 
 class RuleSetFile(Strict):
-    """The file."""
+    """The file of rule sets."""
 
     rule_sets: Annotated[dict[Name, RuleSetEntry], Field(min_length=1)]
 
@@ -75,8 +75,9 @@ def load_rule_sets(path: Path, served: Collection[str]) -> dict[str, RuleSet]:
     for name, entry in load(path, RuleSetFile).rule_sets.items():
         where = f"{path}: rule_sets.{name}"
         if name in served:
-            remedy = "Give the set another name"
-            raise GuardError("a rule has this name", where=where, got=name, remedy=remedy)
+            problem = "a rule set and a served rule share this name"
+            remedy = "Give the rule set another name"
+            raise GuardError(problem, where=where, got=name, remedy=remedy)
         _check_rules(entry.rules, served, f"{where}.rules")
         rule_sets[name] = _rule_set(name, entry, where)
     return rule_sets
@@ -92,7 +93,7 @@ def _check_rules(rules: list[str], served: Collection[str], where: str) -> None:
 
 
 def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
-    """The entry, whose rules and whose logic must name the same."""
+    """The entry as a rule set; its `rules` and its logic must name the same rules."""
     if entry.violated_if is None:
         return RuleSet(tuple(entry.rules), any_rule(entry.rules), name)
     where = f"{where}.violated_if"
@@ -102,8 +103,9 @@ def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
         raise GuardError("not one of the set's rules", where=where, got=rule, remedy=remedy)
     for rule in entry.rules:
         if rule not in violated_if.rules:
-            remedy = "Name it there, or strike it from `rules`: it would be asked for nothing"
-            raise GuardError("a rule decides nothing", where=where, got=rule, remedy=remedy)
+            problem = "listed in `rules` but not used in `violated_if`"
+            remedy = "Use it in `violated_if`, or remove it from `rules`"
+            raise GuardError(problem, where=where, got=rule, remedy=remedy)
     reads = violated_if.evaluate(Facts({}, {})).decided_by  # all of it, where nothing is known
     keys = set(reads) - violated_if.rules
     if len(keys) > MAX_METADATA:

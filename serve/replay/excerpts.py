@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from guard.example import Message
 from serve.scan.sources import read_source
 
-MAX_CHARACTERS = 1200  # of a conversation: its end, where what is judged mostly stands
+MAX_CHARACTERS = 1200  # from the end of a conversation, where the judged text mostly is
 ELLIPSIS = "…"
 
 Origin = tuple[str, int]  # a conversation's source, and its row there
@@ -36,16 +36,16 @@ def excerpts(origins: Iterable[Origin]) -> dict[Origin, tuple[Message, ...]]:
 
 def shortened(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The end of a conversation: whole turns, and before them the end of one."""
-    left = MAX_CHARACTERS
+    characters_left = MAX_CHARACTERS
     turns: list[Message] = []
     for message in reversed(messages):
-        if left <= 0:
+        if characters_left <= 0:
             break
         content = message.content
-        if len(content) > left:
-            content = ELLIPSIS + content[-left:]
+        if len(content) > characters_left:
+            content = ELLIPSIS + content[-characters_left:]
         turns.append(Message(message.role, content))
-        left -= len(content)
+        characters_left -= len(content)
     if len(turns) < len(messages):
         turns.append(Message(messages[0].role, ELLIPSIS))
     turns.reverse()

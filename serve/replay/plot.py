@@ -14,14 +14,15 @@ from matplotlib.figure import Figure
 from serve.replay.summary import Probabilities
 
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#444444"  # of Okabe and Ito's palette
-MAX_POINTS = 20_000  # more are a sample: the eye sees no more, and drawing takes as long
+MAX_POINTS = 20_000  # beyond that a sample: the eye sees no difference, and drawing takes long
 BINS = 51
 
 
 def draw_replay(probabilities: Probabilities, thresholds: tuple[float, float], rule: str) -> bytes:
-    """A PNG: B's probability against A's, with both thresholds, and a histogram of B's minus A's.
+    """The picture as PNG: B's probability against A's with both thresholds, and a histogram of
+    B's minus A's.
 
-    Flips are in another colour, and drawn last. At least one conversation.
+    Flips are in another colour, and drawn last. Needs at least one conversation.
     """
     figure = Figure(figsize=(9, 4), dpi=110, layout="constrained")
     scatter, histogram = figure.subplots(1, 2)

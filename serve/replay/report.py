@@ -17,7 +17,7 @@ REPORT = "replay.json"
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """All rules' replays, of which versions, on which traffic: files with their sizes."""
+    """The replays of all rules, their versions, and the traffic: its files with their sizes."""
 
     model: str
     conversations: int
@@ -64,7 +64,7 @@ class ReplayReport:
         }
 
     def as_text(self) -> str:
-        """For the terminal: what a rule flags by both, and how many verdicts flip."""
+        """The lines for the terminal: what each version flags, and how many verdicts flip."""
         lines = [f"{self.conversations:,} conversations, {len(self.rules)} rules, two versions"]
         for replay in self.rules:
             lines += ["", replay.rule]
@@ -73,7 +73,7 @@ class ReplayReport:
         return "\n".join([*lines, *self.left_out()])
 
     def left_out(self) -> list[str]:
-        """The rules that were not replayed, a line a reason."""
+        """The rules that were not replayed, one line per reason."""
         reasons = (
             ("only in A", self.versions.only_a),
             ("only in B", self.versions.only_b),
@@ -104,7 +104,7 @@ def figures(replay: RuleReplay) -> list[tuple[str, str]]:
 
 
 def share_text(share: CountedShare) -> str:
-    """For example `12 (0.60 %, 95 % interval 0.31 to 1.05)`."""
+    """The share as text, for example `12 (0.60 %, 95 % interval 0.31 to 1.05)`."""
     low, high = (100 * end for end in share.ci95)
     return f"{share.count:,} ({100 * share.share:.2f} %, 95 % interval {low:.2f} to {high:.2f})"
 

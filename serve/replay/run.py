@@ -2,8 +2,8 @@
 
 Judges recorded conversations by two versions of a rule's weights in one engine, each conversation
 prefilled once for both, and reports which verdicts flip. It is a scan by two adapters a rule: what
-is cut off at any point goes on where it was. Labels there are none, so it says what changes, not
-what is better: `make compare` does. Exit status: 2 for what cannot be replayed.
+is cut off at any point goes on where it was. There are no labels, so it says what changes, not what
+is better: `make compare` does. Exit status: 2 for what cannot be replayed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from guard.arguments import count
 from guard.errors import exits_cleanly
-from guard.layout import Runs
 from guard.method import METHODS
 from serve.replay.excerpts import excerpts
 from serve.replay.page import PAGE, save_page
@@ -22,8 +21,10 @@ from serve.replay.plot import draw_replay
 from serve.replay.report import REPORT, ReplayReport
 from serve.replay.summary import ReplayTally, Row
 from serve.replay.versions import Versions, find_versions, replayed_parts
+from serve.scan.manifest import manifest_of
+from serve.scan.options import add_scan_options, check_actors, cluster_actors
 from serve.scan.parts import PartFolder, delete_scan
-from serve.scan.run import ROWS_A_PART, check_ray, judge_all, manifest_of
+from serve.scan.runner import judge_all
 from serve.scan.sources import find_sources, names_of
 
 SHOWN = 50  # conversations that a list of the report holds
@@ -57,19 +58,19 @@ def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayR
 
 
 def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
-    """Of each conversation its rows, by the name of the version."""
+    """The rows of each conversation, by the name of the version."""
     names = len(folder.manifest.rules)
     for number in folder.numbers():
         yield from _by_version(folder.read(number), names)
 
 
 def _by_version(rows: Iterable[Row], names: int) -> Iterator[dict[str, Row]]:
-    of_one: dict[str, Row] = {}
+    version_rows: dict[str, Row] = {}
     for row in rows:
-        of_one[row["rule"]] = row
-        if len(of_one) == names:
-            yield of_one
-            of_one = {}
+        version_rows[row["rule"]] = row
+        if len(version_rows) == names:
+            yield version_rows
+            version_rows = {}
 
 
 def _arguments() -> argparse.Namespace:
@@ -86,30 +87,17 @@ def _arguments() -> argparse.Namespace:
         "RULE/before/METHOD), or runs/MODEL for all its rules",
     )
     add("b", type=Path, help="the other version, of the same kind of folder")
-    add(
-        "--files",
-        required=True,
-        help="files, folders and patterns separated by blanks (.jsonl, .jsonl.gz, .ndjson, "
-        ".parquet), or hub:ORG/NAME",
-    )
-    add("--out", type=Path, help="the folder for verdicts and report (default: runs/replay)")
+    add_scan_options(parser, out="the folder for verdicts and report (default: runs/replay)")
     add("--method", help=f"where A and B are folders of rules: {', '.join(METHODS)}")
-    rows = f"conversations of a part (default: {ROWS_A_PART})"
-    add("--rows-a-part", type=count, default=ROWS_A_PART, help=rows)
     shown = f"conversations that a list of the report holds (default: {SHOWN})"
     add("--shown", type=count, default=SHOWN, help=shown)
-    add("--cluster", action="store_true", help="by actors of Ray Data, on RAY_ADDRESS or here")
-    add("--actors", type=count, help="engines of a --cluster (default: 1)")
-    add("--force", action="store_true", help="begin anew, whatever the folder holds")
-    add("--runs", type=Path, default=Runs().root, help="where results go")
     arguments = parser.parse_args()
     if Path() in (arguments.a, arguments.b):
         parser.error(
             "name two folders of weights, as in make replay A=runs/tiny/RULE/before/alora "
             'B=runs/tiny/RULE/alora FILES="logs/*.jsonl"'
         )
-    if arguments.actors and not arguments.cluster:
-        parser.error("--actors (ACTORS=) is of a --cluster (CLUSTER=1)")
+    check_actors(parser, arguments)
     return arguments
 
 
@@ -117,10 +105,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """The command line."""
     arguments = _arguments()
-    actors: int | None = None
-    if arguments.cluster:
-        check_ray()
-        actors = arguments.actors or 1
+    actors = cluster_actors(arguments)
     versions = find_versions(arguments.a, arguments.b, arguments.method)
     sources = find_sources(names_of(arguments.files))
     parts = replayed_parts(versions)

@@ -36,7 +36,7 @@ class CountedShare:
 
     @classmethod
     def of(cls, count: int, total: int) -> CountedShare:
-        """The share; of nothing the interval is all of it."""
+        """The share with its interval, which is 0 to 1 for a total of 0."""
         if total == 0:
             return cls(0, 0, (0.0, 1.0))
         interval = binomtest(count, total).proportion_ci(confidence_level=0.95, method="exact")
@@ -44,13 +44,13 @@ class CountedShare:
 
     @property
     def share(self) -> float:
-        """Between 0 and 1; 0 of nothing."""
+        """The share, between 0 and 1; 0 for a total of 0."""
         return self.count / max(1, self.total)
 
 
 @dataclass(frozen=True)
 class ReplayedConversation:
-    """Where a conversation is, and what both versions say of it."""
+    """The place of a conversation, and what both versions say of it."""
 
     source: str
     row: int
@@ -62,14 +62,14 @@ class ReplayedConversation:
 
     @property
     def change(self) -> float:
-        """By how much B's probability of a violation is higher."""
+        """The difference of the probabilities of a violation, B less A."""
         return self.p_b - self.p_a
 
 
 @dataclass(frozen=True)
 class RuleReplay:
-    """One rule's two versions. `judged`: conversations of which both have a verdict; flips, flagged
-    shares and quantiles are of these.
+    """The comparison of one rule's two versions. `judged`: conversations of which both have a
+    verdict; flips, flagged shares and quantiles are of these.
 
     `confident_flips` are those in which both probabilities lie outside their uncertainty bands.
     `quantiles` are of B's probability minus A's, by their level; None where none is judged.
@@ -96,8 +96,8 @@ class RuleReplay:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """Of every conversation that both versions judged, in the order of the traffic: float64
-    [judged]; `flips` is where their verdicts differ, bool [judged].
+    """The probabilities of every conversation that both versions judged, in the order of the
+    traffic: float64 [judged]; `flips` is where their verdicts differ, bool [judged].
     """
 
     a: NDArray[np.float64]
@@ -121,7 +121,7 @@ class ReplayTally:
     _largest: list[tuple[float, int, ReplayedConversation]] = field(default_factory=list)
 
     def add(self, a: Row, b: Row) -> None:
-        """One more conversation's rows."""
+        """Count one more conversation's rows."""
         self.conversations += 1
         if a["verdict"] == "unjudged" or b["verdict"] == "unjudged":
             self._add_unjudged(a, b)
@@ -148,7 +148,7 @@ class ReplayTally:
             self._keep(self._flipped, conversation)
 
     def result(self) -> RuleReplay:
-        """What was counted."""
+        """The finished count."""
         judged = len(self.p_a)
         flips = self.counts["to_violation"] + self.counts["to_allow"]
         return RuleReplay(
@@ -172,15 +172,15 @@ class ReplayTally:
 
     @property
     def probabilities(self) -> Probabilities:
-        """Of all that both judged."""
+        """The probabilities of all conversations that both judged."""
         flips = np.frombuffer(bytes(self.is_flip), dtype=np.bool_)
         return Probabilities(np.array(self.p_a), np.array(self.p_b), flips)
 
     def _add_unjudged(self, a: Row, b: Row) -> None:
-        of_a, of_b = a["verdict"] == "unjudged", b["verdict"] == "unjudged"
-        if of_a and of_b:
+        a_unjudged, b_unjudged = a["verdict"] == "unjudged", b["verdict"] == "unjudged"
+        if a_unjudged and b_unjudged:
             self.counts["unjudged_both"] += 1
-        elif of_a:
+        elif a_unjudged:
             self.counts["unjudged_a_only"] += 1
         else:
             self.counts["unjudged_b_only"] += 1
@@ -195,19 +195,19 @@ class ReplayTally:
 
     def _keep(
         self,
-        kept: list[tuple[float, int, ReplayedConversation]],
+        largest: list[tuple[float, int, ReplayedConversation]],
         conversation: ReplayedConversation,
     ) -> None:
         """Keep it if it is among the `shown` largest changes; of equal ones the first."""
         entry = (abs(conversation.change), -self.conversations, conversation)
-        if len(kept) < self.shown:
-            heapq.heappush(kept, entry)
-        elif entry[:2] > kept[0][:2]:
-            heapq.heapreplace(kept, entry)
+        if len(largest) < self.shown:
+            heapq.heappush(largest, entry)
+        elif entry[:2] > largest[0][:2]:
+            heapq.heapreplace(largest, entry)
 
 
 def _largest_first(
-    kept: Iterable[tuple[float, int, ReplayedConversation]],
+    largest: Iterable[tuple[float, int, ReplayedConversation]],
 ) -> tuple[ReplayedConversation, ...]:
-    ordered = sorted(kept, key=lambda entry: entry[:2], reverse=True)
+    ordered = sorted(largest, key=lambda entry: entry[:2], reverse=True)
     return tuple(conversation for _, _, conversation in ordered)

@@ -51,7 +51,7 @@ class VersionPair:
 
     @property
     def differences(self) -> list[str]:
-        """What a reader has to know beside the weights: each a sentence."""
+        """The differences beside the weights that a reader has to know, each a sentence."""
         a, b = self.a.card, self.b.card
         sentences: list[str] = []
         if a.rule_text != b.rule_text:
@@ -93,22 +93,22 @@ def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
     """
     if method is not None:
         method_named(method)
-    of_a, of_b = (a / CARD).is_file(), (b / CARD).is_file()
-    if of_a != of_b:
-        rules, weights = (b, a) if of_a else (a, b)
+    a_is_weights, b_is_weights = (a / CARD).is_file(), (b / CARD).is_file()
+    if a_is_weights != b_is_weights:
+        rules, weights = (b, a) if a_is_weights else (a, b)
         _refuse_missing(rules)
-        problem = "one folder of weights, and one of rules"
+        problem = "one is a folder of weights, the other a folder of rules"
         remedy = "Name two of a kind: runs/MODEL/RULE/METHOD, or runs/MODEL"
         raise GuardError(problem, where=rules, got=weights, remedy=remedy)
-    if of_a and method is not None:
-        problem, remedy = "two folders of weights have their methods", "Leave out METHOD="
+    if a_is_weights and method is not None:
+        problem, remedy = "folders of weights say their method themselves", "Leave out METHOD="
         raise GuardError(problem, got=method, remedy=remedy)
-    pairs = [_pair(a, b)] if of_a else _pairs_of_rules(a, b, method)
+    pairs = [_pair(a, b)] if a_is_weights else _pairs_of_rules(a, b, method)
     changed = [pair for pair in pairs if not pair.is_unchanged]
     if not changed:
         remedy = "What training replaced is RULE/before/METHOD"
         raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
-    if of_a:
+    if a_is_weights:
         return Versions(tuple(changed))
     rules_a, rules_b = _rules(a), _rules(b)
     return Versions(
@@ -120,7 +120,7 @@ def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
 
 
 def replayed_parts(versions: Versions) -> list[ServedPart]:
-    """What each base serves: both versions of its rules.
+    """The parts to serve: for each base, both versions of its rules.
 
     Every folder is checked as the engine will check it. Raises GuardError for one that it would
     refuse.
@@ -142,7 +142,7 @@ def replayed_parts(versions: Versions) -> list[ServedPart]:
 
 
 def _pair(a: Path, b: Path) -> VersionPair:
-    """Raises GuardError where the two cannot be served, or told apart, side by side."""
+    """The pair. Raises GuardError if the two cannot be served, or told apart, side by side."""
     card_a, card_b = load_card(a), load_card(b)
     if card_a.rule != card_b.rule:
         raise GuardError(
@@ -178,7 +178,7 @@ def _pairs_of_rules(a: Path, b: Path, method: str | None) -> list[VersionPair]:
         raise GuardError("the two folders have no rule in common", where=b, got=got, remedy=remedy)
     names = [pair.rule for pair in pairs]
     if len(set(names)) < len(names):
-        remedy = "Keep one folder a rule"
+        remedy = "Keep one folder per rule"
         raise GuardError("two folders hold one rule", where=b, got=", ".join(names), remedy=remedy)
     return pairs
 
@@ -190,7 +190,7 @@ def _refuse_missing(folder: Path) -> None:
 
 
 def _rules(folder: Path) -> dict[str, dict[str, Path]]:
-    """Rule -> method -> folder of weights. Raises GuardError if there is none."""
+    """The folders of weights by rule and method. Raises GuardError if there is none."""
     _refuse_missing(folder)
     rules: dict[str, dict[str, Path]] = {}
     for card in sorted(folder.glob(f"*/*/{CARD}")):
@@ -203,19 +203,20 @@ def _rules(folder: Path) -> dict[str, dict[str, Path]]:
 
 
 def _method_of_both(rule: str, a: dict[str, Path], b: dict[str, Path], method: str | None) -> str:
-    """The method by which both have the rule. Raises GuardError if there is none."""
-    both = [name for name in _preferred(a) if name in b]
+    """The method that both folders have for the rule. Raises GuardError if there is none."""
+    common_methods = [name for name in _preferred(a) if name in b]
     if method is not None:
-        both = [name for name in both if name == method]
-    if not both:
+        common_methods = [name for name in common_methods if name == method]
+    if not common_methods:
         got = f"{', '.join(a)} and {', '.join(b)}"
         remedy = "Name the two folders of weights themselves"
-        raise GuardError(f"no method by which both have {rule}", got=got, remedy=remedy)
-    return both[0]
+        problem = f"the two folders have no method in common for {rule}"
+        raise GuardError(problem, got=got, remedy=remedy)
+    return common_methods[0]
 
 
 def _preferred(methods: Iterable[str]) -> list[str]:
-    """Those that a server prefers first: adapters that share conversations."""
+    """The methods, those that a server prefers first: adapters that share conversations."""
 
     def rank(name: str) -> tuple[bool, bool]:
         return not METHODS[name].is_adapter, not METHODS[name].shares_conversation

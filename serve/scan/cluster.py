@@ -1,9 +1,9 @@
 """A scan by several engines at once, each an actor of Ray Data: `make scan CLUSTER=1 ACTORS=2`.
 
-A part is the unit of work. One task reads the sources and hands on the parts that are not there; an
-actor starts the engine, judges a part and writes it, whole or not at all. An actor that dies is
-started again by Ray, a few times, and asked for its part again; what a killed scan has written is
-not judged again. Sources, weights and output are files, on a cluster of several machines in a file
+A part is the unit of work. One task reads the sources and hands on the missing parts; an actor
+starts the engine, judges a part and writes it, whole or not at all. An actor that dies is started
+again by Ray, a few times, and asked for its part again; what a killed scan has written is not
+judged again. Sources, weights and output are files, on a cluster of several machines in a file
 system that all of them have, beside a checkout at the same place; the names of files are those of
 the folder that the scan was started in. Pinned to Ray 2.60.
 
@@ -38,16 +38,17 @@ from guard.errors import GuardError
 from guard.machine.cores import usable_cores
 from serve.private_ray import private_ray
 from serve.scan.judge import ScanEngine
-from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
 from serve.scan.reading import StoredPart, read_parts
 from serve.scan.rows import part_rows
 from serve.scan.scan import ScanBar, ScanTally, count_verdicts
 
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
 RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
-START_S = 600  # that an actor's engine may take to start
+START_S = 600  # seconds that an actor's engine has to start
 SPINS = "10000"
-ENGINE_CPUS = 1  # that an actor with a GPU takes
+ENGINE_CPUS = 1  # cores of an actor with a GPU
 Batch = dict[str, Any]  # of Ray Data: columns by name
 # Starts an engine in whichever process; it is pickled on the way there.
 StartEngine = Callable[[], ScanEngine]
@@ -69,7 +70,7 @@ class JudgedPart:
 
 
 class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
-    """The parts of a scan that are not there, one a block, read by one task."""
+    """The missing parts of a scan, one per block, read by one task."""
 
     def __init__(self, manifest: ScanManifest, present: frozenset[int]) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
         self._working_folder = Path.cwd()
 
     def estimate_inmemory_data_size(self) -> int:
-        """Bytes; about."""
+        """The approximate size in bytes."""
         return sum(size for size, _ in self._manifest.sources.values())
 
     def get_read_tasks(
@@ -121,7 +122,7 @@ class PartJudge:
         self._folder = PartFolder(folder, manifest)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Judge and write the batch's one part, unless it is there by now."""
+        """Judge and write the batch's one part, unless it exists by now."""
         (pickled,) = batch["part"]
         part: StoredPart = pickle.loads(pickled)
         began_s = time.time()
@@ -149,7 +150,7 @@ def scan_on_cluster(
     actors: int,
     on_part: Callable[[JudgedPart], None] = lambda part: None,
 ) -> ScanManifest:
-    """As `scan.scan`, by so many actors, each with an engine of its own; `on_part` is told of each
+    """As `scan.scan`, by `actors` actors, each with an engine of its own; `on_part` is told of each
     part as it comes.
 
     Raises GuardError where a source cannot be read, an engine does not start or breaks, or the
@@ -180,7 +181,7 @@ def _judged_parts(
     """The parts as they are judged, in any order."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    # One part a block: what is put together would be judged by one actor.
+    # One part per block: parts that share a block would be judged by one actor.
     context.target_max_block_size = 1
     context.wait_for_min_actors_s = START_S
     source = PartSource(folder.manifest, present)
@@ -222,7 +223,7 @@ def _actor_resources(actors: int) -> dict[str, float]:
     available = sum(nodes)
     if available < actors:
         raise GuardError(
-            "the cluster has too little for the actors: each takes one of its own",
+            f"the cluster has too few {unit}: each actor needs one of its own",
             got=f"{actors} actors, {available} {unit}",
             remedy="Ask for fewer with ACTORS=",
         )
@@ -232,9 +233,9 @@ def _actor_resources(actors: int) -> dict[str, float]:
 
 
 def most_cores_each(nodes: Sequence[int], actors: int) -> int:
-    """The most cores an actor can have where nodes have so many, for all actors to have a node."""
+    """The most cores per actor with which all actors fit on nodes of so many cores."""
     for cores in range(max(nodes), 1, -1):
-        if sum(of_node // cores for of_node in nodes) >= actors:
+        if sum(node_cores // cores for node_cores in nodes) >= actors:
             return cores
     return 1
 
@@ -280,5 +281,5 @@ def _errors_of_actors() -> Iterator[None]:
         ours = [line for line in lines if "GuardError: " in line]
         if ours:
             raise GuardError(ours[-1].partition("GuardError: ")[2]) from error
-        remedy = "What was finished is kept; without CLUSTER=1 the scan says all that it knows"
+        remedy = "Finished parts are kept; run without CLUSTER=1 to see the whole error"
         raise GuardError(f"an actor failed: {lines[-1]}", remedy=remedy) from error

@@ -1,7 +1,7 @@
-"""What a scan writes: a folder of parts, each of so many conversations, whole or not there.
+"""What a scan writes: a folder of parts, each of `rows_a_part` conversations and written whole.
 
-A part's rows are one a conversation and rule, in the order of the conversations. `scan.json` says
-what was scanned by what; the parts that are there are not computed again. Knows nothing of engines.
+A part has one row per conversation and rule, in the order of the conversations. `scan.json` says
+what was scanned by what; parts that exist are not computed again. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from guard.card import Card
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
+from serve.scan.manifest import ScanManifest
 
-Format = Literal["jsonl", "parquet"]
-FORMATS = get_args(Format)
 MANIFEST = "scan.json"
 UNFINISHED = ".unfinished"
 
@@ -42,62 +40,6 @@ class ScanRow:
     confident: bool | None
     weights_sha256: str
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class ScanManifest:
-    """What was scanned: sources with their `state_of`, rules with the SHA-256 of their weights and
-    their thresholds, and what else their verdicts depend on.
-
-    `calibrations`: temperature, bias, and both ends of the uncertainty band; `reads`: whose turns
-    count. `is_finished` once all parts are there, with how many rows of each verdict.
-    """
-
-    model: str
-    sources: Mapping[str, tuple[int, int | str]]
-    rules: Mapping[str, tuple[str, float]]
-    rows_a_part: int
-    format: Format
-    is_finished: bool = False
-    conversations: int = 0
-    verdicts: Mapping[str, Mapping[str, int]] | None = None
-    calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    reads: Mapping[str, str] = field(default_factory=dict)
-
-    def check_served(self, cards: Mapping[str, Card]) -> None:
-        """Raise GuardError if an engine with these cards, by rule, answers by other weights, by
-        another calibration or to other turns: its verdicts would stand under the names of these.
-        """
-        changed: list[str] = []
-        for rule, weights in self.rules.items():
-            card = cards[rule]
-            scanned = (weights, self.calibrations[rule], self.reads[rule])
-            if (weights_of(card), calibration_of(card), card.reads) != scanned:
-                changed.append(rule)
-        if changed:
-            raise GuardError(
-                "trained again since the scan began",
-                got=", ".join(changed),
-                remedy="Wait for the training to end, and begin anew with FORCE=1 or OUT=",
-            )
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """All that the verdicts depend on."""
-        facts = asdict(self)
-        for outcome in ("is_finished", "conversations", "verdicts"):
-            del facts[outcome]
-        return dict(json.loads(json.dumps(facts)))
-
-
-def weights_of(card: Card) -> tuple[str, float]:
-    """What `ScanManifest.rules` says of a rule with this card."""
-    return card.weights_sha256, card.threshold
-
-
-def calibration_of(card: Card) -> tuple[float, ...]:
-    """What `ScanManifest.calibrations` says of it."""
-    return card.temperature, card.bias, *card.uncertainty_band
 
 
 def delete_scan(folder: Path) -> None:
@@ -127,7 +69,7 @@ class PartFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"no folder can be made there: {error.strerror}"
+            problem = f"the folder cannot be created: {error.strerror}"
             raise GuardError(problem, where=folder, remedy="Name another one with OUT=") from error
         if self._stored() is None:
             self._write(manifest)
@@ -141,7 +83,7 @@ class PartFolder:
         return stored
 
     def has(self, number: int) -> bool:
-        """Whether a part is there."""
+        """Whether a part exists."""
         return self._part(number).is_file()
 
     def write(self, number: int, rows: Sequence[ScanRow]) -> None:
@@ -159,12 +101,12 @@ class PartFolder:
         unfinished.replace(self._part(number))
 
     def numbers(self) -> list[int]:
-        """The numbers of the parts that are there, in order."""
+        """The numbers of the parts that exist, in order."""
         paths = self.folder.glob(f"part-*.{self.manifest.format}")
         return sorted(int(path.stem.removeprefix("part-")) for path in paths)
 
     def read(self, number: int) -> Iterator[dict[str, Any]]:
-        """The rows of a part that is there."""
+        """The rows of a part that exists."""
         path = self._part(number)
         if self.manifest.format == "parquet":
             import pyarrow.parquet
@@ -175,7 +117,7 @@ class PartFolder:
             yield json.loads(line)
 
     def finish(self, manifest: ScanManifest) -> None:
-        """Record that all parts are there, and delete what killed processes left unfinished."""
+        """Record that all parts exist, and delete what killed processes left unfinished."""
         for path in self.folder.glob(f"*{UNFINISHED}"):
             path.unlink(missing_ok=True)
         self._write(manifest)

@@ -1,4 +1,4 @@
-"""Stored conversations in parts of so many, in the order of the sources.
+"""Stored conversations in parts of equal length, in the order of the sources.
 
 Knows nothing of verdicts.
 """
@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serve.scan.parts import ScanManifest
+from serve.scan.manifest import ScanManifest
 from serve.scan.sources import StoredConversation, read_source, size_of
 
 
@@ -37,19 +37,19 @@ def read_parts(manifest: ScanManifest) -> Iterator[StoredPart]:
 
 
 class _BytePosition:
-    """How many bytes of all sources are read."""
+    """The number of bytes that were read of all sources."""
 
     def __init__(self) -> None:
-        self._now = 0
-        self._behind = 0  # of the sources that are read to their end
+        self._read_bytes = 0
+        self._finished_bytes = 0  # of the sources that are read to their end
         self._source = ""
 
     def advance(self, chunk: tuple[StoredConversation, ...]) -> int:
-        """The bytes that were read for these."""
-        before = self._now
+        """The bytes that were read for these conversations."""
+        before = self._read_bytes
         for conversation in chunk:
             if conversation.source != self._source:
-                self._behind += size_of(self._source) if self._source else 0
+                self._finished_bytes += size_of(self._source) if self._source else 0
                 self._source = conversation.source
-        self._now = self._behind + chunk[-1].read_bytes
-        return self._now - before
+        self._read_bytes = self._finished_bytes + chunk[-1].read_bytes
+        return self._read_bytes - before

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from guard.verdict import Verdict
 from serve.engine.score import Check
 from serve.scan.judge import ScanEngine, judge
-from serve.scan.parts import ScanManifest, ScanRow
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import ScanRow
 from serve.scan.sources import StoredConversation
 
 RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
@@ -19,7 +20,7 @@ RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
 def part_rows(
     engine: ScanEngine, stored: Sequence[StoredConversation], manifest: ScanManifest
 ) -> list[ScanRow]:
-    """A row a conversation and rule, in their orders. Raises what the engine raises."""
+    """One row per conversation and rule, in their orders. Raises what the engine raises."""
     rules = list(manifest.rules)
     readable = [conversation for conversation in stored if not conversation.problem]
     checks = iter(judge(engine, [conversation.messages for conversation in readable], rules))

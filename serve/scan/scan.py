@@ -1,4 +1,4 @@
-"""A scan in this process: every part that is not there is judged and written; then all are counted.
+"""A scan in this process: every missing part is judged and written; then all are counted.
 
 Knows nothing of command lines.
 """
@@ -13,7 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from serve.scan.judge import ScanEngine
-from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
 from serve.scan.reading import read_parts
 from serve.scan.rows import part_rows
 
@@ -21,7 +22,7 @@ VerdictCounts = Mapping[tuple[str, str], int]  # rows by rule and verdict
 
 
 def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
-    """Write every part that is not there; the finished manifest.
+    """Write every missing part; the finished manifest.
 
     Raises GuardError where a source cannot be read, and what the engine raises.
     """
@@ -42,7 +43,7 @@ def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
 
 
 def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
-    """How many of a part's rows there are by rule and verdict."""
+    """The number of a part's rows by rule and verdict."""
     return Counter((row["rule"], row["verdict"]) for row in rows)
 
 
@@ -54,7 +55,7 @@ class ScanTally:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, counts: VerdictCounts) -> None:
-        """The counts of one more part."""
+        """Add the counts of one more part."""
         self._counts.update(counts)
 
     def finished(self) -> ScanManifest:
@@ -72,7 +73,7 @@ class ScanTally:
 
 
 class ScanBar:
-    """A bar over the bytes of the sources, with how many conversations are judged."""
+    """A progress bar over the bytes of the sources, with the number of judged conversations."""
 
     def __init__(self, manifest: ScanManifest) -> None:
         total = sum(size for size, _ in manifest.sources.values())
@@ -86,7 +87,7 @@ class ScanBar:
         self._bar.close()
 
     def add(self, conversations: int, read_bytes: int) -> None:
-        """So many more are judged, and for them so many bytes were read."""
+        """Advance the bar by judged conversations and the bytes that were read for them."""
         self._conversations += conversations
         self._bar.set_postfix_str(f"{self._conversations:,} conversations", refresh=False)
         self._bar.update(read_bytes)

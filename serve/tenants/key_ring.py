@@ -13,7 +13,7 @@ Owner = TypeVar("Owner")
 
 
 def key_hash(key: str) -> str:
-    """What the tenants' file has instead of the key: `printf %s KEY | sha256sum`."""
+    """The hash that the tenants' file has instead of the key: `printf %s KEY | sha256sum`."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -24,9 +24,9 @@ class KeyRing(Generic[Owner]):
         self._owners = tuple(owners.items())
 
     def owner(self, key: str) -> Owner | None:
-        """Whose key it is, if it is anybody's.
+        """The owner of the key; None if it is nobody's.
 
-        Compares with all of them, each in constant time: how long that takes says nothing of them.
+        Compares with all keys, each in constant time, so that the time says nothing of them.
         """
         presented = key_hash(key)
         owner = None

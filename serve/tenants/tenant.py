@@ -37,9 +37,9 @@ class Tenant:
     shares_cache: bool = False
 
     def salted(self, cache_salt: str | None) -> str | None:
-        """The salt for the engine, of the one that a request of the tenant's has.
+        """The engine's cache salt for this tenant, from the salt in the request.
 
-        No two tenants' are ever equal, and none of theirs is one of those who share the cache.
+        Salts of two tenants are never equal, and never equal to one of those who share the cache.
         """
         if not self.shares_cache:
             return f"{self.name}/{cache_salt or ''}"

@@ -46,7 +46,7 @@ class TenantEntry(Strict):
 
 
 class TenantFile(Strict):
-    """The file."""
+    """The file of tenants."""
 
     admin_keys_sha256: tuple[KeyHash, ...] = ()
     tenants: Annotated[dict[TenantName, TenantEntry], Field(min_length=1)]
@@ -54,7 +54,7 @@ class TenantFile(Strict):
 
 @dataclass(frozen=True)
 class Tenants:
-    """All tenants, and whose key is whose."""
+    """All tenants, and the owner of each key."""
 
     all: tuple[Tenant, ...]
     keys: KeyRing[Tenant | Admin]
@@ -92,7 +92,9 @@ def _add_key(
 ) -> None:
     if hashed == key_hash(""):
         remedy = "Hash the key itself: printf %s KEY | sha256sum"
-        raise GuardError("the hash of no key at all", where=where, got=hashed, remedy=remedy)
+        raise GuardError(
+            "this is the SHA-256 of an empty key", where=where, got=hashed, remedy=remedy
+        )
     if hashed in owners:
         remedy = "Give every tenant, and the admin, keys of their own"
         raise GuardError("a key has two owners", where=where, got=hashed, remedy=remedy)

@@ -24,7 +24,7 @@ MODULES = (
     "kv.block_hash",
     "kv.resident",
     "kv.allocation",
-    "kv.partial_block",
+    "kv.partial_block_seams",
     "kv.partial_block_copies",
     "kv.followers",
     "kv.block_counts",

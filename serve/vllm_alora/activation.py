@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vllm.lora.request import LoRARequest
 
-NEAR_END = 64  # tokens, among which an invocation mostly is
+NEAR_END = 64  # tokens at the end, among which an invocation mostly is
 
 
 def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int]) -> int | None:

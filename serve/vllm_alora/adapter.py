@@ -101,7 +101,7 @@ def _located(path: str) -> Path:
     """
     folder = Path(get_adapter_absolute_path(path))
     if not folder.is_dir():
-        raise _missing(CONFIG, folder)  # and not kept: it may be there the next time
+        raise _missing(CONFIG, folder)  # and not remembered: the file may exist the next time
     return folder
 
 
@@ -238,7 +238,7 @@ def check_adapter(adapter: AdapterFiles, lora_config: Any, model_config: Any) ->
 
 
 def _misfit(sizes: tuple[int, int], layer: tuple[int, int] | None) -> str:
-    """What an adapter's (in, out) is, and what the model's layer has instead."""
+    """The adapter's (in, out) and the model's, as text, where they differ."""
     if not layer:
         return "no such layer"
     return f"{sizes[0]} -> {sizes[1]}, where the model has {layer[0]} -> {layer[1]}"
@@ -285,7 +285,7 @@ def _layers(hf_config: Any) -> Layers | None:
 
 
 def _build_layers(hf_config: Any) -> Layers | None:
-    """Name -> (in, out) of every layer an adapter may target.
+    """The (in, out) of every layer that an adapter may target, by name.
 
     From an instance, without memory, of the class that PEFT adapted. None where that class does not
     settle the names: transformers does not have it, or the text model is part of a larger one,

@@ -2,7 +2,7 @@
 
 vLLM reads `alora_invocation_tokens` only to refuse the adapter, rightly: without the other seams it
 would apply the weights to the whole prompt. With them it is served as trained. Every other refusal
-stays. Can go when vLLM serves aLoRA itself.
+stays. Remove when vLLM serves aLoRA itself.
 """
 
 from __future__ import annotations

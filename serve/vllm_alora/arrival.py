@@ -3,7 +3,7 @@
 The input processor is the first code of vLLM that has both the prompt's ids and the adapter, for
 `LLM` and for the server alike, and its errors are one request's errors. A prompt without the
 invocation is refused: PEFT would answer with the base model, and that would read like the adapter's
-verdict. A bad adapter is refused: in a worker it would stop the whole engine. Can go when vLLM
+verdict. A bad adapter is refused: in a worker it would stop the whole engine. Remove when vLLM
 serves aLoRA itself and validates adapters before it schedules them.
 """
 
@@ -92,7 +92,7 @@ def active_from(
             "model would answer. Build the prompt with the invocation the adapter was trained with"
         )
     # Where the invocation is a turn's header, an earlier turn has it too: a prompt that lost its
-    # last turn is not without invocation.
+    # last turn still has an invocation.
     if expected is not None and expected != start:
         raise InvocationError(
             f"adapter '{name}' would become active at token {start} of the prompt, expected was "

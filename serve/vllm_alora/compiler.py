@@ -35,7 +35,7 @@ def compiled(source: Path, functions: tuple[str, ...], arguments: tuple[type, ..
     try:
         command = shlex.split(os.environ.get("CXX", "g++"))
     except ValueError as error:
-        raise CompileError(f"CXX={os.environ['CXX']} is no command: {error}") from error
+        raise CompileError(f"CXX={os.environ['CXX']} is not a command: {error}") from error
     if not command or shutil.which(command[0]) is None:
         raise CompileError("there is no C++ compiler: install g++, or name one by CXX")
     machine = "-march=native"
@@ -58,9 +58,9 @@ def compiled(source: Path, functions: tuple[str, ...], arguments: tuple[type, ..
 
 
 def _library(command: Sequence[str], source: Path) -> Path:
-    """Where it is kept: a file for each source, compiler and processor.
+    """The file of the compiled source: one for each source, compiler and processor.
 
-    The same home may be that of several machines.
+    Several machines may share a home folder.
     """
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     parts = [source.read_text(encoding="utf-8"), *command, version.stdout, *_processor()]
@@ -78,24 +78,24 @@ def _loaded(library: Path, functions: tuple[str, ...], arguments: tuple[type, ..
 
 
 def _compile(command: Sequence[str], source: Path, library: Path) -> None:
-    """Whole or not at all: other processes may do the same."""
+    """Compile to `library`, whole or not at all: other processes may do the same."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        made = Path(scratch, library.name)
+        compiled_library = Path(scratch, library.name)
         subprocess.run(
-            [*command, str(source), "-o", str(made)],
+            [*command, str(source), "-o", str(compiled_library)],
             check=True,
             capture_output=True,
             text=True,
             timeout=COMPILE_S,
         )
-        with made.open("rb") as file:
+        with compiled_library.open("rb") as file:
             os.fsync(file.fileno())  # half a library would end the process that loads it
-        made.replace(library)
+        compiled_library.replace(library)
 
 
 def _processor() -> list[str]:
-    """What code for this machine may differ by."""
+    """The facts of the processor by which compiled code may differ."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -6,7 +6,7 @@ for a plugin's data and survives; here it becomes an `ActivatedRequest` again, w
 an object to the scheduler and to the workers. Its id is settled here too, because all front ends
 meet in the engine core: one id means one content, whoever asked. A LoRA request that did not come
 through `arrival` was checked by nobody and is refused: vLLM answers it with an error and lives on.
-Can go when LoRARequest has a field for plugins.
+Remove when LoRARequest has a field for plugins.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def preprocess_add_request(original: Callable[..., Any], self: Any, request: Any
 
 
 def activated(engine_core: Any, lora: Any, activation_start: int, content: str) -> ActivatedRequest:
-    """What the scheduler and the worker of `engine_core` know an adapter by, for one prompt."""
+    """The request by which scheduler and worker of `engine_core` know one prompt's adapter."""
     connect(engine_core)
     content_of_id = vars(engine_core).setdefault("content_of_adapter_id", {})
     adapter_id = _id_of(content, lora.lora_int_id, content_of_id)

@@ -29,8 +29,8 @@ class SeamError(RuntimeError):
 
 @dataclass(frozen=True)
 class Seam:
-    """Where vLLM is patched, what that function's parameters must be called, and what stands in for
-    it.
+    """A patched function of vLLM: its place, the names that its parameters must have, and its
+    wrapper.
 
     `wrapper` is called with the original function first, then with the call's own arguments.
     """
@@ -64,7 +64,7 @@ def install(seams: Iterable[Seam]) -> None:
 
 
 def is_installed(patch: Seam) -> bool:
-    """Whether this process's vLLM is patched there. Raises SeamError if there is no such place."""
+    """Whether this process's vLLM is patched there. Raises SeamError if it does not exist."""
     return hasattr(_function(_find(patch)[2]), MARK)
 
 

@@ -79,7 +79,7 @@ class SharedPrompt(Sequence[int]):
         return np.concatenate((self.prefix.array, suffix), dtype=dtype or np.int32)
 
     def copy(self) -> SharedPrompt:
-        """One that grows by itself, on the same prefix."""
+        """A prompt on the same prefix that grows by itself."""
         return SharedPrompt(self.prefix, self._suffix)
 
     def append(self, token_id: int) -> None:

@@ -6,7 +6,7 @@ nothing. A request asks with `STATE` in its `SamplingParams.extra_args`, under a
 the step that completes its prompt the runner keeps that row, and the caller takes it after the step
 (`take_states`): the next one forgets it. A row is kept in no other step, so a request that is
 cancelled or preempted before leaves nothing. Both model runners, without speculative decoding
-(`gives_states`); elsewhere nothing is kept, and who asks has to refuse. Can go when vLLM gives out
+(`gives_states`); elsewhere nothing is kept, and who asks has to refuse. Remove when vLLM gives out
 hidden states of requests that generate.
 """
 
@@ -61,7 +61,7 @@ def add_request_v2(
 ) -> None:
     """vLLM's; beside it, whether the request asks: this runner does not keep what requests say."""
     keys: dict[int, str] = vars(self).setdefault("state_keys", {})
-    keys.pop(req_idx, None)  # of whoever had this place before
+    keys.pop(req_idx, None)  # the key of the request that had this row before
     key = _key(sampling_params)
     if key is not None:
         keys[req_idx] = key
@@ -101,8 +101,9 @@ def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
     """Keep rows of `states`, [rows, hidden size], by their keys; those of the step before are
     forgotten, as nobody may have taken them.
     """
-    kept = {key: states[row].to("cpu", torch.float32, copy=True) for key, row in rows.items()}
-    runner.kept_states = kept
+    runner.kept_states = {
+        key: states[row].to("cpu", torch.float32, copy=True) for key, row in rows.items()
+    }
 
 
 def _key(sampling_params: Any) -> str | None:

@@ -7,7 +7,7 @@ offset < activation_start`: adapter id 0. Tokens decoded later lie behind the pr
 its activation point.
 
 Runner V1 (CPU, or no Triton) knows per row how many tokens are computed. Runner V2 keeps the
-adapters in a LoraState that does not, so its runner lends it the request states. Can go when vLLM
+adapters in a LoraState that does not, so its runner lends it the request states. Remove when vLLM
 serves aLoRA itself.
 """
 
@@ -25,7 +25,7 @@ from .activation import ActivatedRequest
 from .seam import seam
 
 Ints = npt.NDArray[np.integer[Any]]
-NO_SLOT = -1  # of the base's tokens
+NO_SLOT = -1  # the slot of the base's tokens
 
 
 def slots_of(adapters: Sequence[int], adapter_in_slot: Sequence[int | None]) -> Ints:

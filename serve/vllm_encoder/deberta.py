@@ -8,7 +8,7 @@ asks.
 
 Linear layers see vLLM's flat tokens, which vLLM wraps for adapters; attention and convolution see
 padded rows (`rows.py`). Modules are named as in transformers' DebertaV2ForTokenClassification, so
-PEFT's names are the names here. Can go when vLLM has the model.
+PEFT's names are the names here. Remove when vLLM has the model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 from .rows import PaddedRows, bounds, padded_rows
 
 BASE_SLOT = -1  # of a token without an adapter
-C2P, P2C = "c2p", "p2c"  # a token's content by the other's distance, and the other way about
+C2P, P2C = "c2p", "p2c"  # a token's content by the other's distance, and the reverse
 UNUSED = ("position_ids", "position_embeddings")  # old checkpoints hold them whatever they use
 
 
@@ -418,12 +418,14 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """A checkpoint of any of transformers' DeBERTa-v2 models; heads are left out."""
-        named: list[tuple[str, Tensor]] = []
+        renamed_weights: list[tuple[str, Tensor]] = []
         for name, weight in weights:
             if name.startswith(("embeddings.", "encoder.")):  # of a model without a head
                 name = f"deberta.{name}"
             if name.startswith("deberta."):
-                named.append((name, weight))
+                renamed_weights.append((name, weight))
         names = dict(self.named_parameters())
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(without_unused(named, names))
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(
+            without_unused(renamed_weights, names)
+        )
         return loaded

@@ -3,7 +3,7 @@
 A prompt begins with its schema, a marker before each label; the classifier reads the state of each
 marker, a logit a label. Whoever makes the prompt knows where the markers stand and says so with the
 request (`LABEL_POSITIONS`). Spans, relations and counts, which GLiNER2 has heads for too, are not
-served. Can go when vLLM has the model.
+served. Remove when vLLM has the model.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LABEL_POSITIONS = "label_positions"  # in PoolingParams.extra_kwargs: of the lab
 
 
 class LabelPool(AllPool):
-    """Of each request what stands at its labels; of one that names none, all of its tokens."""
+    """The rows of each request at its labels; all rows of a request that names no labels."""
 
     def forward(self, hidden_states: Tensor, pooling_metadata: PoolingMetadata) -> list[Any]:
         """[tokens, 1] -> [labels, 1] for each request."""
-        of_requests = super().forward(hidden_states, pooling_metadata)
+        request_logits = super().forward(hidden_states, pooling_metadata)
         at_labels: list[Any] = []
-        for logits, params in zip(of_requests, pooling_metadata.pooling_params, strict=True):
+        for logits, params in zip(request_logits, pooling_metadata.pooling_params, strict=True):
             positions = (params.extra_kwargs or {}).get(LABEL_POSITIONS)
             if logits is not None and positions is not None:
                 logits = logits[torch.tensor(positions, device=logits.device)]
@@ -82,9 +82,9 @@ class GlinerForClassification(nn.Module, SupportsLoRA):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """A checkpoint of gliner2's span extractor; its other heads are left out."""
         parameters = dict(self.named_parameters())
-        kept: list[tuple[str, Tensor]] = []
+        served_weights: list[tuple[str, Tensor]] = []
         for name, weight in without_unused(weights, parameters):
             if name.startswith(("encoder.", "classifier.")):
-                kept.append((name, weight))
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(kept)
+                served_weights.append((name, weight))
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(served_weights)
         return loaded

@@ -74,6 +74,8 @@ class ModernBertForGuarding(nn.Module, SupportsLoRA):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """A checkpoint of a ModernBERT with its prediction head, as the pretrained ones are."""
-        kept = [(name, weight) for name, weight in weights if name.startswith(("model.", "head."))]
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(kept)
+        served_weights = [
+            (name, weight) for name, weight in weights if name.startswith(("model.", "head."))
+        ]
+        loaded: set[str] = AutoWeightsLoader(self).load_weights(served_weights)
         return loaded

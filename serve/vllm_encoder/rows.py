@@ -33,7 +33,7 @@ class PaddedRows:
 
     def of(self, flat: Tensor) -> Tensor:
         """[tokens, width] -> [rows, longest, width], zeros behind a row's end."""
-        # No product: what was read there is the step's first token, and NaN times zero is NaN.
+        # Not a multiplication: padding reads the step's first token, and NaN times zero is NaN.
         return flat[self.tokens].masked_fill_(~self.is_token.unsqueeze(-1), 0)
 
     def put(self, flat: Tensor, rows: Tensor) -> None:
@@ -50,8 +50,8 @@ def bounds(layer_name: str, tokens: int, max_tokens: int) -> list[int]:
     metadata = get_forward_context().attn_metadata
     if not isinstance(metadata, dict):
         return [*range(0, tokens, max_tokens), tokens]
-    of_layer: Any = metadata[layer_name]
-    starts: list[int] = of_layer.query_start_loc.tolist()
+    layer_metadata: Any = metadata[layer_name]
+    starts: list[int] = layer_metadata.query_start_loc.tolist()
     return starts
 
 

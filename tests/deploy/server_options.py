@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve.engine.thread.engine_thread import CLOSING_S
-from serve.up import _arguments
+from serve.up_arguments import parse_arguments
 
 
 def assert_understood(command: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def assert_understood(command: list[str], monkeypatch: pytest.MonkeyPatch) -> di
     assert command[0].endswith(".venv/bin/python")
     assert command[1:3] == ["-m", "serve.up"]
     monkeypatch.setattr(sys, "argv", ["serve.up", *command[3:]])
-    return vars(_arguments())
+    return vars(parse_arguments())
 
 
 def timeout_of(options: dict[str, Any]) -> float:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from serve.api.app import create_app
-from serve.api.limits import MAX_BYTES
+from serve.api.input.limits import MAX_BYTES
 from tests.deploy.clients import DEPLOY, addressed, output
 from tests.serve.serving import serving
 from tests.serve.word_engine import WordEngine

@@ -527,8 +527,7 @@ def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World
 def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
     world.add_rule("medical", examples=10)
     assert (
-        "It takes examples as independent, also those of one group"
-        in evaluate(world).as_markdown()
+        "It takes examples as independent, also those of one group" in evaluate(world).as_markdown()
     )
 
 

@@ -183,7 +183,7 @@ def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
     start_engine(parts, {"read": read})
     with pytest.raises(GuardError, match="not of the rule 'read'"):
         start_engine(parts, {"read": own})
-    with pytest.raises(GuardError, match=r"no base that is served.*Served here: minilm"):
+    with pytest.raises(GuardError, match=r"weights is not served.*Served here: minilm"):
         start_engine(parts[1:], {"read": read, "own": own})
     assert started == [
         ("tiny", ["own", "shared"]),

@@ -26,10 +26,8 @@ from serve.up import (
     _rule_sets,
     _serve,
     _tenants,
-    _tls,
     main,
 )
-from tests.serve.certificates import make_certificates
 from tests.serve.server_process import ADMIN, SHOP, ServerProcess
 from tests.serve.serving import MESSAGES
 from tests.serve.toy_engine import MortalEngine
@@ -67,24 +65,6 @@ def test_an_unknown_method_ends_the_command_with_one_line(
     assert "Did you mean 'lora'" in capsys.readouterr().err
 
 
-def test_a_merged_base_has_its_method_already(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    for option in (["--method", "alora"], ["--watch"]):
-        monkeypatch.setattr("sys.argv", ["up", "--merged", *option])
-        with pytest.raises(SystemExit):
-            main()
-        assert f"leave out {option[0]}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("replicas", [[], ["--replicas", "2"]])
-def test_a_time_to_scale_down_needs_a_number_of_replicas_that_the_load_decides(
-    replicas: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr("sys.argv", ["up", "--scale-down", "60", *replicas])
-    with pytest.raises(SystemExit):
-        main()
-    assert "--replicas 1-4" in capsys.readouterr().err
-
-
 def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
     trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -111,24 +91,6 @@ def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
     assert _tenants(None, rule_sets) is None
     with pytest.raises(GuardError, match=r"there are none.*RULESETS="):
         _tenants(file, {})
-
-
-def test_files_that_are_no_certificate_and_its_key_are_refused_at_the_start(
-    tmp_path: Path,
-) -> None:
-    files = make_certificates(tmp_path)
-    assert _tls(None, None, None) == {}
-    assert set(_tls(files.client, None, None)) == {"ssl_certfile", "ssl_keyfile"}
-    for cert, key, client_ca, error in (
-        (None, files.server_key, None, "needs a certificate"),
-        (files.server, None, None, "no TLS"),
-        (files.server, files.client, None, "no TLS"),
-        (files.server, tmp_path / "gone.pem", None, "no TLS"),
-        (files.server, files.server_key, files.server_key, "no TLS"),
-    ):
-        with pytest.raises(GuardError, match=error) as raised:
-            _tls(cert, key, client_ca)
-        assert raised.value.remedy
 
 
 def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(

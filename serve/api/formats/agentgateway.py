@@ -27,9 +27,9 @@ from guard.chat import ChatMessage
 from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
-from serve.api.limits import MAX_CALL_ID, MAX_TEXTS
+from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, violated
-from serve.api.strict_json import StrictRoute
 from serve.policy.rule_set import RuleSet
 
 router = APIRouter(route_class=StrictRoute)
@@ -43,7 +43,7 @@ def _selected(
     guard_rules: Annotated[list[str] | None, Header(alias="guard-rules")] = None,
     guard_rule_set: Annotated[str | None, Header(alias="guard-rule-set")] = None,
 ) -> RuleSet:
-    """What the headers name. Raises HTTPException 404 for what is not served."""
+    """The rules or the rule set that the headers name. Raises HTTPException 404 for others."""
     names = None
     if guard_rules is not None:
         # Several headers of one name are one list (RFC 9110, section 5.3).
@@ -55,7 +55,7 @@ Selected = Annotated[RuleSet, Depends(_selected)]
 
 
 class PromptMessages(BaseModel):
-    """What is sent to a model."""
+    """The messages that are sent to a model."""
 
     messages: ChatMessages
 
@@ -73,7 +73,7 @@ class ReplyChoice(BaseModel):
 
 
 class ReplyChoices(BaseModel):
-    """What came from a model."""
+    """The replies of a model."""
 
     choices: Annotated[list[ReplyChoice], Field(min_length=1, max_length=MAX_TEXTS)]
 
@@ -85,13 +85,13 @@ class ReplyRequest(BaseModel):
 
 
 class PassAction(BaseModel):
-    """Nothing is to be done."""
+    """The gateway has nothing to do."""
 
     reason: str = "no rule is violated"
 
 
 class RejectAction(BaseModel):
-    """What the gateway is to answer instead."""
+    """The response that the gateway gives instead."""
 
     body: str
     status_code: int = 403
@@ -99,7 +99,7 @@ class RejectAction(BaseModel):
 
 
 class WebhookResponse(BaseModel):
-    """What the gateway is to do."""
+    """The action that the gateway takes."""
 
     action: RejectAction | PassAction
 
@@ -126,7 +126,7 @@ async def reply(
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """Why there is no action."""
+    """The error body: a reason, and no action."""
     return {"error": message}
 
 

@@ -28,7 +28,7 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import engine_failure
 from serve.api.explain import explained
-from serve.api.limits import (
+from serve.api.input.limits import (
     MAX_CHARACTERS,
     MAX_MESSAGES,
     MAX_RULES,
@@ -37,8 +37,8 @@ from serve.api.limits import (
     MAX_TURNS,
     Metadata,
 )
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck
-from serve.api.strict_json import StrictRoute
 from serve.engine import Check
 from serve.policy.rule_set import RuleSet
 
@@ -103,12 +103,12 @@ class CheckRequest(StrictBody):
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """What the rules are put to: the tools, if there are any, then a turn a message."""
+        """The conversation that is judged: the tools, if there are any, then a turn per message."""
         return self._conversation
 
     @property
     def tool_turns(self) -> tuple[Message, ...]:
-        """Of the conversation, what describes the tools."""
+        """The turns that describe the tools."""
         return self._conversation[: -len(self.messages)]
 
     @model_validator(mode="after")
@@ -266,7 +266,7 @@ async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
     if body.explain:
         try:
             response.explanations = await _explanations(body, request, decided)
-        except GuardError as error:  # the verdicts stand without
+        except GuardError as error:  # the verdicts stand without explanations
             log.warning("violations are not explained: %s", engine_failure(error))
     return response
 
@@ -298,7 +298,7 @@ async def rule_sets(request: Request) -> list[ServedRuleSet]:
 async def _explanations(
     body: CheckRequest, request: Request, decided: DecidedCheck
 ) -> dict[str, Explanation]:
-    """Of each violated rule. Raises as `CheckService.check`."""
+    """The explanation of each violated rule. Raises as `CheckService.check`."""
     tools = body.tool_turns
     messages = body.conversation[len(tools) :]
     carrying = await explained(request, messages, decided, body.cache_salt, tools=tools)
@@ -309,7 +309,7 @@ async def _explanations(
 
 
 def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
-    """What the body names. A misspelt name is the caller's mistake, as any other in the request.
+    """The rules or the rule set that the body names. A misspelt name is the caller's mistake.
 
     Raises HTTPException 422 for it.
     """
@@ -325,5 +325,5 @@ def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """A check without a verdict, and why."""
+    """The error body: a check without a verdict, and why."""
     return {"verdict": "unjudged", "error": message}

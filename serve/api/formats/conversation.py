@@ -14,7 +14,7 @@ from guard.chat import ChatMessage, ContentPart, says_nothing, turns
 from guard.errors import GuardError
 from guard.example import Message
 from serve.api.errors import Unjudged
-from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES
+from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES
 
 ChatMessages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 

@@ -28,9 +28,9 @@ from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import ChatMessages, from_chat, from_text
-from serve.api.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
+from serve.api.input.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
-from serve.api.strict_json import StrictRoute
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
@@ -144,7 +144,7 @@ async def generation(body: GenerationRequest, rule: Rule, request: Request) -> l
 async def context_doc(body: ContextRequest, rule: Rule, request: Request) -> list[Detection]:
     """Put an answer and the documents that it should follow from to the rule."""
     if body.context_type == "url":
-        raise Unjudged("what stands at a URL is not fetched; send the documents")
+        raise Unjudged("documents are not fetched from a URL; send their text")
     messages = [ChatMessage(role="tool", content=document) for document in body.context]
     messages.append(ChatMessage(role="assistant", content=body.content))
     return (await _judge(request, rule, [from_chat(messages)]))[0]

@@ -35,7 +35,7 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat
-from serve.api.limits import (
+from serve.api.input.limits import (
     MAX_CALL_ID,
     MAX_CHARACTERS,
     MAX_MESSAGES,
@@ -45,8 +45,8 @@ from serve.api.limits import (
     MAX_TOOLS,
     Metadata,
 )
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, violated
-from serve.api.strict_json import StrictRoute
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
@@ -61,7 +61,7 @@ class GuardrailParams(BaseModel):
 
 
 class GatewayCaller(BaseModel):
-    """Whose call it is, by the gateway's keys."""
+    """The caller, by the gateway's keys."""
 
     user_api_key_team_id: Annotated[str, Field(max_length=MAX_SALT)] | None = None
 
@@ -80,7 +80,7 @@ class GuardrailRequest(BaseModel):
 
     input_type: Literal["request", "response"]
     litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
-    texts: list[str] | None = None  # of a chat those of all its messages, which are not read
+    texts: list[str] | None = None  # for a chat, the texts of all its messages, which are not read
     images: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
     structured_messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tool_calls: ToolCalls | None = None
@@ -97,7 +97,7 @@ class GuardrailRequest(BaseModel):
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """A request's conversation; where it is no chat, its texts as the user's."""
+        """A request's conversation; if it is not a chat, its texts as the user's messages."""
         if self.structured_messages:
             return from_chat(self.structured_messages, self.tools or ())
         messages = [ChatMessage(role="user", content=text) for text in self.texts or ()]
@@ -110,8 +110,8 @@ class GuardrailRequest(BaseModel):
     def replies_after(self, sent: tuple[Message, ...]) -> Replies:
         """A response's replies, each at the end of the conversation `sent`.
 
-        Each has all images and tool calls: the format does not say whose they are. Of several texts
-        one that says nothing is left out.
+        Each has all images and tool calls: the format does not say whose they are. An empty reply
+        among several is left out.
         """
         try:
             calls, unread = self._beside_the_texts()
@@ -147,7 +147,7 @@ class GuardrailRequest(BaseModel):
 
     @property
     def _spoken(self) -> list[str]:
-        """The texts that say something."""
+        """The texts that are not empty."""
         spoken: list[str] = []
         for text in self.texts or ():
             if not says_nothing([ChatMessage(role="assistant", content=text)]):
@@ -172,7 +172,7 @@ def _reply(content: str, unread: tuple[str, ...]) -> Message:
 
 
 class GuardrailResponse(BaseModel):
-    """What LiteLLM is to do. A missing action would read as "NONE" there."""
+    """The action that LiteLLM takes. A missing action would read as "NONE" there."""
 
     action: Literal["NONE", "BLOCKED"]
     blocked_reason: str | None = None
@@ -207,5 +207,5 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """Why there is no action."""
+    """The error body: a reason, and no action."""
     return {"error": message}

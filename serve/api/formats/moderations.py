@@ -22,9 +22,9 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.formats.conversation import from_parts, from_text
 from serve.api.formats.openai_error import MALFORMED, error_body
-from serve.api.limits import MAX_TEXTS
+from serve.api.input.limits import MAX_TEXTS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck
-from serve.api.strict_json import StrictRoute
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
@@ -32,7 +32,7 @@ __all__ = ["MALFORMED", "error_body", "router"]
 
 router = APIRouter(route_class=StrictRoute)
 
-# What a client sends that was made for OpenAI's own service: here, every rule.
+# Model names that clients of OpenAI's own service send: here, every rule.
 OPENAI_MODELS = (
     "omni-moderation-latest",
     "omni-moderation-2024-09-26",
@@ -103,7 +103,7 @@ async def moderate(body: ModerationRequest, request: Request) -> ModerationRespo
 
 
 def _selected(catalogue: Catalogue, model: str) -> RuleSet:
-    """What a text is put to. Raises HTTPException 404 if the model is no rule and no rule set."""
+    """The rules that judge a text. Raises HTTPException 404 for a model that is none of them."""
     if model in OPENAI_MODELS:
         return catalogue.selected(None)
     if model in catalogue.rule_sets:

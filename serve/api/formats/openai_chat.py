@@ -28,16 +28,16 @@ from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
 from serve.api.formats.openai_error import MALFORMED, error_body
-from serve.api.limits import MAX_SALT
+from serve.api.input.limits import MAX_SALT
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
-from serve.api.strict_json import StrictRoute
 from serve.engine import Check
 
 __all__ = ["MALFORMED", "error_body", "router"]
 
 router = APIRouter(route_class=StrictRoute)
 MAX_CHOICES = 128
-LEAST_LOGPROB = -9999.0  # OpenAI's, for a token that is very unlikely
+LEAST_LOGPROB = -9999.0  # OpenAI's value for a very unlikely token
 STARTED = int(time.time())
 
 # Parameters of the API that steer how text is generated, and change no verdict.
@@ -146,7 +146,7 @@ class CompletionChoice(BaseModel):
 
 
 class CachedTokens(BaseModel):
-    """Those of the prompt's tokens that were not computed again."""
+    """The prompt tokens that were not computed again."""
 
     cached_tokens: int
 
@@ -161,7 +161,7 @@ class CompletionUsage(BaseModel):
 
     @classmethod
     def of(cls, check: Check, choices: int) -> CompletionUsage:
-        """What the check took, and one token a choice."""
+        """The tokens of the check, and one token per choice."""
         prompt_tokens = check.cached_tokens + check.computed_tokens
         return cls(
             prompt_tokens=prompt_tokens,

@@ -36,10 +36,11 @@ from serve.api.formats.check import (
     TokenUsage,
     UnjudgedRule,
 )
-from serve.api.limits import MAX_CHARACTERS
-from serve.api.lines import BodyLines
+from serve.api.input.limits import MAX_CHARACTERS
+from serve.api.input.lines import BodyLines
+from serve.api.input.strict_json import TooManyValues, read_json
 from serve.api.service import CheckService, DecidedCheck
-from serve.api.strict_json import TooManyValues, read_json
+from serve.engine.prompts import CHARACTERS_PER_TOKEN
 from serve.engine.thread.refusals import Overloaded
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
@@ -49,7 +50,6 @@ PATH = "/v1/check/stream"
 MALFORMED = check.MALFORMED
 
 SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f")  # the last three full-width
-CHARACTERS_PER_TOKEN = 16  # hardly a text has as many; so much is checked whatever it holds
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 BODY = {
     "requestBody": {
@@ -85,7 +85,7 @@ class StreamPiece(StrictBody):
 
 
 class StreamEvent(BaseModel):
-    """What came of a check of the reply up to `checked_characters`."""
+    """The outcome of a check of the reply up to `checked_characters`."""
 
     release: str
     verdict: Literal["allow", "unjudged"]
@@ -117,23 +117,23 @@ class GrowingReply:
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """The messages, and the reply as far as it is there."""
+        """The messages, and the reply so far."""
         if not self.text:
             return self._messages
         return (*self._messages, Message("assistant", self.text))
 
     @property
     def unchecked(self) -> str:
-        """What no check has seen."""
+        """The text that no check has seen."""
         return self.text[self._checked :]
 
     def take(self, piece: StreamPiece) -> None:
         """Append what was written.
 
-        Raises HTTPException 422 behind the end and for what is no text, 413 for too much.
+        Raises HTTPException 422 after the end and for what is not text, 413 for too much.
         """
         if self.is_ended:
-            raise HTTPException(422, 'a line came behind {"end": true}')
+            raise HTTPException(422, 'a line came after {"end": true}')
         try:
             Message("assistant", piece.append)
         except GuardError as error:
@@ -156,7 +156,7 @@ class GrowingReply:
             return False
 
     def checked(self, ruling: Ruling) -> str:
-        """All that is there was checked; what may be shown now."""
+        """Note that the whole text so far was checked; the text that may be shown now."""
         self._checked = len(self.text)
         end = self._checked
         if not self.is_ended:
@@ -225,7 +225,7 @@ class CheckedStream(Response):
         except GuardError as error:
             if not self._lines.is_gone:
                 yield _unjudged(engine_failure(error))
-        except Exception as error:  # the status is long sent
+        except Exception as error:  # the status was sent long ago
             log.error("a stream failed", exc_info=error)
             yield _unjudged(SERVER_FAILED)
 
@@ -246,7 +246,7 @@ class CheckedStream(Response):
                 yield self._end("", decided)
                 return
             yield self._event(reply.checked(ruling), decided)
-        if decided is None or reply.unchecked:  # else the last check was of the whole
+        if decided is None or reply.unchecked:  # otherwise the last check covered the whole reply
             decided = await self._check()
         yield self._end(reply.checked(decided.decision.ruling), decided)
 
@@ -264,7 +264,7 @@ class CheckedStream(Response):
             self._reply.take(_read(StreamPiece, line, "a line"))
 
     async def _check(self) -> DecidedCheck:
-        """The reply as far as it is there; given up once its sender is gone."""
+        """The check of the reply so far; given up once its sender is gone."""
         scope = {**self._request.scope, "deadline": self._lines.deadline()}
         return await self._service.check(
             Request(scope, self._lines.until_gone),
@@ -290,7 +290,7 @@ class CheckedStream(Response):
         )
 
     def _unjudged_event(self, why: str) -> StreamEvent:
-        """What came of a check that no rule has answered."""
+        """The event for a check that no rule has answered."""
         unjudged = [UnjudgedRule(rule=rule, reason=why) for rule in self._rule_set.rules]
         return StreamEvent(
             release="",
@@ -318,7 +318,7 @@ def _unjudged(message: str) -> StreamEnd:
 
 
 def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
-    """A line of the body. Raises HTTPException 422 if it is none of this kind, or missing."""
+    """The parsed line of the body. Raises HTTPException 422 if it is missing or of another kind."""
     if line is None:
         raise HTTPException(422, f'{where} is missing; the last one is {{"end": true}}')
     try:
@@ -334,5 +334,5 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """As of a check."""
+    """The error body, as for a check."""
     return check.error_body(status, message)

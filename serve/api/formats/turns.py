@@ -4,9 +4,8 @@
 
 The conversation is computed once, and at the end of every turn each rule's suffix. With `since` the
 verdict is of what is new: an old violation does not block every later turn while it stays in the
-conversation. Of a rule that was violated before, the conversation alone would say so for ever; it
-is put to the messages from `since` on, without what stands before them. Knows nothing of other
-formats.
+conversation. A rule that was violated before would be violated by the whole conversation for ever;
+it judges the messages from `since` on, without those before them. Knows nothing of other formats.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
-from serve.api.limits import MAX_TURNS
+from serve.api.input.limits import MAX_TURNS
+from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck, SeveralChecks
-from serve.api.strict_json import StrictRoute
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling, any_of
@@ -158,20 +157,20 @@ def _violated(decided: DecidedCheck) -> list[str]:
 def _rulings(
     whole: Sequence[DecidedCheck], alone: Sequence[DecidedCheck], violated_before: Sequence[str]
 ) -> Iterable[dict[str, Ruling]]:
-    """What is known of each rule at the end of each turn; of those that were violated before, what
-    the new messages alone say, where that could be judged.
+    """The ruling of each rule at the end of each turn. For a rule that was violated before, it is
+    by the new messages alone, where these could be judged.
     """
-    for of_whole, of_new in zip_longest(whole, alone):
-        rulings = of_whole.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)
-        if of_new is not None:
-            rulings |= of_new.rulings
+    for whole_check, new_check in zip_longest(whole, alone):
+        rulings = whole_check.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)
+        if new_check is not None:
+            rulings |= new_check.rulings
         yield rulings
 
 
 def _highest(
     alone: Sequence[DecidedCheck], violated_before: Sequence[str]
 ) -> dict[str, float | None]:
-    """The highest probability of each of these rules; None if it was never judged."""
+    """The highest probability of each of these rules; None for a rule that was never judged."""
     highest: dict[str, float | None] = dict.fromkeys(violated_before)
     for decided in alone:
         for verdict in decided.check.verdicts:
@@ -199,5 +198,5 @@ def _first_violations(
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """As of a check."""
+    """The error body, as for a check."""
     return check.error_body(status, message)

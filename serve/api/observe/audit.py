@@ -42,7 +42,7 @@ class AuditLog:
         line = json.dumps(_line(record), ensure_ascii=False, allow_nan=False)
         content = f"{line}\n".encode()
         if (written := self._file.write(content)) != len(content):
-            self._file.write(b"\n")  # what was cut off spoils no other line
+            self._file.write(b"\n")  # a line that was cut off must not spoil the next
             raise OSError(f"the audit log took {written} of {len(content)} bytes")
 
     def close(self) -> None:

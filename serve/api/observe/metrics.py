@@ -115,7 +115,7 @@ class Metrics:
 
 
 class EngineCollector(Collector):
-    """What the engine's thread and the engine say of themselves, asked when they are scraped."""
+    """The figures of the engine and its thread, read when Prometheus scrapes them."""
 
     def __init__(self, thread: EngineThread, rules: Mapping[str, Card]) -> None:
         self._thread = thread
@@ -151,7 +151,7 @@ class EngineCollector(Collector):
         yield self._rule_info()
 
     def _restarts(self) -> Metric:
-        """How often the engine died, and what came of starting it again."""
+        """How often the engine was started again, and how often that failed."""
         text = "Starts of the engine after it had died, by outcome."
         counts = CounterMetricFamily("guard_engine_restarts", text, labels=["outcome"])
         restarts = self._thread.restarts

@@ -27,7 +27,7 @@ Purpose = Literal["answer", "explanation"]
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """Whose request it is, and how it is found again in others' records.
+    """The sender of a request, and the ids by which others' records name it.
 
     `request_id` is the caller's `x-request-id` or one of ours, `traceparent` W3C's header.
     """
@@ -70,15 +70,15 @@ class CheckRecord:
 
     @property
     def verdict(self) -> str:
-        """Of the whole: without an answer, "unjudged"."""
+        """The verdict of the whole check: "unjudged" without an answer."""
         return self.decision.ruling.value if self.decision else "unjudged"
 
 
 class Observer(Protocol):
-    """Who is told of every check."""
+    """An object that is told of every check."""
 
     def checked(self, record: CheckRecord) -> None:
-        """Take note. What it raises, the check's caller gets instead of its verdict."""
+        """Note a check that is over. If this raises, its caller gets the error, not the verdict."""
         ...
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from serve.api.observe.record import RequestFacts
 from serve.api.observe.timing import HEADER, server_timing
 
 REQUEST_ID = "x-request-id"
-WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # too short for what an id must not hold: text
+WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # too short to hold text, which an id must not
 
 
 class ObservedRequests:

@@ -17,7 +17,7 @@ from serve.engine import Check
 ASKED_BY = "guard-timing"
 HEADER = "server-timing"
 MAX_CHARACTERS = 6000  # of the header: proxies refuse responses with 8 KiB of them
-CUT = "cut"  # the last entry where not all have room
+CUT = "cut"  # the last entry where not all fit
 
 
 def wants_timing(scope: Scope) -> bool:

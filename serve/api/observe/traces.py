@@ -30,7 +30,7 @@ class Traces:
 
     @classmethod
     def to_collector(cls, address: str) -> Traces:
-        """To the OTLP receiver at `address`, over HTTP: `http://collector:4318`."""
+        """Traces that go to the OTLP receiver at `address`, over HTTP: `http://collector:4318`."""
         # Only where there are traces: it brings its own HTTP client and protobuf.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 

@@ -19,7 +19,7 @@ import serve.bench.gpu_counts.process  # noqa: F401 - before vLLM
 # isort: split
 import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm_alora.kv import partial_block
+from vllm_alora.kv import partial_block_seams
 from vllm_alora.low_rank.launch_grid import KERNELS, BoundedKernel
 
 from guard.prompt.decoder import PromptBuilder
@@ -86,8 +86,8 @@ def count(settings: Settings) -> StepCounts:
     recipe = load_recipe("tiny").model_copy(
         update={"dtype": "float16", "rule_turn": settings.rule_turn}
     )
-    # As a GPU's scheduler would find it: this machine captures no graphs.
-    partial_block.in_step_above = lambda _: settings.largest_graph
+    # What a GPU's scheduler would find: this machine captures no graphs.
+    partial_block_seams.in_step_above = lambda _: settings.largest_graph
     waits, adapters = KernelWaits(), max(rules for _, rules in settings.cells)
     steps = _counted_steps(waits)
     start = functools.partial(start_decoder, needs_seams=False)

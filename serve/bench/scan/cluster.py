@@ -15,7 +15,8 @@ from pathlib import Path
 from serve.bench.report import threads
 from serve.bench.scan.report import ClusterRow
 from serve.scan.cluster import JudgedPart, scan_on_cluster
-from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
 from serve.scan.scan import scan
 from serve.selection import ServedPart, start_engine
 

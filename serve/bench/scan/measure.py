@@ -12,7 +12,8 @@ from pathlib import Path
 from serve.bench.report import Spread, threads
 from serve.bench.scan.report import ThroughputRow
 from serve.scan.judge import judge
-from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
 from serve.scan.reading import read_parts
 from serve.scan.scan import scan
 from serve.selection import ServedPart, start_engine

@@ -20,8 +20,8 @@ from serve.bench.scan.kills import measure_kills
 from serve.bench.scan.measure import measure_throughput
 from serve.bench.scan.report import ClusterRow, KilledRow, ScanReport, ThroughputRow, table
 from serve.bench.scan.stored import METHOD, save_rows, save_rules, stored_rows
-from serve.scan.parts import ScanManifest
-from serve.scan.run import ROWS_A_PART, check_ray, manifest_of
+from serve.scan.manifest import ScanManifest, manifest_of
+from serve.scan.options import ROWS_A_PART, check_ray
 from serve.scan.sources import find_sources
 from serve.selection import Selection, ServedPart, served_parts
 

@@ -23,7 +23,7 @@ class Gate:
 
     @property
     def inside(self) -> int:
-        """How many are under way."""
+        """The number of checks that are under way."""
         return self._inside
 
     @contextlib.asynccontextmanager

@@ -1,9 +1,9 @@
 """What listens for a cluster: access and limits, and each check on to the replicas that have it.
 
 The caller's key, the size of the body and the time it may take are looked at here, for all replicas
-together. Of one shard the replica says the rest: a request is passed on whole, and so is its
-response. Of several, and of a stream's body that is still being written, the wire formats are read
-here, and the replicas asked for verdicts (`shards/service.py`). Knows nothing of Ray.
+together. With one shard its replica does the rest: a request is passed on whole, and so is its
+response. With several, and for a stream's body that is still being written, the wire formats are
+read here, and the replicas asked for verdicts (`shards/service.py`). Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serve.api.access import Caller
 from serve.api.app import DESCRIPTION, FORMATS, TITLE, put_in_front
 from serve.api.catalogue import Catalogue
 from serve.api.formats import stream
-from serve.api.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
+from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import REQUEST_ID

@@ -18,11 +18,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from serve.api.observe.metrics import Metrics
 from serve.api.probes import up_or_down
 from serve.cluster.front.sums import SummedMetrics, merged
-from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 
-PROBE_S = 5.0  # that replicas may take to say how they are
-LOST_S = 120.0  # without any replica: nobody expects one to come back
+PROBE_S = 5.0  # seconds that replicas have to answer a probe
+LOST_S = 120.0  # seconds without any replica after which none is expected back
 
 
 class ClusterProbes:
@@ -35,7 +35,7 @@ class ClusterProbes:
         self._last_running = time.monotonic()
 
     def add_to(self, app: FastAPI) -> None:
-        """Answer these at their paths."""
+        """Add the probes to the app."""
         app.add_route("/healthz", self.healthz, methods=["GET"])
         app.add_route("/readyz", self.readyz, methods=["GET"])
         app.add_route("/health", self.readyz, methods=["GET"])
@@ -66,13 +66,13 @@ class ClusterProbes:
         expositions: dict[str, str] = {}
         for answers in shards:
             expositions |= {answer.replica: answer.value for answer in answers}
-        families = [*self._sums.families(expositions), *self._of_shards(shards)]
+        families = [*self._sums.families(expositions), *self._shard_metrics(shards)]
         registry = merged(self._metrics.registry, families)
         accept = request.headers.get("accept", "")
         content, content_type = self._metrics.exposition(accept, registry)
         return Response(content, headers={"content-type": content_type})
 
-    async def _each(self, method: str) -> list[list[Named]]:
+    async def _each(self, method: str) -> list[list[ReplicaAnswer]]:
         """What the replicas of each shard say that answer in time; nothing of a shard that cannot
         be asked.
 
@@ -82,7 +82,7 @@ class ClusterProbes:
         for shard in self._rules.shards:
             asking.append(shard.replicas.each(method, within_s=PROBE_S, may_miss=True))
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
-        answers: list[list[Named]] = []
+        answers: list[list[ReplicaAnswer]] = []
         failures: list[BaseException] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -95,8 +95,8 @@ class ClusterProbes:
                 raise failure
         return answers
 
-    def _of_shards(self, shards: Sequence[Sequence[Named]]) -> list[Metric]:
-        """What is no sum over replicas."""
+    def _shard_metrics(self, shards: Sequence[Sequence[ReplicaAnswer]]) -> list[Metric]:
+        """The metrics that are not sums over replicas."""
         text = "Replicas that answer, of each shard."
         replicas = GaugeMetricFamily("guard_shard_replicas", text, labels=["shard"])
         for number, answers in enumerate(shards):

@@ -26,7 +26,7 @@ from guard.chat import turns_of
 from guard.errors import GuardError
 from guard.example import Message
 from serve.api.calls import CALL_S
-from serve.api.strict_json import read_json
+from serve.api.input.strict_json import read_json
 from serve.cluster.messages import RelayedRequest
 
 SESSION_HEADER = "x-session-id"
@@ -50,12 +50,12 @@ class SessionKeys:
         elif head := _head(body):
             key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
         else:  # a reply alone, or what a replica will refuse
-            return self._of_call(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
+            return self._call_key(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
         if call_id:
             self._keep(tenant, call_id, key)
         return key
 
-    def _of_call(self, tenant: str, call_id: str) -> str | None:
+    def _call_key(self, tenant: str, call_id: str) -> str | None:
         if not call_id:
             return None
         key, until = self._calls.get(_id(tenant, call_id), ("", 0.0))
@@ -89,7 +89,7 @@ def conversation_key(
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The body; empty where it is no JSON object that is read, which a replica will say."""
+    """The body; empty if it is not a JSON object that is read, which a replica will refuse."""
     try:
         content = read_json(body)
     except (ValueError, RecursionError):

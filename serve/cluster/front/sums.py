@@ -14,11 +14,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-# Said of requests: the ingress counts these, and those that no replica saw.
+# Metrics of requests: the ingress counts these itself, with those that no replica saw.
 ONLY_OF_INGRESS = ("guard_request_seconds",)
-# What is the same of all replicas, or no sum.
+# The metrics that are the same on all replicas, or not sums.
 LARGEST = ("guard_rules_served", "guard_rule_info", "process_start_time_seconds")
-CREATED = "_created"  # when counting began, which is no sum
+CREATED = "_created"  # the time at which counting began, which is not summed
 COUNTS = ("counter", "histogram")
 MAX_GONE = 64  # replicas that may come back; those that were gone before them are added up
 LONG_GONE = ""  # as the name of all of these
@@ -49,13 +49,13 @@ class SummedMetrics:
 
 
 class FamiliesCollector(Collector):
-    """Gives families that are there already."""
+    """A collector of metric families that exist already."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """All families."""
         yield from self._families
 
 
@@ -67,7 +67,7 @@ def merged(ingress_registry: CollectorRegistry, families: Iterable[Metric]) -> C
 
 
 def _families(text: str) -> list[Metric]:
-    """Those of an exposition that are added up."""
+    """The families of an exposition that are added up."""
     families: list[Metric] = []
     for family in text_string_to_metric_families(text):
         if family.name not in ONLY_OF_INGRESS and not family.name.endswith(CREATED):
@@ -76,7 +76,7 @@ def _families(text: str) -> list[Metric]:
 
 
 def _summed(families: Iterable[Metric]) -> list[Metric]:
-    """All of a name as one."""
+    """The families with each name's families added up."""
     by_name: dict[str, list[Metric]] = {}
     for family in families:
         by_name.setdefault(family.name, []).append(family)

@@ -36,7 +36,7 @@ def placed(rules: Iterable[str], shards: int) -> dict[str, int]:
 
 
 def split(folders: Mapping[str, Path], shards: int) -> list[dict[str, Path]]:
-    """What each shard serves at first, of what all serve together. Raises as `placed`."""
+    """The folders that each shard serves at first. Raises as `placed`."""
     placement = placed(folders, shards)
     parts: list[dict[str, Path]] = [{} for _ in range(shards)]
     for rule, folder in folders.items():

@@ -16,6 +16,7 @@ from guard.errors import GuardError
 from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
+from serve.engine.thread.refusals import not_served
 
 TWICE = "Delete the notes of what is served (served-*.json) and start again"
 
@@ -45,15 +46,15 @@ class ShardedRules:
         self._cards: dict[str, Card] = {}
         for rule in dict.fromkeys((*order, *self._shard_of)):
             if rule in self._shard_of:
-                self._cards[rule] = self._of(rule).rules.cards[rule]
+                self._cards[rule] = self._shard(rule).rules.cards[rule]
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """Of the rules that are served now, by name."""
+        """The cards of the rules that are served now, by name."""
         return self._cards
 
     def by_shard(self, rules: Iterable[str]) -> dict[int, list[str]]:
-        """Those of the rules that are served, by the number of their shard."""
+        """The served ones of these rules, by the number of their shard."""
         numbers: dict[int, list[str]] = {}
         for rule in rules:
             if rule in self._shard_of:
@@ -63,8 +64,8 @@ class ShardedRules:
     def folder(self, rule: str) -> Path:
         """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
         if rule not in self._shard_of:
-            raise GuardError("the rule is served from no folder", got=rule)
-        return self._of(rule).rules.folder(rule)
+            raise not_served(rule)
+        return self._shard(rule).rules.folder(rule)
 
     async def serve(self, rule: str) -> Card:
         """As `CheckService.serve`: a new rule comes to a shard of its base with few rules."""
@@ -81,7 +82,7 @@ class ShardedRules:
         async with self._changing:
             if rule not in self._shard_of:
                 raise HTTPException(404, f"the rule {rule!r} is not served")
-            rules = self._of(rule).rules
+            rules = self._shard(rule).rules
             if len(rules.cards) == 1 < len(self.shards):
                 problem = f"{rule!r} is the last rule of its shard"
                 raise HTTPException(409, f"{problem}; start the server with fewer of them")
@@ -89,7 +90,7 @@ class ShardedRules:
             del self._shard_of[rule], self._cards[rule]
             return card
 
-    def _of(self, rule: str) -> Shard:
+    def _shard(self, rule: str) -> Shard:
         return self.shards[self._shard_of[rule]]
 
     async def _place_for(self, rule: str) -> int:
@@ -103,5 +104,5 @@ class ShardedRules:
             if any(card.model == model for card in shard.rules.cards.values()):
                 candidates.append(number)
         counts = [len(shard.rules.cards) for shard in self.shards]
-        # Of a base that none serves, any shard says so.
+        # If no shard serves the base, any of them refuses it.
         return place_for(rule, counts, candidates or range(len(self.shards)))

@@ -21,7 +21,7 @@ from serve.api.errors import retry_after_s
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService
 from serve.cluster.front.session import SESSION_HEADER, conversation_key
-from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 from serve.engine import Check, Refusal
 from serve.engine.score import joined
@@ -65,7 +65,8 @@ class ClusterService(CheckService):
         cache_salt: str | None,
     ) -> Check:
         if not rules:  # and no verdict either: an empty check must not read as "allow"
-            raise GuardError("there is no rule to check")
+            remedy = "Name a rule that is served, or leave the rules out to ask all"
+            raise GuardError("there is no rule to check", remedy=remedy)
         caller = Caller.of(request)
         session = request.headers.get(SESSION_HEADER, "")
         tenant = caller.tenant.name if caller.tenant else ""
@@ -73,7 +74,7 @@ class ClusterService(CheckService):
         salt = caller.salted(cache_salt)
         deadline: float = request.scope["deadline"]
         by_shard = self._rules.by_shard(rules)
-        asking: dict[int, asyncio.Task[Named]] = {}
+        asking: dict[int, asyncio.Task[ReplicaAnswer]] = {}
         for number, names in by_shard.items():
             shard = self._rules.shards[number]
             check = shard.check(messages, names, salt, key, deadline)
@@ -81,13 +82,13 @@ class ClusterService(CheckService):
         try:
             await _all_done(request, asking.values(), deadline)
             return _joined(request, rules, by_shard, asking)
-        finally:  # whatever ends the wait, nobody needs what is not done by then
+        finally:  # whatever ends the wait, unfinished checks are no longer needed
             for task in asking.values():
                 task.cancel()
 
 
 async def _all_done(
-    request: Request, asking: Iterable[asyncio.Task[Named]], deadline: float
+    request: Request, asking: Iterable[asyncio.Task[ReplicaAnswer]], deadline: float
 ) -> None:
     """Wait for all answers, as long as the request's sender does, and not much beyond its time.
 
@@ -104,7 +105,7 @@ def _joined(
     request: Request,
     rules: Sequence[str],
     by_shard: Mapping[int, Sequence[str]],
-    asking: Mapping[int, asyncio.Task[Named]],
+    asking: Mapping[int, asyncio.Task[ReplicaAnswer]],
 ) -> Check:
     """The shards' checks as one. If no shard has answered, raises the failure that is to be tried
     again last, or never.
@@ -114,40 +115,40 @@ def _joined(
     refused: dict[str, Refusal] = {}
     for number, task in asking.items():
         try:
-            named = _named(task)
+            answer = _replica_answer(task)
         except GuardError as failure:
             failures.append(failure)
             refused |= _refusals(by_shard[number], str(failure))
         else:
-            checks.append(named.value)
-            request.scope["replicas"].append(named.replica)
+            checks.append(answer.value)
+            request.scope["replicas"].append(answer.replica)
     if failures and not checks:
         raise max(failures, key=retry_after_s)
     judged = [rule for names in by_shard.values() for rule in names]
-    gone = [rule for rule in rules if rule not in judged]  # removed while the request came in
-    refused |= _refusals(gone, "it is served no longer")
+    removed = [rule for rule in rules if rule not in judged]  # removed while the request came in
+    refused |= _refusals(removed, "it is served no longer")
     checks.append(Check((), refused, 0, 0, 0.0))
     return joined(rules, checks)
 
 
-def _named(task: asyncio.Task[Named]) -> Named:
-    """What a shard answered. Raises what its replica did, or TooLate if it did not answer."""
+def _replica_answer(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
+    """The answer of a shard's replica. Raises its error, or TooLate if it did not answer."""
     if not task.done():
         raise too_late()
-    named = task.result()
-    if named.error is not None:
-        raise _failure(named.error, named)
-    return named
+    answer = task.result()
+    if answer.error is not None:
+        raise _failure(answer.error, answer)
+    return answer
 
 
-def _failure(error: str, named: Named) -> GuardError:
-    """A replica's own, of the class by which it is counted."""
-    if named.failure == "too_late":
+def _failure(error: str, answer: ReplicaAnswer) -> GuardError:
+    """The replica's error, of the class by which it is counted."""
+    if answer.failure == "too_late":
         return TooLate(error)
-    if named.failure != "overloaded":
+    if answer.failure != "overloaded":
         return GuardError(error)
     failure = ReplicaLost(error)
-    failure.retry_after_s = named.retry_after_s
+    failure.retry_after_s = answer.retry_after_s
     return failure
 
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 
 from guard.example import Message
-from serve.cluster.pool import CheckLost, Named, RelayedCheck, ReplicaLost, Replicas
+from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.shards.shard_rules import ShardRules
 
-LOOK_S = 1.0  # how old it may be what is known of a shard's replicas
+LOOK_S = 1.0  # seconds for which the last look at a shard's replicas counts
 NOBODY, LATER = "no replica is there", "Try again in a few seconds"
 
 
@@ -22,7 +22,7 @@ class Shard:
         self.replicas = replicas
         self.rules = rules
         self._is_lost = False
-        self._looked = time.monotonic()
+        self._looked_at = time.monotonic()
 
     async def check(
         self,
@@ -31,7 +31,7 @@ class Shard:
         cache_salt: str | None,
         key: str,
         deadline: float,
-    ) -> Named:
+    ) -> ReplicaAnswer:
         """The Check of the replica that has the conversations of `key`, by one version of the
         rules; or why it has none.
 
@@ -54,9 +54,9 @@ class Shard:
                 asking.cancel()
 
     async def _look(self) -> bool:
-        """Whether no replica is there, or was a moment ago."""
-        if time.monotonic() > self._looked + LOOK_S:
-            self._looked = time.monotonic()
+        """Whether there is no replica, as of the last look."""
+        if time.monotonic() > self._looked_at + LOOK_S:
+            self._looked_at = time.monotonic()
             with contextlib.suppress(ReplicaLost, TimeoutError):  # then nobody knows
                 running = await asyncio.wait_for(self.replicas.running(), LOOK_S)
                 self._is_lost = not running

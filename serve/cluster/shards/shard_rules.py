@@ -21,17 +21,17 @@ from guard.card import Card, check_rule, load_card
 from guard.errors import GuardError
 from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.front.gate import Gate
-from serve.cluster.pool import Named, ReplicaLost, Replicas
+from serve.cluster.pool import ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
-from serve.engine.thread.refusals import Overloaded, too_late
+from serve.engine.thread.refusals import Overloaded, not_served, too_late
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 10.0  # that checks under way may take, before the change is put off
+DRAIN_S = 10.0  # seconds for checks under way to end before the change is put off
 # A copy that is not served is kept for that long: a replica that is starting, or starts its engine
 # again, may need it, and a rule may be served from it again.
 UNUSED_S = 24 * 3600.0
-SWITCH_S = 60.0  # that a replica may take to load and test new weights
+SWITCH_S = 60.0  # seconds that a replica has to load and test new weights
 
 
 class ShardRules:
@@ -63,7 +63,7 @@ class ShardRules:
 
     @asynccontextmanager
     async def answering(self, within_s: float) -> AsyncIterator[str]:
-        """While a check is under way: the version that it is answered by.
+        """A context for a check under way, with the version of the rules that answers it.
 
         Raises TooLate if a change takes longer than `within_s`.
         """
@@ -77,7 +77,7 @@ class ShardRules:
     def folder(self, rule: str) -> Path:
         """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
         if rule not in self._folders:
-            raise GuardError("the rule is served from no folder", got=rule)
+            raise not_served(rule)
         return self._folders[rule]
 
     async def serve(self, rule: str) -> Card:
@@ -88,10 +88,10 @@ class ShardRules:
                 folder = await asyncio.to_thread(self._find_trained, rule)
             if folder is None:
                 raise HTTPException(404, NOT_TRAINED.format(rule=rule))
-            kept = await asyncio.to_thread(self._snapshots.keep, folder)
-            card = await asyncio.to_thread(load_card, kept)
+            copy = await asyncio.to_thread(self._snapshots.keep, folder)
+            card = await asyncio.to_thread(load_card, copy)
             check_rule(card, rule, folder)
-            await self._change(rule, kept)
+            await self._change(rule, copy)
             self._folders[rule] = folder
             self.cards[rule] = card
             await asyncio.to_thread(self._discard_copies)
@@ -107,18 +107,18 @@ class ShardRules:
             return self.cards.pop(rule)
 
     def _discard_copies(self) -> None:
-        """Delete what was refused or replaced; a failure of that is no failure of the change."""
+        """Delete copies that were refused or replaced; the change stands even if that fails."""
         try:
             self._snapshots.discard(UNUSED_S)
         except (GuardError, OSError) as error:
-            log.error("copies that are served no more could not be deleted: %s", error)
+            log.error("copies that are no longer served could not be deleted: %s", error)
 
     async def _change(self, rule: str, folder: Path | None) -> None:
         """Have all replicas serve the rule from `folder`, or without one no longer.
 
         Raises GuardError if one refuses; all are then as before.
         """
-        after = {name: kept for name, kept in self._served.items() if name != rule}
+        after = {name: copy for name, copy in self._served.items() if name != rule}
         if folder is not None:
             after[rule] = folder
         try:
@@ -136,12 +136,12 @@ class ShardRules:
             outcomes = await self._replicas.each("switch", rule, folder, within_s=SWITCH_S)
             refusals = [outcome for outcome in outcomes if outcome.error]
         except ReplicaLost as error:
-            refusals = [Named("a replica", error=str(error))]
+            refusals = [ReplicaAnswer("a replica", error=str(error))]
         if not refusals:
             return
         try:
             await self._replicas.each("switch", rule, self._served.get(rule), within_s=SWITCH_S)
-        except ReplicaLost as error:  # whoever is not as before does not answer either
+        except ReplicaLost as error:  # a replica that did not switch back does not answer either
             log.error("not all replicas could be asked to serve %s as before: %s", rule, error)
         first = refusals[0]
         raise GuardError(f"{first.replica}: {first.error}", got=rule)

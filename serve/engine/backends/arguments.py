@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
-NO_CACHE_BYTES = 2**20  # of an encoder: without a figure vLLM asks for most of the memory
-SPARE_TOKENS = 64  # of the cache: blocks are whole, and one is not used
+NO_CACHE_BYTES = 2**20  # for an encoder: without a figure vLLM asks for most of the memory
+SPARE_TOKENS = 64  # spare tokens of the cache: blocks are whole, and one is not used
 # transformers' type of an encoder -> the model that serve/vllm_encoder registers with vLLM.
 ENCODERS = {
     "bert": "BertForGuarding",
@@ -55,11 +55,11 @@ ENCODERS = {
 }
 GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
 GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
-# Of a GPU, beside weights, slots, keys and values: activations, captured graphs, kernels. An engine
-# of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken 3.1 GiB when
-# it had started.
+# GPU memory beside weights, slots, keys and values: activations, captured graphs, kernels. An
+# engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken
+# 3.1 GiB when it had started.
 WORKSPACE_BYTES = 4 * GIB
-ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory for those that are there
+ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory only for those that exist
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
 
 DEFAULTS: dict[str, Any] = {
@@ -76,7 +76,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def stated_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What defaults, recipe and caller say, before anything follows from the adapters."""
+    """The arguments from defaults, recipe and caller, before any follow from the adapters."""
     base = {
         "model": recipe.base_path,
         "revision": recipe.commit,
@@ -177,18 +177,18 @@ def _window_args(
 
 
 def _add_compiling(args: dict[str, Any]) -> None:
-    """Whether the model is compiled, where nobody says."""
+    """Decide whether the model is compiled, where nobody says."""
     if "enforce_eager" not in args and installed_device() == "cpu":
         args["enforce_eager"] = missing_for_compiling() is not None
 
 
 def _add_host_copies(args: dict[str, Any]) -> None:
-    """How many adapters stay in host memory, where nobody says: all, those too that are served
-    later. What falls out of it is read again from its folder; if that has changed since, the
+    """Decide how many adapters stay in host memory, where nobody says: all, with those that are
+    served later. One that is evicted is read again from its folder; if that has changed since, the
     request is refused.
     """
-    kept = args.get("max_cpu_loras", ALL_ADAPTERS)
-    args["max_cpu_loras"] = max(kept, args.get("max_loras", 1))
+    host_copies = args.get("max_cpu_loras", ALL_ADAPTERS)
+    args["max_cpu_loras"] = max(host_copies, args.get("max_loras", 1))
 
 
 def _served_encoder(recipe: Recipe) -> str:
@@ -249,10 +249,10 @@ def _gpu_memory_bytes() -> int:
 def _prepared_layers(
     args: Mapping[str, Any], adapters: Sequence[ServableAdapter]
 ) -> dict[str, list[str]]:
-    """Of the layers that slots would be prepared for, those that an adapter has: each takes room in
-    every slot.
+    """The argument that limits slots to the layers that an adapter has: each takes room in every
+    slot.
 
-    All of them where an adapter's layers are not known, or none is among them.
+    No argument where an adapter's layers are not known, or none is among them.
     """
     modules = frozenset[str]().union(*(adapter.modules for adapter in adapters))
     layers = [name for name in args.get("lora_target_modules") or () if name in modules]
@@ -263,7 +263,7 @@ def _prepared_layers(
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes: of one token's keys and values, of an adapter of the largest rank in a slot and in
+    """The bytes of one token's keys and values, of an adapter of the largest rank in a slot and in
     host memory, and of the base's weights.
     """
 
@@ -274,10 +274,11 @@ class Sizes:
 
 
 def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
-    """From the base's architecture; an adapter has all of `targets`.
+    """The sizes of the base and of an adapter on all of `targets`, from the base's architecture.
 
-    By default every layer, the embeddings and the output layer too: for all of them vLLM prepares
-    slots then. Raises GuardError if the base has no layer whose name ends in one of them.
+    By default an adapter is on every layer, the embeddings and the output layer too: for all of
+    them vLLM prepares slots then. Raises GuardError if the base has no layer whose name ends in one
+    of them.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -365,10 +366,10 @@ def shared_out(
     if memory.device_gib is not None:
         context_bytes = (context_tokens + SPARE_TOKENS) * sizes.token
         device_bytes = round(memory.device_gib * GIB)
-        left = device_bytes - context_bytes
-        if left < (slots or 1) * sizes.adapter:
+        left_bytes = device_bytes - context_bytes
+        if left_bytes < (slots or 1) * sizes.adapter:
             raise _too_little(memory, context_bytes, sizes, slots)
-        args["max_loras"] = slots or max(1, min(adapters, left // 2 // sizes.adapter))
+        args["max_loras"] = slots or max(1, min(adapters, left_bytes // 2 // sizes.adapter))
         args["kv_cache_memory_bytes"] = device_bytes - args["max_loras"] * sizes.adapter
     return args
 

@@ -54,7 +54,7 @@ class DecoderBackend(VllmBackend):
         self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
         self._gives_states = all(self._engine.collective_rpc(worker.gives_states))
         self._last_prefix = Prefix([])
-        # That followed none: those after it may follow it.
+        # The last request that follows no other: later ones may follow it.
         self._last_queued: tuple[BackendRequest, Request] | None = None
 
     def submit(self, request: BackendRequest) -> str:
@@ -137,8 +137,8 @@ class DecoderBackend(VllmBackend):
         """
         states: dict[str, State] = {}
         if self._wanting_state:
-            for kept in self._engine.collective_rpc(worker.take_states):
-                states |= kept
+            for worker_states in self._engine.collective_rpc(worker.take_states):
+                states |= worker_states
         return states
 
     def _accepted(self, params: SamplingParams) -> SamplingParams:
@@ -197,8 +197,8 @@ class DecoderBackend(VllmBackend):
 
 
 def _sampling_params(answers: list[int]) -> SamplingParams:
-    """One token, and the log-probabilities of exactly the answers, before any sampling parameter
-    acts.
+    """The parameters of every request: one token, and the log-probabilities of exactly the
+    answers, before any sampling parameter acts.
     """
     return SamplingParams(
         max_tokens=1,

@@ -63,7 +63,7 @@ class EncoderBackend(VllmBackend):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that a conversation has at most."""
+        """The most tokens of a conversation."""
         return self._context_tokens
 
     def submit(self, request: BackendRequest) -> str:

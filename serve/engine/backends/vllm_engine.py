@@ -35,7 +35,7 @@ from guard.errors import GuardError, did_you_mean
 from serve.engine.backend import Backend, BackendRequest, Loaded
 from serve.engine.backends import worker
 
-LOOK_S = 1.0  # how long a request may go by a look at an adapter's files
+LOOK_S = 1.0  # seconds for which a look at an adapter's files counts
 
 _open: set[int] = set()  # the backends of this process that are not closed
 
@@ -69,7 +69,7 @@ class VllmBackend(Backend):
         self._engine = _start(engine_args, ours)
         if needs_seams:
             self._check_patched()
-        # The one that the client asks: in this process, so that requests need not be packed.
+        # The core that the client asks; it is in this process, so requests need not be serialised.
         self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
         _open.add(id(self))
         self._ids = itertools.count(1)  # of requests
@@ -77,7 +77,7 @@ class VllmBackend(Backend):
         self._adapter_ids = itertools.count(1)
         # Adapter id -> what vLLM knows it by, and what its files said when it was loaded.
         self._loras: dict[int, tuple[LoRARequest, AdapterFiles]] = {}
-        self._looked: dict[int, float] = {}  # adapter id -> when its files were looked at
+        self._checked_at: dict[int, float] = {}  # adapter id -> when its files were looked at
         self._unreadable: dict[int, Exception] = {}
         self._step_s = 0.0
         # Runner V2 warms up with steps like any other.
@@ -86,7 +86,7 @@ class VllmBackend(Backend):
 
     @functools.cached_property
     def context_tokens(self) -> int:
-        """Tokens that a prompt and its one token of answer have at most."""
+        """The most tokens of a prompt and its one token of answer."""
         return int(self._engine.vllm_config.model_config.max_model_len)
 
     @property
@@ -108,7 +108,7 @@ class VllmBackend(Backend):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step computes at most."""
+        """The most tokens that a step computes."""
         return int(self._engine.vllm_config.scheduler_config.max_num_batched_tokens)
 
     @property
@@ -152,7 +152,7 @@ class VllmBackend(Backend):
         """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was
         before.
         """
-        # The id is never used again: a removed adapter has no heir.
+        # The id is never used again, so it never means another adapter.
         request = LoRARequest(name, next(self._adapter_ids), str(folder))
         config = self._engine.vllm_config
         try:
@@ -171,7 +171,7 @@ class VllmBackend(Backend):
         """Free the adapter's memory."""
         self._engine.remove_lora(adapter.adapter_id)
         del self._loras[adapter.adapter_id]
-        self._looked.pop(adapter.adapter_id, None)
+        self._checked_at.pop(adapter.adapter_id, None)
 
     def in_slots(self) -> frozenset[int]:
         """The ids of the adapters that are in a slot."""
@@ -213,7 +213,7 @@ class VllmBackend(Backend):
 
     def _run_step(self) -> list[EngineCoreOutput]:
         """Run one batch; what vLLM says of the requests that it finished."""
-        self._unreadable |= failed_of(self._core)  # it is known from now on that somebody asks
+        self._unreadable |= failed_of(self._core)  # from now on it is known that somebody asks
         started = time.perf_counter()
         outputs = self._engine.engine_core.get_output().outputs
         self._step_s += time.perf_counter() - started
@@ -242,7 +242,7 @@ class VllmBackend(Backend):
         if lora_config is None or len(self._loras) <= (lora_config.max_cpu_loras or 0):
             return  # all stay in host memory
         now = time.monotonic()
-        if now < self._looked.get(lora.lora_int_id, -LOOK_S) + LOOK_S:
+        if now < self._checked_at.get(lora.lora_int_id, -LOOK_S) + LOOK_S:
             return
         if read_adapter(lora.lora_path).content != adapter.content:
             raise AdapterError(
@@ -250,7 +250,7 @@ class VllmBackend(Backend):
                 where=adapter.path,
                 remedy="Serve it anew: POST /admin/rules/RULE, or `GuardEngine.serve`",
             )
-        self._looked[lora.lora_int_id] = now
+        self._checked_at[lora.lora_int_id] = now
 
 
 def _check_known(engine_args: Mapping[str, Any]) -> None:
@@ -267,7 +267,7 @@ def _start(engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> LLMEngine
     args = dict(engine_args)
     args["additional_config"] = {**ours, **dict(args.get("additional_config") or {})}
     try:
-        # vLLM's own use of PyTorch, nobody's else to fix.
+        # A warning about vLLM's own use of PyTorch, which nobody else can fix.
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return LLMEngine.from_engine_args(EngineArgs(**args))
     except (ValueError, RuntimeError, OSError, AssertionError) as error:

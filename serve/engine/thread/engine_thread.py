@@ -4,8 +4,8 @@ Checks that arrive while a batch runs are queued and join the next one. Every ch
 future and its own request ids; what one caller asked cannot be answered to another. A check that is
 too late, or whose caller is gone, is dropped: an answer minutes late guards nothing, and its work
 would delay the others. So one that will hardly be answered before its deadline, by the pace of the
-last answers, is refused as it comes: else a full queue would grow old, and all work go into answers
-that come too late.
+last answers, is refused as it comes: otherwise the engine would spend its time on answers that
+arrive too late.
 
 An engine that is dead is started again, here: what waits then fails, and what comes meanwhile is
 refused. A batch that hangs cannot be ended from within the process.
@@ -38,10 +38,10 @@ from serve.engine.thread.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 32  # checks in the engine at once: enough to fill its batches
-# That a batch may wait for checks to be opened, which takes as long as their texts.
+# Seconds that a batch waits for checks to be opened; tokenising long texts takes time.
 OPENING_S = 0.05
 MAX_QUEUED = 256  # checks that wait; what is beyond is refused at once
-# Of its time, what a check may be expected to wait: paces change, and the answer has a way to go.
+# The share of its time that a check may be expected to wait: the pace may change.
 EXPECTED_SHARE = 0.7
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
@@ -57,7 +57,7 @@ class Restarts:
 
 
 class EngineThread:
-    """Owns the thread that owns the engine: its checks, its rules, how it is.
+    """Owns the thread that owns the engine: its checks, its rules, its state.
 
     A check has `timeout_s` seconds. A `Restartable` engine is started again once it is dead, and
     `on_restart` called; another one, or one that is dead too often, is a `failure`.
@@ -116,7 +116,7 @@ class EngineThread:
 
     @property
     def failure(self) -> GuardError | None:
-        """Why nothing will be answered any more, if it is so: start the process again."""
+        """The reason why nothing more will be answered, if so: start the process again."""
         hanging = self._watchdog.hanging
         if hanging is not None:
             problem = f"{hanging} hangs and cannot be ended"
@@ -125,17 +125,17 @@ class EngineThread:
 
     @property
     def waiting(self) -> int:
-        """Checks that are queued."""
+        """The number of checks that are queued."""
         return self._queued.qsize()
 
     @property
     def open(self) -> int:
-        """Checks in the engine."""
+        """The number of checks in the engine."""
         return len(self._checks)
 
     @property
     def counters(self) -> EngineCounters:
-        """The engine's, not older than COUNTERS_S while it works; for any thread."""
+        """The engine's counters, at most COUNTERS_S old while it works; for any thread."""
         return self._counters
 
     def check(
@@ -162,11 +162,11 @@ class EngineThread:
         pending.future.add_done_callback(self._pending.pop)
         return pending.future
 
-    def serve(self, rule: str, folder: Path | None = None) -> Future[None]:
-        """`GuardEngine.serve`, from any thread, between two batches. As `remove`."""
+    def serve_rule(self, rule: str, folder: Path | None = None) -> Future[None]:
+        """`GuardEngine.serve`, from any thread, between two batches. As `remove_rule`."""
         return self._put(PendingChange(partial(self._engine.serve, rule, folder)))
 
-    def remove(self, rule: str) -> Future[None]:
+    def remove_rule(self, rule: str) -> Future[None]:
         """`GuardEngine.remove`, from any thread, between two batches.
 
         Raises Overloaded; the future raises what the engine raises.
@@ -180,7 +180,7 @@ class EngineThread:
         return pending.future
 
     def give_up(self, future: Future[Check]) -> None:
-        """Nobody waits for this check any more.
+        """Note that nobody waits for this check any longer.
 
         Its work is not begun, or ends after the batch that runs.
         """
@@ -198,7 +198,7 @@ class EngineThread:
         self._queued.put(None)
         self._thread.join(0 if self.hangs_for_good else self._timeout_s + CLOSING_S)
         if self._thread.is_alive():
-            log.error("the engine hangs and is left behind")
+            log.error("the engine hangs and is abandoned")
             self._fail(too_late())
 
     def _check_takes_work(self) -> None:
@@ -245,10 +245,11 @@ class EngineThread:
     def _serve_until_it_dies(self) -> GuardError | None:
         """Answer checks; why the engine is dead, or None once all are answered and it is closed."""
         try:
-            while self._serve():
+            while self._open_arrivals():
                 is_answered = self._step()
                 if self._is_dead(has_failed=not is_answered):
-                    return GuardError("the engine failed and answers nothing any more")
+                    problem = "the engine failed and answers no more checks"
+                    return GuardError(problem, remedy="Start the server again; its log says why")
                 self._count()
             while self._checks:
                 self._step()
@@ -257,7 +258,7 @@ class EngineThread:
         return None
 
     def _is_dead(self, *, has_failed: bool) -> bool:
-        """Whether nothing is answered any more; `has_failed`: the last batch."""
+        """Whether nothing is answered any longer; `has_failed` says that the last batch failed."""
         if not self._engine.is_usable:
             return True
         if not has_failed or self._restartable is None:
@@ -266,7 +267,7 @@ class EngineThread:
             return not self._restartable.works()
 
     def _start_again(self) -> bool:
-        """Start the dead engine again, after pauses that grow; whether it lives."""
+        """Start the dead engine again, after growing pauses; True if it works again."""
         self._attempts.died()
         failure = GuardError("the engine died again and again", remedy="Its log says why")
         while (pause_s := self._attempts.next_pause_s()) is not None:
@@ -288,7 +289,7 @@ class EngineThread:
         return False
 
     def _restart(self) -> GuardError | None:
-        """Start the engine again, once; why it does not start."""
+        """Start the engine again, once; the error if it does not start."""
         assert self._restartable is not None
         try:
             with self._watchdog.loading():
@@ -301,8 +302,8 @@ class EngineThread:
         self.restarts = replace(self.restarts, started=self.restarts.started + 1)
         return None
 
-    def _serve(self) -> bool:
-        """Begin what has come in, for a moment at least; whether more is to come."""
+    def _open_arrivals(self) -> bool:
+        """Begin what is queued, for OPENING_S or a little more; False once it is time to close."""
         until = time.monotonic() + OPENING_S
         for pending in self._arrivals():
             if pending is None:
@@ -316,7 +317,7 @@ class EngineThread:
         return True
 
     def _arrivals(self) -> Iterator[PendingCheck | PendingChange | None]:
-        """What has come in and may begin; waits for something if there is nothing to do."""
+        """The queued items that may begin; waits for one if there is nothing to do."""
         if not self._checks:
             arrival = self._queued.get()
             self._busy_since = time.monotonic()
@@ -334,7 +335,7 @@ class EngineThread:
             pending.fail(error)
         else:
             pending.future.set_result(None)
-        self._busy_since = time.monotonic()  # no check's work
+        self._busy_since = time.monotonic()  # loading is not counted as work on checks
 
     def _step(self) -> bool:
         """Run a batch, if there is anything to compute, and answer what is done; False if it

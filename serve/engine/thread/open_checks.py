@@ -10,7 +10,7 @@ from serve.engine.thread.refusals import engine_failure
 class OpenChecks:
     """Opens checks in an engine and gives each answer, or why there is none, to its caller.
 
-    Of one thread; its length may be read by any.
+    Used by one thread; its length may be read by any.
     """
 
     def __init__(self, engine: CheckEngine) -> None:
@@ -22,7 +22,7 @@ class OpenChecks:
 
     @property
     def is_work_left(self) -> bool:
-        """Whether any of them has something to compute still."""
+        """Whether any check still has something to compute."""
         return any(not check.call.done for check, _ in self._open)
 
     def open(self, pending: PendingCheck) -> None:
@@ -39,7 +39,7 @@ class OpenChecks:
             self._open.append((check, pending))
 
     def drop(self) -> None:
-        """End the checks that nobody waits for any more, or that are too late."""
+        """End the checks that nobody waits for any longer, or that are too late."""
         still_open = []
         given_up = []
         for check, pending in self._open:
@@ -56,7 +56,7 @@ class OpenChecks:
             self._engine.cancel(check.call)
 
     def settle(self) -> int:
-        """Give those that are done to their callers; how many."""
+        """Give the finished checks to their callers; the number of them."""
         done = [(check, pending) for check, pending in self._open if check.call.done]
         self._open = [(check, pending) for check, pending in self._open if not check.call.done]
         for check, pending in done:

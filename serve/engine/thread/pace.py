@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections import deque
 
-REMEMBERED = 64  # answers: what took long once, such as the first batch, is soon forgotten
-LEAST_ANSWERS = 8  # before that nothing is known
-TOGETHER = 2  # checks in a batch from which it teaches something: a lone one has no company's pace
-FORGET_S = 10.0  # after that long without such a batch nothing is known any more
+REMEMBERED = 64  # answers: a slow batch, such as the first, is soon forgotten
+LEAST_ANSWERS = 8  # with fewer answers the pace is unknown
+TOGETHER = 2  # checks in a batch from which the pace is learned: a lone check says nothing of many
+FORGET_S = 10.0  # seconds without such a batch after which the pace is unknown
 
 
 class Pace:
-    """Seconds of work for an answer, over the last REMEMBERED answers.
+    """The seconds of work per answer, over the last REMEMBERED answers.
 
     Work that led to no answer counts too: what is thrown away keeps others waiting as well.
     """
@@ -29,7 +29,7 @@ class Pace:
         self._seconds_an_answer = 0.0  # written by one thread, read by others
 
     def ran(self, busy_s: float, answers: int, checks: int) -> None:
-        """A batch of so many checks took `busy_s` seconds, and after it some were answered."""
+        """Note that a batch of `checks` took `busy_s` seconds and gave `answers`."""
         if checks < TOGETHER:
             return
         now = time.monotonic()
@@ -50,7 +50,7 @@ class Pace:
             self._seconds_an_answer = (self._busy_s + self._work_s) / self._answers
 
     def seconds(self, checks: int) -> float:
-        """How long so many checks will take; 0 while nothing is known."""
+        """The seconds that so many checks will take; 0 while nothing is known."""
         if time.monotonic() > self._learned_at + FORGET_S:
             return 0.0
         return checks * self._seconds_an_answer

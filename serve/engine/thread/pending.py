@@ -25,7 +25,7 @@ class PendingCheck:
     is_given_up: bool = False
 
     def failure(self) -> GuardError | None:
-        """Why it is not worth any more work, if it is not."""
+        """The reason why no more work should go into it; None if there is no such reason."""
         if self.is_given_up:
             return CallerGone("the caller is gone")
         if time.monotonic() > self.deadline:
@@ -33,7 +33,7 @@ class PendingCheck:
         return None
 
     def fail(self, error: BaseException) -> None:
-        """Answer with why there is no answer."""
+        """Give the caller the error instead of an answer."""
         self.future.set_exception(engine_failure(error))
 
 
@@ -45,5 +45,5 @@ class PendingChange:
     future: Future[None] = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
-        """Answer with why it was not changed."""
+        """Give the caller the error instead of the change."""
         self.future.set_exception(engine_failure(error))

@@ -23,11 +23,17 @@ class TooLate(Overloaded):
 
 
 class CallerGone(GuardError):
-    """Nobody waits for the check any more."""
+    """Nobody waits for the check any longer."""
+
+
+def not_served(rule: str) -> GuardError:
+    """The error of a request for the weights of a rule that no folder serves."""
+    remedy = "Name a rule that is served, or train it with `make train` and serve it"
+    return GuardError("the rule is served from no folder", got=rule, remedy=remedy)
 
 
 def too_late() -> TooLate:
-    """What a check is refused with that was not answered in time."""
+    """The refusal of a check that was not answered in time."""
     return TooLate(
         "the check took too long",
         remedy="Try again later, or give it more time: the caller's own, or TIMEOUT= of `make up`",
@@ -35,7 +41,7 @@ def too_late() -> TooLate:
 
 
 def engine_failure(error: BaseException) -> GuardError:
-    """`error` as callers see it: what is no GuardError is logged, as the engine's fault."""
+    """`error` as callers see it: one that is not a GuardError is logged, as the engine's fault."""
     if isinstance(error, GuardError):
         return error
     log.exception("a check failed")

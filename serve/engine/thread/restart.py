@@ -18,7 +18,7 @@ from guard.example import Message
 from serve.engine.engine import TEST_CONVERSATION, GuardEngine
 from serve.engine.mixed import MixedEngine, OpenedCheck
 from serve.engine.score import EngineCounters
-from serve.engine.thread.refusals import Overloaded
+from serve.engine.thread.refusals import Overloaded, not_served
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ class Restartable(Protocol):
     """An engine that can be started again, and knows when it has to be."""
 
     def restart(self) -> None:
-        """Be another engine of the same rules. Raises GuardError if that does not start."""
+        """Start another engine of the same rules. Raises GuardError if it does not start."""
 
     def works(self) -> bool:
-        """Whether anything is answered still, after a batch has failed; with nothing in flight."""
+        """Whether anything is still answered after a batch has failed, with nothing in flight."""
         ...
 
 
@@ -50,7 +50,7 @@ class RestartAttempts:
         self._started: float | None = None  # by time.monotonic, while the engine lives
 
     def died(self) -> None:
-        """The engine is dead."""
+        """Note that the engine is dead."""
         if self._started is None or time.monotonic() > self._started + STABLE_S:
             self._in_a_row = 0
 
@@ -62,7 +62,7 @@ class RestartAttempts:
         return PAUSES_S[self._in_a_row - 1]
 
     def started(self) -> None:
-        """The engine was started."""
+        """Note that the engine was started."""
         self._started = time.monotonic()
 
 
@@ -89,13 +89,13 @@ class RestartableEngine:
 
     @property
     def is_usable(self) -> bool:
-        """False once nothing is answered any more, until it is started again."""
+        """False once nothing more is answered, until it is started again."""
         engine = self._engine
         return engine is not None and engine.is_usable
 
     @property
     def counters(self) -> EngineCounters:
-        """What it holds and has done since it was last started."""
+        """The figures of what it holds, and has done since it was last started."""
         return self._living().counters
 
     def restart(self) -> None:
@@ -114,7 +114,7 @@ class RestartableEngine:
             raise GuardError(problem, remedy="Start the process again") from error
 
     def works(self) -> bool:
-        """Whether every base answers a check still, by one rule or another."""
+        """Whether every base still answers a check, by one rule or another."""
         engine = self._living()
         parts = engine.engines if isinstance(engine, MixedEngine) else (engine,)
         return all(_answers(part) for part in parts)
@@ -147,7 +147,7 @@ class RestartableEngine:
         if engine is not None:
             return engine.folder(name)
         if name not in self._folders:
-            raise GuardError("the rule is served from no folder", got=name)
+            raise not_served(name)
         return self._folders[name]
 
     def step(self) -> None:
@@ -155,7 +155,7 @@ class RestartableEngine:
         self._living().step()
 
     def cancel(self, call: Any) -> None:
-        """Drop what is in flight of `call`."""
+        """Drop the requests of `call` that are in flight."""
         self._living().cancel(call)
 
     def close(self) -> None:
@@ -186,14 +186,14 @@ class RestartableEngine:
         self._engine = None
         try:
             engine.close()
-        except Exception:  # it is dead: whatever it says, another one is tried
+        except Exception:  # it is dead: whatever it raises, another one is started
             log.exception("a dead engine could not be closed")
         del engine
         gc.collect()
 
 
 def _folders(engine: GuardEngine | MixedEngine) -> dict[str, Path]:
-    """Where each rule's weights are, but of one that the base itself answers."""
+    """The folder of each rule's weights, except a rule that the base itself answers."""
     folders: dict[str, Path] = {}
     for name in engine.rules:
         try:

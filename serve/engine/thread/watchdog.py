@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-# Beyond what a check may take: a batch that hangs for longer is not waited for any more.
+# Seconds beyond a check's timeout after which a hanging batch is no longer waited for.
 HANGS_FOR_GOOD_S = 30.0
-# That a restart, or a rule's new weights, may take: large ones are read for minutes.
+# Seconds that a restart, or a rule's new weights, may take: large ones are read for minutes.
 LOADING_S = 900.0
 
 
@@ -23,7 +23,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """While the engine computes."""
+        """A context in which the engine computes."""
         self._batch_since = time.monotonic()
         try:
             yield
@@ -32,7 +32,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """While an engine is started, or a rule's weights are read."""
+        """A context in which an engine is started, or a rule's weights are read."""
         self._loading_since = time.monotonic()
         try:
             yield

@@ -5,8 +5,7 @@ holds. vLLM's allocation counts them, twice, asks several managers about windows
 there are none of, and is a tenth of what a rule costs. Here such a request is given its blocks
 directly, and everything else goes vLLM's way. It is also noted how far the planned step computes a
 request, and how many tokens those are: the scheduler itself tells only when all of the step is
-planned (`partial_block`). Can go
-when vLLM allocates blocks for requests that share them together.
+planned (`partial_block`). Remove when vLLM allocates blocks for requests that share them together.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ class BehindHeldBlocks:
         self._held_ids = [block.block_id for block in self._held]
 
     def are_there_for(self, request: Any) -> bool:
-        """Whether there are enough free ones."""
+        """Whether there are enough free blocks."""
         wanted = cdiv(request.num_tokens, self._size) - self.held_count
         spare = self._kv_cache_manager.watermark_blocks
         free = self._kv_cache_manager.block_pool.get_num_free_blocks()

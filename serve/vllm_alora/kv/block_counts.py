@@ -3,7 +3,7 @@
 vLLM walks through every block of every request several times: how many could be evicted, how many
 are in the cache, which ids they have for a KV connector. A hundred rules on a long conversation
 have a hundred times the same blocks. The answers are vLLM's own; where the walk is long, they are
-found without it. Can go when vLLM asks once for blocks that requests share.
+found without it. Remove when vLLM asks once for blocks that requests share.
 """
 
 from __future__ import annotations

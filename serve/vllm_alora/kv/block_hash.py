@@ -5,8 +5,8 @@ end at or before its activation point hold exactly the base model's K/V: they ge
 and all adapters and the base share them. A block that the activation point cuts, and every later
 one, keeps the adapter's key; that also says where it is cut, and names the content of the weights,
 because name and path stay the same when an adapter is trained again. And the base's blocks of a
-conversation are hashed and looked up once, not once for every adapter that is asked about it. Can
-go when vLLM serves aLoRA itself and keys blocks by adapter content.
+conversation are hashed and looked up once, not once for every adapter that is asked about it.
+Remove when vLLM serves aLoRA itself and keys blocks by adapter content.
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ class Hashed:
 def request_block_hasher(
     original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any
 ) -> Callable[[Any], list[bytes]]:
-    """vLLM's hasher.
-
-    It begins where the conversation that was asked about last ends, if the request is about that
-    one too.
+    """The hasher of vLLM, which starts at the end of the last conversation if the request is about
+    the same one.
     """
     hasher = original(hash_block_size, caching_hash_fn)
     last = Hashed()
@@ -116,7 +114,7 @@ def _base_tokens(request: Any) -> int:
 
 @dataclass(frozen=True)
 class CacheHit:
-    """The cached blocks that a request was found to begin with, and the pool's table of then.
+    """The cached blocks that a request was found to begin with, and the pool's table at that time.
 
     A pool that forgets all of its blocks begins a new table.
     """

@@ -7,7 +7,7 @@ https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attent
 PyTorch's kernel (`tiled_attention.py`). The other requests of the step go through vLLM's kernel as
 before. A context that the step computes is read where it was computed; one of an earlier step out
 of the cache, where the kernel's layout is known.
-Can go when vLLM has cascade attention for its CPU backend.
+Remove when vLLM has cascade attention for its CPU backend.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def build_attention_metadata(
     """Lend the step's batch to the builders of metadata."""
     scheduled = kwargs.get("num_scheduled_tokens")
     batch = None
-    # Of images and embeddings the ids do not say what is in the cache.
+    # For images and embeddings, token ids do not say what is in the cache.
     is_text = not (self.supports_mm_inputs or self.enable_prompt_embeds)
     if current_platform.is_cpu() and scheduled and is_text:
         batch = _batch_of(self.input_batch, scheduled)
@@ -91,7 +91,7 @@ def build_attention_metadata(
 
 
 def _batch_of(input_batch: Any, scheduled: dict[str, int]) -> Batch | None:
-    """None where there are several block tables."""
+    """The step's batch; None where there are several block tables."""
     tables = input_batch.block_table.block_tables
     if len(tables) != 1:
         return None
@@ -123,7 +123,7 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
 
 
 def _can_cascade(builder: Any) -> bool:
-    """Whether all its layers attend to everything before a token, and to nothing else.
+    """Whether all the builder's layers attend to everything before a token, and to nothing else.
 
     Builders of other classes make requests of their own for the kernel.
     """

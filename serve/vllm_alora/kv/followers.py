@@ -5,7 +5,7 @@ last tokens. vLLM's scheduler queues, looks up, plans and allocates each of them
 one, the leader, goes that way, and an engine in this process hands over the others as its followers
 (`follow`). They wait for the step that computes the leader's conversation to its end, and are put
 into it together, as far as it has room, which is kept for them: their turn is the leader's. Those
-for whom there is none go with the next step, the first of them as the leader of the others. Can go
+for whom there is none go with the next step, the first of them as the leader of the others. Remove
 when vLLM schedules requests that share a prompt together.
 """
 
@@ -92,7 +92,7 @@ def follow(
 
 
 def _end_of(leader: Request) -> int:
-    """Where the conversation of a possible leader ends; 0 if it is none."""
+    """The end of a possible leader's conversation in tokens; 0 if it cannot be a leader."""
     if isinstance(leader.lora_request, ActivatedRequest):
         return leader.lora_request.activation_start
     return 0
@@ -162,13 +162,13 @@ def schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
 
 
 def _queue_each(scheduler: Any, requests: Iterable[Request]) -> None:
-    """Each by itself, as those have to whose leader is gone or waits for its adapter."""
+    """Queue each request by itself: its leader is gone, or waits for its adapter."""
     for request in requests:
         scheduler.add_request(request)
 
 
 def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
-    """The first as the leader of the others, whose turn it is with the next step."""
+    """Queue the first request as the leader of the others, for the next step."""
     if requests:
         leader, *followers = requests
         scheduler.add_request(leader)
@@ -225,10 +225,10 @@ def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
 
 
 def _computed(request: Request) -> int:
-    """A request's tokens that need not be computed.
+    """The number of a request's tokens that need not be computed.
 
-    Of one that waits, what the cache held when it came (`resident`): of one that runs, that may
-    have been evicted since.
+    For a waiting request, those that the cache held when it came (`resident`): for a running one,
+    these may have been evicted since.
     """
     if request.status != RequestStatus.WAITING:
         return request.num_computed_tokens
@@ -292,7 +292,7 @@ class Room:
         self._scheduler.running.append(request)
 
     def _put(self, request: Any, end: int, block_ids: list[int]) -> None:
-        """What vLLM does with a request that it admits, and with one of which it has planned all
+        """Do what vLLM does with a request that it admits, and with one of which it has planned all
         tokens.
         """
         scheduler, output = self._scheduler, self._output

@@ -66,7 +66,7 @@ class NativeAttention:
 
     @classmethod
     def of(cls, batch: Batch, requests: tuple[int, ...]) -> NativeAttention:
-        """Of these requests of a batch."""
+        """The rows of these requests of a batch."""
         lengths = batch.scheduled[list(requests)]
         first_rows = np.repeat(batch.first_rows[list(requests)], lengths)
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -82,7 +82,7 @@ class NativeAttention:
         scale: float,
         output: torch.Tensor,
     ) -> None:
-        """What the rows attend to, the context and their own requests' rows, into `output`.
+        """Write to `output` the rows' attention to the context and to their own requests' rows.
 
         `query` and `output` [rows of the step, heads, size], `key` and `value` [rows of the step,
         heads of keys, size], the context's [tokens, heads of keys, size]. What is read is copied
@@ -103,7 +103,7 @@ class NativeAttention:
         function(ctypes.addressof(arguments))
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Memory would be read or written that is not theirs."""
+        """Raise ValueError where the kernel would read or write memory that is not the tensors'."""
         output, query, key, value, context_key, context_value = tensors
         heads, size = query.shape[1:]
         fits = (

@@ -1,5 +1,5 @@
-"""Seams: what the conversation has beyond whole KV blocks, its partial block, is computed once: not
-by every rule, and not again when the conversation goes on.
+"""What the conversation has beyond whole KV blocks, its partial block, is computed once: not by
+every rule, and not again when the conversation goes on.
 
 vLLM shares whole blocks. The tokens between the last block boundary and an aLoRA's activation point
 lie in a block that also holds the adapter's own tokens, so every adapter computes them again: half
@@ -11,40 +11,26 @@ The others wait for that step: it leaves a copy of the block. A conversation tha
 copy too, as far as it begins with the same tokens. What a copy holds behind those is overwritten,
 or masked like any unused slot.
 
-This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere;
-the worker's is `partial_block_copies.py`. Both are put in place by seams, because a connector that
-is configured is one per process and not per engine. Base requests and plain LoRAs are left alone.
-Can go when vLLM shares parts of blocks between requests.
+This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere.
+`partial_block_seams.py` puts it in place; `partial_block_copies.py` is the worker's half. Base
+requests and plain LoRAs are left alone. Remove when vLLM shares parts of blocks between requests.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from vllm.config import CUDAGraphMode
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
 )
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from ..activation import ActivatedRequest
-from ..seam import seam
 from ..weights.prefetch import Prefetch
-from .allocation import GIVES_HELD_BLOCKS
-
-# In EngineArgs.additional_config: how many, 0 for none. Each takes the memory of a KV block.
-KEPT_PARTIAL_BLOCKS = "vllm_alora_kept_partial_blocks"
-# And whether one may be used in the step that completes it; by default True.
-SHARE_IN_STEP = "vllm_alora_share_in_step"
-DEFAULT_KEPT = 32
 
 # On an attention layer that copies what is shared in a step: True.
 COPIES_SHARES = "copies_shares"
@@ -64,8 +50,8 @@ class PartialBlock(NamedTuple):
 class Share:
     """A partial block that a step completes, and the blocks that begin with it in this step.
 
-    The step computes what the block `source` holds from `start` to `stop`; what is before that was
-    there, and where both are the same, all.
+    The step computes the tokens of the block `source` from `start` to `stop`. Tokens before `start`
+    were computed earlier; `start == stop` means all were.
     """
 
     source: int
@@ -108,7 +94,7 @@ def _tokens_at(request: Any, start: int, block_size: int) -> PartialBlock:
 
 
 def _end(request: Any) -> int:
-    """Where the tokens end that all adapters have in common; 0 if there are none."""
+    """The end of the tokens that all adapters have in common; 0 if there are none."""
     lora = request.lora_request
     if isinstance(lora, ActivatedRequest) and not request.mm_features:
         return lora.activation_start
@@ -116,7 +102,7 @@ def _end(request: Any) -> int:
 
 
 class SharedPartialBlocks(KVConnectorBase_V1):
-    """Which partial blocks are kept in which slots, which request computes one, and what is copied.
+    """The partial blocks that are kept, the requests that compute one, and the copies of a step.
 
     One per scheduler. `in_step_above`: one may be used in the step that completes it if that step
     has more tokens; None: it never may.
@@ -161,31 +147,41 @@ class SharedPartialBlocks(KVConnectorBase_V1):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens behind those in the prefix cache another request has, or computes now.
+        """The number of tokens, behind those in the prefix cache, that are kept or computed now.
 
-        None while it does not complete them yet, and while the request's adapter is read from disk.
+        None while another request has still to compute them, and while the request's adapter is
+        read from disk.
         """
         if not self.has_adapter(request):
             return None, False
-        block = num_computed_tokens // self._block_size
-        end = _end(request)
         partial = self._partial_block(request)
         leader = self._leaders.get(partial) if partial else None
         if partial and leader is not None and leader.request_id != request.request_id:
-            left = end - num_computed_tokens
-            if not self._is_shared_now(leader) or left != len(partial.tokens):
-                return None, False
-            self._matched[request.request_id] = (partial, block)
-            return len(partial.tokens), False
-        if num_computed_tokens >= end:
-            return 0, False
-        longest, length = self._longest_kept(
-            _tokens_at(request, num_computed_tokens, self._block_size)
-        )
+            return self._from_leader(request, num_computed_tokens, partial, leader), False
+        return self._from_kept(request, num_computed_tokens), False
+
+    def _from_leader(
+        self, request: Any, computed_tokens: int, partial: PartialBlock, leader: Any
+    ) -> int | None:
+        """How many tokens the request begins with in the step that is being planned, of the partial
+        block that `leader` computes; None if it has to wait for a later step.
+        """
+        left = _end(request) - computed_tokens
+        if not self._is_shared_now(leader) or left != len(partial.tokens):
+            return None
+        self._matched[request.request_id] = (partial, computed_tokens // self._block_size)
+        return len(partial.tokens)
+
+    def _from_kept(self, request: Any, computed_tokens: int) -> int:
+        """How many tokens the request begins with, of a partial block that is kept."""
+        if computed_tokens >= _end(request):
+            return 0
+        ahead = _tokens_at(request, computed_tokens, self._block_size)
+        longest, length = self._longest_kept(ahead)
         if longest is None:
-            return 0, False
-        self._matched[request.request_id] = (longest, block)
-        return length, False
+            return 0
+        self._matched[request.request_id] = (longest, computed_tokens // self._block_size)
+        return length
 
     def _is_shared_now(self, leader: Any) -> bool:
         """Whether the step that is being planned computes the leader's partial block to its end and
@@ -199,16 +195,16 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return is_completed and leader.tokens_in_step > self._in_step_above
 
     def _longest_kept(self, ahead: PartialBlock) -> tuple[PartialBlock | None, int]:
-        """The kept block that begins with most of the tokens `ahead`, and how many those are.
+        """The kept block that begins with most of the tokens `ahead`, and the number of these.
 
-        None if no block begins with any. Of several that are as good, the one kept first.
+        None if no block begins with any. Among equally good blocks, the one kept first.
         """
         longest, length = None, 0
-        for kept in self._kept:
-            if kept.before == ahead.before:
-                alike = _common(kept.tokens, ahead.tokens)
-                if alike > length:
-                    longest, length = kept, alike
+        for candidate in self._kept:
+            if candidate.before == ahead.before:
+                common = _common_tokens(candidate.tokens, ahead.tokens)
+                if common > length:
+                    longest, length = candidate, common
         return longest, length
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -229,7 +225,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
             self._leaders.setdefault(partial, request)
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
-        """The step's copies. Of a partial block that it completes the next ones have a copy."""
+        """The step's copies. Later requests find a copy of a partial block that it completes."""
         if self.prefetch is not None:
             self.prefetch.begin_step()
             if not scheduler_output.num_scheduled_tokens:
@@ -266,8 +262,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return int(block_ids[_end(request) // self._block_size])
 
     def _share(self, request: Any, computed_before: int, blocks: Sequence[int]) -> Share:
-        """What a step shares in which `request` completes its partial block, of which
-        `computed_before` tells how far it was computed before.
+        """What a step shares in which `request` completes its partial block. `computed_before`:
+        the request's tokens that were computed before the step.
         """
         number, used = divmod(_end(request), self._block_size)
         # All of it and more, where the request found its own last block in the cache.
@@ -330,7 +326,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Nothing is handed to anybody outside."""
+        """False: nothing is handed to anybody outside."""
         return False
 
     def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
@@ -341,107 +337,9 @@ class SharedPartialBlocks(KVConnectorBase_V1):
     wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
 
 
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+def _common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
+    """The number of leading tokens that both sequences share."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
     return min(len(left), len(right))
-
-
-@seam(
-    "vllm.v1.core.sched.scheduler:Scheduler.__init__",
-    "self vllm_config kv_cache_config structured_output_manager block_size hash_block_size "
-    "mm_registry include_finished_set log_stats",
-)
-def scheduler_init(
-    original: Callable[..., None], self: Any, vllm_config: Any, *args: Any, **kwargs: Any
-) -> None:
-    """A scheduler that shares partial blocks, where nothing stands in the way (`_may_share`)."""
-    original(self, vllm_config, *args, **kwargs)
-    config = vllm_config.additional_config
-    if not isinstance(config, dict):
-        config = {}
-    self.kv_cache_manager.gives_held_blocks = config.get(GIVES_HELD_BLOCKS, True)
-    room = config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
-    if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
-        above = in_step_above(vllm_config) if config.get(SHARE_IN_STEP, True) else None
-        self.connector = SharedPartialBlocks(
-            self.kv_cache_manager, self.block_size, room, in_step_above=above
-        )
-        self.connector_prefix_cache_stats = None
-        if self.log_stats:
-            self.connector_prefix_cache_stats = PrefixCacheStats()
-
-
-def in_step_above(vllm_config: Any) -> int | None:
-    """The tokens that a step must exceed to be surely none of a captured graph's, 0 where nothing
-    is captured.
-
-    None where layers do not write what is shared in a step (`partial_block_copies`), or are in
-    another process.
-    """
-    if current_platform.is_cpu():
-        return 0
-    compilation, parallel = vllm_config.compilation_config, vllm_config.parallel_config
-    layers = [
-        layer
-        for layer in compilation.static_forward_context.values()
-        if isinstance(layer, AttentionLayerBase)
-    ]
-    passes = compilation.pass_config
-    is_written_elsewhere = passes.fuse_rope_kvcache or passes.fuse_qk_norm_rope_kvcache
-    is_step_cut = (
-        parallel.use_ubatching
-        or parallel.decode_context_parallel_size > 1
-        or parallel.prefill_context_parallel_size > 1
-    )
-    if not layers or is_written_elsewhere or is_step_cut:
-        return None
-    if not all(getattr(layer, COPIES_SHARES, False) for layer in layers):
-        return None
-    if compilation.cudagraph_mode == CUDAGraphMode.NONE:
-        return 0
-    largest_graph: int | None = compilation.max_cudagraph_capture_size
-    return largest_graph
-
-
-def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Whether the engine generates with adapters, caches prefixes in blocks that are all alike, and
-    writes nothing to them after a step.
-    """
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    return (
-        vllm_config.lora_config is not None
-        and vllm_config.model_config.runner_type == "generate"
-        and vllm_config.cache_config.enable_prefix_caching
-        and vllm_config.speculative_config is None
-        and len(specs) == 1
-        # Not a kind of it: those keep more in a block than keys and values.
-        and type(specs[0]) is FullAttentionSpec
-        and not kv_cache_config.needs_kv_cache_zeroing
-    )
-
-
-@seam(
-    "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
-    "self reset_running_requests reset_connector",
-)
-def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
-    """Partial blocks are forgotten with the blocks, whether or not the caller knows of a connector.
-
-    The base may have other weights now.
-    """
-    if isinstance(self.connector, SharedPartialBlocks):
-        self.connector.reset_cache()
-    return original(self, *args, **kwargs)
-
-
-@seam("vllm.v1.executor.abstract:Executor.init_kv_output_aggregator", "self connector")
-def init_kv_output_aggregator(original: Callable[..., None], self: Any, connector: Any) -> None:
-    """Only the first worker's output is of interest, as without a connector.
-
-    Ours has nothing to report.
-    """
-    if not isinstance(connector, SharedPartialBlocks):
-        original(self, connector)

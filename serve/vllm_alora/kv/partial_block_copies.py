@@ -23,8 +23,8 @@ from .partial_block import COPIES_SHARES, Copies, Share
 
 
 class Places(NamedTuple):
-    """Where the shared partial blocks of a step lie, the same in all layers; int64, on the device
-    of the keys: the rows of all of them, these rows' slots, and the sharers' blocks of each.
+    """The places of a step's shared partial blocks, the same in all layers; int64, on the device of
+    the keys: the rows of all of them, these rows' slots, and the sharers' blocks of each.
     """
 
     rows: torch.Tensor
@@ -33,10 +33,10 @@ class Places(NamedTuple):
 
 
 class SharedBlocks:
-    """The partial blocks that a step completes for others too: in every layer they are written
-    first, and copied.
+    """The partial blocks that a step completes for other requests too: in every layer they are
+    written first, and copied.
 
-    `blocks` is how many the cache has.
+    `blocks`: the number of blocks of the cache.
     """
 
     def __init__(self, shares: Sequence[Share], block_size: int, blocks: int) -> None:
@@ -87,7 +87,7 @@ class SharedBlocks:
         return rows
 
 
-# Of the step that is under way.
+# The shared blocks of the step that is under way.
 _shared_blocks: ContextVar[SharedBlocks | None] = ContextVar("shared_blocks", default=None)
 
 
@@ -98,7 +98,7 @@ _shared_blocks: ContextVar[SharedBlocks | None] = ContextVar("shared_blocks", de
 def execute_model_v1(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The step, between its copies."""
+    """Run the step between its copies."""
     return _between_copies(original, self, scheduler_output, *args, **kwargs)
 
 
@@ -110,7 +110,7 @@ def execute_model_v1(
 def execute_model_v2(
     original: Callable[..., Any], self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The step, between its copies."""
+    """Run the step between its copies."""
     return _between_copies(original, self, scheduler_output, *args, **kwargs)
 
 
@@ -142,7 +142,7 @@ def write_and_share(
     kv_cache: Any,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """One layer's new keys and values, [rows, heads, size], into their slots.
+    """Write one layer's new keys and values, [rows, heads, size], into their slots.
 
     Before them those of the shared partial blocks, into all blocks that begin with them.
     """
@@ -153,7 +153,7 @@ def write_and_share(
 
 
 def _count(runner: Any, tokens: int) -> None:
-    """Add a step that computes so many tokens to what the runner has done."""
+    """Count a step of `tokens` computed tokens on the runner."""
     runner.scheduled_tokens = getattr(runner, "scheduled_tokens", 0) + tokens
     if tokens:
         runner.forward_passes = getattr(runner, "forward_passes", 0) + 1
@@ -174,8 +174,8 @@ def _between_copies(
     slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("partial_block_slots", {})
     for slot, block_ids in copies.loads.items():
         ids = _on_device(block_ids, layers[0].device)
-        for blocks, kept in zip(layers, slots[slot], strict=True):
-            _copy(kept, blocks, ids)
+        for blocks, saved_block in zip(layers, slots[slot], strict=True):
+            _copy(saved_block, blocks, ids)
     for share in copies.shares:
         if share.start == share.stop:  # complete before the step
             ids = _on_device(share.blocks, layers[0].device)

@@ -5,7 +5,7 @@ order, the blocks of each have just been evicted for its predecessor, and hardly
 however little the cache is too small. An engine whose priorities are a virtual
 time that advances by the tokens answered says so (`RESIDENT_FIRST`); then a request goes ahead by
 the tokens that are there when it comes. One that waits is overtaken until the virtual time is a
-prompt's length beyond its priority, and by nothing that comes after. Can go when vLLM's scheduler
+prompt's length beyond its priority, and by nothing that comes after. Remove when vLLM's scheduler
 looks at the prefix cache.
 """
 

@@ -42,7 +42,7 @@ class Batch:
 
 
 class Worth(NamedTuple):
-    """From where on a context is worth reading once: its tokens, and those that all its readers
+    """The least context that is worth reading once: its tokens, and the tokens that all its readers
     together would read.
     """
 
@@ -86,7 +86,7 @@ def shared_contexts(batch: Batch, worth: Worth) -> list[SharedContext]:
 
 
 def _context(batch: Batch, request: int) -> tuple[int, bytes, bytes]:
-    """What names a request's context: its length, its whole blocks, the tokens behind them."""
+    """The key of a request's context: its length, its whole blocks, the tokens behind them."""
     tokens = int(batch.computed[request])
     whole = tokens // batch.block_size
     behind = batch.token_ids[request, whole * batch.block_size : tokens]

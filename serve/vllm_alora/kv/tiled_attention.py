@@ -42,7 +42,7 @@ class TiledAttention:
     def of(
         cls, batch: Batch, requests: tuple[int, ...], sharing: int, dtype: torch.dtype
     ) -> TiledAttention:
-        """Of these requests of a batch, where `sharing` heads of a query read one of the keys."""
+        """The rows of these requests of a batch; `sharing` query heads read one key head."""
         first_rows = batch.first_rows[list(requests)]
         lengths = batch.scheduled[list(requests)]
         longest = int(lengths.max())
@@ -71,7 +71,7 @@ class TiledAttention:
         scale: float,
         output: torch.Tensor,
     ) -> None:
-        """What the rows attend to into `output`: as `NativeAttention.attend`, of any layout."""
+        """Write the rows' attention to `output`, as `NativeAttention.attend`, in any layout."""
         rows, sums = _attention(
             query[self.rows][None], context[0][None], context[1][None], None, scale
         )
@@ -93,7 +93,7 @@ class TiledAttention:
 
 @functools.cache
 def own_rows(requests: int, rows: int, sharing: int, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of a tile of so many requests: a row attends to those of its request up to itself.
+    """The mask of a tile of `requests`: a row attends to those of its request up to itself.
 
     0 or minus infinity, [sharing * tile rows, tile rows], for `sharing` heads of one head of keys.
     """

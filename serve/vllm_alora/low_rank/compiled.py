@@ -5,7 +5,7 @@ low-rank products on a CPU cannot be traced. Here they are one operator, which t
 and does not look into. It is given its layer's name, and finds the layer in the context of the pass
 under way, as vLLM's attention does: what a step does with its adapters is read when it runs, and
 what was compiled for one engine names no layer of another. The setting is vLLM's own:
-`enforce_eager` leaves the compiler off. Can go when vLLM compiles with adapters on a CPU.
+`enforce_eager` leaves the compiler off. Remove when vLLM compiles with adapters on a CPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_low_rank(output: torch.Tensor, x: torch.Tensor, layer_name: str) -> None
 
 @add_low_rank.register_fake
 def _(output: torch.Tensor, x: torch.Tensor, layer_name: str) -> None:
-    """Nothing is made anew."""
+    """Do nothing while the model is traced: the operator makes no new tensor."""
 
 
 @seam("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA.__init__", "self base_layer")
@@ -64,7 +64,7 @@ def apply_lora_to_output(
 
 @seam("vllm.platforms.cpu:CpuPlatform.check_and_update_config", "cls vllm_config")
 def check_and_update_config(original: Callable[..., None], cls: Any, vllm_config: Any) -> None:
-    """What vLLM sets on a CPU, as for an engine without adapters: nothing else depends on them."""
+    """Set on a CPU what vLLM sets without adapters: nothing else in it depends on them."""
     lora_config = vllm_config.lora_config
     vllm_config.lora_config = None
     try:

@@ -7,7 +7,7 @@ covers as many tiles as the adapter with most tokens has, and as many adapters a
 Each program that is left computes what it did before. Steps that may be a captured graph's keep
 vLLM's grid, in its warm-up too: a kernel that is first compiled while a graph is captured fails.
 What the kernels read of the step is made on the host, where vLLM has it already: its own way waits
-for the device. Can go when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and prepares
+for the device. Remove when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and prepares
 the metadata without waiting (another in its `punica_gpu.py`).
 """
 
@@ -39,8 +39,8 @@ class Work(NamedTuple):
     ids: int
 
 
-# Address of a wrapper's `active_lora_ids` -> its step's work: a kernel is given no more of its
-# wrapper than tensors.
+# Address of a wrapper's `active_lora_ids` -> its step's work: a kernel gets the wrapper's tensors,
+# not the wrapper.
 _work: dict[int, Work] = {}
 
 
@@ -49,10 +49,10 @@ def work_of(slots: Ints) -> Work | None:
     adapter.
     """
     ids, counts = np.unique(slots, return_counts=True)
-    of_adapters = counts[ids != NO_SLOT]
-    if not of_adapters.size:
+    adapter_tokens = counts[ids != NO_SLOT]
+    if not adapter_tokens.size:
         return None
-    return Work(int(of_adapters.max()), len(ids))
+    return Work(int(adapter_tokens.max()), len(ids))
 
 
 @dataclass
@@ -91,7 +91,7 @@ class BoundedKernel:
             tiles = triton.cdiv(work.tokens, block)
             all_tiles = triton.cdiv(args[self._m], block)
             bounded = list(args)
-            # A multiple of 16, like most: Triton compiles a variant for those that are none.
+            # A multiple of 16, like most grids: Triton compiles a variant for others.
             bounded[self._m] = tiles * block
             smaller = (grid[0] // all_tiles * tiles, grid[1], min(work.ids, grid[2]))
             return self.kernel[smaller](*bounded, **options)

@@ -18,7 +18,7 @@ from ..compiler import compiled
 
 SOURCE = Path(__file__).with_name("products.cpp")
 FUNCTIONS = {torch.float32: "add_float32", torch.bfloat16: "add_bfloat16"}
-# A thread takes so many tokens of one adapter at once.
+# The tokens of one adapter that a thread takes at once.
 PIECE_TOKENS = 64
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -82,7 +82,7 @@ class NativeLayer:
         ranks: np.ndarray,
     ) -> None:
         self._function = getattr(load(), FUNCTIONS[a[0].dtype])
-        self._kept = (a, b, ranks)
+        self._keeps_alive = (a, b, ranks)
         slots, _, self._max_rank, self._inputs = a[0].shape
         self._width = sum(outputs)
         self._slices = (_Slice * len(outputs))()

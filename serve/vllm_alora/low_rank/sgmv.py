@@ -7,7 +7,7 @@ once, and each linear layer multiplies each adapter's at its rank there, if it h
 segments, as those of aLoRAs are, go through one call in C++ (`native.py`), which copies no weights;
 long ones, as those of LoRAs, are products of PyTorch's own, one after the other, and so is
 everything in float16 and on a machine without a C++ compiler. Tokens of the base cost nothing. LoRA
-and aLoRA both use it. Can go when vLLM has a segmented CPU operator.
+and aLoRA both use it. Remove when vLLM has a segmented CPU operator.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Segments(NamedTuple):
 
 
 def segments_of(slots: Sequence[int], lengths: Sequence[int], native: bool) -> Segments:
-    """Of a batch given as consecutive segments, `lengths[i]` tokens in adapter slot `slots[i]`; -1
-    is the base. `native`: the short ones are for C++.
+    """The tokens by adapter of a batch of consecutive segments, `lengths[i]` tokens in adapter slot
+    `slots[i]`; -1 is the base. `native`: the short ones are for C++.
     """
     by_pytorch: list[Segment] = []
     short: dict[int, list[int]] = {}  # slot -> the tokens of its short segments
@@ -92,7 +92,9 @@ class LayerAdapters:
     def __init__(self, a: Stacked, b: Stacked) -> None:
         self.ranks = np.zeros((len(a), len(a[0])), np.int32)
         # Views cost as much to make as a small product.
-        self._weights = [(of_a[:, 0].mT, of_b[:, 0].mT) for of_a, of_b in zip(a, b, strict=True)]
+        self._weights = [
+            (slice_a[:, 0].mT, slice_b[:, 0].mT) for slice_a, slice_b in zip(a, b, strict=True)
+        ]
         self.a, self.b = a, b
         self._native: NativeLayer | None = None
 
@@ -108,7 +110,7 @@ class LayerAdapters:
     def _add_segment(
         self, y: torch.Tensor, x: torch.Tensor, outputs: Sequence[int], segment: Segment
     ) -> None:
-        """By PyTorch.
+        """Add one segment's product, by PyTorch.
 
         It accumulates in float32 and rounds x A to y's type, as vLLM's operator does; the sum is
         rounded once, where vLLM rounds the product before.
@@ -222,7 +224,7 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 
 def ranks_of(weights: Any, slices: int) -> list[int]:
-    """Of an adapter's weights in a layer, None or vLLM's, in each slice of its outputs.
+    """The ranks of an adapter's weights in a layer (None or vLLM's), one for each slice of outputs.
 
     A packed layer (QKV, gate and up) has several slices, some without weights. Where the weights
     are not one part a slice, vLLM shares them out itself: then all slices count as having some.

@@ -7,7 +7,7 @@ error of `add_lora` if the adapter is preloaded. In the middle of a step it stop
 cannot fail one request there, and an answer from other weights would look like a verdict (an
 adapter of NaNs would too, or worse: stale NaNs in a freed KV block spoil the next request that gets
 the block). What is left for it to catch is an adapter whose files are overwritten between the check
-and the load. Can go when vLLM knows adapters by content and refuses tensors it does not use.
+and the load. Remove when vLLM knows adapters by content and refuses tensors it does not use.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.add_adapter", "self lora_request")
 def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> bool:
-    """Load the adapter if it is not there.
+    """Load the adapter if it is not loaded.
 
-    What is there under its id but was loaded from other files is dropped first. Counts the adapters
-    that it has loaded.
+    An adapter under its id that was loaded from other files is dropped first. Counts the loads.
     """
     if isinstance(lora_request, ActivatedRequest):
         loaded = getattr(self, "content_of_id", {}).get(

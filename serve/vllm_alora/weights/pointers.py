@@ -3,7 +3,7 @@
 They keep the slots' tensors in tables of the process, by the tensors' addresses, and never drop an
 entry: a closed engine's slots would stay in device memory (5.6 GB for Qwen3-4B with 128 slots), and
 a later engine whose slots lie at the same addresses would be read with the old strides. Not a seam:
-nothing of vLLM is wrapped. Can go when vLLM drops them with an engine.
+nothing of vLLM is wrapped. Remove when vLLM drops them with an engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TABLES = "vllm.lora.ops.triton_ops.utils"
 def forget_pointers(lora_manager: Any) -> None:
     """Drop the kernels' entries for the slots of this worker's LoRA manager.
 
-    Those of other engines stay: captured graphs read them.
+    The entries of other engines stay: captured graphs read them.
     """
     tables: Any = sys.modules.get(TABLES)  # loaded where the kernels are
     if tables is None:

@@ -6,7 +6,7 @@ not in host memory stays in the queue of the scheduler while a thread does all o
 on. What is ready is handed over when the step asks for it (`placed`), which then registers it and
 fills a slot: all of vLLM's own bookkeeping is as it was. The scheduler is asked through the
 connector of `partial_block`; in an engine without it, or with scheduler and worker in different
-processes, nothing changes. Can go when vLLM makes adapters ready beside its steps.
+processes, nothing changes. Remove when vLLM makes adapters ready beside its steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFETCH = "vllm_alora_prefetch"
 DEFAULT_PREFETCH = 8
 IDLE_S = 0.005  # how long a step that has nothing to run waits for an adapter
 
-_here = threading.local()  # `reading`: this thread reads ahead
+_this_thread = threading.local()  # `reading`: this thread reads ahead
 
 
 class Prefetch:
@@ -34,9 +34,9 @@ class Prefetch:
     One per engine; only `_read` runs in another thread.
     """
 
-    def __init__(self, worker_manager: Any, ahead: int) -> None:
+    def __init__(self, worker_manager: Any, max_ahead: int) -> None:
         self._manager = worker_manager
-        self._ahead = ahead
+        self._max_ahead = max_ahead
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
         # Adapter id -> the adapter, the first asked for first.
         self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()
@@ -47,7 +47,7 @@ class Prefetch:
         self._wanted_before: set[int] = set()
 
     def begin_step(self) -> None:
-        """A step has been scheduled."""
+        """Note that a step has been scheduled."""
         self._wanted_before = self._wanted
         self._wanted = set()
 
@@ -60,7 +60,7 @@ class Prefetch:
         if self.failed and adapter in self.failed:
             return False  # and it is not read again for those that are about to be refused
         if adapter not in self._read_ahead:
-            if len(self._read_ahead) >= self._ahead and not self._drop_one():
+            if len(self._read_ahead) >= self._max_ahead and not self._drop_one():
                 return False  # asked again in the next step
             self._read_ahead[adapter] = self._reader.submit(self._read, lora_request)
         future = self._read_ahead[adapter]
@@ -78,7 +78,7 @@ class Prefetch:
 
         Raises what reading it raised.
         """
-        if getattr(_here, "reading", False) or adapter not in self._read_ahead:
+        if getattr(_this_thread, "reading", False) or adapter not in self._read_ahead:
             return None
         return self._read_ahead.pop(adapter).result()
 
@@ -89,7 +89,7 @@ class Prefetch:
             wait(pending[:1], timeout=IDLE_S)
 
     def _drop_one(self) -> bool:
-        """Forget the oldest adapter that was read and that nobody asks for any more."""
+        """Forget the oldest adapter that was read and that nobody asks for any longer."""
         wanted = self._wanted | self._wanted_before
         for adapter, future in self._read_ahead.items():
             if future.done() and adapter not in wanted:
@@ -103,7 +103,7 @@ class Prefetch:
         Packing reads of the manager what is settled with the engine's start: which layers there
         are.
         """
-        _here.reading = True
+        _this_thread.reading = True
         lora = self._manager._load_adapter(lora_request)
         self._manager._adapter_manager._create_merged_loras_inplace(lora)
         return lora

@@ -6,7 +6,7 @@ once; and in a round-robin over adapters, one more than there are slots, every o
 every time. Here a step's adapters that have a slot keep it, and of the others the one asked least
 often is evicted: counted with a half-life, by powers of two, and among equals the last one that
 came. So a rare adapter takes the slot of a rare one, and of many that are asked equally often most
-stay. The same holds for the adapters kept in host memory. Pinned ones stay. Can go when vLLM weighs
+stay. The same holds for the adapters kept in host memory. Pinned ones stay. Remove when vLLM weighs
 how often an adapter is asked.
 """
 
@@ -29,11 +29,12 @@ class Heat:
         self._step = 0
         # Adapter id -> its count, and the step that it is as of.
         self._counted: dict[int, tuple[float, int]] = {}
-        self._came: dict[int, int] = {}  # adapter id -> the step at which it was swapped in
+        # Adapter id -> the step at which it was swapped in.
+        self._swapped_in_at: dict[int, int] = {}
         self.needed: frozenset[int] = frozenset()  # the adapters of this step
 
     def begin(self, needed: Iterable[int]) -> None:
-        """A step that needs these adapters."""
+        """Begin a step that needs these adapters."""
         self.needed = frozenset(needed)
         self._step += 1
         for adapter in self.needed:
@@ -44,16 +45,18 @@ class Heat:
                 for adapter, counted in self._counted.items()
                 if self.of(adapter) > FORGOTTEN
             }
-            self._came = {
-                adapter: step for adapter, step in self._came.items() if adapter in self._counted
+            self._swapped_in_at = {
+                adapter: step
+                for adapter, step in self._swapped_in_at.items()
+                if adapter in self._counted
             }
 
     def swap_in(self, adapter: int) -> None:
-        """The adapter gets a slot now."""
-        self._came[adapter] = self._step
+        """Note that the adapter gets a slot now."""
+        self._swapped_in_at[adapter] = self._step
 
     def of(self, adapter: int) -> float:
-        """The adapter's count as of now."""
+        """The adapter's current count."""
         count, since = self._counted.get(adapter, (0.0, 0))
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
@@ -65,8 +68,8 @@ class Heat:
         return min(free or adapters, key=self._eviction_key)
 
     def _eviction_key(self, adapter: int) -> tuple[int, int]:
-        """The lowest is evicted first."""
-        return _power(self.of(adapter)), -self._came.get(adapter, 0)
+        """The sort key of eviction: the adapter with the lowest is evicted first."""
+        return _power(self.of(adapter)), -self._swapped_in_at.get(adapter, 0)
 
 
 def _power(count: float) -> int:

@@ -206,7 +206,7 @@ def test_what_never_reaches_a_route_is_said_in_the_format_of_its_path(
     toy_client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert toy_client.get("/toy/pii").json()["code"] == 405
-    monkeypatch.setattr("serve.api.limits.MAX_REQUESTS", 0)
+    monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 0)
     assert toy_client.post("/toy/pii", json={}).json()["code"] == 503
     assert toy_client.post("/v1/check", json={}).json()["verdict"] == "unjudged"
     monkeypatch.undo()

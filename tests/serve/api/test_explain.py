@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from serve.api.app import create_app
-from serve.api.limits import MAX_TURNS
+from serve.api.input.limits import MAX_TURNS
 from serve.api.observe.audit import AuditLog
 from tests.serve.client.censor import Censor
 from tests.serve.serving import serving

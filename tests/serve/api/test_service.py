@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from serve.api.app import create_app
-from serve.api.limits import TEXTS_AT_ONCE
+from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord
 from serve.engine import Refusal
 from tests.serve.serving import MESSAGES, serving, wait_until, waiting_caller

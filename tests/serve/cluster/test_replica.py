@@ -153,7 +153,7 @@ def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhe
     bad = snapshots.keep(save_words(folders["manners"], BAD))
 
     async def use(replica: GuardReplica) -> None:
-        with pytest.raises(GuardError, match="not what is asked for"):
+        with pytest.raises(GuardError, match="do not match the requested version"):
             await replica.ask(check("a"), "a version that nobody noted")
         with pytest.raises(GuardError, match="cannot serve what the others serve"):
             replica.check_health()

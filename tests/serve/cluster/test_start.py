@@ -175,7 +175,7 @@ def test_a_replica_that_does_not_start_ends_the_command_with_its_words(tmp_path:
 
 def test_without_ray_replicas_say_what_to_do_and_one_process_serves(tmp_path: Path) -> None:
     run = f"""{NO_RAY}
-import serve.up, serve.doctor, serve.cluster.start
+import serve.up, serve.doctor.__main__, serve.cluster.start
 from pathlib import Path
 from fastapi.testclient import TestClient
 from guard.errors import GuardError
@@ -184,7 +184,7 @@ from serve.cluster.served import ServedOptions
 from serve.cluster.size import ReplicaRange
 from tests.serve.toy_engine import ToyEngine
 try:
-    with serve.cluster.start.started_cluster(ReplicaRange(2, 2), ServedOptions(())):
+    with serve.cluster.start.running_cluster(ReplicaRange(2, 2), ServedOptions(())):
         pass
 except GuardError as error:
     print(error)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from serve.bench.cluster.words import WordsStart, save_words, words
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import Named, RelayedCheck, ReplicaLost, Replicas
+from serve.cluster.pool import RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.replica import GuardReplica
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
@@ -40,7 +40,7 @@ class LocalReplicas:
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
         return await self._of(key).ask(relayed, version)
 
-    async def check(self, relayed: RelayedCheck, key: str, version: str) -> Named:
+    async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
         return await self._of(key).check(relayed, version)
 
     def _of(self, key: str) -> GuardReplica:
@@ -52,7 +52,7 @@ class LocalReplicas:
 
     async def each(
         self, method: str, *arguments: object, within_s: float, may_miss: bool = False
-    ) -> list[Named]:
+    ) -> list[ReplicaAnswer]:
         if not self.replicas:
             raise ReplicaLost("no replica is there")
         return [await getattr(replica, method)(*arguments) for replica in self.replicas]

@@ -89,7 +89,7 @@ def test_rules_are_served_and_removed_in_the_engine_of_their_model(
     mixed.serve("other", new)
     assert "other" in mixed.rules
     save_card(new, "third", base="another")
-    with pytest.raises(GuardError, match=r"no base that is served.*another.*Served here: tiny"):
+    with pytest.raises(GuardError, match=r"weights is not served.*another.*Served here: tiny"):
         mixed.serve("third", new)
 
 

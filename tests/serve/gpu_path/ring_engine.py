@@ -14,7 +14,7 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 from vllm_alora.adapter import read_adapter
-from vllm_alora.kv.partial_block import in_step_above
+from vllm_alora.kv.partial_block_seams import in_step_above
 
 from guard.errors import GuardError
 from guard.machine.device import installed_device

@@ -17,6 +17,7 @@ from serve.policy.ruling import Ruling
 ALLOW, UNJUDGED, VIOLATION = Ruling.ALLOW, Ruling.UNJUDGED, Ruling.VIOLATION
 RULES = ("a", "b", "c", "d")
 CHANNELS = ("email", "chat")
+ONE_KIND = "needs exactly one of rule, any_of, all_of, metadata"
 
 
 def combinations(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -165,10 +166,10 @@ def test_an_expression_may_be_deep_but_not_endless() -> None:
     ("content", "error"),
     [
         (7, r"test: neither a rule's name nor a mapping \(got 7\)"),
-        ({}, r"test: must have one kind \(got nothing\)"),
+        ({}, rf"test: {ONE_KIND} \(got nothing\)"),
         ({"anyof": ["a"]}, r"test: unknown key \(got anyof\)\. Did you mean 'any_of'\?"),
-        ({"any_of": ["a"], "all_of": ["b"]}, r"must have one kind \(got any_of, all_of\)"),
-        ({"unless": "a"}, r"must have one kind \(got unless\)"),
+        ({"any_of": ["a"], "all_of": ["b"]}, rf"{ONE_KIND} \(got any_of, all_of\)"),
+        ({"unless": "a"}, rf"{ONE_KIND} \(got unless\)"),
         ({"any_of": []}, r"test\.any_of: not a list \(got \[\]\)"),
         ({"any_of": "a"}, r"test\.any_of: not a list"),
         ({"all_of": ["a", {"any_of": [None]}]}, r"test\.all_of\.1\.any_of\.0: neither"),

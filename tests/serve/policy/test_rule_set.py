@@ -67,14 +67,17 @@ def test_rules_that_are_named_twice_in_a_request_are_one() -> None:
             "Did you mean 'pii_leak'",
         ),
         ("rule_sets: {a: {rules: [pii_leak, pii_leak]}}", r"rules: named twice \(got pii_leak\)"),
-        ("rule_sets: {pii_leak: {rules: [pii_leak]}}", "a rule has this name"),
+        (
+            "rule_sets: {pii_leak: {rules: [pii_leak]}}",
+            "a rule set and a served rule share this name",
+        ),
         (
             "rule_sets: {a: {rules: [pii_leak], violated_if: {any_of: [pii_leek, pii_leak]}}}",
             r"violated_if: not one of the set's rules \(got pii_leek\)\. Did you mean 'pii_leak'",
         ),
         (
             "rule_sets: {a: {rules: [pii_leak, refund_promise], violated_if: pii_leak}}",
-            r"violated_if: a rule decides nothing \(got refund_promise\)",
+            r"violated_if: listed in `rules` but not used in `violated_if` \(got refund_promise\)",
         ),
         (
             "rule_sets: {a: {rules: [pii_leak], violated_if: {some_of: [pii_leak]}}}",

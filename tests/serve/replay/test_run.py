@@ -99,13 +99,13 @@ def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("serve.scan.run.start_engine", lambda _: pytest.fail("it starts"))
+    monkeypatch.setattr("serve.scan.runner.start_engine", lambda _: pytest.fail("it starts"))
     nowhere = traffic.parent / "nowhere"
     wrong = {
         "no such folder": command([versions[0], nowhere], traffic),
         "no file of stored conversations": command(versions, nowhere),
         "A and B are the same weights": command([versions[0], versions[0]], traffic),
-        "two folders of weights have their methods": [
+        "folders of weights say their method themselves": [
             *command(versions, traffic),
             "--method",
             "alora",

@@ -49,7 +49,7 @@ def test_folders_of_rules_give_a_pair_for_every_rule_of_both(tmp_path: Path) -> 
     assert (versions.only_a, versions.only_b) == (("old",), ("new",))
     mild, stern = versions.pairs
     assert mild.shares_prefill and not stern.shares_prefill
-    with pytest.raises(GuardError, match="no method by which both have stern"):
+    with pytest.raises(GuardError, match="no method in common for stern"):
         find_versions(tmp_path / "a", tmp_path / "b", "head")
 
 
@@ -110,7 +110,7 @@ def test_what_is_not_there_or_of_another_kind_is_refused(tmp_path: Path) -> None
     other = weights(tmp_path / "other" / "stern" / "alora", "stern", "x").parent.parent
     wrong = {
         "no such folder": (a, tmp_path / "nowhere"),
-        "one folder of weights, and one of rules": (a, tmp_path / "a"),
+        "one is a folder of weights, the other a folder of rules": (a, tmp_path / "a"),
         "and none in RULE/METHOD": (tmp_path / "a", empty),
         "no rule in common": (tmp_path / "a", other),
     }

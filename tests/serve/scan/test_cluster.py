@@ -19,8 +19,8 @@ import pytest
 from guard.errors import GuardError
 from guard.layout import ROOT, Runs
 from serve.bench.cluster.words import WordsEngine, save_words
+from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder
-from serve.scan.run import manifest_of
 from serve.scan.scan import scan
 from serve.selection import Selection, served_parts, start_engine
 from tests.serve.guarded import CONVERSATION, save_adapter

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from serve.scan.parts import ScanManifest
+from serve.scan.manifest import ScanManifest
 from serve.scan.reading import read_parts
 from serve.scan.sources import size_of
 from tests.serve.scan.test_scan import manifest, write_rows

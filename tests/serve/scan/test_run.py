@@ -7,18 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from guard.card import read_card
-from guard.errors import GuardError
-from guard.recipe import load_recipe
-from serve.bench.cluster.words import WordsEngine, save_words
-from serve.scan.parts import PartFolder
-from serve.scan.run import judge_all, main, manifest_of
-from serve.selection import ServedPart
+from serve.scan.run import main
 from tests.serve.cards import text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.scan.test_scan import write_rows
@@ -67,7 +60,7 @@ def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: 
 def test_bad_input_is_found_before_an_engine_starts(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("serve.scan.run.start_engine", lambda _: pytest.fail("it starts"))
+    monkeypatch.setattr("serve.scan.runner.start_engine", lambda _: pytest.fail("it starts"))
     file = write_rows(tmp_path / "a.jsonl", 18)
     wrong = {
         "no file of stored conversations": ("--files", "nowhere.jsonl"),
@@ -81,41 +74,6 @@ def test_bad_input_is_found_before_an_engine_starts(
         assert problem in capsys.readouterr().err
 
 
-def test_a_data_set_that_has_changed_is_another_scan(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "a.jsonl", 18)
-    before = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
-    assert manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl") == before
-    write_rows(file, 19)
-    after = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
-    PartFolder(tmp_path / "out", before)
-    with pytest.raises(GuardError, match="changed: sources"):
-        PartFolder(tmp_path / "out", after)
-
-
-@pytest.mark.parametrize("change", ["weights", "threshold"])
-def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    folders = {name: save_words(tmp_path / name, b"first") for name in ("mild", "stern")}
-    parts = [ServedPart(load_recipe("tiny"), "alora", folders)]
-    file = write_rows(tmp_path / "a.jsonl", 18)
-    folder = PartFolder(tmp_path / "scan", manifest_of(parts, [str(file)], 8, "jsonl"))
-
-    def start(_: object) -> nullcontext[WordsEngine]:
-        return nullcontext(WordsEngine(folders))
-
-    monkeypatch.setattr("serve.scan.run.start_engine", start)
-    if change == "weights":
-        save_words(folders["stern"], b"second")
-    else:
-        read_card(folders["stern"]).model_copy(update={"threshold": 0.4}).save(folders["stern"])
-    with pytest.raises(GuardError, match=r"trained again since the scan began \(got stern\)"):
-        judge_all(parts, folder)
-    assert folder.numbers() == []
-    save_words(folders["stern"], b"first")
-    assert judge_all(parts, folder).conversations == 18
-
-
 def test_without_ray_a_cluster_is_refused_with_the_remedy(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,12 +85,3 @@ def test_without_ray_a_cluster_is_refused_with_the_remedy(
     problem = capsys.readouterr().err
     assert ended.value.code == 2 and "Ray is not installed" in problem
     assert "make scan CLUSTER=1" in problem and not (runs / "scan").exists()
-
-
-def test_actors_are_of_a_cluster(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", command(runs, "--files", "a.jsonl", "--actors", "2")[2:])
-    with pytest.raises(SystemExit):
-        main()
-    assert "CLUSTER=1" in capsys.readouterr().err

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from guard.example import Message
-from serve.scan.parts import PartFolder, ScanManifest
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
 from serve.scan.run import summary
 from serve.scan.scan import scan
 from serve.scan.sources import size_of

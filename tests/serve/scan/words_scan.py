@@ -14,8 +14,8 @@ from typing import Any
 
 from guard.recipe import load_recipe
 from serve.bench.cluster.words import SLOWLY, VIOLATES, WordsEngine
+from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder
-from serve.scan.run import manifest_of
 from serve.selection import ServedPart
 
 ROWS_A_PART = 2

@@ -67,7 +67,7 @@ def test_tenants_are_found_by_any_of_their_keys_and_the_admin_by_its_own(tmp_pat
         ),
         (
             f"tenants: {{a: {{keys_sha256: ['{key_hash('')}'], rule_sets: [support]}}}}",
-            "the hash of no key at all.*sha256sum",
+            "this is the SHA-256 of an empty key.*sha256sum",
         ),
         (
             f"tenants: {{a: {{keys_sha256: ['{KEY}'], rule_sets: [support], "

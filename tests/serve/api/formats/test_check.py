@@ -11,7 +11,7 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
-from serve.api.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES
+from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES
 from serve.engine import GuardEngine
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet

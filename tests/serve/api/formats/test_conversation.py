@@ -8,7 +8,7 @@ from guard.chat import ChatMessage, ContentPart, PartlyRead
 from guard.example import Message
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat, from_parts, from_text
-from serve.api.limits import MAX_CHARACTERS
+from serve.api.input.limits import MAX_CHARACTERS
 
 
 def test_messages_texts_and_parts_are_turns() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from guard.example import Message
 from serve.api.app import create_app
-from serve.api.limits import MAX_TEXTS
+from serve.api.input.limits import MAX_TEXTS
 from serve.engine import GuardEngine
 from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.cards import RULE_TEXTS

@@ -11,7 +11,7 @@ import pytest
 from guard.example import Message
 from serve.api.app import create_app
 from serve.api.formats.turns import _together
-from serve.api.limits import MAX_TURNS
+from serve.api.input.limits import MAX_TURNS
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling

@@ -17,7 +17,13 @@ from fastapi import FastAPI
 from serve.api.app import FORMATS
 from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words, words
 from serve.cluster.front.ingress import create_ingress
-from serve.cluster.pool import Named, RelayedCheck, RelayedRequest, RelayedResponse, ReplicaLost
+from serve.cluster.pool import (
+    RelayedCheck,
+    RelayedRequest,
+    RelayedResponse,
+    ReplicaAnswer,
+    ReplicaLost,
+)
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
 from serve.cluster.shards.shard_rules import ShardRules
@@ -208,7 +214,7 @@ def test_a_tenants_stream_and_its_checks_are_on_one_replica(tmp_path: Path) -> N
 
         async def salted(
             self: LocalReplicas, relayed: RelayedCheck, key: str, version: str
-        ) -> Named:
+        ) -> ReplicaAnswer:
             salts.append(relayed.cache_salt)
             return await check(self, relayed, key, version)
 

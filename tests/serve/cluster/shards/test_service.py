@@ -18,7 +18,7 @@ import pytest
 from serve.api.app import FORMATS
 from serve.api.observe.audit import AuditLog
 from serve.bench.cluster.words import BREAKS, SLOWLY, VIOLATES
-from serve.cluster.pool import Named, ReplicaLost
+from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash
@@ -190,15 +190,15 @@ def test_a_lost_shard_has_unjudged_rules_and_the_others_verdicts_stand(tmp_path:
 def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -> None:
     cluster = LocalShards(tmp_path)
 
-    async def hangs(*_: object) -> Named:
+    async def hangs(*_: object) -> ReplicaAnswer:
         await asyncio.sleep(30)
         raise ReplicaLost("too late")
 
-    async def full(*_: object) -> Named:
+    async def full(*_: object) -> ReplicaAnswer:
         raise ReplicaLost("too many checks are waiting")
 
-    async def failed(*_: object) -> Named:
-        return Named("a replica", error="the engine failed; the server's log says why")
+    async def failed(*_: object) -> ReplicaAnswer:
+        return ReplicaAnswer("a replica", error="the engine failed; the server's log says why")
 
     with cluster.client() as client:
         cluster.pools[1].check = failed  # type: ignore[method-assign]
@@ -232,8 +232,8 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -
 def test_a_shard_s_failure_is_counted_as_one_server_counts_it(tmp_path: Path, failure: str) -> None:
     cluster = LocalShards(tmp_path)
 
-    async def failed(*_: object) -> Named:
-        return Named("a replica", error="not now", failure=failure, retry_after_s=2.0)
+    async def failed(*_: object) -> ReplicaAnswer:
+        return ReplicaAnswer("a replica", error="not now", failure=failure, retry_after_s=2.0)
 
     with cluster.client() as client:
         cluster.pools[1].check = failed  # type: ignore[method-assign]
@@ -248,7 +248,7 @@ def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     cluster = LocalShards(tmp_path)
     ended: list[str] = []
 
-    async def hangs(*_: object) -> Named:
+    async def hangs(*_: object) -> ReplicaAnswer:
         try:
             await asyncio.sleep(30)
         finally:

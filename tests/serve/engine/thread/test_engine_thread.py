@@ -297,15 +297,15 @@ def test_a_dead_engine_fails_all_who_wait_and_is_started_again(
     engine.may_start.clear()
     engine.may_step.clear()
     futures = [thread.check((), [rule]) for rule in ["kill", *["fine"] * (MAX_OPEN + 5)]]
-    replacement = thread.serve("fine")
+    replacement = thread.serve_rule("fine")
     engine.may_step.set()
     for future in (*futures, replacement):
-        with pytest.raises(GuardError, match=r"could be cleared|answers nothing"):
+        with pytest.raises(GuardError, match=r"could be cleared|answers no more"):
             future.result(10)
     while not engine.starts:
         time.sleep(0.001)
     assert (thread.is_alive, thread.is_ready, thread.failure) == (True, False, None)
-    for ask in (lambda: thread.check((), ["fine"]), lambda: thread.serve("fine")):
+    for ask in (lambda: thread.check((), ["fine"]), lambda: thread.serve_rule("fine")):
         with pytest.raises(Overloaded, match="being started again"):
             ask()
     engine.may_start.set()
@@ -451,7 +451,7 @@ def test_a_change_of_rules_that_hangs_is_seen_and_at_last_a_failure(
     engine, held = ToyEngine(), threading.Event()
     monkeypatch.setattr(engine, "serve", lambda *_: held.wait(30), raising=False)
     thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
-    thread.serve("fine")
+    thread.serve_rule("fine")
     while thread.is_ready:
         time.sleep(0.001)
     assert thread.failure is None

@@ -40,7 +40,7 @@ class ToyManager:
             _registered_adapters={1: "in memory"},
             _create_merged_loras_inplace=self.packed.append,
         )
-        self.prefetch = Prefetch(self, ahead=2)
+        self.prefetch = Prefetch(self, max_ahead=2)
 
     def _load_adapter(self, lora_request: Any) -> str:
         assert self.prefetch.take(lora_request.lora_int_id) is None, (

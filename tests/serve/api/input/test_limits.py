@@ -1,4 +1,4 @@
-"""What is refused before it is read; tests/serve/api/test_check.py has the limits of one body."""
+"""What is refused before it is read; formats/test_check.py has the limits of one body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from serve.api.app import create_app
-from serve.api.limits import MAX_BYTES
+from serve.api.input.limits import MAX_BYTES
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.serving import MESSAGES, serving, wait_until
 from tests.serve.toy_engine import ToyEngine
@@ -22,7 +22,7 @@ from tests.serve.toy_engine import ToyEngine
 def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.api.limits.MAX_REQUESTS", 1)
+    monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 1)
     engine = ToyEngine()
     engine.may_step.clear()
     body = {"messages": MESSAGES, "rules": ["fine"]}
@@ -39,8 +39,8 @@ def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(
 
 
 def test_streams_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.api.limits.MAX_STREAMS", 1)
-    monkeypatch.setattr("serve.api.limits.MAX_REQUESTS", 1)
+    monkeypatch.setattr("serve.api.input.limits.MAX_STREAMS", 1)
+    monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 1)
     opening = {"messages": MESSAGES, "rules": ["fine"]}
 
     async def use(stream: OpenStream) -> None:
@@ -89,7 +89,7 @@ def test_a_body_that_trickles_is_refused_in_time_and_holds_no_place() -> None:
 def test_a_client_that_does_not_read_its_answer_holds_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.api.limits.MAX_STREAMS", 1)
+    monkeypatch.setattr("serve.api.input.limits.MAX_STREAMS", 1)
     app = create_app(ToyEngine({"fine": -2.0}), timeout_s=0.3)  # type: ignore[arg-type]
     opening = json.dumps({"messages": MESSAGES, "rules": ["fine"]}).encode()
     lines = [opening, b'{"append": "Fine.", "end": true}']

@@ -8,9 +8,9 @@ import time
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
 
-from serve.api.limits import STREAM_S
+from serve.api.input.limits import STREAM_S
 
-LINES_AHEAD = 1024  # that wait to be taken; the sender of more waits too
+LINES_AHEAD = 1024  # lines that wait to be read; beyond that the sender waits
 
 
 class BodyLines:
@@ -43,10 +43,10 @@ class BodyLines:
 
         Raises HTTPException 408 or 413 where the body came too slowly or was too large.
         """
-        await asyncio.sleep(0)  # between two of many short lines others are served too
+        await asyncio.sleep(0)  # lets others be served between many short lines
         line = await self._lines.get()
         if line is None or isinstance(line, Exception):
-            self._lines.put_nowait(line)  # so it is whenever it is asked
+            self._lines.put_nowait(line)  # the answer stays the same whenever it is asked
         if isinstance(line, Exception):
             raise line
         return line
@@ -57,7 +57,7 @@ class BodyLines:
         return {"type": "http.disconnect"}
 
     def deadline(self) -> float:
-        """Until when what begins now may take, by time.monotonic."""
+        """The deadline of what begins now, by time.monotonic."""
         seconds: float = self._scope["seconds"]
         return min(time.monotonic() + seconds, self._until)
 
@@ -77,7 +77,7 @@ class BodyLines:
             return
         if self.is_gone:
             return
-        message = await self._receive()  # nothing is left to come but this
+        message = await self._receive()  # nothing else can come any more
         if message["type"] == "http.disconnect":
             self._gone.set()
 

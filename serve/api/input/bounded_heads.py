@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 log = logging.getLogger(__name__)
 
-MAX_HEAD = 64 * 2**10  # bytes, give or take what is read of a socket at once
+MAX_HEAD = 64 * 2**10  # bytes, give or take one read of the socket
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -31,8 +31,8 @@ class BoundedHeads(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_in_head = False
-        self._head_bytes = 0  # of the URL, and of the fields that are complete
-        self._unparsed_bytes = 0  # since the parser last said anything: of a field without an end
+        self._head_bytes = 0  # bytes of the URL and of the complete fields
+        self._unparsed_bytes = 0  # bytes since the parser's last event, of an unfinished field
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,7 +55,7 @@ class BoundedHeads(HttpToolsProtocol):
             self._end_after(self.timeout_keep_alive)  # bytes that begin no head
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start the timer of a head."""
         super().on_message_begin()
         self._is_in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
         if not self._is_answering:  # else uvicorn may have paused reading

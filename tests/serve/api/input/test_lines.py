@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from serve.api.lines import LINES_AHEAD, BodyLines
+from serve.api.input.lines import LINES_AHEAD, BodyLines
 
 
 def read(chunks: Sequence[bytes], *, ends: bool = True) -> tuple[list[bytes], bool]:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from serve.api.app import create_app
-from serve.api.limits import MAX_MESSAGES
-from serve.api.strict_json import MAX_VALUES, read_json
+from serve.api.input.limits import MAX_MESSAGES
+from serve.api.input.strict_json import MAX_VALUES, read_json
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 

@@ -29,8 +29,8 @@ MAX_TOOLS = 1_000  # that a request describes
 MAX_CHARACTERS = 1_000_000
 # Of a request: a conversation as long as may be, with every character escaped.
 MAX_BYTES = 16 * 2**20
-MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # whose bodies are in memory at once
-MAX_STREAMS = 256  # beside them, which are open for as long as a reply is being written
+MAX_REQUESTS = MAX_OPEN + MAX_QUEUED + 32  # requests whose bodies are in memory at once
+MAX_STREAMS = 256  # streams beside them, open as long as a reply is being written
 MILLISECONDS = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_CALL_ID = 200  # characters by which a reply's conversation is found
@@ -42,7 +42,7 @@ TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room bes
 TIMEOUT_HEADER = "guard-timeout-ms"  # how long the caller waits, where that is less
 TOO_MANY = "too many checks are waiting. Try again later"
 
-RETRY_AFTER = {"retry-after": "1"}  # seconds; what is refused for want of room is tried again
+RETRY_AFTER = {"retry-after": "1"}  # seconds; a check refused for lack of room is tried again
 
 # What a request says of itself, for the conditions of rule sets.
 Metadata = Annotated[
@@ -69,7 +69,7 @@ def route_path(scope: Scope) -> str:
 
 
 def kind_of(scope: Scope, stream_paths: Collection[str]) -> RequestKind:
-    """What a request is counted as."""
+    """The kind that a request is counted as."""
     return "stream" if route_path(scope) in stream_paths else "request"
 
 
@@ -164,7 +164,7 @@ def _seconds(scope: Scope, timeout_s: float) -> float | None:
 
 
 def _max_bytes(scope: Scope) -> int:
-    """Of a body of this caller's."""
+    """The largest body that this caller may send, in bytes."""
     caller_limit: int | None = scope["caller"].limits.body_bytes
     return min(MAX_BYTES, caller_limit or MAX_BYTES)
 
@@ -174,7 +174,7 @@ def _too_large(max_bytes: int) -> str:
 
 
 def _content_length(scope: Scope) -> int:
-    """The bytes that the request claims to have; 0 where it claims nothing."""
+    """The Content-Length of the request in bytes; 0 without one."""
     value = dict(scope.get("headers", ())).get(b"content-length", b"")
     if not value.isdigit():
         return 0

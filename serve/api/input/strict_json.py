@@ -1,5 +1,5 @@
 """Bodies in which no key stands twice: readers of JSON differ in which one counts, so what is
-judged here could be other than what is sent on. And none with so many values that reading them
+judged here could differ from what is sent on. And none has so many values that reading them
 holds up everybody else. Knows nothing of what a body says.
 """
 
@@ -84,7 +84,7 @@ class StrictRoute(APIRoute):
     """A route whose body is read by `read_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's, which is handed a request that reads so."""
+        """FastAPI's handler, which gets a request that is read by `read_json`."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from serve.api import bounded_heads as module
-from serve.api.bounded_heads import MAX_HEAD, bounded_heads
+from serve.api.input import bounded_heads as module
+from serve.api.input.bounded_heads import MAX_HEAD, bounded_heads
 from tests.serve.serving import wait_until
 
 HEAD = b"POST / HTTP/1.1\r\nhost: here\r\n"

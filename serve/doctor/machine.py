@@ -1,0 +1,117 @@
+"""What this machine has: its hardware, its drivers, its memory, and what it loads before Python.
+
+Knows nothing of what is installed beside torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+
+from guard.errors import GuardError
+from guard.machine.device import installed_device, missing_for_compiling
+from guard.machine.provenance import gpu_driver, gpu_memory_gib, hardware, host_memory_gib
+from guard.recipe import MODELS, Recipe, load_recipe
+from serve.doctor.finding import Finding
+from serve.doctor.installation import installed_version
+
+LEAST_DRIVER = 580  # of CUDA 13.0, which the pins of setup/cuda.txt are built for
+LEAST_GLIBC = (2, 31)  # of their wheels
+# Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then
+# transformers imports no model.
+BREAK_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
+# Libraries that make vLLM faster on a CPU, and a part of their files' names.
+PRELOADS = {"tcmalloc": "tcmalloc", "Intel OpenMP": "libiomp5"}
+
+
+def device() -> Iterator[Finding]:
+    """The hardware, and whether torch was built for it."""
+    description = hardware()
+    has_gpu = not description.endswith("no GPU")
+    yield Finding("hardware", description)
+    if installed_device() == "cuda":
+        yield from _cuda_build(has_gpu)
+    else:
+        yield from _cpu_build(has_gpu)
+
+
+def _cuda_build(has_gpu: bool) -> Iterator[Finding]:
+    if not has_gpu:
+        yield Finding("device", "cuda", "There is no GPU: `make setup DEVICE=cpu`")
+        return
+    driver = gpu_driver()
+    remedy = None
+    if int(driver.partition(".")[0] or 0) < LEAST_DRIVER:
+        remedy = f"The pinned packages are of CUDA 13.0: install driver {LEAST_DRIVER} or newer"
+    yield Finding("device", f"cuda, driver {driver or 'unknown'}", remedy)
+    library, version = platform.libc_ver()
+    remedy = None
+    if library == "glibc" and tuple(map(int, version.split("."))) < LEAST_GLIBC:
+        wanted = ".".join(map(str, LEAST_GLIBC))
+        remedy = f"The pinned wheels need glibc {wanted}: use a newer Linux, or a container of one"
+    yield Finding("device", f"{library or 'libc unknown'} {version}".rstrip(), remedy)
+
+
+def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
+    text = "cpu"
+    if has_gpu:
+        text += ", although there is a GPU: `make setup DEVICE=cuda` uses it"
+    yield Finding("device", text)
+    missing = missing_for_compiling()
+    if missing is not None:  # no problem: what is not compiled is served too, but slower
+        yield Finding("device", f"not compiled (slower): {missing} is missing")
+    for name in BREAK_CPU_TORCH:
+        installed = installed_version(name)
+        if installed is not None:
+            yield Finding(
+                "device",
+                f"{name} {installed} breaks transformers beside torch for CPU",
+                f".venv/bin/python -m pip uninstall -y {name}",
+            )
+
+
+def preload() -> Iterator[Finding]:
+    """What the environment loads before Python.
+
+    Never a problem: vLLM runs without, and a gain has to be measured.
+    """
+    libraries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    for name, part in PRELOADS.items():
+        paths = [library for library in libraries if part in library]
+        yield Finding("preload", f"{name}: {(paths or ['not in LD_PRELOAD'])[0]}")
+
+
+def memory(model: str) -> Iterator[Finding]:
+    """Whether this machine has the memory that `model` is served in, before it is downloaded."""
+    try:
+        recipe = load_recipe(model, MODELS)
+    except GuardError as error:
+        yield Finding("memory", str(error), "Name a recipe of recipes/models: MODEL=tiny")
+        return
+    missing = _missing_memory(recipe)
+    if missing:
+        remedy = "Use a larger machine, or lower the recipe's serving_memory"
+        yield Finding("memory", f"{model}: {missing}", remedy)
+    else:
+        yield Finding("memory", f"{model}: enough for what its recipe states")
+
+
+def _missing_memory(recipe: Recipe) -> str:
+    """What this machine lacks of the memory that the recipe states; empty where it lacks nothing.
+
+    Known before the base is downloaded. What the recipe does not state counts as nothing.
+    """
+    memory = recipe.serving_memory
+    device_gib = (memory.weights_gib or 0.0) + (memory.device_gib or 0.0)
+    host_gib = memory.host_gib or 0.0
+    available_gib = {"GPU": gpu_memory_gib(), "host": host_memory_gib()}
+    needed_gib = {"GPU": device_gib, "host": host_gib}
+    if installed_device() == "cpu":
+        needed_gib = {"host": device_gib + host_gib}
+    lacking = [
+        f"serving needs {gib:.1f} GiB of {kind} memory; this machine has {available_gib[kind]:.1f}"
+        for kind, gib in needed_gib.items()
+        if gib > available_gib[kind]
+    ]
+    return "; ".join(lacking)

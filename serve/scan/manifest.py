@@ -1,0 +1,97 @@
+"""What a scan is of: its sources, its rules, and all else that its verdicts depend on.
+
+Knows nothing of where the manifest is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from guard.card import Card, load_card
+from guard.errors import GuardError
+from serve.scan.sources import state_of
+from serve.selection import ServedPart
+
+Format = Literal["jsonl", "parquet"]
+FORMATS = get_args(Format)
+
+
+@dataclass(frozen=True)
+class ScanManifest:
+    """What was scanned: sources with their `state_of`, rules with the SHA-256 of their weights and
+    their thresholds, and what else their verdicts depend on.
+
+    `calibrations`: temperature, bias, and both ends of the uncertainty band; `reads`: whose turns
+    count. `is_finished` once all parts exist, with the number of rows of each verdict.
+    """
+
+    model: str
+    sources: Mapping[str, tuple[int, int | str]]
+    rules: Mapping[str, tuple[str, float]]
+    rows_a_part: int
+    format: Format
+    is_finished: bool = False
+    conversations: int = 0
+    verdicts: Mapping[str, Mapping[str, int]] | None = None
+    calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    reads: Mapping[str, str] = field(default_factory=dict)
+
+    def check_served(self, cards: Mapping[str, Card]) -> None:
+        """Raise GuardError if an engine with these cards, by rule, answers by other weights, by
+        another calibration or to other turns: its verdicts would stand under the names of these.
+        """
+        changed: list[str] = []
+        for rule, weights in self.rules.items():
+            card = cards[rule]
+            scanned = (weights, self.calibrations[rule], self.reads[rule])
+            if (weights_of(card), calibration_of(card), card.reads) != scanned:
+                changed.append(rule)
+        if changed:
+            raise GuardError(
+                "trained again since the scan began",
+                got=", ".join(changed),
+                remedy="Wait for the training to end, and begin anew with FORCE=1 or OUT=",
+            )
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """All that the verdicts depend on."""
+        facts = asdict(self)
+        for outcome in ("is_finished", "conversations", "verdicts"):
+            del facts[outcome]
+        return dict(json.loads(json.dumps(facts)))
+
+
+def weights_of(card: Card) -> tuple[str, float]:
+    """What `ScanManifest.rules` says of a rule with this card."""
+    return card.weights_sha256, card.threshold
+
+
+def calibration_of(card: Card) -> tuple[float, ...]:
+    """What `ScanManifest.calibrations` says of a rule with this card."""
+    return card.temperature, card.bias, *card.uncertainty_band
+
+
+def manifest_of(
+    parts: Sequence[ServedPart], sources: Sequence[str], rows_a_part: int, format_: Format
+) -> ScanManifest:
+    """The manifest of a scan of these sources by these parts.
+
+    Raises GuardError for weights that cannot be read, or a data set that does not exist.
+    """
+    rules: dict[str, tuple[str, float]] = {}
+    calibrations: dict[str, tuple[float, ...]] = {}
+    reads: dict[str, str] = {}
+    for part in parts:
+        for name, folder in part.folders.items():
+            card = load_card(folder)
+            rules[name], calibrations[name] = weights_of(card), calibration_of(card)
+            reads[name] = card.reads
+    states = {source: state_of(source) for source in sources}
+    model = ",".join(part.recipe.name for part in parts)
+    return ScanManifest(
+        model, states, rules, rows_a_part, format_, calibrations=calibrations, reads=reads
+    )

@@ -1,0 +1,59 @@
+"""The command-line options that every scan has, `make scan` and `make replay`.
+
+Knows nothing of what is done with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from guard.arguments import count
+from guard.errors import GuardError
+from guard.layout import Runs
+
+ROWS_A_PART = 1024  # the most that a kill costs; conversations are sorted within it
+
+
+def add_scan_options(parser: argparse.ArgumentParser, out: str) -> None:
+    """Add the options; `out` is the help of --out."""
+    add = parser.add_argument
+    add(
+        "--files",
+        required=True,
+        help="files, folders and patterns separated by blanks (.jsonl, .jsonl.gz, .ndjson, "
+        ".parquet), or hub:ORG/NAME",
+    )
+    add("--out", type=Path, help=out)
+    rows = f"conversations per part (default: {ROWS_A_PART})"
+    add("--rows-a-part", type=count, default=ROWS_A_PART, help=rows)
+    add("--cluster", action="store_true", help="use actors of Ray Data, on RAY_ADDRESS or here")
+    add("--actors", type=count, help="engines of the --cluster (default: 1)")
+    add("--force", action="store_true", help="start over, whatever the folder holds")
+    runs = "the folder of weights and results (default: %(default)s)"
+    add("--runs", type=Path, default=Runs().root, help=runs)
+
+
+def check_actors(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the process for --actors without --cluster."""
+    if arguments.actors and not arguments.cluster:
+        parser.error("--actors needs --cluster (ACTORS= needs CLUSTER=1)")
+
+
+def cluster_actors(arguments: argparse.Namespace) -> int | None:
+    """The number of actors to scan with; None for a scan in this process.
+
+    Raises GuardError for a cluster without Ray.
+    """
+    if not arguments.cluster:
+        return None
+    check_ray()
+    return arguments.actors or 1
+
+
+def check_ray() -> None:
+    """Raise GuardError if Ray is not installed; imports nothing of it."""
+    if importlib.util.find_spec("ray") is None:
+        remedy = "`make scan CLUSTER=1` installs it; or scan without CLUSTER=1"
+        raise GuardError("Ray is not installed", got="--cluster", remedy=remedy)

@@ -1,0 +1,119 @@
+"""The command line of `python -m serve.up`.
+
+Knows nothing of what the options name: files are read, and rules looked for, by those who use them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from guard.arguments import count, port, seconds
+from guard.layout import Runs
+from guard.method import METHODS
+from serve.cluster.size import ReplicaRange, ScalingPace
+from serve.engine.thread.engine_thread import TIMEOUT_S
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command line. Ends the process for some that contradict each other."""
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.up",
+        description="Serve the trained rules of a base model over HTTP.",
+    )
+    add = parser.add_argument
+    several = "several separated by commas answer side by side"
+    add("--model", default="tiny", help=f"a base of recipes/models; {several} (default: tiny)")
+    add("--rules", help="comma-separated; default: every trained rule")
+    add(
+        "--method",
+        help=f"whose weights answer: {', '.join(METHODS)}; "
+        "default: the recipe's first adapter that shares conversations between rules",
+    )
+    add("--rule-sets", type=Path, help="a YAML file of named rule sets (docs/server.md)")
+    add("--tenants", type=Path, help="a YAML file of tenants and their keys (docs/server.md)")
+    add(
+        "--audit-log",
+        type=Path,
+        help="a file that gets a line of JSON for every check; "
+        "{hostname} and {pid} in its name are filled in",
+    )
+    add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
+    watch = "serve the new weights of a rule that is trained again"
+    add("--watch", action="store_true", help=watch)
+    _add_tls_options(parser)
+    add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
+    _add_replica_options(parser)
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=port, default=8000, help="0 chooses a free one (default: %(default)s)")
+    add(
+        "--timeout",
+        type=seconds,
+        default=TIMEOUT_S,
+        help="seconds that a check may take (default: %(default)g)",
+    )
+    add(
+        "--runs",
+        type=Path,
+        default=Runs().root,
+        help="where the weights are (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    arguments.replicas = _replicas(parser, arguments)
+    if arguments.merged:
+        _check_merged(parser, arguments)
+    return arguments
+
+
+def _check_merged(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the process for an option that does not go with --merged."""
+    if arguments.method:
+        parser.error("--merged serves the method that was merged: leave out --method")
+    if arguments.watch:
+        parser.error("--merged answers from a base that is merged once: leave out --watch")
+    if arguments.replicas:
+        parser.error("--merged answers from one process: leave out --replicas and --shards")
+
+
+def _add_replica_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--replicas",
+        type=ReplicaRange.parse,
+        help="servers behind one address, on Ray: 2, or 1-4 for as many as the load needs",
+    )
+    add(
+        "--scale-down",
+        type=seconds,
+        help="with --replicas 1-4: seconds of lower load before a replica is stopped "
+        f"(default: {ScalingPace.down_s:g})",
+    )
+    add(
+        "--shards",
+        type=count,
+        default=1,
+        help="split the rules over this many groups, each with --replicas replicas "
+        "(default: %(default)s)",
+    )
+
+
+def _replicas(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> ReplicaRange | None:
+    """How many replicas each shard has; None for a server that is one process."""
+    size: ReplicaRange | None = arguments.replicas
+    if size is None and arguments.shards > 1:
+        size = ReplicaRange(1, 1)
+    if arguments.scale_down is None:
+        return size
+    if size is None or size.is_fixed:
+        parser.error("--scale-down needs a range of replicas: --replicas 1-4")
+    return size.scaled_down_after(arguments.scale_down)
+
+
+def _add_tls_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tls-cert", type=Path, help="a PEM file with the server's chain of certificates")
+    key = "a PEM file with its private key; not needed if --tls-cert contains it"
+    add("--tls-key", type=Path, help=key)
+    add("--tls-client-ca", type=Path, help="a PEM file: only clients with its certificates may ask")

@@ -1,0 +1,151 @@
+"""Recipes, rules and weights: what cannot be served is a problem, and says what to do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from guard.head import Head
+from guard.layout import Runs
+from guard.method import METHODS, PEFT_WEIGHTS
+from guard.recipe import MODELS, load_recipe
+from guard.rule import load_rule, text_hash
+from serve.doctor import rules
+from serve.doctor.finding import Finding
+from tests.serve.cards import save_card
+from tests.serve.guarded import save_adapter
+
+HIDDEN_SIZE = 384  # of the tiny base
+
+
+def problems(findings: Iterator[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.remedy]
+
+
+def adapter(folder: Path, rule: str, *, text: str | None = None, **changes: object) -> Path:
+    """An adapter with random weights and the card of a trained one."""
+    text = load_rule(rule).text(load_recipe("tiny").rule_turn) if text is None else text
+    save_adapter(folder, rule, seed=1, text=text)
+    save_card(folder, rule, **({"rule_text": text, "rule_hash": text_hash(text)} | changes))
+    return folder
+
+
+def test_weights_are_ready_unfinished_outdated_or_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
+    assert "none yet" in next(rules.weights()).text
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
+    adapter(
+        tmp_path / "tiny" / "pii_leak" / "alora-seed1",
+        "pii_leak",
+        text="The assistant must keep secrets.",
+    )
+    adapter(
+        tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base"
+    )
+    (tmp_path / "minilm" / "pii_leak" / ".lora-seed2.part").mkdir(parents=True)
+    broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
+    (broken / PEFT_WEIGHTS).write_bytes(b"other")
+    (tmp_path / "data" / "pii_leak").mkdir(parents=True)
+    findings = {finding.text.split(":")[0]: finding for finding in rules.weights()}
+    texts = [findings[name] for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1")]
+    texts.append(findings["minilm/pii_leak/.lora-seed2.part"])
+    texts.append(findings[f"{tmp_path}/tiny/refund_promise/alora"])
+    stale = findings[f"{tmp_path}/tiny/pii_leak/alora-seed2"]
+    assert (
+        len(findings) == 5
+        and "trained on another base" in stale.text
+        and "make train RULE=pii_leak" in str(stale.remedy)
+    )
+    assert texts[0].text.endswith("ready") and texts[0].remedy is None
+    assert "`make train RULE=pii_leak MODEL=tiny" in texts[1].text and texts[1].remedy is None
+    assert (
+        "unfinished" in texts[2].text
+        and "RULE=pii_leak MODEL=minilm METHOD=lora SEEDS=2`" in texts[2].text
+        and texts[2].remedy is None
+    )
+    assert "not those of the card" in texts[3].text
+    assert "restore the folder" not in texts[3].text
+    assert str(texts[3].remedy).startswith("Train again or restore the folder.")
+    assert str(texts[3].remedy).endswith(
+        "`make train RULE=refund_promise MODEL=tiny METHOD=alora FORCE=1`"
+    )
+
+
+def test_valid_weights_are_not_to_be_deleted_for_what_is_wrong_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", model="tinny")
+    adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
+    monkeypatch.setattr(rules, "RULES", tmp_path / "rules")
+    of_recipe, of_rule = rules.weights()
+    assert "tinny.yaml: no such file" in of_recipe.text
+    assert str(of_recipe.remedy).startswith("Did you mean 'tiny'?")
+    assert "refund_promise.yaml: no such file" in of_rule.text
+    assert of_rule.remedy == "Known: none"
+
+
+def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
+    recipe = load_recipe("tiny")
+    folder = Runs(tmp_path).adapter("tiny", "pii_leak", "head")
+    folder.mkdir(parents=True)
+    head = Head(np.zeros(HIDDEN_SIZE, np.float32), 0.0)
+    save_file(head.tensors(), folder / METHODS["head"].weights)
+    text = load_rule("pii_leak").text(recipe.rule_turn)
+    save_card(folder, "pii_leak", "head", rule_text=text, rule_hash=text_hash(text))
+    (finding,) = rules.weights()
+    assert finding.text == "tiny/pii_leak/head: ready" and finding.remedy is None
+
+
+def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy.yaml").write_text("nmae: toy\n")
+    monkeypatch.setattr(rules, "MODELS", tmp_path)
+    monkeypatch.setattr(rules, "RULES", tmp_path)
+    found = problems(rules.recipes())
+    assert [problem.subject for problem in found] == ["recipes", "rules"]
+    assert all("toy.yaml" in problem.text for problem in found)
+    assert "Did you mean 'name'?" in found[0].text
+
+
+def test_a_base_without_weights_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(MODELS / "tiny" / "tokenizer.json", base)
+    recipe = (MODELS / "tiny.yaml").read_text(encoding="utf-8")
+    (tmp_path / "tiny.yaml").write_text(
+        recipe.replace("base: recipes/models/tiny", "base: base"), encoding="utf-8"
+    )
+    monkeypatch.setattr("guard.recipe.MODELS", tmp_path / "recipes" / "models")
+    monkeypatch.setattr(rules, "MODELS", tmp_path)
+    monkeypatch.setattr(rules, "RULES", tmp_path / "none")
+    assert [problem.remedy for problem in problems(rules.recipes())] == [
+        "Restore it: `git checkout base`, if it came with the checkout"
+    ]
+    (base / "model.safetensors").touch()
+    assert problems(rules.recipes()) == []
+
+
+def test_weights_of_another_rule_or_of_other_turns_are_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make up` refuses the former, and the latter judge other turns than the rule says."""
+    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
+    adapter(tmp_path / "tiny" / "refund_promise" / "alora", "pii_leak")
+    (foreign,) = rules.weights()
+    assert "not of the rule 'refund_promise'" in foreign.text
+    shutil.rmtree(tmp_path / "tiny")
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", reads="last tool")
+    (outdated,) = rules.weights()
+    assert "ready for its rule as it was" in outdated.text

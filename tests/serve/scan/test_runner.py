@@ -1,0 +1,42 @@
+"""A scan in this process is by the weights that it began with, or not at all."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from guard.card import read_card
+from guard.errors import GuardError
+from guard.recipe import load_recipe
+from serve.bench.cluster.words import WordsEngine, save_words
+from serve.scan.manifest import manifest_of
+from serve.scan.parts import PartFolder
+from serve.scan.runner import judge_all
+from serve.selection import ServedPart
+from tests.serve.scan.test_scan import write_rows
+
+
+@pytest.mark.parametrize("change", ["weights", "threshold"])
+def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    folders = {name: save_words(tmp_path / name, b"first") for name in ("mild", "stern")}
+    parts = [ServedPart(load_recipe("tiny"), "alora", folders)]
+    file = write_rows(tmp_path / "a.jsonl", 18)
+    folder = PartFolder(tmp_path / "scan", manifest_of(parts, [str(file)], 8, "jsonl"))
+
+    def start(_: object) -> nullcontext[WordsEngine]:
+        return nullcontext(WordsEngine(folders))
+
+    monkeypatch.setattr("serve.scan.runner.start_engine", start)
+    if change == "weights":
+        save_words(folders["stern"], b"second")
+    else:
+        read_card(folders["stern"]).model_copy(update={"threshold": 0.4}).save(folders["stern"])
+    with pytest.raises(GuardError, match=r"trained again since the scan began \(got stern\)"):
+        judge_all(parts, folder)
+    assert folder.numbers() == []
+    save_words(folders["stern"], b"first")
+    assert judge_all(parts, folder).conversations == 18
