@@ -163,7 +163,7 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
     meta = _meta(fields)
     split = _split(fields)
     identity = str(fields.get("id", row.where))
-    messages = _conversation(fields, rule)
+    messages = conversation(fields, rule)
     example = Example(
         id=identity,
         rule=rule.id,
@@ -238,7 +238,7 @@ def _contradictions(parsed: list[Parsed]) -> Iterator[str]:
             )
 
 
-def _conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
+def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     """The row's conversation; a `text` is said by whom the rule judges, if it names somebody.
 
     Raises BadRow or GuardError.
