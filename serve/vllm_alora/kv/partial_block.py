@@ -152,11 +152,17 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         None while another request has still to compute them, and while the request's adapter is
         read from disk.
         """
-        if not self.has_adapter(request):
-            return None, False
         partial = self._partial_block(request)
         leader = self._leaders.get(partial) if partial else None
-        if partial and leader is not None and leader.request_id != request.request_id:
+        if leader is not None and leader.request_id == request.request_id:
+            leader = None
+        if leader is not None and leader.status == RequestStatus.PREEMPTED:
+            # Its adapter may have to be read first: the adapters of those that wait for it must not
+            # be in the way, as each could be used at once.
+            return None, False
+        if not self.has_adapter(request):
+            return None, False
+        if partial and leader is not None:
             return self._from_leader(request, num_computed_tokens, partial, leader), False
         return self._from_kept(request, num_computed_tokens), False
 

@@ -108,11 +108,13 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
 def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
     """Forget partial blocks with the blocks, whether or not the caller knows of a connector.
 
-    The base may have other weights now.
+    The base may have other weights now. Where vLLM keeps its blocks, as requests are running, ours
+    are kept too.
     """
-    if isinstance(self.connector, SharedPartialBlocks):
+    is_done = original(self, *args, **kwargs)
+    if is_done and isinstance(self.connector, SharedPartialBlocks):
         self.connector.reset_cache()
-    return original(self, *args, **kwargs)
+    return is_done
 
 
 @seam("vllm.v1.executor.abstract:Executor.init_kv_output_aggregator", "self connector")

@@ -179,6 +179,24 @@ def test_a_preempted_request_computes_its_partial_block_when_it_comes_back() -> 
     assert step(shared, first=60) == Copies(saves={0: 8})
 
 
+def test_who_waits_for_a_preempted_request_has_no_adapter_read_before_its_own() -> None:
+    shared, leader, follower = sharing(), request("leader"), request("follower")
+    asked: list[str] = []
+
+    def is_ready(lora_request: Any) -> bool:
+        asked.append(lora_request.lora_name)
+        return True
+
+    shared.prefetch = SimpleNamespace(is_ready=is_ready)  # type: ignore[assignment]
+    shared.update_state_after_alloc(scheduled(leader, 7), BLOCKS, 0)
+    assert shared.get_num_new_matched_tokens(follower, BLOCK) == (None, False)
+    assert asked == ["follower"]  # it is read while the leader computes
+    leader.status = RequestStatus.PREEMPTED
+    assert shared.get_num_new_matched_tokens(follower, BLOCK) == (None, False)
+    assert shared.get_num_new_matched_tokens(leader, 0) == (0, False)
+    assert asked == ["follower", "leader"]
+
+
 def test_a_conversation_that_has_grown_begins_with_the_partial_block_it_had() -> None:
     """Within its block, into the next ones, and only where it goes on as it was."""
     shared = sharing()
