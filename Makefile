@@ -58,7 +58,7 @@ TRACE ?=##   for make plan: recorded checks instead of distributions, a file of 
 ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
 REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/server.md)
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
-SHARDS ?=##   for make up: groups of so many replicas that the rules are split over: more rules than one server's memory holds
+SHARDS ?=##   for make up: split the rules over this many groups of replicas: more rules than one server's memory holds
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=load OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
@@ -118,7 +118,7 @@ eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality t
 offers = --offer=model='$(MODEL)' --offer=rule='$(RULE)' \
 	$(call flag,offer=quick,$(QUICK)) $(call flag,offer=wide,$(WIDE)) $(call flag,offer=force,$(FORCE))
 
-serve: $(ready) ##   the latency benchmark: 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
+serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.bench latency $(offers)
 
 host := $(if $(filter command,$(origin HOST)),$(HOST))
@@ -187,7 +187,7 @@ race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by s
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
 
-base: $(ready) ##   train the embedded tiny base anew (hours); its adapters have to be trained again
+base: $(ready) ##   train the first stage of the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.tiny.build $(call option,corpus,$(CORPUS))
 
 fuzz: $(ready) ##   the server asked by its own OpenAPI, on an engine that allows nothing, for MINUTES=: no error of its own, no false allow

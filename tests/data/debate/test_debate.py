@@ -265,7 +265,7 @@ def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_
 ) -> None:
     """An LLM writes violations in any turn."""
     rule = RULE.model_copy(update={"turns": "last"})
-    with pytest.raises(GuardError, match=r"on the last \(got last\).*DATA=generator"):
+    with pytest.raises(GuardError, match=r"about the last turn alone \(got last\).*DATA=generator"):
         generate(rule, 40, 0, endpoint(server), SEEDS, tmp_path / "answers.jsonl")
     assert not server.requests
     folder = Runs(tmp_path).data(RULE.id)
@@ -274,7 +274,7 @@ def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_
     monkeypatch.setattr(sys, "argv", ["data.build", "--rule", RULE.id, "--runs", str(tmp_path)])
     with pytest.raises(SystemExit):
         main()
-    assert "this rule is on the last" in capsys.readouterr().err
+    assert "this rule is about the last" in capsys.readouterr().err
 
 
 @pytest.mark.slow

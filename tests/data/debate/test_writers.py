@@ -55,7 +55,9 @@ def test_what_keeps_an_endpoint_from_writing_is_said_before_it_is_asked(
     with pytest.raises(GuardError, match="no conversations"):
         writers_for(RULE, {}, None, _conversations(tmp_path, 0))
     (tmp_path / "bad.jsonl").write_text('{"label": 1}\n')
-    with pytest.raises(GuardError, match=r"bad\.jsonl:1: no conversation: no conversation: needs"):
+    with pytest.raises(
+        GuardError, match=r"bad\.jsonl:1: no conversation: no conversation \(got label\)"
+    ):
         writers_for(RULE, {}, None, str(tmp_path / "bad.jsonl"))
     monkeypatch.setenv("GENERATOR_BUDGET_USD", "much")
     with pytest.raises(GuardError, match="GENERATOR_BUDGET_USD has a bad value"):
