@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from serve.api.observe.audit import AuditLog
 from tests.deploy.clients import DEPLOY, ROOT
 from tests.deploy.server_options import assert_understood, timeout_of
+from tests.serve.api.observe.toy_record import record
 
 UNIT = DEPLOY / "systemd" / "centurion.service"
 PLACE = "/opt/centurion"
@@ -47,3 +49,26 @@ def test_systemd_has_nothing_to_object(tmp_path: Path) -> None:
     )
     about = [line for line in done.stderr.splitlines() if UNIT.name in line]
     assert done.returncode == 0 and not about, done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("logrotate"), reason="this machine has no logrotate")
+def test_logrotate_takes_the_audit_log_away_and_the_server_begins_a_new_one(
+    tmp_path: Path,
+) -> None:
+    audit_log = tmp_path / "audit.jsonl"
+    name = f"{Path('/var/log', service()['LogsDirectory'])}/{audit_log.name}"
+    text = (UNIT.parent / "centurion.logrotate").read_text(encoding="utf-8")
+    assert text.count(name) == 1
+    owner, group = tmp_path.owner(), tmp_path.group()
+    text = text.replace(name, str(audit_log)).replace("centurion centurion", f"{owner} {group}")
+    configuration = tmp_path / "logrotate.conf"
+    configuration.write_text(text, encoding="utf-8")
+    configuration.chmod(0o644)
+    log = AuditLog(audit_log)
+    log.checked(record())
+    rotate = ["logrotate", "--force", "--state", tmp_path / "state", configuration]
+    subprocess.run(rotate, check=True)
+    log.checked(record())
+    log.close()
+    for file in (audit_log, tmp_path / "audit.jsonl.1"):
+        assert len(file.read_text(encoding="utf-8").splitlines()) == 1
