@@ -1,5 +1,5 @@
 # From a rule in plain language to a verdict. `make` lists the commands; CONTRIBUTING.md says how to work on the code.
-# A target's description follows its own `##`; the commands of every day stand before the line `# For experts.`
+# A target's or a variable's description follows its own `##`; those of every day stand before a line `# For experts.`
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -17,24 +17,29 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
-MODEL ?= tiny##   a base model of recipes/models, such as minilm, an encoder; for make eval, transfer, curve, up and scan also several: tiny,minilm
-DATA ?=##   for make data, transfer and curve: your own .jsonl, .csv or hub:ORG/NAME, or llm (for make compare: a folder with test.jsonl); kept until the rule's own `data:` key says otherwise. `generator`: generated data; `generator+FILE`: a few of your own beside it
-UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
+MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make eval, transfer, curve, up, scan also several: tiny,minilm
+DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; kept (make compare: a folder)
+METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up an adapter that shares conversations
+SEEDS ?=##   0,1,2 trains three of every method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
+QUICK ?=##   1: the coarse grid of make serve and of the benchmarks that have one; for make test: no engine starts, 2 minutes
+FORCE ?=##   1: do a stage again although nothing changed
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
+FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
+PORT ?=##   for make up: by default 8000
+REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/server.md)
+TESTS ?=##   for make test: files or options for pytest
+# For experts.
+UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
 EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
-SEEDS ?=##   0,1,2 trains three adapters per rule and method; default: train 0, the served one, and evaluate all that are trained; make transfer and curve: 0,1,2
-QUICK ?=##   1: the coarse grid of make serve and of the benchmarks that have one; for make test: no engine starts, 2 minutes
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
-FORCE ?=##   1: do a stage again although nothing changed
 REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
 ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
 A ?=##   for make compare and replay: an adapter folder, runs/MODEL/RULE/METHOD; the one that training replaced is RULE/before/METHOD
 B ?=##   for make compare and replay: the other one
-FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
 OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay
 FORMAT ?=##   for make scan: jsonl, the default, or parquet
 CLUSTER ?=##   1: make scan and replay judge by actors of Ray Data, on RAY_ADDRESS or on this machine
@@ -42,7 +47,6 @@ ACTORS ?=##   for CLUSTER=1: how many engines, by default 1
 CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
-PORT ?=##   for make up: by default 8000
 WATCH ?=##   1: make up serves a rule that is trained again by its new weights, without a restart
 RULESETS ?=##   for make up: a YAML file of named rule sets (docs/server.md)
 TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/server.md)
@@ -52,17 +56,14 @@ TLSCERT ?=##   for make up: a PEM file, the server's certificates; TLSKEY= its k
 TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
-METHOD ?=##   for make train, transfer, curve, up, scan and replay: one method of the recipe, such as lora, alora, head; the default is all, up's the first adapter of the recipe that shares conversations
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
 ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
-REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/server.md)
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 SHARDS ?=##   for make up: split the rules over this many groups of replicas: more rules than one server's memory holds
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=load OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
-TESTS ?=##   for make test: files or options for pytest
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
 
@@ -76,13 +77,26 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help all rule data train eval serve up scan plan test test-gpu-path compare replay retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan plan test test-gpu-path compare replay retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
+
+commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
+variables := awk -F ' *\#\#   ' '/^[A-Z]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
+every_day := awk '/^\# For experts/ { skip = 1 } /^\.PHONY/ { skip = 0 } !skip' Makefile
+for_experts := awk '/^\.PHONY/ { keep = 0 } keep; /^\# For experts/ { keep = 1 }' Makefile
 
 help:
 	@echo "Every day:"
-	@awk -F ' *##   ' '/^# For experts/ { print "For experts:" } /^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@$(every_day) | $(commands)
 	@echo "Variables, as in: make eval RULE=all"
-	@awk -F ' *##   ' '/^[A-Z]+ \?=.*##/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }' Makefile
+	@$(every_day) | $(variables)
+	@echo "More commands, all variables, and what the shell may set: make help-all"
+
+help-all: help
+	@echo
+	@echo "For experts:"
+	@$(for_experts) | $(commands)
+	@echo "Further variables:"
+	@$(for_experts) | $(variables)
 	@echo "From the shell:"
 	@echo "  JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY   the LLM judge of make eval; without it the base model judges"
 	@echo "  GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY, GENERATOR_BUDGET_USD   who writes and debates for DATA=llm and make rule"

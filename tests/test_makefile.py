@@ -155,8 +155,11 @@ def commands(*arguments: str, **environment: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if not line.startswith("echo ")]
 
 
-def test_make_lists_the_commands_of_every_day_then_those_for_experts_and_every_variable() -> None:
-    text = make(ROOT).stdout
+def test_make_lists_what_is_for_every_day_and_help_all_everything() -> None:
+    short, text = make(ROOT).stdout, make(ROOT, "help-all").stdout
+    assert text.startswith(short) and "make help-all" in short
+    assert re.findall(r"^  make ([\w-]+) +\S", short, re.MULTILINE) == EVERY_DAY
+    assert len(re.findall(r"^  [A-Z]+=", short, re.MULTILINE)) < 15
     every_day, _, for_experts = text.partition("For experts:")
     assert re.findall(r"^  make ([\w-]+) +\S", every_day, re.MULTILINE) == EVERY_DAY
     assert re.findall(r"^  make ([\w-]+) +\S", for_experts, re.MULTILINE) == FOR_EXPERTS
@@ -166,9 +169,10 @@ def test_make_lists_the_commands_of_every_day_then_those_for_experts_and_every_v
 def test_every_target_is_listed_and_phony() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
-    assert phony and phony[1].split() == ["help", *COMMANDS]
+    assert phony and phony[1].split() == ["help", "help-all", *COMMANDS]
     assert set(re.findall(r"^([a-z-]+):(?!=)", text, re.MULTILINE)) == {
         "help",
+        "help-all",
         *COMMANDS,
     }
 
