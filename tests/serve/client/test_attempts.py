@@ -61,7 +61,7 @@ def test_what_failed_for_another_reason_than_room_is_not_asked_again(
 
 @pytest.mark.parametrize("text", ["<html>", "[" * 100_000])
 def test_a_page_that_is_no_json_is_no_answer(text: str) -> None:
-    with pytest.raises(CheckFailed, match="no JSON"):
+    with pytest.raises(CheckFailed, match="not JSON"):
         Attempts(1).answer(httpx.Response(200, text=text))
 
 

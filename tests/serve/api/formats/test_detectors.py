@@ -125,7 +125,7 @@ def test_a_rule_that_is_not_named_or_not_served_is_an_error(
 UNJUDGED: dict[str, tuple[str, dict[str, Any]]] = {
     "it does not fit": ("contents", {"contents": ["Hi", "cannot be judged"]}),
     "1 of 1 rules": ("generation", {"prompt": "cannot be judged", "generated_text": ""}),
-    "a URL is not fetched": (
+    "documents are not fetched from a URL": (
         "context/doc",
         {"content": "At 9.", "context_type": "url", "context": ["https://example.com"]},
     ),
