@@ -151,7 +151,7 @@ def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_a
         assert recalibrate(at_rate) == 20
         assert read_card(job.folder).metrics["validation"]["n"] == 20
     for_all_rows = job.rule.model_copy(update={"max_fpr": 0.07})
-    with pytest.raises(GuardError, match=r"for other validation rows.*0\.07.*FORCE=1"):
+    with pytest.raises(GuardError, match=r"selects other validation rows.*0\.07.*FORCE=1"):
         head = replace(job, method="head", rule=for_all_rows)
         shutil.copytree(job.folder, head.folder)
         recalibrate(head)
