@@ -52,9 +52,9 @@ def build(
     """
     request = DataRequest(rule, source, options, seed, splitting, folder)
     inputs = _inputs(request)
-    if not force and is_current(folder, inputs) and _is_whole(folder):
-        return False
     was_current = is_current(folder, inputs)
+    if was_current and _is_whole(folder) and not force:
+        return False
     if force:
         not_current(folder)  # an interrupted run goes on without `force`
     try:

@@ -213,17 +213,17 @@ def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     """Train and finish jobs of one method; the names of those that failed."""
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
-    left = list(part)
+    done = 0
     failed: list[str] = []
     trainer = trainer_of(part[0][0])
     try:
-        for trained in trainer.fit(part, processes):
-            job, rows = left.pop(0)
+        for (job, rows), trained in zip(part, trainer.fit(part, processes), strict=True):
+            done += 1
             if not _finished(job, rows, trained, started):
                 failed.append(job.name)
     except GuardError as error:  # what stops one of them for its base or the machine stops all
         print(error, flush=True)
-        failed += [job.name for job, _ in left]
+        failed += [job.name for job, _ in part[done:]]
     return failed
 
 

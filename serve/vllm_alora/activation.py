@@ -15,15 +15,15 @@ def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int])
     """Index of the first token of the last occurrence of `invocation`, or None: PEFT's
     `calculate_alora_offsets`, from the left.
 
-    Searched from the end, where the invocation is: the cost is that of the suffix, not of the
-    conversation.
+    The last NEAR_END tokens are searched first, as the invocation is mostly there: then the cost is
+    that of the suffix, not of the conversation.
     """
-    for end in (NEAR_END, len(prompt_token_ids)):
-        tokens = list(prompt_token_ids[-end:])
-        start = _last_start(tokens, list(invocation))
-        if start is not None:
-            return len(prompt_token_ids) - len(tokens) + start
-    return None
+    wanted = list(invocation)
+    tail = list(prompt_token_ids[-NEAR_END:])
+    start = _last_start(tail, wanted)
+    if start is not None:
+        return len(prompt_token_ids) - len(tail) + start
+    return _last_start(list(prompt_token_ids), wanted)
 
 
 def _last_start(tokens: list[int], wanted: list[int]) -> int | None:

@@ -21,7 +21,6 @@ LARGEST = ("guard_rules_served", "guard_rule_info", "process_start_time_seconds"
 CREATED = "_created"  # the time at which counting began, which is not summed
 COUNTS = ("counter", "histogram")
 MAX_GONE = 64  # replicas that may come back; those that were gone before them are added up
-LONG_GONE = ""  # as the name of all of these
 
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
 
@@ -30,7 +29,8 @@ class SummedMetrics:
     """Adds up what replicas say, by their names, and what those said last that are gone."""
 
     def __init__(self) -> None:
-        self._last: dict[str, list[Metric]] = {LONG_GONE: []}
+        self._last: dict[str, list[Metric]] = {}  # by replica
+        self._long_gone: list[Metric] = []
 
     def families(self, expositions: Mapping[str, str]) -> list[Metric]:
         """The families of the replicas of these names, added up."""
@@ -38,14 +38,18 @@ class SummedMetrics:
             self._last.pop(replica, None)  # so that those that answered last are the last
             self._last[replica] = _families(text)
         gone = [replica for replica in self._last if replica not in expositions]
-        for replica in gone[1:-MAX_GONE]:
-            self._last[LONG_GONE] = _summed([*self._last[LONG_GONE], *self._last.pop(replica)])
-        counted: list[Metric] = []
+        for replica in gone[:-MAX_GONE]:
+            self._long_gone = _summed([*self._long_gone, *_counts(self._last.pop(replica))])
+        counted = list(self._long_gone)
         for replica, families in self._last.items():
-            is_gone = replica not in expositions
-            counted += [family for family in families if not is_gone or family.type in COUNTS]
+            counted += families if replica in expositions else _counts(families)
         replicas = GaugeMetricFamily("guard_replicas", "Replicas that answer.", len(expositions))
         return [*_summed(counted), replicas]
+
+
+def _counts(families: Iterable[Metric]) -> list[Metric]:
+    """Those of the families that a replica's end does not take back."""
+    return [family for family in families if family.type in COUNTS]
 
 
 class FamiliesCollector(Collector):

@@ -104,7 +104,9 @@ class EngineThread:
 
     @property
     def is_ready(self) -> bool:
-        """Whether one more check would be taken now."""
+        """Whether the queue would take one more check now; what waits in it may still be too much
+        for the time that the check has.
+        """
         is_open = not self._closing.is_set() and not self._is_restarting
         is_open = is_open and not self._watchdog.loading_is_late
         return self.is_alive and is_open and self.waiting < MAX_QUEUED
