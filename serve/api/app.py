@@ -95,7 +95,7 @@ def put_in_front(
     tenants: Tenants | None,
     timeout_s: float,
     metrics: Metrics,
-    max_requests: int = MAX_REQUESTS,
+    max_requests: int | None = None,
 ) -> None:
     """Put in front of all routes what every request passes: it is counted, its sender identified,
     its size and time bounded, and errors answered in its format.
@@ -117,7 +117,7 @@ def put_in_front(
         catalogue=catalogue,
         tenants=tenants,
         refuse=errors.response,
-        max_requests=max_requests,
+        max_requests=max_requests or MAX_REQUESTS,
         stream_paths=streams,
     )
     # Added last, it is the first to see a request.

@@ -97,7 +97,7 @@ class BoundedBodies:
         refuse: Refuse,
         timeout_s: float,
         *,
-        max_requests: int = MAX_REQUESTS,
+        max_requests: int | None = None,
         stream_paths: Collection[str] = (),
     ) -> None:
         self._app = app
@@ -113,7 +113,7 @@ class BoundedBodies:
             await self._app(scope, receive, send)
             return
         kind = kind_of(scope, self._stream_paths)
-        limit = MAX_STREAMS if kind == "stream" else self._max_requests
+        limit = MAX_STREAMS if kind == "stream" else self._max_requests or MAX_REQUESTS
         if self._under_way[kind] >= limit:
             await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
         elif _content_length(scope) > _max_bytes(scope):
