@@ -40,6 +40,7 @@ KNOWN_FIELDS = (
     *("messages", "tools", "system", "prompt", "response", "text"),
     *("label", "rule", "id", "split", "group", "source", "meta"),
 )
+SINGULAR = ("label", "id", "split", "group")
 # Empty in a row they are not there, as an empty cell of a CSV file is not.
 ABSENT_IF_EMPTY = ("id", "source", "split", "group")
 SPLIT_NAMES: dict[str, Split] = {
@@ -179,13 +180,14 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
 
 
 def _refuse_misspelt(fields: dict[str, Any]) -> None:
-    """Raise BadRow for a field that is one of ours but for its case or a plural: its rows would be
-    in other splits or groups than they are said to be.
+    """Raise BadRow for a field that is one of ours but for its case, or a plural of SINGULAR: the
+    row would be in another split or group than it says.
     """
     for name in fields:
-        singular = str(name).strip().lower().removesuffix("s")
+        lower = str(name).strip().lower()
         for known in KNOWN_FIELDS:
-            if known not in fields and singular == known.removesuffix("s"):
+            spellings = (known, f"{known}s") if known in SINGULAR else (known,)
+            if known not in fields and lower in spellings:
                 raise BadRow(f"unknown field {name!r}: write {known!r}, or call it something else")
 
 

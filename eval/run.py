@@ -132,13 +132,16 @@ def _evaluated(
     """
     evaluated: list[StageTrials] = []
     left_out: list[str] = []
+    failures: list[GuardError] = []
     for stage_trials in base_trials:
         errors = evaluate_outdated(stage_trials, bags, force, open_predictor)
         remaining = stage_trials.without(errors)
-        if errors and (selection != "all" or not remaining.trials):
-            raise next(iter(errors.values()))
+        if selection != "all" or not remaining.trials:
+            failures += errors.values()
         evaluated.append(remaining)
         left_out += [f"{name}: {error}" for name, error in errors.items()]
+    if failures:
+        raise failures[0]
     return evaluated, left_out
 
 

@@ -2,8 +2,9 @@
 
 A turn's lines are, in this order: who it is from (`name`, or the tool whose call it answers), its
 text, its refusal, and a line of JSON for each tool call. Later messages change no turn before them.
-Ids and a model's reasoning are not rendered. Pictures, sounds and files cannot be: a turn that has
-one is a PartlyRead. Knows nothing of HTTP and of prompts.
+Ids, a model's reasoning and what its provider keeps with a tool call are not rendered. Pictures,
+sounds and files cannot be: a turn that has one is a PartlyRead. Knows nothing of HTTP and of
+prompts.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ OTHER_PARTS = {
 TYPE_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 # JSON's escapes of characters, next to each other: one character may take two (UTF-16).
 ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
-# Of a tool or a tool call: what is read as its function, and what changes no prompt.
+# Keys of a tool or a tool call: what is read as its function, and what says nothing.
 FUNCTION_KEYS, SILENT_KEYS = ("function", "custom"), ("id", "index", "type")
+# And of a call, what providers keep with it, such as a signature of their model's thoughts.
+PROVIDER_KEYS = ("extra_content", "provider_specific_fields")
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """One system turn that describes the tools, a line each; none without tools."""
     if not tools:
         return []
-    return [Message("system", "\n".join(["Tools:", *(_call_line(tool) for tool in tools)]))]
+    return [Message("system", "\n".join(["Tools:", *map(_line, tools)]))]
 
 
 def turns_of(
@@ -274,11 +277,17 @@ def _function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _call_line(call: Mapping[str, Any]) -> str:
-    """A tool call as a line of JSON without its id: `{"name": …, "arguments": {…}}`.
+    """A tool call as `_line`, without what its provider keeps with it."""
+    return _line({key: value for key, value in call.items() if key not in PROVIDER_KEYS})
 
-    What stands beside its function follows as an object of its own: a chat template may show it.
+
+def _line(tool: Mapping[str, Any]) -> str:
+    """A tool call, or a tool's description, as a line of JSON: `{"name": …, "arguments": {…}}`.
+
+    What stands beside its function, but for its id, follows as an object of its own: a chat
+    template may show it.
     """
-    function, beside = _function_of(call)
+    function, beside = _function_of(tool)
     if isinstance(function.get("arguments"), str):
         function["arguments"] = _arguments(function["arguments"])
     line = json.dumps(function, ensure_ascii=False)

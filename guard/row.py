@@ -89,12 +89,14 @@ def _text(present: Mapping[str, Any], name: str) -> str:
 
 
 def _after_system(turns: tuple[Message, ...], present: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The turns after the row's system prompt, if it has one of its own."""
-    system = present.get("system")
-    if not system:
+    """The turns after the row's system prompt, if it has one of its own that is not among them."""
+    if not present.get("system"):
         return turns
     message = {"role": "system", "content": _text(present, "system")}
-    return (*turns_of([message], where="system"), *turns)
+    (system,) = turns_of([message], where="system")
+    if system in turns:
+        return turns
+    return (system, *turns)
 
 
 def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
@@ -111,7 +113,7 @@ def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, 
     if turns[-1].role != "assistant":
         return (*turns, answer)
     is_read_whole = type(answer) is Message or type(answer) is type(turns[-1])
-    if is_read_whole and answer.content.strip() in turns[-1].content:
+    if is_read_whole and f"\n{answer.content.strip()}\n" in f"\n{turns[-1].content.strip()}\n":
         return turns
     raise GuardError(
         "the messages end with another reply than the response",
@@ -125,7 +127,8 @@ def _answers_in(response: Any) -> list[dict[str, Any]]:
 
     Raises GuardError for anything else.
     """
-    response = json_cell(response, "response") if _is_object(response) else response
+    if isinstance(response, str):
+        response = _reply_in(response)
     if isinstance(response, str):
         return [{"content": response}] if response.strip() else []
     if isinstance(response, dict) and "choices" in response:
@@ -145,6 +148,14 @@ def _answers_in(response: Any) -> list[dict[str, Any]]:
     )
 
 
-def _is_object(value: Any) -> bool:
-    """Whether a text looks like an object, as tables keep one."""
-    return isinstance(value, str) and value.lstrip().startswith('{"')
+def _reply_in(text: str) -> Any:
+    """The message or chat completion that a cell of a table holds as JSON; a reply's text, which
+    may be JSON too, as it is.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, dict) and value.keys() & {"choices", "content", "tool_calls"}:
+        return value
+    return text

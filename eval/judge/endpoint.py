@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import httpx
 from tqdm import tqdm
 
 from eval.answer import Answer
@@ -27,9 +28,8 @@ from guard.layout import fingerprint
 from guard.prompt.decoder import labelled
 from guard.rule import Rule, in_words
 
-# In a row it is our way of asking, or the account, and not the conversations that are refused: of
-# an endpoint that has not answered yet, or at the end; and amid answers.
-REFUSALS, REFUSALS_AMID_ANSWERS = 8, 32
+# In a row: then it may be our way of asking, or the account, and not the conversations.
+REFUSALS = 8
 JUDGED = {
     "user": "Judge what the user says.",
     "assistant": "Judge what the assistant says.",
@@ -63,8 +63,9 @@ class EndpointJudge(Endpoint):
         """One row per example, in order; only conversations without an answer in the file `kept`
         are asked about, each once.
 
-        An example that the endpoint refuses while it answers others is kept as refused. Raises
-        GuardError when it refuses key, model or every request, or keeps failing; all answers so far
+        An example that the endpoint refuses while it answers others is kept as refused: after
+        REFUSALS in a row it has to answer once more what it has answered before. Raises GuardError
+        when it does not, refuses key, model or every request, or keeps failing; all answers so far
         are kept, those to requests under way included.
         """
         file = AnswerFile(kept, JudgeRow)
@@ -73,7 +74,8 @@ class EndpointJudge(Endpoint):
             with file.held():
                 missing = _unanswered(examples, keys, file)
                 if missing:
-                    asyncio.run(self._ask_missing(rule, missing, keys, file))
+                    answers = AnswersSoFar(examples, file, keys, self.url)
+                    asyncio.run(self._ask_missing(rule, missing, answers))
         rows = (file.get(keys[example.id]) for example in examples)
         return [row for row in rows if row is not None]
 
@@ -85,23 +87,16 @@ class EndpointJudge(Endpoint):
         self,
         rule: Rule,
         missing: list[Example],
-        keys: Mapping[str, str],
-        file: AnswerFile[JudgeRow],
+        answers: AnswersSoFar,
     ) -> None:
         pending = iter(missing)  # which the workers share
-        answers = AnswersSoFar(file, keys, self.url)
         failures: list[GuardError] = []
         with tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}") as bar:
             async with self.client() as client:
 
-                async def ask(example: Example) -> None:
-                    messages = judge_messages(rule, example.messages)
-                    about = f"example {example.id}"
-                    answers.add(example, await self.complete(client, messages, about))
-
                 async def work() -> None:
                     for example in pending:
-                        asking = asyncio.create_task(ask(example))
+                        asking = asyncio.create_task(self._ask(client, rule, example, answers))
                         try:
                             await finished(asking, self.timeout_s)
                         except GuardError as error:
@@ -120,6 +115,20 @@ class EndpointJudge(Endpoint):
             raise failures[0]
         answers.finish()
 
+    async def _ask(
+        self, client: httpx.AsyncClient, rule: Rule, example: Example, answers: AnswersSoFar
+    ) -> None:
+        """Ask about an example, and about an answered one where too many in a row are refused."""
+        control = answers.add(example, await self._completion(client, rule, example))
+        if control is not None:
+            answers.add_control(await self._completion(client, rule, control))
+
+    async def _completion(
+        self, client: httpx.AsyncClient, rule: Rule, example: Example
+    ) -> Completion:
+        messages = judge_messages(rule, example.messages)
+        return await self.complete(client, messages, f"example {example.id}")
+
 
 def _unanswered(
     examples: Sequence[Example], keys: Mapping[str, str], file: AnswerFile[JudgeRow]
@@ -135,27 +144,52 @@ def _unanswered(
 
 
 class AnswersSoFar:
-    """Keeps answers in a file; refusals wait there until the endpoint answers something again."""
+    """Keeps answers in a file; refusals wait until it is known that the endpoint still answers.
 
-    def __init__(self, file: AnswerFile[JudgeRow], keys: Mapping[str, str], url: str) -> None:
+    `answered` is an example that it has answered, None as long as there is none.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        file: AnswerFile[JudgeRow],
+        keys: Mapping[str, str],
+        url: str,
+    ) -> None:
         self._file, self._keys, self._url = file, keys, url
-        kept = (file.get(key) for key in keys.values())
-        self._has_answered = any(row is not None and not row.refused for row in kept)
         self._refused: list[JudgeRow] = []
+        self.answered: Example | None = None
+        for example in examples:
+            row = file.get(keys[example.id])
+            if row is not None and not row.refused:
+                self.answered = example
 
-    def add(self, example: Example, completion: Completion) -> None:
-        """Keep the answer. Raises GuardError where too many in a row are refusals."""
+    def add(self, example: Example, completion: Completion) -> Example | None:
+        """Keep the answer; an example that is to be asked about once more, where REFUSALS in a row
+        are refused.
+
+        Raises GuardError if these are all.
+        """
         row = JudgeRow(key=self._keys[example.id], id=example.id, **vars(completion))
         self._refused.append(row)
         if not row.refused:
-            self._has_answered = True
+            self.answered = example
             self._keep()
-        elif len(self._refused) >= (REFUSALS_AMID_ANSWERS if self._has_answered else REFUSALS):
+        elif len(self._refused) == REFUSALS:
+            if self.answered is None:
+                raise self._refuses()
+            return self.answered
+        return None
+
+    def add_control(self, completion: Completion) -> None:
+        """Keep the refusals if the endpoint has answered once more. Raises GuardError if not."""
+        if completion.refused:
             raise self._refuses()
+        self._keep()
 
     def finish(self) -> None:
-        """Keep the last refusals. Raises GuardError if they are all, or too many, in a row."""
-        if self._refused and (not self._has_answered or len(self._refused) >= REFUSALS):
+        """Keep the last refusals. Raises GuardError if the endpoint has answered nothing."""
+        if self._refused and self.answered is None:
             raise self._refuses()
         self._keep()
 

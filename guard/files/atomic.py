@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,12 @@ from pathlib import Path
 def atomic_write(file: Path) -> Iterator[Path]:
     """The path to write to, which then takes the place of `file`.
 
-    A run that is cut off leaves the file that was there. Two processes may write the same file:
-    each its own part, and the last one stays.
+    A run that is cut off leaves the file that was there. Several processes, of several machines
+    too, may write the same file: each its own part, and the last one stays.
     """
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    yield part
-    part.replace(file)
+    part = file.with_name(f"{file.name}.{socket.gethostname()}-{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)

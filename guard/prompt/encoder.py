@@ -108,7 +108,7 @@ class EncoderPromptBuilder(PromptBuilder):
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
         """The windows that the encoder reads of a prompt's `token_ids` for a rule that reads
-        `reads`: one or several, each with at least one turn that counts and with no others.
+        `reads`: one or several, each with at least one turn that counts: its `turns` are those.
         """
         windows = cut_windows(
             token_ids, (self.start_id,), self.separator_id, self.window_tokens, self._speaker

@@ -83,7 +83,9 @@ class Catalogue:
         return self.rule_sets[name]
 
     def selected(self, rules: Sequence[str] | None, rule_set: str | None = None) -> RuleSet:
-        """The rule set of this name, or one that any of these rules violates (default: all rules).
+        """The rule set of this name, or one that is violated where any of these rules is.
+
+        These are all rules by default.
 
         Raises HTTPException 404 for what is not served, 422 for both.
         """

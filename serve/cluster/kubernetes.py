@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
-from serve.cluster.shards.shard_rules import ShardRules
+from serve.cluster.shards.shard_rules import UNUSED_S, ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.thread.engine_thread import TIMEOUT_S
@@ -45,8 +46,8 @@ from serve.tenants.tenant_file import load_tenants
 
 MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
 COPIES = "cluster"  # the folder of what is served, in `runs`
-# There, how the last applications began: that of now, and one that it replaces and that still runs.
-BEGINNINGS, KEPT_BEGINNINGS = "beginnings.txt", 2
+# There, how the last applications began: that of now, and those that it replaces.
+BEGINNINGS, KEPT_BEGINNINGS = "beginnings.txt", 5
 
 
 SharedPath = Annotated[Path, Field(strict=False)]  # a text in `args`
@@ -123,6 +124,7 @@ class ServedIngress:
         """The app in front of the replicas, by the rules that were served last."""
         options, served = self._options, self._options.served
         log_into(served.log)  # as the replicas do: without what a request says
+        _note_beginning(options.snapshots[0])
         find = find_trained(options.selection, served.parts)
         shards: list[Shard] = []
         for handle, snapshots, folders in zip(
@@ -206,28 +208,38 @@ def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snaps
     beginning = "-".join(version_of(shard_copies) for shard_copies in first_copies)
     digest = hashlib.sha256(beginning.encode()).hexdigest()[:16]
     beginnings = _beginnings(root)
-    goes_on = beginnings[:1] == [digest]
+    goes_on = not beginnings or beginnings[0] == digest
     served: list[Snapshots] = []
     for number, shard_copies in enumerate(first_copies):
         snapshots = Snapshots(root, f"served-{number}-{digest}.json")
         if not (goes_on and snapshots.is_noted):
             snapshots.write(shard_copies)
         served.append(snapshots)
-    _keep_beginnings(root, [digest, *(other for other in beginnings if other != digest)])
     return served
 
 
 def _beginnings(root: Path) -> list[str]:
-    """How applications began whose notes are there, the last one first."""
+    """How the last applications began that ran, the last one first."""
     file = root / BEGINNINGS
     return file.read_text(encoding="utf-8").split() if file.is_file() else []
 
 
-def _keep_beginnings(root: Path, beginnings: Sequence[str]) -> None:
-    """Note the first KEPT_BEGINNINGS, and delete the notes of others, whose copies can go then."""
-    kept = beginnings[:KEPT_BEGINNINGS]
+def _note_beginning(snapshots: Snapshots) -> None:
+    """Note that the application whose shard has these runs.
+
+    Notes of what is served, of others than the last KEPT_BEGINNINGS, are deleted once they are
+    UNUSED_S old, so that their copies can be: an application that is still starting has a new one.
+    """
+    root, digest = snapshots.note.parent, _beginning_of(snapshots.note)
+    others = [other for other in _beginnings(root) if other != digest]
+    kept = [digest, *others][:KEPT_BEGINNINGS]
     with atomic_write(root / BEGINNINGS) as part:
         part.write_text("\n".join(kept) + "\n", encoding="utf-8")
     for note in root.glob("served-*.json"):
-        if note.stem.rpartition("-")[2] not in kept:
+        is_old = time.time() - note.stat().st_mtime > UNUSED_S
+        if is_old and _beginning_of(note) not in kept:
             note.unlink(missing_ok=True)
+
+
+def _beginning_of(note: Path) -> str:
+    return note.stem.rpartition("-")[2]

@@ -37,12 +37,12 @@ class Snapshots:
 
     def __init__(self, root: Path, note: str = SERVED) -> None:
         self._root = root
-        self._note = root / note
+        self.note = root / note
 
     @property
     def is_noted(self) -> bool:
         """Whether a note of what is served exists."""
-        return self._note.is_file()
+        return self.note.is_file()
 
     def keep(self, folder: Path) -> Path:
         """The copy of a folder of weights as it is now.
@@ -73,7 +73,7 @@ class Snapshots:
         self._root.mkdir(parents=True, exist_ok=True)
         before = self.read() if self.is_noted else {}
         names = {rule: folder.name for rule, folder in served.items()}
-        with atomic_write(self._note) as part:
+        with atomic_write(self.note) as part:
             part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
         for replaced in set(before.values()) - set(served.values()):
             if replaced.is_dir():
@@ -96,7 +96,7 @@ class Snapshots:
 
     def read(self) -> Folders:
         """The folders that are served, by rule. Raises GuardError if nothing was noted."""
-        names = load_json(self._note, remedy="Start the server again")
+        names = load_json(self.note, remedy="Start the server again")
         return {rule: self._root / name for rule, name in names.items()}
 
 

@@ -536,6 +536,11 @@ def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Pa
     assert len(_ingest(_jsonl(tmp_path, [*_rows(), *twins]), RULE, seed=0).examples) == 62
 
 
+def test_other_fields_are_left_out(tmp_path: Path) -> None:
+    rows = [{**row, "message": "a note", "rules": ["x"], "texts": 2} for row in _rows()]
+    assert len(_ingest(_jsonl(tmp_path, rows), RULE, seed=0).examples) == len(rows)
+
+
 @pytest.mark.parametrize("name", ["Split", "groups", "GROUP", "ids"])
 def test_a_misspelt_field_is_no_field_that_is_left_out(tmp_path: Path, name: str) -> None:
     known = {"ids": "id"}.get(name, name.lower().removesuffix("s"))

@@ -5,10 +5,12 @@ name is run on Ray as it stands there.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +82,30 @@ def test_notes_of_another_beginning_are_not_those_of_a_shard(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_an_application_that_comes_back_serves_what_it_began_with_and_old_notes_go(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serve.cluster.kubernetes import _served_last  # which imports Ray
-    from serve.cluster.snapshots import Snapshots
+    from serve.cluster.kubernetes import _note_beginning, _served_last  # which imports Ray
+    from serve.cluster.shards.shard_rules import UNUSED_S
 
-    folders = [{"a": save_adapter(tmp_path / str(seed), "a", seed=seed)} for seed in range(4)]
+    monkeypatch.setattr("serve.cluster.kubernetes.KEPT_BEGINNINGS", 1)
+    folders = [{"a": save_adapter(tmp_path / str(seed), "a", seed=seed)} for seed in range(3)]
     root = tmp_path / "copies"
     (first,) = _served_last(root, folders[:1])
+    _note_beginning(first)
     beginning = first.read()
     first.write({"a": first.keep(folders[1]["a"])})  # the rule has other weights
-    (replacing,) = _served_last(root, folders[2:3])
-    assert first.is_noted and replacing.read() != first.read()  # it still runs
+    changed = first.read()
+    (replacing,) = _served_last(root, folders[2:])  # which does not start
+    (again,) = _served_last(root, folders[:1])
+    assert again.read() == changed != beginning
+    _note_beginning(replacing)
     (restored,) = _served_last(root, folders[:1])
     assert restored.read() == beginning
-    _served_last(root, folders[3:])
+    _note_beginning(restored)
+    assert replacing.is_noted  # it may be running still
+    os.utime(replacing.note, (0, time.time() - UNUSED_S - 1))
+    _note_beginning(restored)
     assert restored.is_noted and not replacing.is_noted
-    Snapshots(root).discard(unused_for_s=0)
-    assert len([copy for copy in root.iterdir() if copy.is_dir()]) == 2
 
 
 def documents() -> dict[str, dict[str, Any]]:

@@ -198,6 +198,7 @@ def test_what_stands_beside_a_function_or_a_text_is_read_too() -> None:
 
 def test_what_an_ordinary_tool_has_beside_its_function_is_not_rendered() -> None:
     called = {"id": "call_1", "type": "function", "index": 0, "custom": None}
+    called["extra_content"] = {"google": {"thought_signature": "ibuprofen"}}
     assert words(tool_calls=[{**called, "function": {"name": "pay"}}]) == '{"name": "pay"}'
 
 

@@ -37,6 +37,8 @@ def test_a_system_prompt_of_its_own_comes_first_and_a_response_last(rest: dict[s
     fields = {"system": "Be kind.", "response": "A"} | rest
     turns = (Message("system", "Be kind."), Message("user", "Hi"), Message("assistant", "A"))
     assert conversation_of(fields) == turns
+    whole = {"system": "Be kind.", "messages": [{"role": "system", "content": "Be kind."}, *HI]}
+    assert conversation_of(whole) == turns[:2]
     with pytest.raises(GuardError, match="system must be text"):
         conversation_of(fields | {"system": ["Be kind."]})
 
@@ -76,6 +78,14 @@ def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> No
     assert len(conversation_of({"messages": named, "response": "Take 800 mg."})) == 2
     for nothing in ("", " ", [], {}):
         assert conversation_of({"messages": HI, "response": nothing}) == turns[:1]
+
+
+def test_a_reply_that_is_json_is_a_text() -> None:
+    for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
+        assert conversation_of({"messages": HI, "response": reply})[-1].content == reply
+    refusal = [*HI, {"role": "assistant", "content": "I cannot help."}]
+    with pytest.raises(GuardError, match="another reply"):
+        conversation_of({"messages": refusal, "response": "I can"})
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from guard.calibration_rows import own_rows_decide
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
+from guard.labelling import check_labelling
 from guard.layout import ROOT, Runs, fingerprint, running_code
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
@@ -176,6 +177,7 @@ def _rows(jobs: Iterable[Job]) -> dict[RuleTurn, Rows]:
     rows: dict[RuleTurn, Rows] = {}
     for job in jobs:
         turn = job.recipe.rule_turn
+        check_labelling(job.data, job.rule)
         if turn not in rows:
             rows[turn] = load_rows(job.data, job.rule, job.recipe, job.builder)
     return rows

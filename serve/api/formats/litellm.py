@@ -122,15 +122,15 @@ class GuardrailRequest(BaseModel):
         characters = 0
         for text in self._spoken or [""]:
             content = "\n".join(part for part in (text, calls) if part)
+            characters += len(content)
+            if characters > MAX_CHARACTERS:
+                too_long = Unjudged(f"the replies have more than {MAX_CHARACTERS} characters")
+                problem = problem or too_long
+                break
             try:
-                reply = _reply(content, unread)
-                characters += len(content)
-                if characters > MAX_CHARACTERS:
-                    raise Unjudged(f"the replies have more than {MAX_CHARACTERS} characters")
+                conversations.append((*sent, _reply(content, unread)))
             except Unjudged as error:
                 problem = problem or error
-            else:
-                conversations.append((*sent, reply))
         return Replies(conversations, problem)
 
     def _beside_the_texts(self) -> tuple[str, tuple[str, ...]]:

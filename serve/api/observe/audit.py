@@ -37,8 +37,8 @@ class AuditLog:
     def checked(self, record: CheckRecord) -> None:
         """Write the check's line."""
         if not self._is_in_place():
-            self._file.close()
-            self._file = self._opened()
+            renamed, self._file = self._file, self._opened()
+            renamed.close()
         line = json.dumps(_line(record), ensure_ascii=False, allow_nan=False)
         content = f"{line}\n".encode()
         if (written := self._file.write(content)) != len(content):

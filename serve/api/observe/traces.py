@@ -67,6 +67,7 @@ def _describe(span: Span, record: CheckRecord) -> None:
             "guard.tenant": record.request.tenant or "",
             "guard.rule_set": record.rule_set.name or "",
             "guard.verdict": record.verdict,
+            "guard.purpose": record.purpose,
         }
     )
     if record.decision is not None:

@@ -58,7 +58,7 @@ class ClusterProbes:
         return up_or_down(any(state.value for states in shards for state in states))
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics of all replicas, added up; of none, those of the ingress alone."""
+        """The metrics of all replicas, added up; where none answers, what they counted last."""
         try:
             shards = await self._each("metrics")
         except ReplicaLost:

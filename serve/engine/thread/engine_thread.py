@@ -208,7 +208,8 @@ class EngineThread:
         if self._is_restarting:
             problem = "the engine has failed and is being started again"
             raise Overloaded(problem, remedy="Try again in a few seconds")
-        if self._watchdog.batch_is_late and not self.hangs_for_good:
+        is_late = self._watchdog.batch_is_late and not self.hangs_for_good
+        if is_late and not self._closing.is_set():
             problem = "a batch of the engine takes longer than a check may"
             raise Overloaded(problem, remedy="Try again later, or raise TIMEOUT= of `make up`")
         if self._closing.is_set() or not self.is_alive:

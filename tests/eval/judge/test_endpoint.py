@@ -17,12 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.judge.endpoint import (
-    REFUSALS,
-    REFUSALS_AMID_ANSWERS,
-    EndpointJudge,
-    judge_messages,
-)
+from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
 from guard.endpoint.client import ATTEMPTS
 from guard.errors import GuardError
 from guard.example import Example, Message
@@ -376,20 +371,34 @@ def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
     assert all(row.violates for row in judge.ask(RULE, examples(count), tmp_path / "judge.jsonl"))
 
 
-@pytest.mark.parametrize(("count", "answered"), [(60, 5), (20, 5)], ids=["amid", "at the end"])
 def test_an_account_that_ends_is_not_many_refused_conversations(
-    count: int, answered: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     kept = tmp_path / "judge.jsonl"
     spent = Reply(status=400, raw=b'{"error": "Budget has been exceeded!"}')
-    endpoint.reply = lambda number, before: spent if len(endpoint.bodies) > answered else Reply()
-    asked = min(count, answered + REFUSALS_AMID_ANSWERS)
-    with pytest.raises(GuardError, match=f"{asked - answered} requests in a row.*Budget"):
-        replace(judge, concurrency=1).ask(RULE, examples(count), kept)
-    assert len(endpoint.bodies) == asked
+    endpoint.reply = lambda number, before: spent if len(endpoint.bodies) > 5 else Reply()
+    with pytest.raises(GuardError, match=f"{REFUSALS} requests in a row.*Budget"):
+        replace(judge, concurrency=1).ask(RULE, examples(60), kept)
+    assert len(endpoint.bodies) == 5 + REFUSALS + 1  # the last: what was answered before
     endpoint.reply = lambda number, before: Reply()
-    assert all(row.violates for row in judge.ask(RULE, examples(count), kept))
-    assert len(endpoint.bodies) == asked + count - answered
+    assert all(row.violates for row in judge.ask(RULE, examples(60), kept))
+    assert len(endpoint.bodies) == 5 + REFUSALS + 1 + 55
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_many_conversations_that_the_endpoint_refuses_are_kept_as_refused(
+    concurrency: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    refusal = Reply(status=400, raw=b'{"error": "content_filter"}')
+    endpoint.reply = lambda number, before: Reply() if number < 3 else refusal
+    asked = replace(judge, concurrency=concurrency)
+    asked.ask(RULE, examples(3), tmp_path / "judge.jsonl")
+    rows = asked.ask(RULE, examples(30), tmp_path / "judge.jsonl")
+    assert sum(row.refused for row in rows) == 27
+    asked_bodies = len(endpoint.bodies)
+    assert 30 + 27 // REFUSALS <= asked_bodies <= 30 + 27
+    assert asked.ask(RULE, examples(30), tmp_path / "judge.jsonl") == rows
+    assert len(endpoint.bodies) == asked_bodies
 
 
 def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(

@@ -67,7 +67,7 @@ def test_a_compiler_that_is_not_there_or_fails_says_so(
     with pytest.raises(CompileError, match="no C\\+\\+ compiler"):
         load(source)
     monkeypatch.setenv("CXX", 'g++ "')
-    with pytest.raises(CompileError, match="no command"):
+    with pytest.raises(CompileError, match="not a command"):
         load(source)
     monkeypatch.delenv("CXX")
     source.write_text("this is no program\n")

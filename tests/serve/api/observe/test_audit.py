@@ -113,6 +113,20 @@ def test_a_file_that_is_rotated_is_left_behind(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "audit.jsonl.1")) == 1 and len(lines(path)) == 2
 
 
+def test_a_file_that_cannot_be_opened_again_fails_checks_until_it_can(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    path.unlink()
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(OSError, match="directory"):
+            log.checked(record())
+    path.rmdir()
+    log.checked(record())
+    log.close()
+    assert len(lines(path)) == 1
+
+
 def test_a_line_that_was_cut_off_is_an_error_and_spoils_no_other(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     whole = log._file
