@@ -396,7 +396,7 @@ def test_many_conversations_that_the_endpoint_refuses_are_kept_as_refused(
     rows = asked.ask(RULE, examples(30), tmp_path / "judge.jsonl")
     assert sum(row.refused for row in rows) == 27
     asked_bodies = len(endpoint.bodies)
-    assert 30 + 27 // REFUSALS <= asked_bodies <= 30 + 27
+    assert 30 < asked_bodies <= 30 + 27 // REFUSALS  # one answered before, asked once more
     assert asked.ask(RULE, examples(30), tmp_path / "judge.jsonl") == rows
     assert len(endpoint.bodies) == asked_bodies
 
