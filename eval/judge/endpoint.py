@@ -182,8 +182,10 @@ class AnswersSoFar:
         return None
 
     def add_control(self, completion: Completion) -> None:
-        """Keep the refusals if the endpoint has answered once more. Raises GuardError if not."""
-        if completion.refused:
+        """Keep the refusals if the endpoint has answered once more. Raises GuardError if not, and
+        it has answered nothing else meanwhile.
+        """
+        if completion.refused and self._refused:
             raise self._refuses()
         self._keep()
 
