@@ -12,7 +12,7 @@ import pytest
 
 import eval.run
 from eval.judge.answer import JudgeRow
-from eval.judge.endpoint import EndpointJudge
+from eval.judge.endpoint import AnswersSoFar, EndpointJudge
 from eval.report.report import Report
 from eval.run import main, run
 from eval.trial import Trial
@@ -200,9 +200,9 @@ def test_another_judge_makes_an_evaluation_outdated(
     assert (world.runs.root / "judge" / "legal.jsonl").is_file()
 
 
-async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, file: Any) -> None:
+async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, answers: AnswersSoFar) -> None:
     kept = {
-        example.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=keys[example.id], id=example.id)
+        example.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=self._key(rule, example), id=example.id)
         for example in missing
     }
     kept["-3"] = replace(kept["-3"], text="well...")
@@ -215,7 +215,7 @@ async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, keys: Any, f
         refused=True,
     )
     kept["-6"] = replace(kept["-6"], completion_tokens=None)
-    file.add(list(kept.values()))
+    answers._file.add(list(kept.values()))
 
 
 def test_tokens_are_reported_without_prices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
