@@ -157,8 +157,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         if leader is not None and leader.request_id == request.request_id:
             leader = None
         if leader is not None and leader.status == RequestStatus.PREEMPTED:
-            # The leader's adapter may have to be read first. Asking for this request's adapter would
-            # hold a place of the prefetch, which the leader could then not get.
+            # The leader's adapter may have to be read first. Asking for this request's would hold a
+            # place of the prefetch, which the leader could then not get.
             return None, False
         if not self.has_adapter(request):
             return None, False
