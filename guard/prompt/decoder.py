@@ -19,10 +19,11 @@ message cannot pretend to be another speaker's. Hidden and look-alike characters
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -215,8 +216,8 @@ class PromptBuilder:
         if token_id is None:
             raise GuardError(
                 f"the tokenizer has no {token} token",
-                remedy="Use a decoder with Qwen's chat template, an encoder with BERT's tokens, "
-                "or a GLiNER2",
+                remedy="Use a decoder with Qwen's chat template, an encoder with BERT's or "
+                "RoBERTa's tokens, or a GLiNER2",
             )
         return int(token_id)
 
@@ -261,11 +262,24 @@ def _untruncated(tokenizer: Tokenizer) -> Tokenizer:
     return copy
 
 
+def _rename_pieces(vocabulary: list[list[Any]], token_ids: Iterable[int]) -> None:
+    """Give tokens of a Unigram model's vocabulary names that no text has.
+
+    SentencePiece's models (XLM-RoBERTa) have their control tokens as pieces too, with the highest
+    score. A text with NUL is not read as one (`text.visible`).
+    """
+    for token_id in token_ids:
+        if token_id < len(vocabulary):
+            vocabulary[token_id][0] = f"\0{token_id}"
+
+
 def _without_added_tokens(tokenizer: Tokenizer) -> tuple[Tokenizer, int | None]:
     """A copy that yields nothing but the text's own tokens; and its id for unknown characters."""
     spec = json.loads(tokenizer.to_str())
     spec["added_tokens"] = []
     spec["post_processor"] = None
+    if spec["model"]["type"] == "Unigram":
+        _rename_pieces(spec["model"]["vocab"], tokenizer.get_added_tokens_decoder())
     copy = Tokenizer.from_str(json.dumps(spec))
     unknown = spec["model"].get("unk_token")
     if unknown is None:

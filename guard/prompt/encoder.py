@@ -8,9 +8,10 @@ turn. The states depend on the whole window. The highest logit of a span is the 
 violation anywhere is a violation, and a sentence is not lost in the mean of a long turn.
 `windows.py` cuts windows and spans.
 
-Text is tokenised as the decoder's is (`decoder.py`): it can hold neither [CLS] nor [SEP], so no
-text can end its own turn. The label that a turn begins with names its speaker, and is read before
-the turn is cut: no text at the beginning of a part can pass for a label.
+RoBERTa's [CLS] and [SEP] are called <s> and </s>. Text is tokenised as the decoder's is
+(`decoder.py`): it can hold neither, so no text can end its own turn. The label that a turn begins
+with names its speaker, and is read before the turn is cut: no text at the beginning of a part can
+pass for a label.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from guard.prompt.windows import (
 from guard.recipe import Recipe
 from guard.rule import SPEAKERS, Judged, Reads
 
-START, SEPARATOR = "[CLS]", "[SEP]"
+# A window's first token, and the one that ends a turn: BERT's, or RoBERTa's.
+CONTROLS = (("[CLS]", "[SEP]"), ("<s>", "</s>"))
 
 
 class EncoderPromptBuilder(PromptBuilder):
@@ -56,8 +58,7 @@ class EncoderPromptBuilder(PromptBuilder):
         self._set_tokenizer(tokenizer)
         self.max_tokens = None
         self.window_tokens = window_tokens
-        self.start_id = self._control(START)
-        self.separator_id = self._control(SEPARATOR)
+        self.start_id, self.separator_id = self._start_and_separator()
 
     @classmethod
     def of(cls, recipe: Recipe) -> EncoderPromptBuilder:
@@ -130,6 +131,14 @@ class EncoderPromptBuilder(PromptBuilder):
     def spans(self, window: Window) -> list[Span]:
         """The spans whose mean states a head reads: the window's turns, a long one in parts."""
         return cut_spans(window, SPAN_TOKENS)
+
+    def _start_and_separator(self) -> tuple[int, int]:
+        start, separator = CONTROLS[0]
+        for names in CONTROLS:
+            if self._scaffold.token_to_id(names[0]) is not None:
+                start, separator = names
+                break
+        return self._control(start), self._control(separator)
 
     @cached_property
     def _labels(self) -> dict[tuple[int, ...], str]:

@@ -52,6 +52,8 @@ ENCODERS = {
     "bert": "BertForGuarding",
     "deberta-v2": "DebertaForGuarding",
     "modernbert": "ModernBertForGuarding",
+    "roberta": "RobertaForGuarding",
+    "xlm-roberta": "RobertaForGuarding",
 }
 GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
 GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it

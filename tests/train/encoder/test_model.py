@@ -17,6 +17,7 @@ from transformers import (
     BertConfig,
     DebertaV2Config,
     ModernBertConfig,
+    XLMRobertaConfig,
 )
 
 from guard.errors import GuardError
@@ -93,6 +94,7 @@ SHAPES = {
     "bert": BertConfig(**SMALL),
     "deberta": DebertaV2Config(**SMALL),
     "modernbert": ModernBertConfig(**SMALL, pad_token_id=0, classifier_bias=True),
+    "xlm-roberta": XLMRobertaConfig(**SMALL, pad_token_id=0),
 }
 
 

@@ -1,0 +1,48 @@
+"""RoBERTa and XLM-RoBERTa with adapters, each with a head of its own, against transformers and
+PEFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from transformers import RobertaConfig, XLMRobertaConfig
+
+from tests.serve.vllm_encoder.parity import ServedToy, served
+from tests.serve.vllm_encoder.toy import HIDDEN, VOCABULARY, ToyEncoder
+
+pytestmark = pytest.mark.slow
+
+TARGETS = ("query", "key", "value", "dense")
+PADDING = 1  # positions begin behind it
+
+
+@pytest.fixture(scope="module", params=[RobertaConfig, XLMRobertaConfig])
+def roberta(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedToy]:
+    root = tmp_path_factory.mktemp("roberta")
+    config = request.param(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        max_position_embeddings=98,  # exactly a window, and those that are not used
+        type_vocab_size=1,
+        initializer_range=0.2,
+        pad_token_id=PADDING,
+        bos_token_id=101,
+        eos_token_id=102,
+    )
+    with served(ToyEncoder.of(config, root / "base"), root, TARGETS) as engine:
+        yield engine
+
+
+def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(roberta: ServedToy) -> None:
+    roberta.check_mixed_batch()
+
+
+def test_a_logit_is_independent_of_its_batch_mates(roberta: ServedToy) -> None:
+    roberta.check_isolation()
