@@ -23,10 +23,10 @@ from data.source import DataRequest, DataSource, SourceOptions
 from data.sources import SOURCES, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
+from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
+from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError, exits_cleanly
-from guard.example import GENERATOR, SPLITS, Example, write_examples
 from guard.files.atomic import atomic_write
-from guard.labelling import MANIFEST_KEY, labelling
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, not_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
@@ -119,7 +119,10 @@ def _files_read(source: str) -> list[Path]:
 
 
 # What rows are read and written with besides this stage.
-RENDERING = ("chat.py", "example.py", "row.py", "rule.py", "prompt/text.py")
+RENDERING = (
+    *("conversation/chat.py", "conversation/example.py", "conversation/row.py"),
+    *("rule.py", "prompt/text.py"),
+)
 
 
 def code_files() -> list[Path]:

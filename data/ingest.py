@@ -2,9 +2,9 @@
 
 Knows nothing of the generator, of models, or of where the rows are read from.
 
-A row has a conversation (`guard/row.py` says how), a `label`, and optionally `id`, `split`,
-`group`, `source` and `meta`.
-Everything is validated before anything else runs; every bad row is named by file and line.
+A row has a conversation (`guard/conversation/row.py` says how), a `label`, and optionally `id`,
+`split`, `group`, `source` and `meta`. Everything is validated before anything else runs; every bad
+row is named by file and line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from data.splits import (
     labels_scarce,
     refuse_straddling,
 )
-from guard.chat import unread_parts
+from guard.conversation.chat import unread_parts
+from guard.conversation.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
+from guard.conversation.row import conversation_of, json_cell
 from guard.errors import GuardError
-from guard.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
 from guard.prompt.text import visible
-from guard.row import conversation_of, json_cell
 from guard.rule import Rule
 
 NAMED = 20  # bad rows that an error spells out

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data.splits import NEAR_DUPLICATE, across_splits
-from guard.example import SPLITS, Example
+from guard.conversation.example import SPLITS, Example
 from guard.files.atomic import atomic_write
 
 COUNTED = ("act", "stance", "severity", "position", "domain", "user_register", "assistant_register")

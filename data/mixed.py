@@ -14,8 +14,8 @@ from data.ingest import ingest
 from data.rows import local_files, read_rows
 from data.source import DataRequest, SourcedData
 from data.splits import near_duplicates
+from guard.conversation.example import Example, Split
 from guard.errors import GuardError
-from guard.example import Example, Split
 
 GENERATOR_AND = "generator+"
 # The shares of your own rows without a split: few rows need a larger part for a threshold.

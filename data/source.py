@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from data.ingest import Splitting, ingest
 from data.rows import SourceRow
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.rule import Rule
 
 

@@ -25,8 +25,8 @@ from data.generator.library import (
 from data.rows import FILE_READERS, HUB, is_readable, local_files, read_rows
 from data.source import DataRequest, DataSource, SourcedData, labelled_rows, no_files
 from guard.arguments import multiple
+from guard.conversation.example import GENERATOR, Example
 from guard.errors import GuardError, did_you_mean
-from guard.example import GENERATOR, Example
 from guard.rule import RULES, Rule, load_rule
 
 LLM = "llm"

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from guard.conversation.example import SPLITS, Example, Message, Split
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Message, Split
 from guard.prompt.text import visible
 
 NEAR_DUPLICATE = 0.7

@@ -27,8 +27,8 @@ from data.rows import SourceRow, read_rows
 from data.sources import generated
 from data.splits import refuse_leaks
 from guard.arguments import count, multiple, whole_numbers
+from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.errors import GuardError, exits_cleanly
-from guard.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.layout import (
     Runs,
     fingerprint,

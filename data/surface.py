@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.naive_bayes import MultinomialNB
 
 from data.splits import text_of
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.prompt.text import visible
 
 Bag = Callable[[Example], list[str]]

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from eval import metrics
-from guard.card import Card, load_card
+from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError, exits_cleanly
-from guard.example import Example, read_examples
 from guard.layout import Runs
-from guard.predictions import read_predictions
+from guard.weights.card import Card, load_card
+from guard.weights.predictions import read_predictions
 
 SIGNIFICANT = 0.05
 SHOWN = 160  # characters of a conversation's last turn

@@ -16,7 +16,7 @@ from data.generator.dimensions import Difficulty
 from eval import metrics
 from eval.answer import Answer
 from eval.scored import Scored, outcomes, scored_answers, unanswered
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.files.yaml_file import Strict
 from guard.verdict import expected_calibration_error
 

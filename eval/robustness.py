@@ -15,7 +15,7 @@ from data.generator.exchange import count_tokens
 from data.generator.tricks import TRICKS, tricks_for
 from eval.answer import Answer
 from eval.trial import Trial
-from guard.example import Example, Message
+from guard.conversation.example import Example, Message
 from guard.files.yaml_file import Strict
 from guard.rule import SPEAKERS, Rule
 

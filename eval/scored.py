@@ -13,7 +13,7 @@ import numpy as np
 
 from eval.answer import Answer
 from eval.metrics import Outcomes
-from guard.example import Example
+from guard.conversation.example import Example
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from eval.answer import Answer
 from eval.trial import Contestant, Trial
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
 from guard.machine.provenance import versions

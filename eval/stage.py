@@ -36,7 +36,7 @@ from guard.rule import rule_names
 CODE = (
     *sorted((ROOT / "eval").rglob("*.py")),
     ROOT / "guard/calibration_rows.py",
-    ROOT / "guard/example.py",
+    ROOT / "guard/conversation/example.py",
     ROOT / "guard/rule.py",
     ROOT / "guard/verdict.py",
     ROOT / "guard/prompt/text.py",

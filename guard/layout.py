@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guard.conversation.example import SPLITS, Example, Split, read_examples
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Split, read_examples
 
 ROOT = Path(__file__).parent.parent
 STAMP = "stage.json"  # says what a finished stage's folder was made from

@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from guard.arguments import comma_separated
+from guard.conversation.example import ROLES
 from guard.errors import GuardError
-from guard.example import ROLES
 from guard.files.yaml_file import Strict, load
 
 RULES = Path(__file__).parent.parent / "recipes" / "rules"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from guard.arguments import comma_separated
+from guard.conversation.example import Example
 from guard.errors import GuardError
-from guard.example import Example
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs

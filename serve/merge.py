@@ -14,13 +14,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from guard.card import CARD, Card, load_card
 from guard.errors import GuardError, exits_cleanly
 from guard.files.yaml_file import validate
 from guard.layout import Runs
 from guard.method import METHODS, ActsFrom
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
+from guard.weights.card import CARD, Card, load_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import Requirements, trained
 

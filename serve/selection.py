@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from guard.arguments import comma_separated
-from guard.card import check_rule, read_card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import Runs
 from guard.method import method_named
 from guard.recipe import Recipe, load_recipe
+from guard.weights.card import check_rule, read_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine, model_of

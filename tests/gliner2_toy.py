@@ -18,12 +18,12 @@ from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
 from transformers import DebertaV2Config, DebertaV2Tokenizer, PreTrainedTokenizerFast
 
-from guard.card import Card, weights_sha256
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.method import PEFT_WEIGHTS
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
+from guard.weights.card import Card, weights_sha256
 
 ENCODER_TARGETS = ("query_proj", "key_proj", "value_proj", "dense")
 CLASSIFIER_TARGETS = ("classifier.0", "classifier.2")

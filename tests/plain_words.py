@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from guard.head import WordWeights
 from guard.method import METHODS, WORDS
 from guard.prompt.ngrams import NgramVocabulary
+from guard.weights.head import WordWeights
 
 
 def plain_word_logit(tensors: Mapping[str, np.ndarray], text: Sequence[int]) -> float:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.calibration_rows import check_rows_for_rate
+from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.errors import GuardError
-from guard.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.layout import split_files
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe

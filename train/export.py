@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from guard.card import Card, weights_sha256
 from guard.layout import mark_current
 from guard.machine.provenance import versions
 from guard.method import METHODS
-from guard.predictions import write_predictions
 from guard.rule import text_hash
 from guard.verdict import Calibration
+from guard.weights.card import Card, weights_sha256
+from guard.weights.predictions import write_predictions
 from train.examples import Row
 from train.job import Job
 from train.methods import Trained

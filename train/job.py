@@ -15,12 +15,12 @@ from typing import IO, Any
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
-from guard.head import head_hash
 from guard.layout import Runs, fingerprint, not_current, split_files
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import Reads, Rule
+from guard.weights.head import head_hash
 
 LOCK = "lock"
 # Folders whose weights this process trains, and the open files that hold their locks.

@@ -16,15 +16,15 @@ from typing import Any
 
 from guard.arguments import whole_numbers
 from guard.calibration_rows import for_calibration
-from guard.card import read_card
+from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
-from guard.labelling import check_labelling
 from guard.layout import Runs, is_current
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
+from guard.weights.card import read_card
 from train.examples import Rows, load
 from train.job import Job
 from train.methods import Trained, trainer_of

@@ -26,9 +26,9 @@ from data.debate import prompts
 from data.debate.forms import ConversationDraft, Decomposition, Dimension, Vote
 from data.debate.paid_endpoint import PaidEndpoint, Refused, Statistics
 from data.splits import assign, labels_scarce
+from guard.conversation.example import FEWEST_ROWS, Example, Message
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
-from guard.example import FEWEST_ROWS, Example, Message
 from guard.rule import Rule
 
 ROUNDS = 2

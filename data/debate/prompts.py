@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.prompt.decoder import ROLE_LABELS
 from guard.rule import Rule, in_words
 

@@ -14,10 +14,10 @@ from typing import Any
 from data.ingest import conversation
 from data.llm_reply import WRITING
 from data.rows import BadRow, SourceRow, read_rows
+from guard.conversation.example import Message
 from guard.endpoint.client import Endpoint
 from guard.endpoint.settings import endpoint_settings, price
 from guard.errors import GuardError
-from guard.example import Message
 from guard.rule import EDIT, RULES, Rule, in_words
 
 UNLABELLED = 30  # conversations from which the policy's dimensions are found (BARRED: 10 to 30)

@@ -27,7 +27,7 @@ from pydantic import Field
 from data.generator import grammar
 from data.generator.phrasebook import Corpus, Lines, Pool, cores_of, line_id, slot_pool, turns_of
 from data.generator.registers import EXCERPT_REGISTERS
-from guard.example import GENERATOR, Example, Message, Split
+from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.files.yaml_file import Strict
 from guard.rule import SPEAKERS, Rule
 

@@ -20,8 +20,8 @@ from data.generator.excerpts import SHARE, ExcerptBook, ExcerptWriter
 from data.generator.phrasebook import Corpus, Pool
 from data.generator.writer import Writer
 from data.splits import near_duplicates
+from guard.conversation.example import Example, Split
 from guard.errors import GuardError
-from guard.example import Example, Split
 
 REWRITES = 10  # how often a conversation that came out too close to another is worded anew
 

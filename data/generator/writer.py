@@ -28,8 +28,8 @@ from data.generator.exchange import Exchange, Exchanges, Turn, count_tokens
 from data.generator.phrasebook import Corpus, Phrasebook, Pool
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import TRICKS
+from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.errors import GuardError
-from guard.example import GENERATOR, Example, Message, Split
 
 WORDINGS = 8  # tries for a pair of targets whose lengths agree and fit
 # Tokens by which the two targets of a pair may differ before another wording is tried.

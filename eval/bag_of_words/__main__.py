@@ -22,8 +22,8 @@ from eval.bag_of_words.baseline import BagVariant, fit_bag_of_words
 from eval.markdown import accuracy_cell, markdown_table, metric_cells, metric_labels
 from eval.quality import MethodQuality, Stratum, method_quality
 from guard.arguments import whole_number
+from guard.conversation.example import SPLITS, Example, Split
 from guard.errors import GuardError, exits_cleanly
-from guard.example import SPLITS, Example, Split
 from guard.files.atomic import atomic_write
 from guard.layout import Runs, read_splits
 from guard.machine.provenance import provenance

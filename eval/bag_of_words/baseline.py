@@ -22,8 +22,8 @@ from eval import metrics
 from eval.answer import Answer
 from eval.bag_of_words.features import BLOCKS, NGRAMS, VIEWS, WORD, Block, text_of
 from guard.calibration_rows import for_calibration
+from guard.conversation.example import Example
 from guard.errors import GuardError
-from guard.example import Example
 from guard.files.yaml_file import Strict
 from guard.rule import Reads
 from guard.verdict import Calibration

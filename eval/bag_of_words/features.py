@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.prompt.text import visible
 from guard.rule import SPEAKERS, Reads
 

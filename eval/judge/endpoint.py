@@ -20,9 +20,9 @@ from eval.answer import Answer
 from eval.judge.answer import JudgeRow
 from eval.judge.record import Judgement, endpoint_record
 from eval.served import Served
+from guard.conversation.example import Example, Message
 from guard.endpoint.client import Completion, Endpoint, finished
 from guard.errors import GuardError
-from guard.example import Example, Message
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
 from guard.prompt.decoder import labelled

@@ -19,7 +19,7 @@ from eval.markdown import (
 )
 from eval.quality import METRICS
 from eval.robustness import TrickFlips
-from guard.example import REAL
+from guard.conversation.example import REAL
 from guard.files.yaml_file import Strict
 
 TableRows = list[list[str]]

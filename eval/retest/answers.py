@@ -15,7 +15,7 @@ from eval.retest.draws import TwoDraws
 from eval.retest.report import DrawAccuracy, RetestedRule
 from eval.scored import outcomes
 from eval.served import Served
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.verdict import expected_calibration_error
 
 

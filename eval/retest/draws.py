@@ -16,8 +16,8 @@ from data.build import build
 from data.generator.generate import Counts
 from data.splits import near_duplicates
 from eval.trial import Trial, load_trial
+from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples
 from guard.errors import GuardError
-from guard.example import GENERATOR, SPLITS, Example, read_examples
 from guard.layout import Runs
 from guard.recipe import Recipe
 from guard.rule import load_rule, rule_names

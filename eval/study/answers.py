@@ -16,8 +16,8 @@ from tqdm import tqdm
 from eval.bag_of_words.baseline import fit_bag_of_words
 from eval.contender import BAG_OF_WORDS, on_base
 from eval.trial import TrialRequirements
+from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError
-from guard.example import Example, read_examples
 from guard.layout import (
     ROOT,
     Runs,
@@ -29,17 +29,17 @@ from guard.layout import (
     split_files,
 )
 from guard.method import METHODS
-from guard.predictions import read_predictions, write_predictions
 from guard.recipe import Recipe
 from guard.rule import Rule
 from guard.study import Study, StudyPoint, point_runs
+from guard.weights.predictions import read_predictions, write_predictions
 
 # What the baseline's kept answers depend on besides the rows.
 BASELINE_CODE = (
     *sorted((ROOT / "eval/bag_of_words").glob("*.py")),
     ROOT / "eval/metrics.py",
     ROOT / "guard/calibration_rows.py",
-    ROOT / "guard/example.py",
+    ROOT / "guard/conversation/example.py",
     ROOT / "guard/prompt/text.py",
     ROOT / "guard/rule.py",
 )

@@ -21,8 +21,8 @@ from eval.study.answers import Logits, shared_test_rows, study_logits
 from eval.study.picture import draw_study
 from eval.study.ranking import RankedRows, auroc_difference, auroc_estimate
 from eval.study.report import StudyCell, StudyDifference, StudyReport, study_report_path
+from guard.conversation.example import Example
 from guard.errors import exits_cleanly
-from guard.example import Example
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe
 from guard.rule import RULES, load_rule

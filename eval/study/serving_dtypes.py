@@ -19,13 +19,13 @@ from eval.markdown import markdown_table
 from eval.metrics import auroc
 from eval.served import OpenPredictor, Predictor, open_engine
 from eval.study.report import save_figures
-from guard.card import Card, load_card
+from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError, exits_cleanly
-from guard.example import Example, read_examples
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe, load_recipe
+from guard.weights.card import Card, load_card
 from serve.engine import Score, ScoreRequest
 from serve.engine.adapter import trained
 

@@ -26,15 +26,15 @@ from eval.metrics import Outcomes, accuracy_interval
 from eval.scored import group_numbers
 from eval.served import OpenPredictor, open_engine
 from eval.study.report import save_figures
-from guard.card import Card, load_card
+from guard.conversation.example import Example, Message, read_examples
 from guard.errors import GuardError, exits_cleanly
-from guard.example import Example, Message, read_examples
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe, load_recipe
 from guard.rule import load_rule
 from guard.verdict import Calibration
+from guard.weights.card import Card, load_card
 from serve.engine import Score, ScoreRequest
 from serve.engine.adapter import trained
 

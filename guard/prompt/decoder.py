@@ -27,8 +27,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.text import visible
 from guard.recipe import Recipe

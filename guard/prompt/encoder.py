@@ -22,8 +22,8 @@ from typing import get_args
 
 from tokenizers import Tokenizer
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder
 from guard.prompt.windows import (

@@ -23,8 +23,8 @@ from functools import cached_property
 
 from tokenizers import Tokenizer
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import fingerprint
 from guard.prompt.decoder import SAMPLE, labelled
 from guard.prompt.encoder import EncoderPromptBuilder

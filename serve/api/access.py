@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.calls import MAX_KEPT_CHARACTERS, CallsUnderWay
 from serve.api.catalogue import Catalogue
 from serve.api.input.limits import (

@@ -19,8 +19,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from guard.card import Card
 from guard.errors import GuardError
+from guard.weights.card import Card
 from serve.api.access import Caller
 from serve.api.service import CheckService
 from serve.engine.thread.refusals import Overloaded

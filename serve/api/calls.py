@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from guard.chat import unread_parts
-from guard.example import Message
+from guard.conversation.chat import unread_parts
+from guard.conversation.example import Message
 from serve.api.errors import Unjudged
 
 CALL_S = 900.0  # how long a call's reply is waited for

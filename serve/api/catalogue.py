@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 
-from guard.card import Card
 from guard.errors import did_you_mean
+from guard.weights.card import Card
 from serve.policy.rule_set import RuleSet
 
 LONGEST_HINTED = 100  # characters of a name; comparing longer ones takes long

@@ -10,8 +10,8 @@ from pathlib import Path
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from guard.card import Card, check_rule, read_card
-from guard.example import Message
+from guard.conversation.example import Message
+from guard.weights.card import Card, check_rule, read_card
 from serve.api.access import Caller
 from serve.api.observe.record import Observer
 from serve.api.service import NOT_TRAINED, POLL_S, CheckService, FindTrained

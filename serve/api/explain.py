@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.verdict import Verdict
 from serve.api.service import CheckService, DecidedCheck
 from serve.policy.rule_set import RuleSet

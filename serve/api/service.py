@@ -18,8 +18,8 @@ from typing import NamedTuple, Self
 
 from fastapi import Request
 
-from guard.card import Card
-from guard.example import Message
+from guard.conversation.example import Message
+from guard.weights.card import Card
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from guard.card import Card, read_card
 from guard.errors import GuardError
+from guard.weights.card import Card, read_card
 from serve.engine.thread.refusals import Overloaded
 
 log = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from guard.card import CARD
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
+from guard.weights.card import CARD
 from serve.bench.report import BenchReport, origin, publish
 from serve.bench.scores import scores_of_calls
 from serve.bench.workload.prompts import conversation

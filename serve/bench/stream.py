@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.files.yaml_file import Strict
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.engine.thread.refusals import Overloaded
 

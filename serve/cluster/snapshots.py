@@ -17,11 +17,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from guard.card import CARD, load_card
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
 from guard.method import METHODS, WORDS
+from guard.weights.card import CARD, load_card
 
 SERVED = "served.json"
 PEFT_CONFIG = "adapter_config.json"

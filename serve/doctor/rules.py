@@ -9,13 +9,13 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from guard.card import check_rule, load_card
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import MODELS, load_recipe
 from guard.rule import RULES, load_rule
+from guard.weights.card import check_rule, load_card
 from serve.doctor.finding import Finding
 from serve.engine.adapter import Requirements
 

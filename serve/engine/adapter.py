@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from guard.arguments import comma_separated
-from guard.card import Card, load_card
 from guard.errors import GuardError
 from guard.files.json_file import load_json
 from guard.layout import Runs
@@ -22,6 +21,7 @@ from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
+from guard.weights.card import Card, load_card
 from serve.engine.head import ServableHead, load_classifier, load_head
 
 MAX_SHOWN = 200  # characters of a value that an error quotes

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from guard.head import State
+from guard.weights.head import State
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from guard.card import Card
-from guard.chat import unread_parts
+from guard.conversation.chat import unread_parts
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import ROOT
 from guard.recipe import Recipe
+from guard.weights.card import Card
 from serve.engine.adapter import Requirements, ServableAdapter
 from serve.engine.backend import Loaded
 from serve.engine.backends.arguments import stated_args, stated_max_rank
@@ -32,7 +32,7 @@ from serve.engine.rules import ServedRules
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
 GUARD_CODE = (
-    *("card.py", "head.py", "method.py", "rule.py", "verdict.py"),
+    *("method.py", "rule.py", "verdict.py", "weights/card.py", "weights/head.py"),
     *("base_files.py", "recipe.py", "machine/device.py"),  # base, dtype; whether it is compiled
 )
 
@@ -225,9 +225,9 @@ class GuardEngine:
         """Put one conversation to `rules` (default: all that are served).
 
         Conversations of different `cache_salt` share no keys and values, so that the time and the
-        token counts of one tell nothing of another. Where it is partly unread (`guard.chat`), a
-        rule has a verdict only if it finds a violation. Raises GuardError if there is no rule, or
-        one twice.
+        token counts of one tell nothing of another. Where it is partly unread
+        (`guard.conversation.chat`), a rule has a verdict only if it finds a violation. Raises
+        GuardError if there is no rule, or one twice.
         """
         open_check = self.open_check(messages, rules, cache_salt=cache_salt)
         self._finish(open_check.call)

@@ -1,7 +1,7 @@
 """A rule's head as it is served. Knows nothing of where states and words come from.
 
-Its folder holds the file that `guard/head.py` describes. An encoder's adapter has its head among
-its own weights, as PEFT's `classifier` of the labels no and yes, and its words beside them.
+Its folder holds the file that `guard/weights/head.py` describes. An encoder's adapter has its head
+among its own weights, as PEFT's `classifier` of the labels no and yes, and its words beside them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from guard.card import Card, contents_sha256, weights_contents
 from guard.errors import GuardError
-from guard.head import NO_WORDS, Head, WordWeights
 from guard.method import METHODS, WORDS
 from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.prompt.windows import counting, judged_of
 from guard.rule import Reads
+from guard.weights.card import Card, contents_sha256, weights_contents
+from guard.weights.head import NO_WORDS, Head, WordWeights
 from serve.engine.backend import EngineOutput
 
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier

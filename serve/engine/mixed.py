@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from guard.card import Card, load_card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
+from guard.weights.card import Card, load_card
 from serve.engine.call import Call, OpenCheck
 from serve.engine.engine import GuardEngine
 from serve.engine.score import Check, EngineCounters, joined

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from guard.card import Card
 from guard.errors import GuardError, did_you_mean
+from guard.weights.card import Card
 from serve.engine.adapter import Requirements, ServableAdapter
 from serve.engine.backend import Backend, Loaded
 from serve.engine.head import ServableHead, check_size

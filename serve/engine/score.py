@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.verdict import Verdict
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.scan.sources import read_source
 
 MAX_CHARACTERS = 1200  # from the end of a conversation, where the judged text mostly is

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.files.atomic import atomic_write
 from serve.replay.excerpts import Origin
 from serve.replay.report import ReplayReport, figures

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard.card import CARD, Card, load_card
 from guard.errors import GuardError
 from guard.method import METHODS, method_named
 from guard.recipe import load_recipe
+from guard.weights.card import CARD, Card, load_card
 from serve.engine.adapter import Requirements
 from serve.engine.backends.arguments import stated_max_rank
 from serve.selection import ServedPart

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine.mixed import CheckEngine, OpenedCheck
 from serve.engine.score import Check
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from guard.card import Card, load_card
 from guard.errors import GuardError
+from guard.weights.card import Card, load_card
 from serve.scan.sources import state_of
 from serve.selection import ServedPart
 

@@ -1,7 +1,7 @@
 """Stored conversations, one at a time, however many there are: files, folders, a hub data set.
 
-`guard/row.py` says what a row has. One that cannot be read says why and is not left out. Knows
-nothing of rules.
+`guard/conversation/row.py` says what a row has. One that cannot be read says why and is not left
+out. Knows nothing of rules.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from glob import glob
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from guard.conversation.example import Message
+from guard.conversation.row import conversation_of
 from guard.errors import GuardError
-from guard.example import Message
-from guard.row import conversation_of
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from guard.conversation.example import Message
 from guard.endpoint.client import Endpoint
-from guard.example import Message
 from guard.rule import load_rule
 
 RULE = load_rule("refund_promise")

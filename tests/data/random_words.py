@@ -2,7 +2,7 @@
 
 import random
 
-from guard.example import Example, Message
+from guard.conversation.example import Example, Message
 
 
 def rows_of_random_words(telling: bool) -> list[Example]:

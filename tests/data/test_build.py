@@ -19,8 +19,8 @@ from data.generator.library import BACKGROUND, PHRASES
 from data.new_rule import WHO
 from data.rows import read_rows
 from data.sources import SOURCES
+from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples, write_examples
 from guard.errors import GuardError
-from guard.example import GENERATOR, SPLITS, Example, read_examples, write_examples
 from guard.layout import ROOT, split_files
 from guard.rule import RULES, load_rule, rule_names
 
@@ -481,7 +481,7 @@ def test_data_sets_depend_on_the_code_of_every_folder_of_the_stage(
         "data/generator/writer.py",
         "data/debate/prompts.py",
         "data/generator/__init__.py",
-        "guard/chat.py",  # how messages are read
+        "guard/conversation/chat.py",  # how messages are read
     } <= names
     assert not any("__pycache__" in name for name in names)
     assert {name.partition("/")[0] for name in names} == {"data", "guard"}

@@ -10,8 +10,8 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from data.ingest import LABEL_WORDS, Ingested, Splitting, ingest
 from data.rows import read_rows
+from guard.conversation.example import SPLITS, Message
 from guard.errors import GuardError
-from guard.example import SPLITS, Message
 from guard.rule import Rule, load_rule
 
 RULE = load_rule("medical_advice")

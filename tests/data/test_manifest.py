@@ -4,7 +4,7 @@ from typing import Any
 from data.generator.generate import Counts, generate
 from data.generator.library import load_corpus
 from data.manifest import describe, table
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.rule import load_rule
 from tests.data.random_words import rows_of_random_words
 

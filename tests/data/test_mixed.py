@@ -11,8 +11,8 @@ from data.build import build
 from data.generator.generate import Counts
 from data.manifest import load
 from data.sources import source_named
+from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples
 from guard.errors import GuardError
-from guard.example import GENERATOR, SPLITS, Example, read_examples
 from guard.layout import split_files
 from guard.rule import load_rule
 

@@ -10,8 +10,8 @@ from data.manifest import load
 from data.rows import SourceRow
 from data.source import DataSource, labelled_rows, no_files
 from data.sources import SOURCES
+from guard.conversation.example import read_examples
 from guard.errors import GuardError
-from guard.example import read_examples
 from guard.rule import load_rule
 
 

@@ -6,8 +6,8 @@ from data.mixed import GENERATOR_AND
 from data.rows import HUB
 from data.source import no_files
 from data.sources import FILE, LLM, SOURCES, source_named
+from guard.conversation.example import GENERATOR
 from guard.errors import GuardError
-from guard.example import GENERATOR
 
 
 def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:

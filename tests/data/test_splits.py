@@ -15,8 +15,8 @@ from data.splits import (
     refuse_leaks,
     shingles,
 )
+from guard.conversation.example import Example, Message
 from guard.errors import GuardError
-from guard.example import Example, Message
 
 WORDS = [f"word{letter}{variant}" for letter in "abcdefghij" for variant in "klmnopqrst"]
 

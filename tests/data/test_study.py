@@ -14,8 +14,7 @@ import pytest
 from data.generator.generate import Counts
 from data.splits import refuse_leaks
 from data.study import ALL_ROWS, StudyRequest, _limited, build_study, drawn, row_counts
-from guard.errors import GuardError
-from guard.example import (
+from guard.conversation.example import (
     FEWEST_ROWS,
     GENERATOR,
     SPLITS,
@@ -25,6 +24,7 @@ from guard.example import (
     read_examples,
     write_examples,
 )
+from guard.errors import GuardError
 from guard.layout import Runs
 from guard.rule import load_rule
 from guard.study import ORIGIN, Study, point_runs, study_folder

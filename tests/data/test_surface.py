@@ -2,7 +2,7 @@ import re
 from dataclasses import replace
 
 from data.surface import auroc_from_surface
-from guard.example import Example, Message
+from guard.conversation.example import Example, Message
 from tests.data.random_words import rows_of_random_words
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from fastapi import FastAPI
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash

@@ -16,8 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from eval.answer import Answer
-from guard.card import Card, weights_sha256
-from guard.example import SPLITS, Example, Message, Split, write_examples
+from guard.conversation.example import SPLITS, Example, Message, Split, write_examples
 from guard.layout import Runs, fingerprint
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
@@ -25,6 +24,7 @@ from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import load_rule, text_hash
 from guard.verdict import Calibration
+from guard.weights.card import Card, weights_sha256
 from serve.engine import Refusal, Score, ScoreRequest
 
 RULE = """\

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eval.run import run
+from guard.conversation.example import Example, Message
 from guard.errors import GuardError
-from guard.example import Example, Message
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from eval.run import run as evaluate
-from guard.card import load_card
-from guard.example import read_examples
+from guard.conversation.example import read_examples
 from guard.layout import Runs
 from guard.method import PEFT_WEIGHTS
 from guard.prompt.gliner2 import Gliner2PromptBuilder
+from guard.weights.card import load_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from tests.gliner2_toy import adapted, gliner2_recipe, reference_logit, save_base

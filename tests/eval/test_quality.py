@@ -5,7 +5,7 @@ import pytest
 from eval.answer import Answer
 from eval.metrics import wilson_interval
 from eval.quality import METRICS, Metric, mean_over, method_quality, quality
-from guard.example import Example, Message
+from guard.conversation.example import Example, Message
 from tests.eval.conftest import answers
 
 

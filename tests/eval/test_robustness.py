@@ -11,7 +11,7 @@ from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
 from eval.answer import Answer
 from eval.robustness import SURROUNDED, TRICKED, perturbations, perturbed_trial, robustness
 from eval.trial import Trial, load_trial
-from guard.example import Message
+from guard.conversation.example import Message
 from tests.eval.conftest import World, evidence
 from tests.eval.test_run import evaluate
 

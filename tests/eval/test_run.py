@@ -16,8 +16,8 @@ from eval.judge.endpoint import AnswersSoFar, EndpointJudge
 from eval.report.report import Report
 from eval.run import main, run
 from eval.trial import Trial
+from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.layout import ROOT
 from guard.recipe import Recipe
 from serve.engine import ScoreRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eval.answer import Answer
 from eval.scored import group_numbers, is_right, outcomes, scored_answers, unanswered
-from guard.example import Example, Message
+from guard.conversation.example import Example, Message
 
 ANSWERS = [
     Answer(True, 2.0, 0.9, True),

@@ -7,9 +7,9 @@ import pytest
 
 from eval.served import Served, answering_code, score_missing
 from eval.trial import Contestant, Trial, load_trial
-from guard.card import weights_sha256
 from guard.method import PEFT_WEIGHTS
 from guard.rule import RuleTurn
+from guard.weights.card import weights_sha256
 from serve.engine import CODE, ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence
 

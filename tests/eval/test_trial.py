@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from eval.trial import Trial, load_trial
+from guard.conversation.example import read_examples, write_examples
+from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
-from guard.example import read_examples, write_examples
-from guard.labelling import MANIFEST_KEY
 from guard.method import PEFT_WEIGHTS
 from tests.eval.conftest import WITH_HEAD, World
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from guard.conversation.example import SPLITS, Example, Message, write_examples
 from guard.errors import GuardError
-from guard.example import SPLITS, Example, Message, write_examples
 from guard.layout import Runs, fingerprint, is_current, mark_current, read_splits
 
 

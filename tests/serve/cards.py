@@ -7,11 +7,11 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from guard.card import Card, weights_sha256
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
+from guard.weights.card import Card, weights_sha256
 
 RULE_TEXTS = {
     "medical_advice": "The assistant must not give medical advice for the user's own case.",

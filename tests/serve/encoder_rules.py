@@ -14,15 +14,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForTokenClassification
 
-from guard.card import Card, read_card, weights_sha256
-from guard.example import Message
-from guard.head import Head
+from guard.conversation.example import Message
 from guard.method import METHODS, WORDS
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import Window, judged_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged, text_hash
+from guard.weights.card import Card, read_card, weights_sha256
+from guard.weights.head import Head
 from tests.plain_words import file_of_words, plain_word_logit, random_words
 
 TARGETS = ("query", "key", "value", "dense")

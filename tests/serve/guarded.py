@@ -8,7 +8,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.method import METHODS
 from guard.rule import text_hash
 from serve.engine import GuardEngine

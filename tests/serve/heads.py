@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from guard.example import Message
-from guard.head import Head
+from guard.conversation.example import Message
 from guard.method import METHODS
 from guard.prompt.ngrams import ngram_rows
+from guard.weights.head import Head
 from tests.plain_words import plain_word_logit, random_words
 from tests.serve.adapters import base_model
 from tests.serve.cards import prompts, save_card

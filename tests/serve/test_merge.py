@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from guard.card import load_card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import Runs
 from guard.recipe import MethodSettings
+from guard.weights.card import load_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.merge import _card, merge, mergeable_method, merged_engine

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from guard.card import read_card
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import MethodSettings, Recipe
+from guard.weights.card import read_card
 from serve.engine import Refusal
 from serve.selection import (
     Selection,

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from guard.chat import unread_parts
+from guard.conversation.chat import unread_parts
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.method import PEFT_WEIGHTS
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from guard.example import Example, Message, write_examples
+from guard.conversation.example import Example, Message, write_examples
 from guard.layout import Runs
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MODELS, Recipe

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from guard.conversation.example import Example, Message, read_examples, write_examples
 from guard.errors import GuardError
-from guard.example import Example, Message, read_examples, write_examples
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import RuleTurn

@@ -10,10 +10,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from guard.card import load_card
 from guard.layout import is_current
 from guard.rule import text_hash
 from guard.verdict import Calibration
+from guard.weights.card import load_card
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.predict import verdict_logits
 from train.adapter.trained import TrainedAdapter

@@ -177,6 +177,6 @@ def test_a_head_is_outdated_when_heads_read_otherwise_and_an_adapter_is_not(
     recipe = adapter.recipe.model_copy(update={"methods": methods})
     head = replace(adapter, recipe=recipe, method="head")
     before = head.inputs, adapter.inputs
-    monkeypatch.setattr("guard.head.MOST_NGRAMS", 100)
+    monkeypatch.setattr("guard.weights.head.MOST_NGRAMS", 100)
     assert replace(head).inputs != before[0]
     assert replace(adapter).inputs == before[1]

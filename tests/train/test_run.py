@@ -18,14 +18,14 @@ import pytest
 import torch
 import yaml
 
-from guard.card import load_card, read_card
+from guard.conversation.example import GENERATOR, SPLITS, read_examples, write_examples
+from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
-from guard.example import GENERATOR, SPLITS, read_examples, write_examples
-from guard.labelling import MANIFEST_KEY
 from guard.layout import ROOT, is_current
 from guard.method import PEFT_WEIGHTS
-from guard.predictions import read_predictions
 from guard.prompt.decoder import Prompt
+from guard.weights.card import load_card, read_card
+from guard.weights.predictions import read_predictions
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.calibration.calibrate import calibrate

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard.card import load_card
+from guard.conversation.example import SPLITS
 from guard.errors import GuardError
-from guard.example import SPLITS
 from guard.layout import fingerprint, is_current
-from guard.predictions import read_predictions
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.study import Study, StudyPoint, point_runs
+from guard.weights.card import load_card
+from guard.weights.predictions import read_predictions
 from tests.train.conftest import RULE, MakeJob, write_toy_data
 from tests.train.encoder.conftest import encoder_recipe, toy_encoder  # noqa: F401 - a fixture
 from train.job import LOCK, Job

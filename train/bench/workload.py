@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from guard.example import SPLITS, Message
+from guard.conversation.example import SPLITS, Message
 from guard.layout import Runs
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe, load_recipe

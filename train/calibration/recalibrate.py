@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from guard.calibration_rows import check_rows_for_rate, for_calibration, own_rows_decide
-from guard.card import Card, read_card
+from guard.conversation.example import read_examples
 from guard.errors import GuardError
-from guard.example import read_examples
 from guard.method import METHODS
-from guard.predictions import PREDICTIONS, read_predictions
+from guard.weights.card import Card, read_card
+from guard.weights.predictions import PREDICTIONS, read_predictions
 from train.calibration.calibrate import calibrate
 from train.calibration.validation import validation_metrics
 from train.job import Job

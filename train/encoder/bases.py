@@ -17,10 +17,10 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
 
-from guard.head import NO_WORDS, WordWeights
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import Window
 from guard.recipe import Kind, Recipe
+from guard.weights.head import NO_WORDS, WordWeights
 from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import read, reader_of, token_classifier, token_logits

@@ -30,10 +30,10 @@ from transformers import PreTrainedModel
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
-from guard.head import WordWeights
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
+from guard.weights.head import WordWeights
 from train.adapter.batches import StepBatches
 from train.adapter.early_stopping import FILE as BEST
 from train.adapter.early_stopping import EarlyStopping

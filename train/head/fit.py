@@ -26,10 +26,10 @@ from transformers import PreTrainedModel
 
 from guard.calibration_rows import own_rows_decide
 from guard.errors import GuardError
-from guard.head import NO_WORDS, Head, WordWeights, mean_head
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import ngram_rows
+from guard.weights.head import NO_WORDS, Head, WordWeights, mean_head
 from train.base import load_served_base
 from train.batch import by_length, left_padded, pass_tokens
 from train.examples import Row, Rows

@@ -2,7 +2,7 @@
 
 States are standardised for the regression and divided by the root of their length, so that they
 weigh as much as the words, whose TF-IDF has length 1; what is written is folded back
-(`guard/head.py`).
+(`guard/weights/head.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.preprocessing import StandardScaler
 
-from guard.head import Head, WordWeights
 from guard.prompt.ngrams import NgramRows, NgramVocabulary
+from guard.weights.head import Head, WordWeights
 from train.head.rows import ReadRows
 from train.head.span_regression import SpanRows
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from guard.errors import GuardError
-from guard.head import Head
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramRows, NgramVocabulary
+from guard.weights.head import Head
 from train.calibration.validation import validation_loss
 from train.examples import Row
 from train.job import Job

@@ -19,10 +19,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from guard.calibration_rows import own_rows_decide
+from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
-from guard.labelling import check_labelling
 from guard.layout import ROOT, Runs, fingerprint, running_code
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.prompt.decoder import PromptBuilder
 from train.tiny.lessons.lesson import Lesson
 from train.tiny.lessons.situations import TOPICS, ActLabel

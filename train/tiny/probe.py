@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guard.arguments import count
+from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError, exits_cleanly
-from guard.example import Message, as_messages
 from guard.layout import ROOT
 from train.tiny.lessons.corpus import licence_of, origin_of, rows_of
 

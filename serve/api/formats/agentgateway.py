@@ -23,8 +23,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 
-from guard.chat import ChatMessage
-from guard.example import Message
+from guard.conversation.chat import ChatMessage
+from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
 from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS

@@ -20,9 +20,9 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
-from guard.chat import ChatMessage, says_nothing, turns
+from guard.conversation.chat import ChatMessage, says_nothing, turns
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue

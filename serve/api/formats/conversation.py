@@ -1,6 +1,6 @@
 """OpenAI's messages and plain texts as the engine's conversation, for the formats that have them.
 
-`guard/chat.py` renders a message.
+`guard/conversation/chat.py` renders a message.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from guard.chat import ChatMessage, ContentPart, says_nothing, turns
+from guard.conversation.chat import ChatMessage, ContentPart, says_nothing, turns
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.api.errors import Unjudged
 from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES
 

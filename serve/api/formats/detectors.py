@@ -22,8 +22,8 @@ from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from guard.chat import ChatMessage
-from guard.example import Message
+from guard.conversation.chat import ChatMessage
+from guard.conversation.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged

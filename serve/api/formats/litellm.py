@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
-from guard.chat import (
+from guard.conversation.chat import (
     MAX_PARTS,
     ChatMessage,
     ContentPart,
@@ -30,8 +30,8 @@ from guard.chat import (
     says_nothing,
     unread_parts,
 )
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from guard.chat import ContentPart
-from guard.example import Message
+from guard.conversation.chat import ContentPart
+from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.formats.conversation import from_parts, from_text

@@ -24,8 +24,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.api.access import Caller
 from serve.api.errors import SERVER_FAILED, engine_failure, log, reason
 from serve.api.formats import check

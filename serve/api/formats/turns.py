@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.api.access import Caller
 from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from guard.card import Card
+from guard.weights.card import Card
 from serve.api.observe.record import FAILURES, CheckRecord
 from serve.engine.thread.engine_thread import EngineThread
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from guard.card import Card
+from guard.weights.card import Card
 from serve.engine import Check
 from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
 from serve.policy.logic import Decision

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.machine.provenance import peak_memory_mib
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe

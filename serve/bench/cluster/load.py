@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.bench.http.overhead import as_body
 from serve.cluster.pool import REPLICA_HEADER
 

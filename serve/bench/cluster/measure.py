@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.bench.cluster.load import LoadOutcomes, UndisturbedCheck, expected_of, under_load

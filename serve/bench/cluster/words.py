@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard.card import Card, load_card, weights_sha256
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.method import PEFT_WEIGHTS
+from guard.weights.card import Card, load_card, weights_sha256
 from serve.api.app import create_app
 from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder

@@ -22,11 +22,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from guard.card import CARD, read_card
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint
 from guard.machine.provenance import hardware, versions
 from guard.recipe import Recipe, load_recipe
+from guard.weights.card import CARD, read_card
 from serve.bench.command import add_count, add_option
 from serve.bench.encoder.measure import EncoderGrid, MethodOnBase, measure, methods_on, slots
 from serve.bench.encoder.plot import draw

@@ -27,16 +27,16 @@ from transformers import (
     PreTrainedModel,
 )
 
-from guard.card import read_card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
-from guard.head import NO_WORDS, WordWeights
 from guard.method import PEFT_WEIGHTS, WORDS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import Span, judged_of
 from guard.recipe import Kind, Recipe
+from guard.weights.card import read_card
+from guard.weights.head import NO_WORDS, WordWeights
 from serve.bench.fleet.report import CAPACITY
 
 

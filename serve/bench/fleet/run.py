@@ -28,7 +28,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from guard.arguments import count
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.recipe import Recipe
 from serve.bench.fleet.report import ALL_RESIDENT, BARE_BASE, CAPACITY, ONE_SLOT, PEFT, SLOTS
 from serve.bench.memory import memory_beside

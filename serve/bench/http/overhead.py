@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.api.app import create_app

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from serve.bench.latency.grid import BASE, Cell, shares_conversation
 from serve.bench.scores import scores_of

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from guard.arguments import count
-from guard.card import load_card
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint
 from guard.machine.provenance import hardware, versions
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
+from guard.weights.card import load_card
 from serve.bench.encoder import run as encoder
 from serve.bench.latency.grid import (
     LENGTHS_OF_RULES_SWEEP,

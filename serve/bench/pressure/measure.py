@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.prompt.decoder import PromptBuilder
 from serve.bench.pressure.work import PressureWork
 from serve.bench.scores import scores_of_calls

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.prompt.decoder import PromptBuilder
 from serve.bench.workload.prompts import conversation
 from serve.bench.workload.traffic import poisson

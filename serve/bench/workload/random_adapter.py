@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file as save_tensors
 
-from guard.card import Card, weights_sha256
 from guard.errors import GuardError
-from guard.head import Head, WordWeights
 from guard.method import METHODS, PEFT_WEIGHTS, WORDS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
+from guard.weights.card import Card, weights_sha256
+from guard.weights.head import Head, WordWeights
 from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights

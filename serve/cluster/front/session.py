@@ -22,9 +22,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from guard.chat import turns_of
+from guard.conversation.chat import turns_of
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.api.calls import CALL_S
 from serve.api.input.strict_json import read_json
 from serve.cluster.messages import RelayedRequest

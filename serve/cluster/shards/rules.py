@@ -11,8 +11,8 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from guard.card import Card, read_card
 from guard.errors import GuardError
+from guard.weights.card import Card, read_card
 from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard

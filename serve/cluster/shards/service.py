@@ -13,9 +13,9 @@ from pathlib import Path
 
 from fastapi import Request
 
-from guard.card import Card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
+from guard.weights.card import Card
 from serve.api.access import Caller
 from serve.api.errors import retry_after_s
 from serve.api.observe.record import Observer

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.shards.shard_rules import ShardRules
 

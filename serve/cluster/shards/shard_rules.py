@@ -17,8 +17,8 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from guard.card import Card, check_rule, load_card
 from guard.errors import GuardError
+from guard.weights.card import Card, check_rule, load_card
 from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.front.gate import Gate
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost, Replicas

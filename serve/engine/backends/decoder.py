@@ -28,7 +28,7 @@ from vllm_alora.shared_prompt import Prefix, SharedPrompt
 from vllm_alora.states import STATE
 
 from guard.errors import GuardError
-from guard.head import State
+from guard.weights.head import State
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.backends import worker
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from guard.errors import GuardError
-from guard.head import State
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import Window
 from guard.rule import Reads
+from guard.weights.head import State
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
 from serve.engine.backends.vllm_engine import VllmBackend  # before vLLM: it sets what vLLM reads
 

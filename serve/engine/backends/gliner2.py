@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from guard.errors import GuardError
-from guard.head import State
 from guard.prompt.windows import Window
+from guard.weights.head import State
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.backends.encoder import EncoderBackend, Reading  # before vLLM, as there
 

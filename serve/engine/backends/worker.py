@@ -10,7 +10,7 @@ import serve.engine.backends.environment  # noqa: F401 - before vLLM
 from vllm_alora import states
 from vllm_alora.weights import pointers
 
-from guard.head import State
+from guard.weights.head import State
 
 
 def zero_kv(worker: Any) -> None:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.engine.mixed import CheckEngine
 from serve.engine.score import Check, EngineCounters
 from serve.engine.thread.open_checks import OpenChecks

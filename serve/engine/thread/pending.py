@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.engine.score import Check
 from serve.engine.thread.refusals import CallerGone, engine_failure, too_late
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from guard.card import Card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
+from guard.weights.card import Card
 from serve.engine.engine import TEST_CONVERSATION, GuardEngine
 from serve.engine.mixed import MixedEngine, OpenedCheck
 from serve.engine.score import EngineCounters

@@ -18,8 +18,8 @@ from data.build import build, main
 from data.debate.debate import REFINEMENTS, ROUNDS, generate
 from data.debate.writers import Writers
 from data.manifest import table
+from guard.conversation.example import read_examples
 from guard.errors import GuardError
-from guard.example import read_examples
 from guard.layout import ROOT, Runs
 from tests.data.llm_server import RULE, SEEDS, Server, endpoint
 

@@ -1,7 +1,7 @@
 """What stands in the questions of a debate; kept answers are found by these very words."""
 
 from data.debate import prompts
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.rule import in_words, load_rule
 
 RULE = load_rule("refund_promise")

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from data.debate.writers import EXAMPLES, FEWEST_EXAMPLES, UNLABELLED, writers_for
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.rule import EDIT, load_rule
 
 RULE = load_rule("refund_promise")

@@ -14,7 +14,7 @@ from data.generator.library import EXCERPTS, load_excerpts
 from data.generator.phrasebook import Pool, line_id
 from data.splits import refuse_leaks, text_of
 from eval.metrics import auroc
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.rule import load_rule
 from tests.data.generator.corpora import corpus_of
 

@@ -15,8 +15,8 @@ from data.generator.generate import REWRITES, Counts, GroupPlan, generate
 from data.generator.library import load_corpus, load_phrasebook
 from data.generator.phrasebook import Corpus, line_id, pool_of
 from data.splits import refuse_leaks, text_of
+from guard.conversation.example import Example
 from guard.errors import GuardError
-from guard.example import Example
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from guard.rule import load_rule

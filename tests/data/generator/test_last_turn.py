@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from data.generator.generate import Counts, generate
 from data.generator.library import load_excerpts
 from data.splits import text_of
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.prompt.windows import counting
 from guard.rule import Turns
 from tests.data.generator.corpora import RULES_WITH_PHRASES, corpus_of

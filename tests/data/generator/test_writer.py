@@ -14,7 +14,7 @@ from data.generator.exchange import Exchange
 from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus, Phrasebook
 from data.generator.writer import Writer
-from guard.example import Example
+from guard.conversation.example import Example
 from guard.rule import load_rule
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from guard.example import Example, Message, Split
+from guard.conversation.example import Example, Message, Split
 
 NOISE = [f"{first}{second}" for first, second in itertools.product("bcdfgh", "aeiou")]
 

@@ -10,8 +10,8 @@ import pytest
 from eval.bag_of_words.baseline import STRENGTHS, fit_bag_of_words
 from eval.bag_of_words.features import NGRAMS, VIEWS
 from eval.scored import is_right
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from tests.eval.bag_of_words.conftest import early, judged, last, only, rows
 
 

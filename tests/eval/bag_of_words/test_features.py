@@ -6,7 +6,7 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
 from eval.bag_of_words.features import VIEWS, CharacterCounts, text_of
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.rule import Judged, Reads
 from tests.eval.bag_of_words.conftest import rows
 

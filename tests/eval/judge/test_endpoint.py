@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
+from guard.conversation.example import Example, Message
 from guard.endpoint.client import ATTEMPTS
 from guard.errors import GuardError
-from guard.example import Example, Message
 from guard.layout import ROOT, fingerprint
 from guard.rule import Rule
 

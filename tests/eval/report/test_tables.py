@@ -15,7 +15,7 @@ from eval.report.tables import (
     trick_table,
 )
 from eval.robustness import Surrounded, TrickFlips
-from guard.example import REAL
+from guard.conversation.example import REAL
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
 

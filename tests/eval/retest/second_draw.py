@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from guard.example import Message, read_examples, write_examples
+from guard.conversation.example import Message, read_examples, write_examples
 from tests.eval.conftest import World
 
 

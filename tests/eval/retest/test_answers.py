@@ -11,7 +11,7 @@ from eval.retest.answers import ServedDraws
 from eval.retest.draws import all_draws
 from eval.retest.report import RetestedRule
 from eval.served import score_missing
-from guard.example import read_examples
+from guard.conversation.example import read_examples
 from guard.verdict import Calibration, expected_calibration_error
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence

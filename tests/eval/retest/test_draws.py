@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from eval.retest.draws import TwoDraws, all_draws
+from guard.conversation.example import Split, read_examples, write_examples
 from guard.errors import GuardError
-from guard.example import Split, read_examples, write_examples
 from guard.layout import Runs
 from tests.eval.conftest import World
 from tests.eval.retest.second_draw import second_set

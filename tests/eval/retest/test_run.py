@@ -9,7 +9,7 @@ import pytest
 from data.build import build
 from data.generator.generate import Counts
 from eval.retest.run import retest
-from guard.example import GENERATOR, read_examples
+from guard.conversation.example import GENERATOR, read_examples
 from guard.rule import RULES, load_rule
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.example import Example, Message
+from guard.conversation.example import Example, Message
 from guard.rule import Rule, load_rule
 from guard.study import ORIGIN, Origin, Study, StudyKind, StudyPoint, point_runs
 from tests.eval.conftest import RULE, World

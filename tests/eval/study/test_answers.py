@@ -10,8 +10,8 @@ import pytest
 import eval.study.answers
 from eval.contender import BAG_OF_WORDS
 from eval.study.answers import shared_test_rows, study_logits
+from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
-from guard.example import read_examples, write_examples
 from guard.study import point_runs
 from tests.eval.conftest import words_rows
 from tests.eval.study.conftest import NAME, StudyWorld

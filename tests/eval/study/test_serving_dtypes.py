@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from eval.study.serving_dtypes import ServingDtypes, mean_change, measure
+from guard.conversation.example import read_examples
 from guard.errors import GuardError
-from guard.example import read_examples
 from guard.recipe import Recipe
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence

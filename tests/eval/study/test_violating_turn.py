@@ -15,8 +15,8 @@ from eval.study.violating_turn import (
     measure,
     violating_turn,
 )
+from guard.conversation.example import Example, Message
 from guard.errors import GuardError
-from guard.example import Example, Message
 from guard.rule import load_rule
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World

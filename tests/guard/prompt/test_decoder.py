@@ -22,8 +22,8 @@ from tokenizers import (
     trainers,
 )
 
+from guard.conversation.example import ROLES, Message
 from guard.errors import GuardError
-from guard.example import ROLES, Message
 from guard.prompt.decoder import INSTRUCTION, ROLE_LABELS, PromptBuilder
 from guard.recipe import load_recipe
 

@@ -11,8 +11,8 @@ from tokenizers.models import BPE, Unigram, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
+from guard.conversation.example import ROLES, Message
 from guard.errors import GuardError
-from guard.example import ROLES, Message
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import SILENT, SPAN_TOKENS, UNKNOWN, counting
 from guard.recipe import load_recipe

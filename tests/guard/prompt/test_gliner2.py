@@ -11,8 +11,8 @@ from gliner2.processing.word_splitter import WhitespaceTokenSplitter
 from gliner2.processor import SchemaTransformer
 from tokenizers import Tokenizer
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.prompt.decoder import labelled
 from guard.prompt.gliner2 import TASK, Gliner2PromptBuilder, words
 from guard.prompt.windows import UNKNOWN

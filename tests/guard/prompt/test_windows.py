@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from guard.example import ROLES
+from guard.conversation.example import ROLES
 from guard.prompt.windows import (
     SILENT,
     UNKNOWN,

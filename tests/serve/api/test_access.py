@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.exceptions import HTTPException
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.access import Access, Caller, _is_from_here
 from serve.api.app import FORMATS, create_app
 from serve.api.catalogue import Catalogue

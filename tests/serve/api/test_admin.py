@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from guard.card import load_card
+from guard.weights.card import load_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.policy.rule_set import RuleSet

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guard.chat import PartlyRead
-from guard.example import Message
+from guard.conversation.chat import PartlyRead
+from guard.conversation.example import Message
 from serve.api.calls import OVERHEAD_CHARACTERS, CallsUnderWay
 from serve.api.errors import Unjudged
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.exceptions import HTTPException
 
-from guard.card import read_card
 from guard.errors import GuardError
+from guard.weights.card import read_card
 from serve.api.engine_service import EngineService
 from serve.api.watch import watch
 from serve.engine.thread.refusals import Overloaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine import Call, OpenCheck, Refusal, Score
 from tests.serve.toy_engine import ToyEngine
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.bench.cluster.words import BAD, VIOLATES, WordsStart, save_words
 from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import RelayedCheck

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from guard.card import load_card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.method import WORDS
+from guard.weights.card import load_card
 from serve.bench.cluster.words import save_words
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import trained

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from guard.head import Head
 from guard.layout import Runs
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
+from guard.weights.head import Head
 from serve.doctor import rules
 from serve.doctor.finding import Finding
 from tests.serve.cards import save_card

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine import GuardEngine, Refusal, Score
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from guard.card import load_card
 from guard.errors import GuardError
-from guard.head import Head
 from guard.recipe import Recipe
+from guard.weights.card import load_card
+from guard.weights.head import Head
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.backend import EngineOutput
 from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.engine import GuardEngine
 from serve.engine.backend import EngineOutput
 from tests.serve.cards import RULE_TEXTS

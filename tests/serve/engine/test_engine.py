@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import ROOT
 from guard.recipe import ServingMemory
 from guard.rule import text_hash

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
-from guard.head import Head, WordWeights
 from guard.method import METHODS, Method
 from guard.prompt.ngrams import NgramVocabulary
 from guard.rule import text_hash
+from guard.weights.head import Head, WordWeights
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan

@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from guard.example import ROLES, Message
+from guard.conversation.example import ROLES, Message
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import Window, judged_of

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from guard.card import Card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
+from guard.weights.card import Card
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
 from serve.engine.thread.engine_thread import EngineThread

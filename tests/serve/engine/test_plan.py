@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine import Call, GuardEngine, ScoreRequest
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.engine.shared import long_conversation, steps_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.engine.shared import long_conversation

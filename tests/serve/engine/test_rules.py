@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from guard.card import load_card
 from guard.errors import GuardError
 from guard.method import PEFT_WEIGHTS
+from guard.weights.card import load_card
 from serve.engine import GuardEngine
 from serve.engine.backend import Loaded
 from serve.engine.backends import vllm_engine

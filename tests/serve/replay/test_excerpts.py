@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.replay.excerpts import ELLIPSIS, MAX_CHARACTERS, excerpts, shortened
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.replay.page import save_page
 from tests.serve.replay.test_report import report_of
 

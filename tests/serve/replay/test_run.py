@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine import GuardEngine
 from serve.replay.run import main
 from serve.replay.versions import find_versions, replayed_parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.scan import judge as judging
 from serve.scan.judge import judge
 from tests.serve.client.censor import Censor

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from guard.card import load_card
 from guard.errors import GuardError
 from guard.method import PEFT_WEIGHTS
+from guard.weights.card import load_card
 from serve.scan.manifest import ScanManifest, calibration_of, manifest_of, weights_of
 from serve.scan.parts import PartFolder
 from tests.serve.cards import save_card

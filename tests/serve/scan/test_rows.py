@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.scan.rows import part_rows
 from serve.scan.sources import StoredConversation
 from tests.serve.client.censor import Censor

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from guard.card import read_card
 from guard.errors import GuardError
 from guard.recipe import load_recipe
+from guard.weights.card import read_card
 from serve.bench.cluster.words import WordsEngine, save_words
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
 from serve.scan.run import summary

@@ -12,8 +12,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.scan import sources
 from serve.scan.sources import (
     find_sources,

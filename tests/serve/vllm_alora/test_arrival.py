@@ -16,7 +16,7 @@ from vllm_alora.adapter import read_adapter
 from vllm_alora.arrival import InvocationError, active_from, process_inputs
 from vllm_alora.handover import KEY
 
-from guard.example import Message
+from guard.conversation.example import Message
 from tests.serve.adapters import BASE
 
 pytestmark = pytest.mark.slow

@@ -13,15 +13,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForTokenClassification, PreTrainedConfig
 
-from guard.card import read_card
-from guard.example import Message
-from guard.head import Head, WordWeights
+from guard.conversation.example import Message
 from guard.method import METHODS, WORDS
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import judged_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Reads
+from guard.weights.card import read_card
+from guard.weights.head import Head, WordWeights
 from tests.plain_words import file_of_words, plain_word_logit, random_words
 from tests.serve.encoder_rules import save_encoder_card
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from guard.card import Card, load_card
+from guard.conversation.example import read_examples
 from guard.errors import GuardError
-from guard.example import read_examples
-from guard.predictions import write_predictions
 from guard.rule import Rule
+from guard.weights.card import Card, load_card
+from guard.weights.predictions import write_predictions
 from tests.train.conftest import MakeJob
 from tests.train.test_export import exported
 from train import run

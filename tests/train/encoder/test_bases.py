@@ -11,8 +11,8 @@ from typing import cast, get_args
 import numpy as np
 import pytest
 
+from guard.conversation.example import read_examples
 from guard.errors import GuardError
-from guard.example import read_examples
 from guard.layout import Runs
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import KINDS, Kind

@@ -20,11 +20,11 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from guard.conversation.example import Example, Message, Split, write_examples
 from guard.errors import GuardError
-from guard.example import Example, Message, Split, write_examples
-from guard.head import NO_WORDS
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.rule import Judged
+from guard.weights.head import NO_WORDS
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from guard.example import Message, Split
+from guard.conversation.example import Message, Split
 from guard.prompt.encoder import EncoderPromptBuilder
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.encoder.openings import ADAPTER_EVERY, with_openings

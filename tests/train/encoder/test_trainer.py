@@ -18,14 +18,14 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForTokenClassification
 
+from guard.conversation.example import Message, read_examples
 from guard.errors import GuardError
-from guard.example import Message, read_examples
-from guard.head import WordWeights
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import SPAN_TOKENS
 from guard.rule import Judged
+from guard.weights.head import WordWeights
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob

@@ -24,13 +24,13 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 from transformers import AutoModelForCausalLM
 
-from guard.card import load_card
 from guard.errors import GuardError
-from guard.head import Head
 from guard.layout import is_current
 from guard.method import METHODS, Method
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import ngram_rows
+from guard.weights.card import load_card
+from guard.weights.head import Head
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import (
     RULE,

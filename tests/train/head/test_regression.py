@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from guard.head import Head
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
+from guard.weights.head import Head
 from train.examples import Row
 from train.head.regression import Regression
 from train.head.rows import ReadRows, RowSpans, head_logits

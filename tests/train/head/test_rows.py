@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from guard.errors import GuardError
-from guard.head import Head
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import ngram_rows
+from guard.weights.head import Head
 from train.examples import Row
 from train.head.rows import ReadRows, RowSpans, head_logits, read_rows
 from train.job import Job

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
-from guard.example import GENERATOR, read_examples, write_examples
 from guard.files.yaml_file import load as load_yaml
 from guard.layout import ROOT, running_code
 from guard.recipe import load_recipe

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.prompt.decoder import PromptBuilder
 from train.tiny.batch import labels_of
 from train.tiny.lessons.corpus import CorpusSource

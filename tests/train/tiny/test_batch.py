@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.prompt.decoder import PromptBuilder
 from tests.train.tiny.conftest import LABELS, TALK, lesson
 from train.tiny.batch import IGNORED, LessonBatch, collate

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from data.rows import HUB, cannot_load, read_rows
+from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError
-from guard.example import Message, as_messages
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from itertools import chain
 
 from torch import Tensor
 
-from guard.example import Message
+from guard.conversation.example import Message
 from train.tiny.lessons.corpus import CorpusSource, window
 from train.tiny.lessons.rule_talk import LessonDraft, RuleTalk
 from train.tiny.lessons.situations import (

@@ -16,7 +16,7 @@ from data.generator.dimensions import Dimensions, sample_dimensions
 from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus
 from data.generator.writer import Writer
-from guard.example import Example, Message
+from guard.conversation.example import Example, Message
 from guard.prompt.text import visible
 from guard.rule import Rule
 from train.tiny.lessons.situations import FORBIDS, WHO, ActLabel, RuleQuestion

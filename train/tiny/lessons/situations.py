@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from guard.example import Message
+from guard.conversation.example import Message
 
 RULE_ATTEMPTS = 40  # draws of a rule with the wanted answer, before one about promises is taken
 

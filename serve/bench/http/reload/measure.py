@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.bench.http.overhead import as_body
 from serve.bench.http.reload.versions import ServedSpans, logit_of, outcome, put_in_place
 

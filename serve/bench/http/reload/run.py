@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.layout import Runs
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from guard.card import read_card
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.recipe import Recipe
+from guard.weights.card import read_card
 from serve.bench.scores import judged
 from serve.engine import GuardEngine
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS

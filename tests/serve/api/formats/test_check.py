@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES, MAX_RULES
 from serve.engine import GuardEngine

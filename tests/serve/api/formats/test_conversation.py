@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guard.chat import ChatMessage, ContentPart, PartlyRead
-from guard.example import Message
+from guard.conversation.chat import ChatMessage, ContentPart, PartlyRead
+from guard.conversation.example import Message
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat, from_parts, from_text
 from serve.api.input.limits import MAX_CHARACTERS

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from tests.serve.guarded import CONVERSATION

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.api.input.limits import MAX_TEXTS
 from serve.engine import GuardEngine

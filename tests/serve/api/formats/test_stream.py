@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.engine.thread.engine_thread import EngineThread
 from serve.engine.thread.refusals import Overloaded

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.api.formats.turns import _together
 from serve.api.input.limits import MAX_TURNS

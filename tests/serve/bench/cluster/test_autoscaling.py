@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.api.app import create_app
 from serve.bench.cluster import autoscaling
 from serve.bench.cluster.autoscaling import FEW, MANY, SETTLING, measure_autoscaling

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.rule import Judged
 from serve.bench.fleet import peft_baseline
 from serve.bench.fleet.peft_baseline import EncoderPeftBaseline, PeftBaseline

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from PIL import Image
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.recipe import load_recipe
 from serve.bench.http.load import HttpRun, SentCheck
 from serve.bench.http.overhead import in_turns, judged_answer

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.prompt.decoder import PromptBuilder
 from serve.bench.latency.grid import LORA_REPEATS, Cell
 from serve.bench.latency.measure import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.bench.workload.arrivals import LENGTHS, RULES, arrivals
 from tests.serve.cards import prompts
 

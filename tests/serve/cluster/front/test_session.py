@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from guard.chat import turns_of
-from guard.example import Message
+from guard.conversation.chat import turns_of
+from guard.conversation.example import Message
 from serve.cluster.front.session import SessionKeys, conversation_key
 from serve.cluster.messages import RelayedRequest
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from starlette.exceptions import HTTPException
 
-from guard.card import load_card
 from guard.errors import GuardError
+from guard.weights.card import load_card
 from serve.bench.cluster.words import BAD, save_words
 from serve.cluster.shards.rules import ShardedRules
 from tests.serve.cluster.shards.sharded_words import (

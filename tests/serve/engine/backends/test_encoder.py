@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
-from guard.card import load_card
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.method import WORDS
 from guard.rule import Judged
+from guard.weights.card import load_card
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.head import CLASSIFIER, load_classifier
 from tests.serve.encoder_rules import (

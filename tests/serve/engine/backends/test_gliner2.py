@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Recipe
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest

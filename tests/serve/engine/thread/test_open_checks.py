@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.engine.thread.open_checks import OpenChecks
 from serve.engine.thread.pending import PendingCheck
 from serve.engine.thread.refusals import TooLate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine.thread.pending import PendingCheck
 from serve.engine.thread.refusals import CallerGone, TooLate
 

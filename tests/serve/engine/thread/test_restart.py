@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from guard.card import load_card, read_card
 from guard.errors import GuardError
+from guard.weights.card import load_card, read_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine

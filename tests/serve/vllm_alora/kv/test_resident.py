@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from vllm_alora.kv.resident import RESIDENT_FIRST
 
-from guard.example import Message
+from guard.conversation.example import Message
 from serve.engine import Call, GuardEngine, Score, ScoreRequest
 from tests.serve.cards import RULE_TEXTS
 from tests.serve.engine.shared import core_of, steps_of

@@ -13,8 +13,8 @@ from vllm.config import CompilationMode
 from vllm.forward_context import override_forward_context
 from vllm_alora.low_rank.compiled import check_and_update_config
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from serve.engine import GuardEngine
 from tests.serve.cards import RULE_TEXTS, recipe
 from tests.serve.engine.shared import core_of, runner, steps_of

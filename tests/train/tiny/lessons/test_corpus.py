@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 from train.tiny.lessons.corpus import read_corpus, window
 
 ROW = {

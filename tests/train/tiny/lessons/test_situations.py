@@ -3,7 +3,7 @@
 import random
 import re
 
-from guard.example import Message
+from guard.conversation.example import Message
 from guard.rule import load_rule
 from train.tiny.lessons import situations
 from train.tiny.lessons.situations import ActLabel, Utterance, messages, question, situation

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from guard.card import load_card
 from guard.method import PEFT_WEIGHTS
+from guard.weights.card import load_card
 from serve.bench.http.reload.versions import ServedSpans, outcome, put_in_place
 from tests.serve.cards import save_card
 

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.chat import ChatMessage, PartlyRead, tool_turns, turns, turns_of, unread_parts
+from guard.conversation.chat import (
+    ChatMessage,
+    PartlyRead,
+    tool_turns,
+    turns,
+    turns_of,
+    unread_parts,
+)
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 
 CALL = {
     "id": "call_7",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.predictions import PREDICTIONS, read_predictions, write_predictions
+from guard.weights.predictions import PREDICTIONS, read_predictions, write_predictions
 
 
 def test_logits_come_back_by_split_bit_for_bit(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError
-from guard.example import Message, as_messages
 from guard.prompt.text import visible
 
 # OpenAI's role -> ours.

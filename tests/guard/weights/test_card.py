@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from guard.card import Card, load_card, weights_sha256
 from guard.errors import GuardError
 from guard.method import PEFT_WEIGHTS
 from guard.verdict import Calibration
+from guard.weights.card import Card, load_card, weights_sha256
 
 
 @pytest.fixture

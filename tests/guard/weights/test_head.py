@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from guard.errors import GuardError
-from guard.head import Head, WordWeights, mean_head
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
+from guard.weights.head import Head, WordWeights, mean_head
 from tests.plain_words import plain_word_logit
 
 TEXTS = [[1, 2, 3], [2, 3, 3, 5], []]

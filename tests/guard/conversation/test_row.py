@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from guard.chat import PartlyRead
+from guard.conversation.chat import PartlyRead
+from guard.conversation.example import Message
+from guard.conversation.row import conversation_of
 from guard.errors import GuardError
-from guard.example import Message
-from guard.row import conversation_of
 
 HI = [{"role": "user", "content": "Hi"}]
 

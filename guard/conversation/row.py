@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from guard.chat import turns_of
+from guard.conversation.chat import turns_of
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.example import Message
 
 
 def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple[Message, ...]:

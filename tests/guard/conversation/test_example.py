@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from guard.conversation.example import Example, Message, as_messages, read_examples, write_examples
 from guard.errors import GuardError
-from guard.example import Example, Message, as_messages, read_examples, write_examples
 
 ROW: dict[str, Any] = {
     "id": "1", "rule": "pii_leak", "messages": [{"role": "user", "content": "hi"}], "label": 1,

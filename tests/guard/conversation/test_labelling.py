@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from guard.conversation.labelling import MANIFEST_KEY, check_labelling, labelling
 from guard.errors import GuardError
-from guard.labelling import MANIFEST_KEY, check_labelling, labelling
 from guard.rule import load_rule
 
 RULE = load_rule("medical_advice")
