@@ -185,10 +185,10 @@ def _refuse_misspelt(fields: dict[str, Any]) -> None:
     """
     for name in fields:
         lower = str(name).strip().lower()
-        for known in KNOWN_FIELDS:
-            spellings = (known, f"{known}s") if known in SINGULAR else (known,)
-            if known not in fields and lower in spellings:
-                raise BadRow(f"unknown field {name!r}: write {known!r}, or call it something else")
+        for field in KNOWN_FIELDS:
+            spellings = (field, f"{field}s") if field in SINGULAR else (field,)
+            if field not in fields and lower in spellings:
+                raise BadRow(f"unknown field {name!r}: write {field!r}, or call it something else")
 
 
 def _group(fields: dict[str, Any], meta: dict[str, Any]) -> str:

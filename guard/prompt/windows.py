@@ -187,8 +187,8 @@ def select_counting_turns(windows: Sequence[Window], reads: Reads) -> list[Windo
     speakers = [turn.speaker for turn in turns]
     numbers = [turn.turn for turn in turns]
     counted: list[list[Span]] = [[] for _ in windows]
-    for place in counting(speakers, reads, numbers):
-        counted[window_indices[place]].append(turns[place])
+    for turn_index in counting(speakers, reads, numbers):
+        counted[window_indices[turn_index]].append(turns[turn_index])
     selected: list[Window] = []
     for window, counted_turns in zip(windows, counted, strict=True):
         if counted_turns:

@@ -231,8 +231,8 @@ def _note_beginning(snapshots: Snapshots) -> None:
     UNUSED_S old, so that their copies can be: an application that is still starting has a new one.
     """
     root, digest = snapshots.note.parent, _beginning_of(snapshots.note)
-    others = [other for other in _beginnings(root) if other != digest]
-    kept = [digest, *others][:KEPT_BEGINNINGS]
+    earlier = [beginning for beginning in _beginnings(root) if beginning != digest]
+    kept = [digest, *earlier][:KEPT_BEGINNINGS]
     with atomic_write(root / BEGINNINGS) as part:
         part.write_text("\n".join(kept) + "\n", encoding="utf-8")
     for note in root.glob("served-*.json"):
