@@ -126,7 +126,8 @@ train: $(ready) ##   conversations -> weights by every method of the recipe (LoR
 		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
 eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality table, runs/report.json
-	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
+	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
+		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
 # What every benchmark is offered; each takes what its row in serve/bench/__main__.py says.
 offers = --offer=model='$(MODEL)' --offer=rule='$(RULE)' \

@@ -202,12 +202,13 @@ def _qualities(trial: Trial, trial_answers: TrialAnswers) -> dict[str, MethodQua
     baselines: dict[str, Sequence[Answer]] = {}
     if trial_answers.judgement is not None:
         baselines[JUDGE] = trial_answers.judgement.answers
-    baselines[BAG_OF_WORDS] = trial_answers.bag_of_words[1]
+    bag_of_words = trial_answers.bag_of_words[1]
+    baselines[BAG_OF_WORDS] = bag_of_words
     qualities = {}
     for name, answers in baselines.items():
         qualities[name] = method_quality(trial.examples, {0: answers}, name_seeds=False)
     for name, by_seed in trial_answers.methods.items():
-        qualities[name] = method_quality(trial.examples, by_seed)
+        qualities[name] = method_quality(trial.examples, by_seed, bag_of_words=bag_of_words)
     return qualities
 
 

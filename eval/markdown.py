@@ -27,10 +27,19 @@ def metric_labels(table: str) -> list[str]:
     return [metric.label for metric in METRICS.values() if metric.table == table]
 
 
-def metric_cells(metrics: Mapping[str, float | None]) -> list[str]:
-    """The quality table's metrics with three digits; empty where they were not measured."""
-    names = [name for name, metric in METRICS.items() if metric.table == "quality"]
-    return [three_digits(metrics[name]) if name in metrics else "" for name in names]
+def metric_cells(
+    metrics: Mapping[str, float | None],
+    intervals: Mapping[str, tuple[float, float] | None] | None = None,
+) -> list[str]:
+    """The quality table's metrics with three digits, with their intervals where there are such;
+    empty where they were not measured.
+    """
+    cells: list[str] = []
+    for name, metric in METRICS.items():
+        if metric.table == "quality":
+            cell = three_digits(metrics[name]) if name in metrics else ""
+            cells.append(f"{cell} {three_digit_interval((intervals or {}).get(name))}".rstrip())
+    return cells
 
 
 def accuracy_cell(
@@ -46,6 +55,13 @@ def interval_cell(ci95: tuple[float, float] | None) -> str:
     if ci95 is None:
         return ""
     return f"[{100 * ci95[0]:.1f}, {100 * ci95[1]:.1f}]"
+
+
+def three_digit_interval(ci95: tuple[float, float] | None) -> str:
+    """An interval with three digits; empty without one."""
+    if ci95 is None:
+        return ""
+    return f"[{ci95[0]:.3f}, {ci95[1]:.3f}]"
 
 
 def percent_cell(value: float | None, ci95: tuple[float, float] | None = None) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 from data.generator.dimensions import Difficulty
 from eval import metrics
 from eval.answer import Answer
-from eval.scored import Scored, outcomes, scored_answers, unanswered
+from eval.ranking import RankedRows, auroc_difference, auroc_estimate
+from eval.scored import Scored, group_numbers, outcomes, scored_answers, unanswered
 from guard.conversation.example import Example
 from guard.files.yaml_file import Strict
 from guard.verdict import expected_calibration_error
@@ -113,14 +114,24 @@ class Quality(Strict):
     metrics: dict[str, float | None]  # by the names of METRICS
 
 
+class RankingGain(Strict):
+    """By how much an AUROC is above another one on the same rows, and the paired 95 % interval."""
+
+    mean: float
+    ci95: tuple[float, float]
+
+
 class MethodQuality(Quality):
     """Means over seeds, and each seed by itself.
 
     `answered` is that of the worst seed. `metrics.accuracy_interval` says what the intervals can
-    show; the interval of a single seed is Wilson's.
+    show; the interval of a single seed is Wilson's. An AUROC's interval is the bootstrap's over
+    seeds and groups (`ranking.py`), on the rows that have a logit in every seed.
     """
 
     accuracy_sd: float | None
+    auroc_ci95: tuple[float, float] | None
+    auroc_minus_bag_of_words: RankingGain | None  # None for baselines
     false_positive_rate_ci95: tuple[float, float] | None
     recall_ci95: tuple[float, float] | None
     strata: dict[str, Stratum]
@@ -141,12 +152,18 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
 
 
 def method_quality(
-    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], *, name_seeds: bool = True
+    examples: Sequence[Example],
+    by_seed: Mapping[int, Sequence[Answer]],
+    *,
+    name_seeds: bool = True,
+    bag_of_words: Sequence[Answer] | None = None,
 ) -> MethodQuality:
     """The quality of a method's answers, which come by seed in the order of the examples.
 
-    Without `name_seeds` the figures of single seeds are left out.
+    Without `name_seeds` the figures of single seeds are left out. `bag_of_words` are the answers
+    that its AUROC is compared with.
     """
+    ranked = _ranked(examples, [*by_seed.values()])
     labels = [example.label for example in examples]
     qualities = {str(seed): quality(labels, answers) for seed, answers in by_seed.items()}
     accuracies = [seed_quality.accuracy for seed_quality in qualities.values()]
@@ -156,6 +173,8 @@ def method_quality(
         accuracy=fmean(accuracies),
         accuracy_ci95=metrics.accuracy_interval(outcomes(examples, by_seed)),
         accuracy_sd=metrics.standard_deviation(accuracies),
+        auroc_ci95=None if ranked is None else auroc_estimate(*ranked).ci95,
+        auroc_minus_bag_of_words=_gain(examples, by_seed, bag_of_words),
         metrics=mean_metrics([seed_quality.metrics for seed_quality in qualities.values()]),
         false_positive_rate_ci95=_flagged_interval(examples, by_seed, 0),
         recall_ci95=_flagged_interval(examples, by_seed, 1),
@@ -185,6 +204,37 @@ def _share(hits: np.ndarray) -> float | None:
     if not len(hits):
         return None
     return float(hits.mean())
+
+
+def _ranked(
+    examples: Sequence[Example], answers: Sequence[Sequence[Answer]]
+) -> tuple[RankedRows, np.ndarray] | None:
+    """The rows to which each of several sequences of answers states a logit, and those logits,
+    [sequences, rows]; None where they are not of both labels.
+    """
+    logits = np.array([[answer.logit for answer in row] for row in answers], dtype=np.float64)
+    is_ranked = ~np.isnan(logits).any(axis=0)
+    labels = np.array([example.label for example in examples])[is_ranked]
+    if len(np.unique(labels)) < 2:
+        return None
+    return RankedRows(labels, group_numbers(examples)[is_ranked]), logits[:, is_ranked]
+
+
+def _gain(
+    examples: Sequence[Example],
+    by_seed: Mapping[int, Sequence[Answer]],
+    bag_of_words: Sequence[Answer] | None,
+) -> RankingGain | None:
+    """How far the AUROC is above the bag of words', which is the same for every seed."""
+    if bag_of_words is None:
+        return None
+    ranked = _ranked(examples, [*by_seed.values(), bag_of_words])
+    if ranked is None:
+        return None
+    rows, logits = ranked
+    of_bag = np.repeat(logits[-1:], len(by_seed), axis=0)
+    difference = auroc_difference(rows, logits[:-1], of_bag)
+    return RankingGain(mean=difference.mean, ci95=difference.ci95)
 
 
 def _flagged_interval(

@@ -28,11 +28,12 @@ from eval.stage import (
     selected_trials,
 )
 from eval.trial import Trial
-from guard.arguments import comma_separated, count, whole_numbers
+from guard.arguments import count, whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, read_splits
-from guard.recipe import Recipe, load_recipe
+from guard.recipe import Recipe
 from guard.rule import RULES, rule_names
+from guard.study import add_recipe_arguments, named_recipes
 
 
 def run(
@@ -223,12 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rule", required=True, help="a rule's name, several separated by commas, or all"
     )
-    parser.add_argument(
-        "--model",
-        default="tiny",
-        help="a recipe in recipes/models (default: tiny); several separated by commas stand side "
-        "by side in one table",
-    )
+    add_recipe_arguments(parser)
     parser.add_argument(
         "--seeds",
         type=whole_numbers,
@@ -258,7 +254,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     report = run(
         arguments.rule,
-        [load_recipe(name) for name in comma_separated(arguments.model, "model")],
+        named_recipes(arguments),
         seeds=arguments.seeds,
         limit=arguments.limit,
         force=arguments.force,

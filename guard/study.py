@@ -113,7 +113,7 @@ def add_recipe_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--method", help="a method that the recipes list (default: all of them)")
 
 
-def study_recipes(arguments: Namespace) -> list[Recipe]:
+def named_recipes(arguments: Namespace) -> list[Recipe]:
     """The recipes that the options name. Raises GuardError for a method that one does not list."""
     recipes = [load_recipe(name) for name in comma_separated(arguments.model, "model")]
     if arguments.method:

@@ -23,9 +23,9 @@ from guard.study import (
     add_recipe_arguments,
     add_study_arguments,
     load_study,
+    named_recipes,
     point_runs,
     study_folder,
-    study_recipes,
 )
 from train.job import Job
 from train.process import process_of
@@ -90,7 +90,7 @@ def main() -> None:
     args = parser.parse_args()
     process_of(os.environ)  # one GPU, whatever is visible
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
-    train_study(folder, study_recipes(args), force=args.force)
+    train_study(folder, named_recipes(args), force=args.force)
 
 
 if __name__ == "__main__":

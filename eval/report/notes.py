@@ -13,6 +13,11 @@ from eval.judge.record import JudgeRecord
 
 LEARNT = 0.7  # AUROC of the best method, from which on a rule counts as learnt
 
+ABOUT_RANKING = (
+    "- Intervals of AUROCs: bootstrap over seeds and groups; the difference to the bag of words is "
+    "paired, bold where its interval excludes 0. An AUROC of 1 has no width: no pair of rows was "
+    "in the wrong order."
+)
 ABOUT_TRICKS = (
     "- FPR on hard negatives: those are allowed rows that look like a violation, and 100 - "
     "accuracy is their false-positive rate. Verdict flips under perturbation of the judged words "
@@ -48,6 +53,7 @@ def notes(
         tricked |= set(evaluation.robustness.seeds)
     lines = [
         _about_accuracy(evaluations),
+        ABOUT_RANKING,
         ABOUT_TRICKS.format(seeds=", ".join(map(str, sorted(tricked)))),
         ABOUT_THRESHOLDS,
         ABOUT_CALIBRATION,

@@ -17,12 +17,13 @@ from eval.markdown import (
     share_cell,
     three_digits,
 )
-from eval.quality import METRICS
+from eval.quality import METRICS, RankingGain
 from eval.robustness import TrickFlips
 from guard.conversation.example import REAL
 from guard.files.yaml_file import Strict
 
 TableRows = list[list[str]]
+ABOVE_WORDS = "AUROC - bag of words"
 
 
 class MeanQuality(Strict):
@@ -58,16 +59,17 @@ class Evaluated(Protocol):
 
 def quality_table(report: Evaluated) -> str:
     """Every contender's figures on every rule, and the means where there are several rules."""
-    head = ["rule", "method", "accuracy", *metric_labels("quality"), "McNemar p"]
+    head = ["rule", "method", "accuracy", *metric_labels("quality"), ABOVE_WORDS, "McNemar p"]
     rows: TableRows = []
     for evaluation in report.evaluations:
         rule = f"{evaluation.rule} ({evaluation.n_violating} of {evaluation.n_test})"
         for contender in report.contenders:
             quality = evaluation.methods[contender]
             accuracy = accuracy_cell(quality.accuracy, quality.accuracy_ci95, quality.accuracy_sd)
-            cells = metric_cells(quality.metrics)
+            cells = metric_cells(quality.metrics, {"auroc": quality.auroc_ci95})
+            above_words = _gain_cell(quality.auroc_minus_bag_of_words)
             p = _mcnemar(evaluation, contender)
-            rows.append([rule, label_of(contender), accuracy, *cells, p])
+            rows.append([rule, label_of(contender), accuracy, *cells, above_words, p])
             rule = ""
     if len(report.evaluations) > 1:
         rows += _mean_rows(report)
@@ -79,8 +81,19 @@ def _mean_rows(report: Evaluated) -> Iterator[list[str]]:
     for contender in report.contenders:
         mean = report.mean(contender)
         accuracy = accuracy_cell(mean.accuracy, None, mean.accuracy_sd)
-        yield [name, label_of(contender), accuracy, *metric_cells(mean.metrics), ""]
+        yield [name, label_of(contender), accuracy, *metric_cells(mean.metrics), "", ""]
         name = ""
+
+
+def _gain_cell(gain: RankingGain | None) -> str:
+    """A difference of AUROCs with its interval; bold where that excludes 0."""
+    if gain is None:
+        return ""
+    low, high = gain.ci95
+    difference = f"{gain.mean:+.3f}"
+    if low > 0 or high < 0:
+        difference = f"**{difference}**"
+    return f"{difference} [{low:+.3f}, {high:+.3f}]"
 
 
 def _mcnemar(evaluation: Evaluation, contender: str) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from eval.ranking import RankedRows, auroc_difference, auroc_estimate
 from eval.scored import group_numbers
 from eval.study.answers import Logits, shared_test_rows, study_logits
 from eval.study.picture import draw_study
-from eval.study.ranking import RankedRows, auroc_difference, auroc_estimate
 from eval.study.report import StudyCell, StudyDifference, StudyReport, study_report_path
 from guard.conversation.example import Example
 from guard.errors import exits_cleanly
@@ -32,9 +32,9 @@ from guard.study import (
     add_recipe_arguments,
     add_study_arguments,
     load_study,
+    named_recipes,
     origin_of,
     study_folder,
-    study_recipes,
 )
 
 
@@ -134,7 +134,7 @@ def main() -> None:
     add_recipe_arguments(parser)
     args = parser.parse_args()
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
-    recipes = study_recipes(args)
+    recipes = named_recipes(args)
     name = "_".join(recipe.name for recipe in recipes)
     if args.method:
         name += f"_{args.method}"

@@ -13,9 +13,9 @@ from guard.study import (
     add_recipe_arguments,
     add_study_arguments,
     load_study,
+    named_recipes,
     point_runs,
     study_folder,
-    study_recipes,
 )
 
 POINTS = tuple(StudyPoint(rows=rows, seed=seed) for rows in (50, 20) for seed in (0, 3))
@@ -68,14 +68,14 @@ def test_every_stage_names_a_study_in_the_same_words() -> None:
 def test_a_study_is_of_all_methods_of_a_recipe_or_of_one() -> None:
     parser = argparse.ArgumentParser()
     add_recipe_arguments(parser)
-    (tiny,) = study_recipes(parser.parse_args([]))
+    (tiny,) = named_recipes(parser.parse_args([]))
     assert list(tiny.methods) == ["lora", "alora", "head"]
-    (minilm,) = study_recipes(parser.parse_args(["--model", "minilm", "--method", "head"]))
+    (minilm,) = named_recipes(parser.parse_args(["--model", "minilm", "--method", "head"]))
     assert (minilm.name, list(minilm.methods)) == ("minilm", ["head"])
-    both = study_recipes(parser.parse_args(["--model", "tiny, minilm", "--method", "lora"]))
+    both = named_recipes(parser.parse_args(["--model", "tiny, minilm", "--method", "lora"]))
     assert [(recipe.name, list(recipe.methods)) for recipe in both] == [
         ("tiny", ["lora"]),
         ("minilm", ["lora"]),
     ]
     with pytest.raises(GuardError, match=r"lists no such method.*alora"):
-        study_recipes(parser.parse_args(["--model", "minilm", "--method", "alora"]))
+        named_recipes(parser.parse_args(["--model", "minilm", "--method", "alora"]))

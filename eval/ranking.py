@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from eval.metrics import BOOTSTRAP_DRAWS, auroc
 from guard.errors import GuardError
 
+MOST_WEIGHTS = 4_000_000  # of rows in draws that are held at once: 32 MB
+
 
 @dataclass(frozen=True)
 class RankedRows:
@@ -79,10 +81,15 @@ def auroc_draws(
     _, group_of = np.unique(rows.groups, return_inverse=True)
     groups = int(group_of.max()) + 1
     seed_weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
-    group_counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=draws)
-    row_weights = group_counts[:, group_of].astype(np.float64)
-    drawn = [weighted_auroc(seed_logits, rows.labels, row_weights) for seed_logits in logits]
-    means: NDArray[np.float64] = (seed_weights.T * np.stack(drawn)).sum(axis=0)
+    at_once = max(1, MOST_WEIGHTS // len(rows.labels))
+    drawn: list[NDArray[np.float64]] = []
+    for start in range(0, draws, at_once):
+        size = min(at_once, draws - start)
+        group_counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=size)
+        weights = group_counts[:, group_of].astype(np.float64)
+        by_seed = [weighted_auroc(seed_logits, rows.labels, weights) for seed_logits in logits]
+        drawn.append(np.stack(by_seed))
+    means: NDArray[np.float64] = (seed_weights.T * np.concatenate(drawn, axis=1)).sum(axis=0)
     return means
 
 

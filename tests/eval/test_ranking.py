@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from eval.study.ranking import (
+from eval.ranking import (
     RankedRows,
     auroc_difference,
     auroc_draws,
