@@ -94,6 +94,9 @@ class ServingMemory(Strict):
     # download whether they fit; serving itself measures them.
     weights_gib: float | None = Field(default=None, gt=0)
     device_gib: float | None = Field(default=None, gt=0)
+    # The least memory of a GPU for all of it: weights, slots, keys and values, and what vLLM takes
+    # beside them. For `make doctor` alone.
+    gpu_gib: float | None = Field(default=None, gt=0)
     host_gib: float | None = Field(default=None, ge=0)
 
 

@@ -19,6 +19,7 @@ from eval.markdown import markdown_table
 from eval.metrics import auroc
 from eval.served import OpenPredictor, Predictor, open_engine
 from eval.study.report import save_figures
+from eval.trial import check_trained_on
 from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.files.yaml_file import Strict
@@ -95,8 +96,8 @@ def measure(
 ) -> ServingDtypes:
     """Ask the served weights of `rules`, separated by commas, or of all that are trained.
 
-    Raises GuardError where weights or rows are missing, a row is refused, or there are fewer than
-    two rules.
+    Raises GuardError where weights or rows are missing, where the rows are not those of the
+    training, where one is refused, or if there are fewer than two rules.
     """
     folders = trained(runs, recipe.name, method, rules)
     if len(folders) < 2:
@@ -107,6 +108,8 @@ def measure(
             remedy=remedy,
         )
     cards = {rule: load_card(folder) for rule, folder in folders.items()}
+    for rule, card in cards.items():
+        check_trained_on(card, runs.data(rule))
     tests = {rule: read_examples(runs.data(rule) / "test.jsonl") for rule in folders}
     logits: dict[str, list[list[float]]] = {rule: [] for rule in folders}
     for dtype in DTYPES:

@@ -26,6 +26,7 @@ from eval.metrics import Outcomes, accuracy_interval
 from eval.scored import group_numbers
 from eval.served import OpenPredictor, open_engine
 from eval.study.report import save_figures
+from eval.trial import check_trained_on
 from guard.conversation.example import Example, Message, read_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.files.yaml_file import Strict
@@ -166,7 +167,8 @@ def measure(
 ) -> ViolatingTurns:
     """Ask the rule's served weights.
 
-    Raises GuardError where there are no weights, or no rows that say which turn violates.
+    Raises GuardError where there are no weights, no rows that say which turn violates, or other
+    rows than those of the training.
     """
     folder = trained(runs, recipe.name, method, rule)[rule]
     rows = read_examples(runs.data(rule) / "test.jsonl")
@@ -175,6 +177,7 @@ def measure(
         remedy = "Run `make data` without DATA=: the offline generator notes its turns"
         raise GuardError("no test row says which turn violates", where=rule, remedy=remedy)
     card = load_card(folder)
+    check_trained_on(card, runs.data(rule))
     with open_predictor(recipe, {rule: folder}) as engine:
 
         def logits(conversations: Sequence[tuple[Message, ...]]) -> list[float]:

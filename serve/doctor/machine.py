@@ -106,7 +106,7 @@ def _missing_memory(recipe: Recipe) -> str:
     device_gib = (memory.weights_gib or 0.0) + (memory.device_gib or 0.0)
     host_gib = memory.host_gib or 0.0
     available_gib = {"GPU": gpu_memory_gib(), "host": host_memory_gib()}
-    needed_gib = {"GPU": device_gib, "host": host_gib}
+    needed_gib = {"GPU": max(device_gib, memory.gpu_gib or 0.0), "host": host_gib}
     if installed_device() == "cpu":
         needed_gib = {"host": device_gib + host_gib}
     lacking = [

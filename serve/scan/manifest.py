@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from guard.errors import GuardError
+from guard.recipe import Recipe
 from guard.weights.card import Card, load_card
 from serve.scan.sources import state_of
 from serve.selection import ServedPart
@@ -25,7 +26,9 @@ class ScanManifest:
     their thresholds, and what else their verdicts depend on.
 
     `calibrations`: temperature, bias, and both ends of the uncertainty band; `reads`: whose turns
-    count. `is_finished` once all parts exist, with the number of rows of each verdict.
+    count; `engines`: of each base, what decides what fits and in which dtype it is computed. The
+    order of the sources is the parts'. `is_finished` once all parts exist, with the number of rows
+    of each verdict.
     """
 
     model: str
@@ -38,6 +41,7 @@ class ScanManifest:
     verdicts: Mapping[str, Mapping[str, int]] | None = None
     calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     reads: Mapping[str, str] = field(default_factory=dict)
+    engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def check_served(self, cards: Mapping[str, Card]) -> None:
         """Raise GuardError if an engine with these cards, by rule, answers by other weights, by
@@ -75,6 +79,16 @@ def calibration_of(card: Card) -> tuple[float, ...]:
     return card.temperature, card.bias, *card.uncertainty_band
 
 
+def engine_of(recipe: Recipe) -> dict[str, Any]:
+    """What `ScanManifest.engines` says of a base with this recipe."""
+    return {
+        "context_tokens": recipe.context_tokens,
+        "window_tokens": recipe.window_tokens,
+        "dtype": recipe.serving_dtype,
+        "engine": recipe.engine,
+    }
+
+
 def manifest_of(
     parts: Sequence[ServedPart], sources: Sequence[str], rows_a_part: int, format_: Format
 ) -> ScanManifest:
@@ -91,7 +105,13 @@ def manifest_of(
             rules[name], calibrations[name] = weights_of(card), calibration_of(card)
             reads[name] = card.reads
     states = {source: state_of(source) for source in sources}
-    model = ",".join(part.recipe.name for part in parts)
     return ScanManifest(
-        model, states, rules, rows_a_part, format_, calibrations=calibrations, reads=reads
+        ",".join(part.recipe.name for part in parts),
+        states,
+        rules,
+        rows_a_part,
+        format_,
+        calibrations=calibrations,
+        reads=reads,
+        engines={part.recipe.name: engine_of(part.recipe) for part in parts},
     )

@@ -146,7 +146,10 @@ class PartFolder:
                 remedy = "Name another folder with OUT="
                 raise GuardError("the folder holds no scan", where=self.folder, remedy=remedy)
             return
-        changed = [key for key, value in self.manifest.inputs.items() if stored.get(key) != value]
+        inputs = self.manifest.inputs
+        changed = [key for key, value in inputs.items() if stored.get(key) != value]
+        if not changed and list(stored["sources"]) != list(inputs["sources"]):
+            changed = ["the order of sources"]  # parts are numbered through them
         if changed:
             raise GuardError(
                 "the folder holds a scan of something else",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from eval.answer import Answer
@@ -101,6 +102,36 @@ def test_an_interval_of_recall_is_of_violating_rows_and_one_of_the_fpr_of_allowe
     assert measured.false_positive_rate_ci95 == pytest.approx(
         wilson_interval(20 / 90, 90), abs=0.02
     )
+
+
+def test_an_auroc_has_an_interval_and_is_compared_with_the_bag_of_words_pair_by_pair() -> None:
+    generator = np.random.default_rng(0)
+    rows = [row(number, number % 2) for number in range(400)]
+    labels = np.array([example.label for example in rows])
+    shared = generator.standard_normal(len(rows))  # what makes a row hard for both
+    bag = answers((labels + shared).tolist())
+    better = {seed: answers((labels * 1.3 + shared).tolist()) for seed in (0, 1)}
+    measured = method_quality(rows, better, bag_of_words=bag)
+    assert measured.auroc_ci95 is not None and measured.auroc_minus_bag_of_words is not None
+    low, high = measured.auroc_ci95
+    area = measured.metrics["auroc"]
+    assert area is not None and low < area < high
+    gain = measured.auroc_minus_bag_of_words
+    words = method_quality(rows, {0: bag})
+    assert gain.mean == pytest.approx(area - (words.metrics["auroc"] or 0))
+    assert gain.ci95[0] > 0 and gain.ci95[1] - gain.ci95[0] < (high - low) / 2  # paired
+    assert words.auroc_minus_bag_of_words is None
+
+
+def test_rows_without_a_logit_are_not_ranked_and_one_label_has_no_auroc() -> None:
+    rows = [row(number, number % 2) for number in range(40)]
+    logits: list[float | None] = [2.0 * example.label - 1 for example in rows]
+    wrong = [*logits[:38], 9.0, None]  # a wrong one, and a refusal
+    measured = method_quality(rows, {0: answers(logits), 1: answers(wrong)})
+    assert measured.auroc_ci95 is not None and measured.auroc_ci95[0] < 1
+    assert method_quality(rows[::2], {0: answers(logits[::2])}).auroc_ci95 is None
+    unranked = [Answer(True)] * len(rows)
+    assert method_quality(rows, {0: unranked}, bag_of_words=unranked).auroc_ci95 is None
 
 
 def test_a_mean_over_some_is_no_mean() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.recipe import Recipe
 from serve.engine import ScoreRequest
-from tests.eval.conftest import WITH_HEAD, ToyEngine, World, guess_or_read, words_rows
+from tests.eval.conftest import TOY, WITH_HEAD, ToyEngine, World, guess_or_read, words_rows
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +104,8 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World)
     content = report_json(world)
     assert f"commit {content['commit']}, {content['hardware']}" in text
     assert "medical: judged by base model toy, zero-shot through the served engine" in text
+    (of_alora,) = [row for row in quality_table if "aLoRA" in row]
+    assert "1.000 [1.000, 1.000]" in of_alora and re.search(r"[+-]\d\.\d{3}(\*\*)? \[", of_alora)
 
 
 def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
@@ -532,6 +535,31 @@ def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
 
 
 @pytest.mark.slow
+def test_one_method_of_a_recipe_is_evaluated_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others need not be trained."""
+    selected: list[Recipe] = []
+
+    def record(rule: str, recipes: Sequence[Recipe], **options: object) -> Report:
+        selected.extend(recipes)
+        world.recipe = WITH_HEAD
+        world.add_rule("medical")
+        shutil.rmtree(world.runs.adapter(TOY.name, "medical", "lora", 0))
+        return evaluate(world, recipes=[WITH_HEAD.only(name) for name in recipes[0].methods])
+
+    monkeypatch.setattr("eval.run.run", record)
+    command = ["eval.run", "--rule", "medical", "--model", "minilm", "--method", "head"]
+    monkeypatch.setattr("sys.argv", command)
+    main()
+    assert [list(recipe.methods) for recipe in selected] == [["head"]]
+    assert list(report_json(world)["rules"]["medical"]["methods"]) == [
+        "judge",
+        "bag_of_words",
+        "head",
+    ]
+
+
 def test_the_command_explains_itself_and_refuses_nonsense(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

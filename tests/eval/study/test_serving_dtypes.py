@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval.study.serving_dtypes import ServingDtypes, mean_change, measure
-from guard.conversation.example import read_examples
+from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
 from guard.recipe import Recipe
 from serve.engine import ScoreRequest
@@ -93,6 +93,13 @@ def test_without_a_second_rule_or_a_verdict_there_is_no_figure(world: World) -> 
     world.add_rule("refunds")
     with pytest.raises(GuardError, match="refused"):
         measure(None, world.recipe, world.runs, "alora", ToyEngine(lambda _: "too long").open)
+
+
+def test_rows_that_the_weights_may_have_been_trained_on_are_refused(trained: World) -> None:
+    test = trained.runs.data("medical") / "test.jsonl"
+    write_examples(test, read_examples(test)[:10])
+    with pytest.raises(GuardError, match="trained on other data"):
+        measured(trained, Rounding({}))
 
 
 def test_rows_of_one_label_have_no_auroc(trained: World) -> None:

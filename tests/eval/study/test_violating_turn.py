@@ -15,7 +15,7 @@ from eval.study.violating_turn import (
     measure,
     violating_turn,
 )
-from guard.conversation.example import Example, Message
+from guard.conversation.example import Example, Message, write_examples
 from guard.errors import GuardError
 from guard.rule import load_rule
 from serve.engine import ScoreRequest
@@ -77,6 +77,14 @@ def test_the_turns_of_a_row_stand_or_fall_together() -> None:
     assert apart.ci95 == pytest.approx(wilson_interval(0.75, 40), abs=0.03)
     assert together.ci95 == (0.25, 1.0)
     assert RightShare.of([[], []], np.arange(2)).ci95 == (0.0, 1.0)
+
+
+def test_rows_that_the_weights_may_have_been_trained_on_are_refused(world: World) -> None:
+    world.add_rule(RULE)
+    world.write_test(RULE, ROWS)
+    write_examples(world.runs.data(RULE) / "test.jsonl", ROWS[:3])
+    with pytest.raises(GuardError, match="trained on other data"):
+        measured(world, ToyEngine())
 
 
 def test_a_row_says_which_turn_violates_only_if_one_does() -> None:

@@ -59,7 +59,7 @@ def test_a_driver_or_a_libc_older_than_the_pins_need_is_a_problem(
         ("cpu", 0.0, 48.0, []),
         ("cpu", 0.0, 24.0, ["39.6 GiB of host memory; this machine has 24.0"]),
         ("cuda", 80.0, 24.0, ["32.0 GiB of host memory; this machine has 24.0"]),
-        ("cuda", 6.0, 48.0, ["7.6 GiB of GPU memory; this machine has 6.0"]),
+        ("cuda", 24.0, 48.0, ["36.0 GiB of GPU memory; this machine has 24.0"]),
         ("cuda", 80.0, 48.0, []),
     ],
 )

@@ -56,6 +56,7 @@ def test_a_finished_scan_says_so_and_goes_on_being_the_same_scan(tmp_path: Path)
         ("model", "minilm"),
         ("format", "parquet"),
         ("reads", {"fine": "last tool"}),
+        ("engines", {"tiny": {"context_tokens": 512}}),
     ],
 )
 def test_the_folder_of_another_scan_is_not_gone_on_with(
@@ -64,6 +65,15 @@ def test_the_folder_of_another_scan_is_not_gone_on_with(
     PartFolder(tmp_path, MANIFEST)
     with pytest.raises(GuardError, match=rf"changed: {key}\).*FORCE=1"):
         PartFolder(tmp_path, dataclasses.replace(MANIFEST, **{key: value}))  # type: ignore[arg-type]
+
+
+def test_the_same_sources_in_another_order_are_another_scan(tmp_path: Path) -> None:
+    """Parts are numbered through them: one file would be judged twice, the other never."""
+    both = {"a.jsonl": (5, 7), "b.jsonl": (5, 7)}
+    PartFolder(tmp_path, dataclasses.replace(MANIFEST, sources=both))
+    turned = {name: both[name] for name in reversed(both)}
+    with pytest.raises(GuardError, match="order of sources"):
+        PartFolder(tmp_path, dataclasses.replace(MANIFEST, sources=turned))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
