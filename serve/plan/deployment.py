@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard.errors import GuardError
+from guard.machine.device import installed_device
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, ServingMemory, load_recipe
@@ -119,8 +120,8 @@ def _deploy_computed(plan: Plan, recipe: Recipe, shape: DecoderShape, device: De
     suffix = plan.suffix_tokens or _suffix_tokens(recipe)
     for name in plan.methods:
         memory = _memory(plan, recipe, shape, name, device)
-        weights = shape.adapter_weights(_rank(plan, recipe, name), adapter_targets(recipe, name))
-        cost = ComputedCost(device, shape, width, weights)
+        tensors = shape.adapter_tensors(_rank(plan, recipe, name), adapter_targets(recipe, name))
+        cost = ComputedCost(device, shape, width, sum(tensors))
         sizes = _sizes(plan, recipe, memory, 0)
         methods.append(PlannedMethod(name, cost, sizes, suffix, memory))
     price, price_source = device.price_an_hour, device.price_source
@@ -161,8 +162,9 @@ def _memory(
     width = BYTES[recipe.serving_dtype if device is None else recipe.dtype]
     # A slot has room for the largest rank, whatever the adapter's own rank is.
     slot_rank = max(_rank(plan, recipe, method), recipe.max_rank)
-    weights = shape.adapter_weights(slot_rank, adapter_targets(recipe, method))
-    sizes = sizes_by_shape(shape, weights, width)
+    tensors = shape.adapter_tensors(slot_rank, adapter_targets(recipe, method))
+    is_pinned = device is not None or installed_device() == "cuda"
+    sizes = sizes_by_shape(shape, tensors, width, is_pinned=is_pinned)
     device_gib, workspace_gib = plan.memory_gib, 0.0
     if device is not None:
         workspace_gib = device.workspace_gib

@@ -68,18 +68,18 @@ class DecoderShape(Strict):
         """How many numbers one token's keys and values have in all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
-    def adapter_weights(self, rank: int, targets: Sequence[str]) -> int:
-        """The number of weights in a low-rank adapter of these projections.
+    def adapter_tensors(self, rank: int, targets: Sequence[str]) -> list[int]:
+        """The number of weights in each A and B of a low-rank adapter of these projections.
 
         Raises GuardError for other projections.
         """
-        per_layer = 0
+        of_a_layer: list[int] = []
         for name in targets:
             if name not in self.projections:
                 remedy = f"Known: {', '.join(self.projections)}"
                 raise GuardError("no such projection", got=name, remedy=remedy)
-            per_layer += rank * sum(self.projections[name])
-        return self.num_hidden_layers * per_layer
+            of_a_layer += [rank * side for side in self.projections[name]]
+        return self.num_hidden_layers * of_a_layer
 
     def token_flops(self) -> float:
         """The operations of a token in the projections: two a weight."""

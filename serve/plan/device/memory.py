@@ -5,6 +5,7 @@ The shares are the engine's own (`serve.engine.backends.arguments.shared_out`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from guard.errors import GuardError
@@ -30,17 +31,29 @@ class MemorySplit:
     host_bytes: int
 
 
-def sizes_by_shape(shape: DecoderShape, adapter_weights: int, width: int) -> Sizes:
+def sizes_by_shape(
+    shape: DecoderShape, adapter_tensors: Sequence[int], width: int, *, is_pinned: bool
+) -> Sizes:
     """The bytes of the base, a token's keys and values, and an adapter.
 
-    `width`: the bytes of a number.
+    `adapter_tensors`: the number of weights in each of its tensors. `width`: the bytes of a number.
+    `is_pinned`: whether host memory is pinned, as it is beside a GPU.
     """
+    tensor_bytes = [weights * width for weights in adapter_tensors]
+    host_bytes = tensor_bytes
+    if is_pinned:
+        host_bytes = [_pinned_bytes(size) for size in tensor_bytes]
     return Sizes(
         token=shape.key_value_width * width,
-        adapter=adapter_weights * width,
-        host_adapter=adapter_weights * width,
+        adapter=sum(tensor_bytes),
+        host_adapter=sum(host_bytes),
         weights=shape.weights * width,
     )
+
+
+def _pinned_bytes(size: int) -> int:
+    """What a pinned tensor takes: PyTorch pins powers of two."""
+    return 1 << (size - 1).bit_length()
 
 
 def split_memory(

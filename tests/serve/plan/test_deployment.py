@@ -47,6 +47,20 @@ def test_slots_are_as_many_and_as_large_as_the_engine_s(tmp_path: Path) -> None:
     assert twice.memory.adapters_bytes == alora.memory.adapters_bytes
 
 
+def test_the_host_beside_a_named_device_holds_fewer_adapters_than_their_bytes_say(
+    tmp_path: Path,
+) -> None:
+    plan_of_many = load_plan("qwen3-4b_h100", {"traffic.rules": 1000, "host_gib": 64.0})
+    memory = deploy(plan_of_many, tmp_path).methods[0].memory
+    # Of rank 32, in each of 36 layers: A and B of width 2,560 are 2**18 bytes when pinned, of 4,096
+    # 2**18, of 1,024 2**16, of 9,728 2**20.
+    of_a_layer = 2**18 * (1 + 1) + 2 * (2**18 + 2**16) + 2**18 * (1 + 1) + 3 * (2**18 + 2**20)
+    assert memory.host_adapters == 64 * 2**30 // (36 * of_a_layer)
+    assert memory.host_bytes <= 64 * 2**30 < memory.host_bytes + 36 * of_a_layer
+    slot_bytes = memory.adapters_bytes // memory.slots
+    assert memory.host_adapters < 0.75 * 64 * 2**30 / slot_bytes
+
+
 @pytest.mark.parametrize(
     ("replaced", "words"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from guard.errors import GuardError
+from guard.machine.device import installed_device
 from guard.recipe import load_recipe
 from serve.engine.backends.arguments import sizes_of
 from serve.plan.device.architecture import (
@@ -23,15 +24,16 @@ def test_sizes_are_those_that_the_engine_counts_on_the_tiny_base() -> None:
     shape, width = shape_of(recipe), 2 if recipe.serving_dtype == "bfloat16" else 4
     for targets in (PROJECTIONS, ("q_proj", "o_proj")):
         counted = sizes_of(recipe, 16, targets)
-        weights = shape.adapter_weights(16, targets)
-        assert sizes_by_shape(shape, weights, width) == counted
+        tensors = shape.adapter_tensors(16, targets)
+        is_pinned = installed_device() == "cuda"
+        assert sizes_by_shape(shape, tensors, width, is_pinned=is_pinned) == counted
 
 
 def test_qwen3_4b_has_four_billion_parameters_and_an_adapter_its_published_size() -> None:
     shape = load_plan("qwen3-4b_h100", {}).shape
     assert shape is not None
     assert shape.weights == pytest.approx(4.02e9, rel=0.01)
-    assert 2 * shape.adapter_weights(32, PROJECTIONS) == pytest.approx(132e6, rel=0.01)
+    assert 2 * sum(shape.adapter_tensors(32, PROJECTIONS)) == pytest.approx(132e6, rel=0.01)
     assert shape.token_flops() == pytest.approx(7.27e9, rel=0.01)
 
 
@@ -45,7 +47,7 @@ def test_the_recipe_says_which_projections_of_which_rank() -> None:
 def test_a_projection_that_does_not_exist_is_refused() -> None:
     shape = shape_of(load_recipe("tiny"))
     with pytest.raises(GuardError, match=r"no such projection.*got qkv.*Known: q_proj"):
-        shape.adapter_weights(8, ["qkv"])
+        shape.adapter_tensors(8, ["qkv"])
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from guard.errors import GuardError
+from guard.machine.device import installed_device
 from guard.recipe import ServingMemory, load_recipe
+from serve.engine.backends import arguments
 from serve.engine.backends.arguments import GIB, Sizes, engine_args, sizes_of
-from serve.plan.device.architecture import shape_of
+from serve.plan.device.architecture import BYTES, shape_of
 from serve.plan.device.memory import memory_left, sizes_by_shape, split_memory
 
 SIZES = Sizes(token=10, adapter=1000, host_adapter=1000, weights=GIB)
@@ -35,7 +37,8 @@ def test_on_the_tiny_base_it_is_what_the_engine_is_started_with() -> None:
     targets = recipe.engine["lora_target_modules"]
     width = 2 if recipe.serving_dtype == "bfloat16" else 4
     shape = shape_of(recipe)
-    sizes = sizes_by_shape(shape, shape.adapter_weights(recipe.max_rank, targets), width)
+    tensors = shape.adapter_tensors(recipe.max_rank, targets)
+    sizes = sizes_by_shape(shape, tensors, width, is_pinned=installed_device() == "cuda")
     assert sizes == sizes_of(recipe, recipe.max_rank, targets)
     split = split_memory(recipe.serving_memory, sizes, 0, recipe.context_tokens, slots=7)
     args = engine_args(recipe, [], {"max_loras": 7})
@@ -43,6 +46,17 @@ def test_on_the_tiny_base_it_is_what_the_engine_is_started_with() -> None:
     few = split_memory(recipe.serving_memory, sizes, 0, recipe.context_tokens)
     alone = engine_args(recipe, [], {})
     assert (few.slots, few.cache_bytes) == (alone["max_loras"], alone["kv_cache_memory_bytes"])
+
+
+def test_beside_a_gpu_the_host_holds_what_the_engine_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("tiny")
+    targets = recipe.engine["lora_target_modules"]
+    shape = shape_of(recipe)
+    tensors = shape.adapter_tensors(recipe.max_rank, targets)
+    sizes = sizes_by_shape(shape, tensors, BYTES[recipe.serving_dtype], is_pinned=True)
+    assert sizes.host_adapter > sizes.adapter
+    monkeypatch.setattr(arguments, "installed_device", lambda: "cuda")
+    assert sizes == sizes_of(recipe, recipe.max_rank, targets)
 
 
 def test_without_a_figure_or_without_room_it_is_refused() -> None:
