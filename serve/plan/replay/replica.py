@@ -83,10 +83,7 @@ class ConversationCache:
         return max(self.scaffold, tokens // self.block_size * self.block_size)
 
     def put(self, session: int, tokens: int, copies: int) -> None:
-        """Note that the conversation was computed up to `tokens`.
-
-        `copies`: one where rules share the conversation, else one for each rule.
-        """
+        """Note that the conversation was computed up to `tokens`, in as many copies."""
         self._used -= self._held.pop(session, (0, 0))[1]
         size = tokens * copies
         self._held[session] = (tokens, size)
@@ -94,6 +91,13 @@ class ConversationCache:
         while self._used > self.capacity and len(self._held) > 1:
             _, (_, evicted) = self._held.popitem(last=False)
             self._used -= evicted
+
+
+def copies_of(rules: int, *, shares: bool) -> int:
+    """How many times a check of so many rules computes and keeps its conversation: once where they
+    share it, else once for each.
+    """
+    return 1 if shares else rules
 
 
 class ReplicaSimulation:
@@ -150,11 +154,11 @@ class ReplicaSimulation:
 
     def _submit(self, number: int, arrival: CheckArrival) -> float:
         """Queue the check. Returns the seconds that this takes."""
-        cached = arrival.cached_tokens
-        if cached is None:
-            cached = self._cache.held(arrival.session)
+        # What is recorded is the cache of a server whose rules share conversations.
+        recorded = arrival.cached_tokens if self._shares else None
+        cached = self._cache.held(arrival.session) if recorded is None else recorded
         cached = min(cached, arrival.tokens)
-        copies = 1 if self._shares else len(arrival.rules)
+        copies = copies_of(len(arrival.rules), shares=self._shares)
         self._cache.put(arrival.session, arrival.tokens, copies)
         self._cached_tokens += cached
         self._left[number] = len(arrival.rules)

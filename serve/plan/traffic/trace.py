@@ -3,8 +3,8 @@
 Our format: `{"time": 12.5, "session": "a7", "tokens": 315, "rules": ["pii_leak", …]}`. `time` is in
 seconds from any origin. `tokens` is the length of the conversation's prompt. `rules` has names, or
 the number of the most popular rules. Without `session` each check is a conversation of its own;
-without `cached_tokens` the simulation says what the cache holds. An audit line (`make up AUDIT=…`)
-does not state the length: it follows from the tokens of all its rules.
+without `cached_tokens`, and for LoRA, the simulation says what the cache holds. An audit line
+(`make up AUDIT=…`) does not state the length: it follows from the tokens of all its rules.
 """
 
 from __future__ import annotations

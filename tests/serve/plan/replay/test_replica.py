@@ -104,6 +104,12 @@ def test_a_recorded_hit_counts_instead_of_what_the_simulation_holds() -> None:
     assert simulated(recorded, sizes()).work.tokens == 50 + 40 + 2
 
 
+def test_a_recorded_hit_says_nothing_of_rules_that_do_not_share_conversations() -> None:
+    """Else a plan gives LoRA the cache of the aLoRA server whose log it reads."""
+    recorded = [check(0.0, 50, session=0), check(1.0, 50, session=1)._replace(cached_tokens=48)]
+    assert simulated(recorded, sizes(), shares=False).work.tokens == 50 + 50 + 2
+
+
 def test_adapters_without_a_slot_cost_their_copies_and_reads() -> None:
     few = sizes(adapters=4, host=2, slots=1)
     arrivals = [CheckArrival(float(number), number, 9, (number % 4,)) for number in range(8)]
