@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.plan.replay.replica import ConversationCache
+from serve.plan.replay.replica import ConversationCache, copies_of
 from serve.plan.routing.ring import Router
 from serve.plan.routing.turns import ConversationTurn, TurnArrivals
 
@@ -36,10 +36,11 @@ class RoutingOutcome:
     """What became of the counted turns.
 
     `affinity`: the share of later turns at the replica of the turn before. `hit_rate`: the share of
-    the tokens computed by an earlier turn that were still in the cache. `refused`: the share of
-    turns that their first choice refused. `busiest`: the busiest replica's work over the mean,
-    among those that were there from the beginning to the end; 0 if none worked. `counted`: the
-    number of turns.
+    the tokens computed by an earlier turn that were still in the cache. `utilisation`: the share of
+    their time that replicas are at work, from where turns are counted to the last answer.
+    `refused`: the share of turns that their first choice refused. `busiest`: the busiest replica's
+    work in that time over the mean, among those that were there from the beginning to the end; 0 if
+    none worked. `counted`: the number of turns.
     """
 
     affinity: float
@@ -54,9 +55,13 @@ class RoutingOutcome:
 
 @dataclass
 class SimulatedReplica:
-    """A replica's queue, as the times when its checks will be finished, and its cache."""
+    """A replica's queue, as the times when its checks will be finished, and its cache.
+
+    `busy_s`: how long it is at work from `counted_from_s` on.
+    """
 
     cache: ConversationCache
+    counted_from_s: float
     finishes_s: deque[float] = field(default_factory=deque)
     busy_s: float = 0.0
 
@@ -69,9 +74,10 @@ class SimulatedReplica:
     def serve(self, now: float, service_s: float) -> float:
         """Put a check at the end of the queue. Returns the time when it will be finished."""
         begins_s = max(now, self.finishes_s[-1] if self.finishes_s else now)
-        self.finishes_s.append(begins_s + service_s)
-        self.busy_s += service_s
-        return begins_s + service_s
+        finishes_s = begins_s + service_s
+        self.finishes_s.append(finishes_s)
+        self.busy_s += max(0.0, finishes_s - max(begins_s, self.counted_from_s))
+        return finishes_s
 
 
 @dataclass
@@ -89,14 +95,23 @@ class TurnCounts:
 class FleetSimulation:
     """Replicas behind a router. Time is in seconds from the first turn.
 
-    `churn`: the share of replicas that is replaced each minute, one at a time.
+    `churn`: the share of replicas that is replaced each minute, one at a time. `shares`: whether
+    the rules of a check share one copy of its conversation in the cache.
     """
 
     def __init__(
-        self, replicas: int, room: ReplicaRoom, service_s: ServiceS, router: Router, churn: float
+        self,
+        replicas: int,
+        room: ReplicaRoom,
+        service_s: ServiceS,
+        router: Router,
+        churn: float,
+        *,
+        shares: bool,
     ) -> None:
         self._room, self._service_s, self._router = room, service_s, router
-        self._replicas = {number: self._fresh() for number in range(replicas)}
+        self._shares = shares
+        self._replicas: dict[int, SimulatedReplica] = {}
         self._gone: list[SimulatedReplica] = []
         self._first_replicas = self._next_number = replicas
         self._between_changes_s = np.inf
@@ -111,6 +126,7 @@ class FleetSimulation:
         draw = np.random.default_rng(seed)
         turns = arrivals.listed()
         self._counted_from_s = arrivals.counted_from_s
+        self._replicas = {number: self._fresh() for number in range(self._first_replicas)}
         # Turns that every replica refused: (time of the next attempt, number, attempts so far).
         retries: list[tuple[float, int, int]] = []
         next_change_s, number = float(draw.exponential(self._between_changes_s)), 0
@@ -126,10 +142,11 @@ class FleetSimulation:
             if not self._answer(turns[turn], now, attempts):
                 pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**attempts)
                 heapq.heappush(retries, (now + pause_s, turn, attempts + 1))
-        return self._outcome(turns)
+        return self._outcome()
 
     def _fresh(self) -> SimulatedReplica:
-        return SimulatedReplica(ConversationCache(self._room.cache_tokens, self._room.block_size))
+        cache = ConversationCache(self._room.cache_tokens, self._room.block_size)
+        return SimulatedReplica(cache, self._counted_from_s)
 
     def _replace_one(self, draw: np.random.Generator) -> None:
         numbers = list(self._replicas)
@@ -146,14 +163,14 @@ class FleetSimulation:
             if self._replicas[number].ongoing(now) < self._room.max_ongoing:
                 self._serve(turn, now, number)
                 return True
-            if rank == 0 and attempts == 0:
+            if rank == 0 and attempts == 0 and turn.due_s >= self._counted_from_s:
                 self._counts.refused += 1
         return False
 
     def _serve(self, turn: ConversationTurn, now: float, number: int) -> None:
         replica, counts = self._replicas[number], self._counts
         held = min(replica.cache.held(turn.session), turn.tokens)
-        replica.cache.put(turn.session, turn.tokens, 1)
+        replica.cache.put(turn.session, turn.tokens, copies_of(turn.rules, shares=self._shares))
         finished_s = replica.serve(now, self._service_s(turn.tokens, held, turn.rules))
         self._finished_s = max(self._finished_s, finished_s)
         if turn.due_s >= self._counted_from_s:
@@ -165,11 +182,11 @@ class FleetSimulation:
                 counts.stayed += self._last.get(turn.session) == number
         self._last[turn.session] = number
 
-    def _outcome(self, turns: Sequence[ConversationTurn]) -> RoutingOutcome:
+    def _outcome(self) -> RoutingOutcome:
         counts = self._counts
         all_replicas = [*self._replicas.values(), *self._gone]
         busy_s = sum(replica.busy_s for replica in all_replicas)
-        span_s = self._finished_s * len(self._replicas)
+        span_s = (self._finished_s - self._counted_from_s) * len(self._replicas)
         latencies_ms = 1000 * np.asarray(counts.latencies_s or [0.0])
         p50_ms, p95_ms = np.percentile(latencies_ms, (50, 95))
         return RoutingOutcome(
@@ -177,8 +194,8 @@ class FleetSimulation:
             hit_rate=counts.held / max(1, counts.reusable),
             p50_ms=float(p50_ms),
             p95_ms=float(p95_ms),
-            utilisation=busy_s / span_s,
-            refused=counts.refused / len(turns),
+            utilisation=busy_s / span_s if span_s > 0 else 0.0,
+            refused=counts.refused / max(1, len(counts.latencies_s)),
             busiest=self._busiest(),
             counted=len(counts.latencies_s),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from guard.errors import GuardError
 from guard.machine.provenance import provenance
 from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.build import planned_load
@@ -15,6 +16,7 @@ from serve.plan.deployment import PlannedMethod, deploy
 from serve.plan.device.step_cost import StepWork
 from serve.plan.money import SECONDS_AN_HOUR
 from serve.plan.plan_file import Plan
+from serve.plan.replay.replica import copies_of
 from serve.plan.routing.report import RoutingReport, RoutingRow
 from serve.plan.routing.ring import ROUTERS
 from serve.plan.routing.simulate import FleetSimulation, ReplicaRoom, ServiceS
@@ -34,7 +36,7 @@ def service_of(method: PlannedMethod) -> ServiceS:
     limits, suffix = method.sizes.limits, method.suffix_tokens
 
     def seconds(tokens: int, cached: int, rules: int) -> float:
-        copies = 1 if method.shares else rules
+        copies = copies_of(rules, shares=method.shares)
         new = (tokens - cached) * copies
         computed = new + rules * suffix
         pairs = copies * (tokens - cached) * (tokens + cached) / 2 + rules * suffix * tokens
@@ -52,7 +54,17 @@ def service_of(method: PlannedMethod) -> ServiceS:
 
 
 def study(plan: Plan, runs: Path, replicas: int, conversations_an_hour: int) -> RoutingReport:
-    """Simulate the grid of turns and churn, then several loads. Raises GuardError as `deploy`."""
+    """Simulate the grid of turns and churn, then several loads.
+
+    Raises GuardError as `deploy`, and for a plan with a trace.
+    """
+    if plan.traffic.trace is not None:
+        raise GuardError(
+            "many replicas are simulated with drawn conversations, not with a trace",
+            where=f"plan {plan.name}: traffic.trace",
+            got=plan.traffic.trace,
+            remedy="Leave the trace out and state lengths, rules and rules_a_check like its own",
+        )
     plan, load = planned_load(plan, runs)
     deployment = deploy(plan, runs)
     method = deployment.methods[0]
@@ -84,7 +96,7 @@ def _replicas_for(
     hits.
     """
     seconds = service_of(method)
-    mean_tokens = sum(shape.lengths) / len(shape.lengths) * (1 + 1 / TURNS[1]) / 2
+    mean_tokens = shape.mean_length * (1 + 1 / TURNS[1]) / 2
     service_s = seconds(round(mean_tokens), 0, round(sum(shape.rules_a_check) / 2))
     checks_per_second = conversations_an_hour * TURNS[1] / SECONDS_AN_HOUR
     return max(3, math.ceil(checks_per_second * service_s / share))
@@ -104,7 +116,12 @@ def _rows(
     rows = []
     for name, router in ROUTERS.items():
         simulation = FleetSimulation(
-            replicas, room, service_of(method), router(list(range(replicas))), churn
+            replicas,
+            room,
+            service_of(method),
+            router(list(range(replicas))),
+            churn,
+            shares=method.shares,
         )
         outcome = simulation.run(drawn)
         rows.append(

@@ -28,6 +28,14 @@ class TrafficShape:
     think_s: float = 20.0
 
     @property
+    def mean_length(self) -> float:
+        """The mean of a whole conversation's tokens: lengths between two quantiles are drawn evenly
+        from between them.
+        """
+        ends = (self.lengths[0] + self.lengths[-1]) / 2
+        return (sum(self.lengths) - ends) / (len(self.lengths) - 1)
+
+    @property
     def session_s(self) -> float:
         """The time within which nearly all conversations end."""
         return 4.6 * (self.turns - 1) * self.think_s  # the 99th percentile of an exponential

@@ -25,6 +25,13 @@ def test_conversations_of_one_turn_come_at_the_rate_with_the_lengths() -> None:
     assert all(len(set(arrival.rules)) == len(arrival.rules) for arrival in arrivals)
 
 
+def test_the_mean_length_is_that_of_what_is_drawn() -> None:
+    arrivals = draw_traffic(ONE_TURN, rate=20.0, checks=4000, seed=1).arrivals
+    assert ONE_TURN.mean_length == (150 + 300) / 2
+    drawn = np.mean([arrival.tokens for arrival in arrivals])
+    assert drawn == pytest.approx(ONE_TURN.mean_length, rel=0.02)
+
+
 def test_the_same_seed_draws_the_same_and_another_others() -> None:
     first, again, other = (draw_traffic(TURNS, 5.0, 200, seed) for seed in (1, 1, 2))
     assert first == again != other
