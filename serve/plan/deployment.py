@@ -99,6 +99,11 @@ def _deploy_here(
         raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
     methods = []
     for name in plan.methods:
+        rank = adapter_rank(recipe, name)
+        if plan.rank not in (None, rank):
+            problem = "the calibration measured adapters of another rank"
+            remedy = f"Leave rank out: it is {rank} by {METHODS[name].label}"
+            raise GuardError(problem, got=plan.rank, remedy=remedy)
         memory = _memory(plan, recipe, shape, name, None)
         sizes = _sizes(plan, recipe, memory, calibration.engine.scaffold_tokens)
         cost = calibration.cost(name)
@@ -165,13 +170,13 @@ def _memory(
     tensors = shape.adapter_tensors(slot_rank, adapter_targets(recipe, method))
     is_pinned = device is not None or installed_device() == "cuda"
     sizes = sizes_by_shape(shape, tensors, width, is_pinned=is_pinned)
-    device_gib, workspace_gib = plan.memory_gib, 0.0
+    total_gib, workspace_gib = plan.memory_gib, 0.0
     if device is not None:
+        total_gib = plan.memory_gib or device.memory_gib
         workspace_gib = device.workspace_gib
-        total = plan.memory_gib or device.memory_gib
-        device_gib = memory_left(total, sizes, workspace_gib)
-    elif device_gib is None:
-        device_gib = recipe.serving_memory.device_gib
+    device_gib = recipe.serving_memory.device_gib  # beside the base's weights
+    if total_gib is not None:
+        device_gib = memory_left(total_gib, sizes, workspace_gib)
     host_gib = plan.host_gib
     if host_gib is None:
         host_gib = recipe.serving_memory.host_gib

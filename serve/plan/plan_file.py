@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load, validate
@@ -19,7 +19,13 @@ HERE = "here"  # the device that `make bench NAME=calibrate` has measured
 MOST_CHECKS = 1_000_000
 
 
-class PlannedTraffic(Strict):
+class Finite(Strict):
+    """Strict, and no number is infinite or NaN."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class PlannedTraffic(Finite):
     """The traffic: recorded in the file `trace`, or drawn as `traffic.generate.TrafficShape` says.
 
     `rate`: checks per second of the whole deployment; a trace has its own rate by default.
@@ -46,7 +52,7 @@ class PlannedTraffic(Strict):
         return self
 
 
-class JudgePricing(Strict):
+class JudgePricing(Finite):
     """The prices of an LLM behind an endpoint, in USD per million tokens.
 
     `cached_input`: the price of tokens that it has read before. `policy_tokens`: the length of a
@@ -63,12 +69,14 @@ class JudgePricing(Strict):
     output_tokens: int = Field(default=5, ge=1)
 
 
-class Plan(Strict):
+class Plan(Finite):
     """One deployment. A value of None is taken from the model's recipe or from the device.
 
     `device`: `here`, as calibrated, or a name of recipes/devices. `shape`: the base's shape, needed
     where its folder is not in the checkout. `suffix_tokens`: the tokens that a rule adds to the
     conversation. `most_busy`: the largest share of its saturation rate that a replica gets.
+    `memory_gib`: what serving may take of the device's memory, with the base's weights and a named
+    device's workspace. `rank`: on `here` that of the recipe alone, as it was calibrated.
     """
 
     name: str
@@ -88,7 +96,7 @@ class Plan(Strict):
     shape: DecoderShape | None = None
     judge: JudgePricing | None = None
     checks: int = Field(default=2000, ge=50, le=MOST_CHECKS)  # simulated at each rate
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
     @field_validator("methods")
     @classmethod

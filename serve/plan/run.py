@@ -53,9 +53,14 @@ OPTIONS: dict[str, tuple[str, Parsed, str]] = {
         "largest share of its saturation rate a replica gets: 0.85",
     ),
     "--price": ("price_an_hour", float, "USD an hour of a device"),
-    "--rank": ("rank", int, "rank of the adapters"),
+    "--rank": ("rank", int, "rank of the adapters; on `here` the recipe's alone"),
     "--suffix": ("suffix_tokens", int, "tokens that a rule adds"),
-    "--memory": ("memory_gib", float, "GiB of the device's memory that serving may take"),
+    "--memory": (
+        "memory_gib",
+        float,
+        "GiB of the device's memory that serving may take, with the base's weights and a named "
+        "device's workspace",
+    ),
     "--host-memory": ("host_gib", float, "GiB of host memory for adapters"),
     "--slots": ("slots", int, "adapters on the device; default: as memory allows"),
     "--judge-input": ("judge.input", float, "the judge's USD per million tokens that it reads"),

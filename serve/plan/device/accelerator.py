@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from guard.files.yaml_file import Strict, load
 from guard.layout import ROOT
@@ -29,6 +29,8 @@ class Device(Strict):
     CPU kernels do, or once a rule. `host_…`: the time that Python takes beside the model.
     `host_to_device_gb_s`, `disk_gb_s`: how fast an adapter is copied, and read from disk.
     """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     name: str
     source: str

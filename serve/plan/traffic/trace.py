@@ -10,6 +10,7 @@ without `cached_tokens`, and for LoRA, the simulation says what the cache holds.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,26 +86,40 @@ def _recorded(content: Mapping[str, Any], suffix_tokens: int, where: str) -> Rec
     try:
         if "request_id" in content:
             return _audited(content, suffix_tokens)
-        rules = content["rules"]
-        names = [f"rule {number}" for number in range(rules)] if _is_count(rules) else list(rules)
         cached = content.get("cached_tokens")
         check = RecordedCheck(
             float(content["time"]),
             str(content.get("session", where)),
             int(content["tokens"]),
-            tuple(map(str, names)),
+            _names(content["rules"]),
             None if cached is None else int(cached),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise GuardError(f"a line cannot be read: {error}", where=where, remedy=REMEDY) from error
-    if check.tokens < 1 or not check.rules or len(set(check.rules)) < len(check.rules):
-        problem = "tokens must be at least 1, and there must be at least one rule, each only once"
+    problem = _problem(check)
+    if problem:
         raise GuardError(problem, where=where, got=dict(content), remedy=REMEDY)
     return check
 
 
-def _is_count(rules: object) -> bool:
-    return isinstance(rules, int) and not isinstance(rules, bool)
+def _names(rules: object) -> tuple[str, ...]:
+    """The rules' names; a number stands for the most popular ones. Raises TypeError for others."""
+    if isinstance(rules, list):
+        return tuple(map(str, rules))
+    if isinstance(rules, int) and not isinstance(rules, bool):
+        return tuple(f"rule {number}" for number in range(rules))
+    raise TypeError(f"rules is neither a list nor a number: {rules!r}")
+
+
+def _problem(check: RecordedCheck) -> str | None:
+    """What is wrong with the values of a line; None if nothing."""
+    if not math.isfinite(check.time_s):
+        return "time must be a finite number of seconds"
+    if check.tokens < 1 or not check.rules or len(set(check.rules)) < len(check.rules):
+        return "tokens must be at least 1, and there must be at least one rule, each only once"
+    if check.cached_tokens is not None and not 0 <= check.cached_tokens <= check.tokens:
+        return "cached_tokens must be from 0 to tokens"
+    return None
 
 
 def _audited(content: Mapping[str, Any], suffix_tokens: int) -> RecordedCheck | None:

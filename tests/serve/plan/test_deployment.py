@@ -47,6 +47,23 @@ def test_slots_are_as_many_and_as_large_as_the_engine_s(tmp_path: Path) -> None:
     assert twice.memory.adapters_bytes == alora.memory.adapters_bytes
 
 
+def test_the_memory_that_is_stated_holds_the_weights_too_here_as_on_a_named_device(
+    tmp_path: Path,
+) -> None:
+    calibrated(tmp_path)
+    here = deploy(plan(memory_gib=2.0), tmp_path).methods[0].memory
+    parts_bytes = here.weights_bytes + here.adapters_bytes + here.cache_bytes
+    assert parts_bytes == pytest.approx(2 * 2**30, abs=1)
+    named = deploy(plan(memory_gib=8.0, device="l4"), tmp_path).methods[0].memory
+    parts_bytes = named.weights_bytes + named.adapters_bytes + named.cache_bytes
+    assert parts_bytes + named.workspace_bytes == pytest.approx(8 * 2**30, abs=1)
+
+
+def test_the_rank_of_the_recipe_may_be_stated_here(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    assert deploy(plan(rank=16), tmp_path).methods == deploy(plan(), tmp_path).methods
+
+
 def test_the_host_beside_a_named_device_holds_fewer_adapters_than_their_bytes_say(
     tmp_path: Path,
 ) -> None:
@@ -66,7 +83,8 @@ def test_the_host_beside_a_named_device_holds_fewer_adapters_than_their_bytes_sa
     [
         ({"price_an_hour": None}, "State `price_an_hour`"),
         ({"suffix_tokens": 9}, "another suffix.*it is 3"),
-        ({"memory_gib": 0.001}, "does not hold a conversation"),
+        ({"memory_gib": 0.001}, "the base does not fit"),
+        ({"rank": 8}, "adapters of another rank.*got 8.*it is 16 by aLoRA"),
         ({"model": "qwen3-4b"}, "State the base's `shape`"),
         ({"model": "minilm"}, "no decoder"),
         ({"device": "h10"}, "Did you mean 'h100'"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,13 @@ def test_a_trace_that_is_an_option_has_its_own_rate_unless_one_is_given(tmp_path
         ({"p95_ms": -1.0}, "'p95_ms'"),
         ({"rank": 0}, "'rank'"),
         ({"checks": 10_000_000}, "'checks'"),
+        ({"seed": -1}, "'seed'.*greater than or equal to 0, got -1"),
+        ({"traffic.rate": math.inf}, "'traffic.rate'.*finite number"),
+        ({"traffic.think_s": math.inf}, "'traffic.think_s'.*finite number"),
+        ({"traffic.zipf": math.nan}, "'traffic.zipf'"),
+        ({"price_an_hour": math.inf}, "'price_an_hour'.*finite number"),
+        ({"judge.input": math.inf}, "'judge.input'.*finite number"),
+        ({"memory_gib": math.inf}, "'memory_gib'.*finite number"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(options: dict[str, object], words: str) -> None:

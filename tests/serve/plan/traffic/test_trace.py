@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,17 @@ def _record(began_s: float, failure: str | None) -> CheckRecord:
         ([{"time": 1, "tokens": 9, "rules": 1}], "at least two checks.*got 1 checks"),
         ([{"time": 1, "tokens": 9, "rules": 1}] * 2, "every check has the same timestamp"),
         ([{"time": "noon", "tokens": 9, "rules": 1}], "cannot be read"),
+        (
+            [{"time": 1, "tokens": 9, "rules": "toxic"}],
+            r":1: .*neither a list nor a number: 'toxic'",
+        ),
+        ([{"time": 1, "tokens": 9, "rules": {"pii": 1}}], "neither a list nor a number"),
+        ([{"time": 1, "tokens": 9, "rules": True}], "neither a list nor a number: True"),
+        ([{"time": math.nan, "tokens": 9, "rules": 1}], r":1: time must be a finite number"),
+        ([{"time": math.inf, "tokens": 9, "rules": 1}], "time must be a finite number"),
+        ([{"time": 1, "tokens": math.inf, "rules": 1}], r":1: a line cannot be read"),
+        ([{"time": 1, "tokens": 9, "rules": 1, "cached_tokens": -1}], r":1: cached_tokens must be"),
+        ([{"time": 1, "tokens": 9, "rules": 1, "cached_tokens": 10}], "from 0 to tokens"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_line(
