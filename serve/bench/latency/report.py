@@ -65,22 +65,26 @@ class RatioRow(Strict):
 
 class MarginalCostRow(Strict):
     """By how much a further rule increases aLoRA's wall time: the median over pairs of repeats, and
-    its 95 % interval (bootstrap).
+    its 95 % interval (bootstrap), None where there are too few pairs for one.
     """
 
     prompt_tokens: int
     from_rules: int
     to_rules: int
     ms_per_rule: float
-    ms_low: float
-    ms_high: float
+    ms_low: float | None
+    ms_high: float | None
+    pairs: int | None = None  # older files do not state it
 
     def __str__(self) -> str:
-        return (
+        cost = (
             f"marginal cost per rule on {self.prompt_tokens:,} tokens, from {self.from_rules} to "
-            f"{self.to_rules} rules: {self.ms_per_rule:.2f} ms "
-            f"({self.ms_low:.2f} to {self.ms_high:.2f})"
+            f"{self.to_rules} rules: {self.ms_per_rule:.2f} ms"
         )
+        if self.ms_low is None or self.ms_high is None:
+            pairs = "1 pair" if self.pairs == 1 else f"{self.pairs} pairs"
+            return f"{cost} ({pairs} of repeats: too few for an interval)"
+        return f"{cost} ({self.ms_low:.2f} to {self.ms_high:.2f})"
 
 
 class LatencyReport(BenchReport):

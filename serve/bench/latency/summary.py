@@ -15,6 +15,7 @@ from serve.bench.report import Spread, median_count, percentiles
 
 RESAMPLES = 2000  # by the bootstrap
 INTERVAL = (2.5, 97.5)  # percentiles
+FEWEST_PAIRS = 5  # of fewer, a bootstrap's interval is far too narrow, of one it has no width
 
 
 def cell_rows(
@@ -114,13 +115,22 @@ def _marginal_cost(
     for with_few, with_many in zip(measured[few], measured[many], strict=False):
         growth_ms = with_many.samples[method].wall_ms - with_few.samples[method].wall_ms
         costs.append(growth_ms / (many.rules - few.rules))
-    drawn = np.random.default_rng(0).choice(costs, (RESAMPLES, len(costs)))
-    low, high = np.percentile(np.median(drawn, axis=1), INTERVAL)
+    low, high = _median_interval(costs)
     return MarginalCostRow(
         prompt_tokens=few.prompt_tokens,
         from_rules=few.rules,
         to_rules=many.rules,
         ms_per_rule=statistics.median(costs),
-        ms_low=float(low),
-        ms_high=float(high),
+        ms_low=low,
+        ms_high=high,
+        pairs=len(costs),
     )
+
+
+def _median_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The 95 % interval of the values' median; of too few values there is none."""
+    if len(values) < FEWEST_PAIRS:
+        return None, None
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(drawn, axis=1), INTERVAL)
+    return float(low), float(high)

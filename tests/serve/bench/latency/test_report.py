@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from serve.bench.latency.report import LatencyReport, table
-from tests.serve.bench.latency.toy_report import toy_report
+from tests.serve.bench.latency.toy_report import COST, toy_report
 
 
 def test_the_report_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -42,6 +42,14 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     assert "while the clock ran: 2; peak memory of the process: 2,346 MiB" in text
     assert "two cores" in text and "abc1234" in text
     assert "RANDOM WEIGHTS" not in text and "RANDOM WEIGHTS" in table(toy_report("random weights"))
+
+
+def test_a_cost_of_few_pairs_is_printed_with_their_number_and_no_interval() -> None:
+    report = toy_report()
+    for pairs, words in ((1, "1 pair of repeats"), (4, "4 pairs of repeats")):
+        few = COST.model_copy(update={"ms_low": None, "ms_high": None, "pairs": pairs})
+        text = table(report.model_copy(update={"marginal_costs": (few,)}))
+        assert f"5 rules: 36.00 ms ({words}: too few for an interval)\n" in text
 
 
 def test_the_table_says_that_the_base_reads_more_of_a_rule_where_it_does() -> None:

@@ -54,8 +54,8 @@ def test_without_a_method_its_ratios_are_missing(mode: str, has_bound: bool) -> 
 
 
 def test_the_marginal_cost_is_the_median_over_pairs_with_its_interval() -> None:
-    few = [repeat_of(1, 1, wall, 1) for wall in (100, 110, 90)]
-    many = [repeat_of(1, 1, wall, 1) for wall in (150, 140, 190)]
+    few = [repeat_of(1, 1, wall, 1) for wall in (100, 110, 90, 100, 100)]
+    many = [repeat_of(1, 1, wall, 1) for wall in (150, 140, 190, 150, 150)]
     measured = {
         Cell(1000, 30, 3): many,
         Cell(1000, 10, 3): few,
@@ -64,5 +64,15 @@ def test_the_marginal_cost_is_the_median_over_pairs_with_its_interval() -> None:
     }
     first, second = marginal_costs(measured)
     assert (first.prompt_tokens, first.from_rules, first.to_rules) == (1000, 10, 30)
-    assert (first.ms_per_rule, first.ms_low, first.ms_high) == (2.5, 1.5, 5.0)  # of 2.5, 1.5 and 5
+    assert (first.ms_per_rule, first.pairs) == (2.5, 5)  # of 2.5, 1.5, 5, 2.5 and 2.5
+    assert (first.ms_low, first.ms_high) == (1.5, 5.0)
     assert (second.from_rules, second.to_rules, second.ms_per_rule) == (30, 40, 0.0)
+
+
+def test_of_fewer_than_five_pairs_there_is_no_interval() -> None:
+    repeats = [repeat_of(1, 1, wall, 1) for wall in (100, 110, 90, 100)]
+    for pairs in (1, 4):
+        measured = {Cell(1000, 1, 4): repeats, Cell(1000, 11, pairs): repeats[:pairs]}
+        cost = marginal_costs(measured)[0]
+        assert (cost.ms_per_rule, cost.pairs) == (0.0, pairs)
+        assert cost.ms_low is None and cost.ms_high is None
