@@ -12,6 +12,7 @@ import sys
 from guard.errors import GuardError, did_you_mean, exits_cleanly
 from guard.machine.neighbours import warn_if_busy
 from serve.bench.command import Bench, parser_of
+from serve.bench.report import started_from
 
 BENCHES: dict[str, Bench] = {
     "latency": Bench(
@@ -151,6 +152,7 @@ def main() -> None:
     bench = bench_named(name)
     arguments = parser_of(name, bench).parse_args(bench.accepted(sys.argv[2:]))
     warn_if_busy("the figures will be off")
+    started_from()
     bench.load().main(arguments)
 
 

@@ -6,6 +6,7 @@ Knows nothing of what was measured.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -20,7 +21,7 @@ import psutil
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.machine.cores import usable_cores
-from guard.machine.provenance import peak_memory_mib, provenance
+from guard.machine.provenance import Provenance, peak_memory_mib, provenance
 from guard.recipe import Recipe
 
 NOTE_COLUMNS = 110
@@ -82,13 +83,21 @@ class BenchReport(Strict):
 SomeReport = TypeVar("SomeReport", bound=BenchReport)
 
 
+@functools.cache
+def started_from() -> Provenance:
+    """The commit, hardware and versions of this process, as they are when it is first asked: a
+    benchmark asks before it measures, because the checkout may be another one when it has.
+    """
+    return provenance()
+
+
 def origin(recipe: Recipe, *other_peaks_mib: float) -> dict[str, Any]:
     """The fields that every report has. `other_peaks_mib`: the peak memory of other processes.
 
     Call it last, because the peak memory of this process is that so far.
     """
     peak_mib = max([peak_memory_mib(), *other_peaks_mib])
-    return {**provenance(), "model": recipe.name, "peak_memory_mib": peak_mib}
+    return {**started_from(), "model": recipe.name, "peak_memory_mib": peak_mib}
 
 
 def peak_of_processes_mib() -> float:

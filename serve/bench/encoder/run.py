@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
-from guard.layout import Runs, fingerprint
+from guard.layout import Runs, fingerprint, running_code
 from guard.machine.provenance import hardware, versions
 from guard.recipe import Recipe, load_recipe
 from guard.weights.card import CARD, read_card
@@ -34,6 +34,8 @@ from serve.bench.encoder.report import NOBODY, EncoderReport, Weights, table
 from serve.bench.report import engine_settings, origin, publish, shared_code, threads
 from serve.engine import CODE
 
+# What measures and what is measured, as it is when this process begins.
+MEASURING_CODE = (*CODE, *sorted(Path(__file__).parent.glob("*.py")), *shared_code())
 REPEATS = 5
 BESIDE = "tiny"
 REPORT = "encoder_bench.json"
@@ -51,6 +53,8 @@ def run(
 ) -> EncoderReport:
     """Measure every cell of the grid. Raises GuardError for a decoder."""
     _check_encoder(recipe)
+    # Before it is measured: weights and code may change meanwhile.
+    inputs = _inputs(recipe, runs, beside, grid)
     recipes = _recipes(recipe, beside)
     rules = max(grid.rules)
     with contextlib.ExitStack() as stack:
@@ -64,7 +68,7 @@ def run(
         adapters[contestant.model][contestant.method] = contestant.weights
     return EncoderReport(
         **origin(recipe),
-        inputs=_inputs(recipe, runs, beside, grid),
+        inputs=inputs,
         threads=threads(),
         engine=_settings(recipe, rules),
         beside=beside.name if beside else NOBODY,
@@ -100,9 +104,7 @@ def _inputs(recipe: Recipe, runs: Runs, beside: Recipe | None, grid: EncoderGrid
         inputs += [base_recipe.model_dump(), base_recipe.base_revision]
         for card in sorted((runs.root / base_recipe.name).glob(f"*/*/{CARD}")):
             inputs.append(read_card(card.parent).weights_sha256)
-    here = Path(__file__).parent
-    code = (*CODE, *sorted(here.glob("*.py")), *shared_code())
-    return fingerprint(*inputs, *code)
+    return fingerprint(*inputs, running_code(MEASURING_CODE))
 
 
 def publish_run(

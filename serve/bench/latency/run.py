@@ -23,7 +23,7 @@ from typing import Any
 
 from guard.arguments import count
 from guard.errors import GuardError
-from guard.layout import Runs, fingerprint
+from guard.layout import Runs, fingerprint, running_code
 from guard.machine.provenance import hardware, versions
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
@@ -46,6 +46,8 @@ from serve.bench.report import engine_settings, origin, shared_code, threads
 from serve.bench.workload.adapter_folders import MARGIN_TOKENS, Folders, adapter_folders, copies
 from serve.engine import CODE, GuardEngine
 
+# What measures and what is measured, as it is when this process begins.
+MEASURING_CODE = (*CODE, *sorted(Path(__file__).parent.glob("*.py")), *shared_code())
 REPEATS = 20
 QUICK_S = 120  # how long measuring the coarse grid may take
 
@@ -74,12 +76,13 @@ def run(
     recipe: Recipe,
     folders: Folders,
     grid: Sequence[Cell],
+    inputs: str,
     *,
     is_random: bool = False,
     seconds: float | None = None,
 ) -> LatencyReport:
     """Measure the grid. Each part has an engine of its own, with as many adapters of each method as
-    it has rules, made from `folders`.
+    it has rules, made from `folders`. `inputs`: the fingerprint of what is measured, from before.
     """
     parts = [_part(recipe, folders, cells, seconds) for cells in by_engine(grid)]
     rows, ratios, costs = [], [], []
@@ -93,7 +96,7 @@ def run(
         **origin(recipe),
         threads=threads(),
         adapters="random weights" if is_random else "trained",
-        inputs=_inputs(recipe, folders, is_random),
+        inputs=inputs,
         engine=engine_settings(recipe) | _own_arguments(parts),
         left_out=tuple(left_out),
         cells=tuple(rows),
@@ -170,10 +173,9 @@ def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:
     weights = []
     for method_folders in folders.values():
         weights += [load_card(folder).weights_sha256 for folder in method_folders]
-    here = Path(__file__).parent
-    code = (*CODE, *sorted(here.glob("*.py")), *shared_code())
     made_with = recipe.model_dump(), recipe.base_revision, weights, is_random
-    return fingerprint(*made_with, hardware(), versions(), threads(), *code)
+    code = running_code(MEASURING_CODE)
+    return fingerprint(*made_with, hardware(), versions(), threads(), code)
 
 
 def _current(path: Path, inputs: str, grid: Sequence[Cell]) -> LatencyReport | None:
@@ -231,9 +233,10 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.quick:
         grid, seconds = quick_grid(repeats), QUICK_S
     with adapter_folders(recipe, runs, is_random=arguments.random) as folders:
-        report = _current(runs.latency, _inputs(recipe, folders, arguments.random), grid)
+        inputs = _inputs(recipe, folders, arguments.random)
+        report = _current(runs.latency, inputs, grid)
         if report is None or arguments.force:
-            report = run(recipe, folders, grid, is_random=arguments.random, seconds=seconds)
+            report = run(recipe, folders, grid, inputs, is_random=arguments.random, seconds=seconds)
         else:
             print(f"nothing changed since {runs.latency} was measured; FORCE=1 measures again")
     publish(report, runs)

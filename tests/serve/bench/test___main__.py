@@ -77,7 +77,9 @@ def test_a_benchmark_understands_all_that_it_takes(name: str) -> None:
     parser_of(name, bench).parse_args(words)
 
 
-def test_a_busy_machine_is_told_before_a_benchmark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_told_and_the_commit_read_before_a_benchmark_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
     toy = ModuleType("toy_bench")
     toy.arguments = lambda parser: None  # type: ignore[attr-defined]
@@ -85,9 +87,10 @@ def test_a_busy_machine_is_told_before_a_benchmark_starts(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "toy_bench", toy)
     monkeypatch.setitem(BENCHES, "toy", Bench("toy_bench", "a toy", "no time"))
     monkeypatch.setattr("serve.bench.__main__.warn_if_busy", events.append)
+    monkeypatch.setattr("serve.bench.__main__.started_from", lambda: events.append("commit"))
     monkeypatch.setattr("sys.argv", ["bench", "toy"])
     main()
-    assert events == ["the figures will be off", "toy"]
+    assert events == ["the figures will be off", "commit", "toy"]
 
 
 HELP = """

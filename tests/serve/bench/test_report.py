@@ -30,6 +30,7 @@ from serve.bench.report import (
     percentile,
     percentiles,
     publish,
+    started_from,
 )
 from serve.bench.sgmv.report import SgmvReport
 from serve.bench.sgmv.report import table as sgmv_table
@@ -85,6 +86,15 @@ def test_the_peak_of_memory_is_the_largest_of_the_processes() -> None:
     assert peak_mib > 300
     own_mib = origin(load_recipe("tiny"))["peak_memory_mib"]
     assert origin(load_recipe("tiny"), peak_mib, own_mib + 500)["peak_memory_mib"] == own_mib + 500
+
+
+def test_a_report_names_the_commit_from_before_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = started_from()
+    checked_out_since = before | {"commit": before["commit"] + "0"}
+    monkeypatch.setattr("serve.bench.report.provenance", lambda: checked_out_since)
+    assert origin(load_recipe("tiny"))["commit"] == before["commit"]
 
 
 def test_a_report_is_published_as_file_plot_and_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from guard.layout import ROOT, Runs
 from guard.recipe import Recipe
 from serve.bench.encoder import run as encoder
 from serve.bench.encoder.measure import EncoderGrid
-from serve.bench.encoder.report import EncoderReport, table
+from serve.bench.encoder.report import EncoderCell, EncoderReport, table
 from serve.bench.encoder.run import FULL, QUICK, REPORT, _inputs, publish_run, run
+from serve.engine import CODE
 from tests.serve.bench.encoder.toy_report import toy_report
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
@@ -62,14 +64,37 @@ def test_a_report_depends_on_its_machine_s_threads_and_on_all_code_that_measures
     with monkeypatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "7")
         assert _inputs(recipe(), Runs(tmp_path), None, FULL) != before
-    named: list[object] = []
-    monkeypatch.setattr(encoder, "fingerprint", lambda *inputs: named.extend(inputs))
-    _inputs(recipe(), Runs(tmp_path), None, FULL)
-    files = {path for path in named if isinstance(path, Path)}
+    edited = tmp_path / "measure.py"
+    edited.write_text("# another version")
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "MEASURING_CODE", (*encoder.MEASURING_CODE, edited))
+        assert _inputs(recipe(), Runs(tmp_path), None, FULL) != before
+    files = set(encoder.MEASURING_CODE)
+    assert set(CODE) < files
     for room in ("encoder", "workload"):
         of_room = set((ROOT / "serve" / "bench" / room).glob("*.py"))
         assert of_room and of_room < files
     assert {ROOT / "serve/bench" / f"{name}.py" for name in ("memory", "report", "scores")} < files
+
+
+def test_a_report_names_the_weights_and_the_code_from_before_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may change while it is measured; a report that named the new ones would be kept."""
+    runs, code = Runs(tmp_path), tmp_path / "measure.py"
+    code.write_text("# as it is imported")
+    monkeypatch.setattr(encoder, "MEASURING_CODE", (code,))
+    before = _inputs(recipe(), runs, None, QUICK)
+    code.write_text("# edited meanwhile")
+
+    def measured(*_: object) -> tuple[EncoderCell, ...]:
+        save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
+        return toy_report().cells
+
+    monkeypatch.setattr(encoder, "measure", measured)
+    monkeypatch.setattr(encoder, "methods_on", lambda *_: nullcontext([]))
+    report = run(recipe(), runs, grid=QUICK)
+    assert report.inputs == before != _inputs(recipe(), runs, None, QUICK)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from serve.bench.encoder import run as encoder
 from serve.bench.latency import grid as latency_grid
 from serve.bench.latency import run as latency
 from serve.bench.latency.grid import Cell, full_grid, quick_grid
+from serve.bench.latency.measure import Measured
 from serve.bench.latency.report import LatencyReport, table
-from serve.bench.latency.run import _current, _inputs, publish
+from serve.bench.latency.run import EnginePart, _current, _inputs, publish
 from serve.bench.workload.random_adapter import random_adapters
+from serve.engine import CODE
 from tests.serve.bench.latency.toy_report import toy_report
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import recipe, save_card
@@ -61,10 +64,10 @@ def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
     assert _inputs(recipe().model_copy(update={"name": "other"}), folders, False) != before
     edited = tmp_path / "prompt.py"
     edited.write_text("# another version")
-    code = [path for path in latency.CODE if path.name != edited.name]
+    code = [path for path in latency.MEASURING_CODE if path.name != edited.name]
     for name, value in (
         ("versions", lambda: {"vllm": "9.9"}),
-        ("CODE", (*code, edited)),
+        ("MEASURING_CODE", (*code, edited)),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(latency, name, value)
@@ -72,11 +75,8 @@ def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
     with monkeypatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "7")
         assert _inputs(recipe(), folders, False) != before
-    named: list[object] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(latency, "fingerprint", lambda *inputs: named.extend(inputs))
-        _inputs(recipe(), folders, False)
-    files = {path.name for path in named if isinstance(path, Path)}
+    files = {path.name for path in latency.MEASURING_CODE}
+    assert set(CODE) < set(latency.MEASURING_CODE)
     own = {"run.py", "grid.py", "measure.py", "summary.py"}
     assert files >= own | {"adapter_folders.py", "prompts.py", "random_adapter.py"}
     assert files >= {"memory.py", "report.py", "scores.py"}
@@ -84,6 +84,33 @@ def test_a_benchmark_depends_on_its_adapters_model_packages_and_code(
     shutil.copytree(retrained, folders["alora"][0], dirs_exist_ok=True)
     save_card(folders["alora"][0], "medical_advice")
     assert _inputs(recipe(), folders, False) != before
+
+
+def test_a_report_names_the_weights_and_the_code_from_before_it_was_measured(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both may change while it is measured; a report that named the new ones would be kept."""
+    code = tmp_path / "measure.py"
+    code.write_text("# as it is imported")
+    monkeypatch.setattr(latency, "MEASURING_CODE", (code,))
+    folder = runs.adapter("tiny", "medical_advice", "alora")
+    folders, tiny = {"alora": [folder]}, load_recipe("tiny")
+    before = _inputs(tiny, folders, False)
+    code.write_text("# edited meanwhile")
+
+    def measured_while_it_is_trained(*_: object) -> EnginePart:
+        retrained = save_adapter(runs.root / "other", "medical_advice", seed=2)
+        shutil.copytree(retrained, folder, dirs_exist_ok=True)
+        save_card(folder, "medical_advice")
+        return EnginePart({}, Measured({}, ()), {})
+
+    kept: list[LatencyReport] = []
+    monkeypatch.setattr(latency, "_part", measured_while_it_is_trained)
+    monkeypatch.setattr(latency, "publish", lambda report, _: kept.append(report))
+    monkeypatch.setattr(latency, "adapter_folders", lambda *_, **__: nullcontext(folders))
+    monkeypatch.setattr("sys.argv", ["bench", "latency", "--quick", "--runs", str(runs.root)])
+    main()
+    assert kept[0].inputs == before != _inputs(tiny, folders, False)
 
 
 def test_a_full_grid_stands_for_a_coarse_one_and_not_the_other_way_round(tmp_path: Path) -> None:
@@ -174,7 +201,8 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
     grid = [Cell(100, 2, 2), Cell(CONTEXT + 100, 1, 1)]
     with random_adapters(short, short.adapter_methods, 1) as made:
         folders = {method: list(of_method.values()) for method, of_method in made.items()}
-        latency.run(short, folders, grid, is_random=True).save(tmp_path / "latency.json")
+        report = latency.run(short, folders, grid, "inputs", is_random=True)
+    report.save(tmp_path / "latency.json")
     report = LatencyReport.load(tmp_path / "latency.json")
     # An engine for each part of the grid
     printed = capsys.readouterr().out
