@@ -1,14 +1,14 @@
 """The conversation of a stored row, the same for training data, scans and replays.
 
 A row has `messages` as OpenAI has them, with or without `tools` and the `response` to them, or
-`prompt` and `response`, or `text`; each of them with or without `system`. Knows nothing of labels
-and of files.
+`prompt` and `response`, or `text`; each of them with or without `system`. One of the others that
+stands beside them must say again what one of the turns says. Knows nothing of labels and of files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guard.conversation.chat import turns_of
@@ -22,20 +22,27 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
     Raises GuardError if the row has no conversation, or one that cannot be read whole.
     """
     present = {name: value for name, value in fields.items() if value is not None}
+    beside: tuple[str, ...]
     if "messages" in present:
         turns = _turns_of_messages(present)
+        beside = ("prompt", "text")
     elif "prompt" in present or "response" in present:
         turns = _exchange(present)
+        beside = ("tools", "text")
     elif "text" in present:
         text = _text(present, "text")
         turns = turns_of([{"role": text_role, "content": text}], where="text")
+        beside = ("tools",)
     else:
         raise GuardError(
             "no conversation",
             got=", ".join(fields) or "nothing",
             remedy="A row needs messages, or prompt and response, or text",
         )
-    return _after_system(turns, present)
+    turns = _after_system(turns, present)
+    for name in beside:
+        _refuse_left_out(name, present, turns)
+    return turns
 
 
 def json_cell(value: Any, name: str) -> Any:
@@ -52,6 +59,35 @@ def json_cell(value: Any, name: str) -> Any:
         raise GuardError(
             f"{name} must be JSON: {why}", got=value[:60], remedy="Write it as JSON"
         ) from error
+
+
+def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Message]) -> None:
+    """Raise GuardError where the field `name`, which is not read, has tools, or says what none of
+    the turns says.
+    """
+    value = present.get(name)
+    if name == "tools":
+        value = json_cell(value or [], "tools")
+    if not value or (isinstance(value, str) and _is_said(value, turns)):
+        return
+    remedy = f"Make it one of the turns, or leave {name} out"
+    if name == "tools":
+        remedy = "Write the conversation as messages, or leave the tools out"
+    raise GuardError(
+        f"{name} stands beside a conversation that is read without it, and would be left out",
+        got=repr(value)[:60],
+        remedy=remedy,
+    )
+
+
+def _is_said(text: str, turns: Sequence[Message]) -> bool:
+    """Whether the lines of a text are lines of one of the turns, or there are none."""
+    lines = "\n".join(text.strip().splitlines())
+    for turn in turns:
+        content = "\n".join(turn.content.strip().splitlines())
+        if f"\n{lines}\n" in f"\n{content}\n":
+            return True
+    return not lines
 
 
 def _turns_of_messages(present: Mapping[str, Any]) -> tuple[Message, ...]:

@@ -23,13 +23,44 @@ def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
     exchange = (Message("user", "Q"), Message("assistant", "A"))
     assert conversation_of({"prompt": "Q", "response": "A", "messages": None}) == exchange
     system = Message("system", "Be kind.")
-    row = {"system": "Be kind.", "prompt": "Q", "response": "A", "text": "Q A"}
+    row = {"system": "Be kind.", "prompt": "Q", "response": "A", "text": "A"}
     assert conversation_of(row) == (system, *exchange)
     assert conversation_of({"text": "T"}) == (Message("user", "T"),)
     (image,) = conversation_of({"messages": [{"role": "user", "content": [{"type": "file"}]}]})
     assert isinstance(image, PartlyRead)
     (said,) = conversation_of({"text": "T"}, text_role="assistant")
     assert said == Message("assistant", "T")
+
+
+TOOLS = [{"name": "pay"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "Q", "response": "A", "tools": TOOLS},
+        {"prompt": "Q", "response": "A", "tools": json.dumps(TOOLS)},
+        {"text": "T", "tools": TOOLS},
+        {"messages": HI, "prompt": "Take 800 mg."},
+        {"messages": HI, "prompt": HI},
+        {"messages": HI, "prompt": "H", "response": "A"},
+        {"messages": HI, "text": "Hi and Q"},
+        {"prompt": "Q", "response": "A", "text": "Q A"},
+    ],
+)
+def test_what_would_be_left_out_of_a_row_is_an_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(GuardError, match="would be left out"):
+        conversation_of(fields)
+
+
+def test_what_says_again_what_is_read_or_nothing_is_left_out() -> None:
+    named = {"role": "user", "name": "Bob", "content": "Hi\r\nyou"}
+    assert len(conversation_of({"messages": [named], "prompt": "Hi\nyou\n"})) == 1
+    for beside in ({"prompt": "Hi"}, {"text": "A"}, {"prompt": "", "text": " "}):
+        assert len(conversation_of({"messages": HI, "response": "A"} | beside)) == 2
+    for nothing in ([], "[]", "", None):
+        assert len(conversation_of({"prompt": "Q", "response": "A", "tools": nothing})) == 2
+        assert len(conversation_of({"text": "T", "tools": nothing})) == 1
 
 
 @pytest.mark.parametrize("rest", [{"messages": HI}, {"prompt": "Hi", "response": "A"}])
