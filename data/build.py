@@ -27,8 +27,11 @@ from guard.conversation.example import GENERATOR, SPLITS, Example, write_example
 from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
+from guard.files.lock import locked
 from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, not_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
+
+LOCK = "lock"  # in a rule's data folder
 
 
 def build(
@@ -249,19 +252,25 @@ def _refuse_flags_of_kept(entry: DataSource, source: str, args: argparse.Namespa
 
 
 def _build_one(name: str, args: argparse.Namespace) -> None:
+    """Build one rule's data, and report them.
+
+    The folder is held from before what is in it is read: an endpoint may write for hours, and what
+    another command gives meanwhile must not be written over. Raises GuardError.
+    """
     rule = load_rule(name)
     folder = Runs(args.runs).data(name)
-    earlier = manifest.load(folder)
-    choice = _choose(rule, earlier, folder, args)
-    is_built = False
-    if choice.is_kept:
-        debate.refuse_last_turn(rule)
-    else:
-        options = source_named(choice.source).options(rule, earlier, args)
-        is_built = build(
-            rule, choice.source, options, args.seed, choice.splitting, folder, force=args.force
-        )
-    _report(rule, folder, choice, is_built)
+    with locked(folder / LOCK, "another command is writing these data"):
+        earlier = manifest.load(folder)
+        choice = _choose(rule, earlier, folder, args)
+        is_built = False
+        if choice.is_kept:
+            debate.refuse_last_turn(rule)
+        else:
+            options = source_named(choice.source).options(rule, earlier, args)
+            is_built = build(
+                rule, choice.source, options, args.seed, choice.splitting, folder, force=args.force
+            )
+        _report(rule, folder, choice, is_built)
 
 
 def _report(rule: Rule, folder: Path, choice: Choice, is_built: bool) -> None:

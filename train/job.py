@@ -5,7 +5,6 @@ Knows nothing of tensors.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from guard.errors import GuardError
 from guard.files.atomic import atomic_write
+from guard.files.lock import locked
 from guard.layout import Runs, fingerprint, not_current, split_files
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
@@ -150,16 +149,8 @@ class Job:
         Raises GuardError if another command is training them.
         """
         if self.folder not in _claimed:
-            self.scratch.mkdir(parents=True, exist_ok=True)
-            lock = (self.scratch / LOCK).open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                problem = f"{self.name}: another command is training this"
-                remedy = "Wait for it, or end it"
-                raise GuardError(problem, where=self.scratch, remedy=remedy) from None
-            _claimed[self.folder] = lock
+            problem = f"{self.name}: another command is training this"
+            _claimed[self.folder] = locked(self.scratch / LOCK, problem)
 
     def forget(self) -> None:
         """Make the job outdated and drop the checkpoints.

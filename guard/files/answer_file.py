@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from guard.errors import GuardError
+from guard.files.lock import locked
 
 
 class KeptRow(Protocol):
@@ -70,15 +70,7 @@ class AnswerFile(Generic[RowT]):
 
         Raises GuardError if one is asking.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                problem = "another command is asking, and paying, for these answers"
-                raise GuardError(
-                    problem, where=self.path, remedy="Wait for it, or end it"
-                ) from None
+        with locked(self.path, "another command is asking, and paying, for these answers"):
             self._drop_torn_end()
             self._read(self._row_type)
             yield

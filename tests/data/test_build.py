@@ -383,11 +383,35 @@ def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
             *_few("all", tmp_path),
         )
     assert caught.value.code == 2
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == sorted(SOME)
+    built = (tmp_path / "data").glob("*/manifest.json")
+    assert sorted(path.parent.name for path in built) == sorted(SOME)
     first, second = capsys.readouterr().err.splitlines()[-2:]  # after the progress of all others
     of_aloud = f"error: aloud: {rules / 'aloud.yaml'}: id differs from the file's name"
     assert first.startswith(of_aloud)
     assert second.startswith("error: quiet: ") and "no phrases for the rule 'quiet'" in second
+
+
+def test_rows_that_are_given_while_another_command_writes_are_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other command knows what the rows were when it began, and nothing of these."""
+    more = ["--rule", "pii_leak", "--runs", str(tmp_path)]
+    own = ["--data", _own(tmp_path, planted=False), "--splits", "clean"]
+    load, said = manifest.load, []
+
+    def load_while_another_builds(folder: Path) -> dict[str, Any]:
+        monkeypatch.setattr(manifest, "load", load)
+        with pytest.raises(SystemExit):
+            _run(monkeypatch, *more, *own)
+        said.append(capsys.readouterr().err)
+        return load(folder)
+
+    monkeypatch.setattr(manifest, "load", load_while_another_builds)
+    _run(monkeypatch, *_few("pii_leak", tmp_path))
+    assert re.search("pii_leak/lock: another command is writing these data. Wait for it", said[0])
+    assert _built_from(tmp_path, "pii_leak") == (GENERATOR, "keep")
+    _run(monkeypatch, *more, *own)
+    assert _built_from(tmp_path, "pii_leak")[1] == "clean"
 
 
 def test_a_hub_data_set_says_that_it_is_read_once(
