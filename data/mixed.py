@@ -33,31 +33,7 @@ def own_files(source: str) -> list[Path]:
     return local_files(own_part(source))
 
 
-def beside(
-    generated: Callable[[DataRequest], SourcedData],
-) -> Callable[[DataRequest], SourcedData]:
-    """The source of what `generated` gives and your own rows, read as any others are."""
-
-    def load(request: DataRequest) -> SourcedData:
-        source = own_part(request.source)
-        ingested = ingest(
-            read_rows(source),
-            source,
-            request.rule,
-            request.seed,
-            request.splitting,
-            OWN_SHARES,
-            fewest=1,  # the generated rows are there too
-        )
-        sourced = generated(request)
-        _refuse_copies(sourced.examples, ingested.examples, source)
-        examples = [*sourced.examples, *ingested.examples]
-        return replace(sourced, examples=examples, dropped=ingested.dropped)
-
-    return load
-
-
-def _refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], source: str) -> None:
+def refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], source: str) -> None:
     """Raise GuardError for rows of your own that are generated ones, nearly so, or have the name of
     one, in whatever split and with whatever label.
     """
@@ -78,3 +54,27 @@ def _refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], so
         remedy = "Remove these rows of yours; SPLITS= does not help here"
         problem = "some of your rows are generated ones, or nearly so"
         raise GuardError(problem, where=source, got=got, remedy=remedy)
+
+
+def beside(
+    generated: Callable[[DataRequest], SourcedData],
+) -> Callable[[DataRequest], SourcedData]:
+    """The source of what `generated` gives and your own rows, read as any others are."""
+
+    def load(request: DataRequest) -> SourcedData:
+        source = own_part(request.source)
+        ingested = ingest(
+            read_rows(source),
+            source,
+            request.rule,
+            request.seed,
+            request.splitting,
+            OWN_SHARES,
+            fewest=1,  # the generated rows are there too
+        )
+        sourced = generated(request)
+        refuse_copies(sourced.examples, ingested.examples, source)
+        examples = [*sourced.examples, *ingested.examples]
+        return replace(sourced, examples=examples, dropped=ingested.dropped)
+
+    return load

@@ -23,11 +23,13 @@ from data.build import code_files, write_splits
 from data.generator.generate import Counts
 from data.generator.library import phrase_files, rules_with_phrases
 from data.ingest import ingest
+from data.mixed import refuse_copies
 from data.rows import SourceRow, read_rows
 from data.sources import generated
 from data.splits import refuse_leaks
 from guard.arguments import count, multiple, whole_numbers
 from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
+from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import (
     Runs,
@@ -246,6 +248,7 @@ def _pools(request: StudyRequest) -> Pools:
         return Pools((), pool, test, labelled_for)
     generated_rows = generated(request.rule, request.generated, 0)
     generated_rows = [_of_origin(example, "generated") for example in generated_rows]
+    refuse_copies(generated_rows, [*pool, *test], str(request.data))
     refuse_leaks([*pool, *test, *generated_rows])
     common = tuple(row for row in generated_rows if row.split != "test")
     generated_test = tuple(row for row in generated_rows if row.split == "test")
@@ -255,11 +258,13 @@ def _pools(request: StudyRequest) -> Pools:
 def _own_pools(request: StudyRequest) -> Pools:
     """The rule's rows as `make data` left them.
 
-    Raises GuardError where there are none, or for a transfer, which needs rows of another source.
+    Raises GuardError where there are none, where they were labelled for what the rule was before,
+    or for a transfer, which needs rows of another source.
     """
     if request.kind == "transfer":
         remedy = "Name a file of labelled rows: make transfer RULE=… DATA=FILE"
         raise GuardError("a transfer is tested on real rows", remedy=remedy)
+    check_labelling(request.runs.data(request.rule.id), request.rule)
     rows: list[Example] = []
     for file in split_files(request.runs.data(request.rule.id)):
         rows += [_of_origin(row, "real") for row in read_examples(file)]

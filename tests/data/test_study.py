@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from data.generator.generate import Counts
+from data.sources import generated
 from data.splits import refuse_leaks
 from data.study import ALL_ROWS, StudyRequest, _limited, build_study, drawn, row_counts
 from guard.conversation.example import (
@@ -24,6 +25,7 @@ from guard.conversation.example import (
     read_examples,
     write_examples,
 )
+from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.rule import load_rule
@@ -226,6 +228,36 @@ def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path)
     assert all(row.id.startswith("real/validation") for row in splits["validation"])
     with pytest.raises(GuardError, match=r"tested on real rows.*DATA=FILE"):
         build_study(replace(asked, kind="transfer"))
+
+
+def test_a_curve_of_rows_that_were_labelled_for_what_the_rule_was_before_is_refused(
+    tmp_path: Path,
+) -> None:
+    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
+    folder = asked.runs.data("medical_advice")
+    for split in SPLITS:
+        rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
+        write_examples(folder / f"{split}.jsonl", rows)
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps({MANIFEST_KEY: labelling(asked.rule)}))
+    build_study(asked)
+    changed = asked.rule.model_copy(update={"turns": "last"})
+    with pytest.raises(GuardError, match=r'were made for turns: "any"; the rule says turns: "last'):
+        build_study(replace(asked, rule=changed))
+
+
+def test_a_row_of_a_transfer_that_is_a_generated_one_is_named_with_a_remedy_that_there_is(
+    tmp_path: Path,
+) -> None:
+    asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
+    copied = generated(asked.rule, asked.generated, 0)[0]
+    path = write_rows(tmp_path / "rows.jsonl")
+    turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
+    row = {"messages": turns, "label": copied.label, "id": "mine"}
+    path.write_text(f"{path.read_text()}\n{json.dumps(row)}\n")
+    with pytest.raises(GuardError, match=r"are generated ones.*real/mine.*Remove these rows"):
+        build_study(asked)
+    assert not asked.runs.root.exists()
 
 
 def test_a_curve_of_generated_rows_and_own_ones_together_is_refused(tmp_path: Path) -> None:
