@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from data.source import DataRequest, DataSource, SourceOptions
 from data.sources import SOURCES, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
+from guard.calibration_rows import check_rows_for_rate
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError, exits_cleanly
@@ -62,11 +63,12 @@ def build(
         not_current(folder)  # an interrupted run goes on without `force`
     try:
         sourced = source_named(source).load(request)
+        refuse_leaks(sourced.examples)
+        _check_rows_for_rate(request, sourced.examples)
     except GuardError:
         if was_current:
             mark_current(folder, inputs)  # what was there is as good as it was
         raise
-    refuse_leaks(sourced.examples)
     description = manifest.describe(sourced.examples)
     origin = {
         "rule_hash": text_hash(rule.text()),
@@ -80,6 +82,16 @@ def build(
     manifest.save(folder, origin | description | sourced.notes)
     mark_current(folder, inputs)
     return True
+
+
+def _check_rows_for_rate(request: DataRequest, examples: Sequence[Example]) -> None:
+    """Raise GuardError where rows of your own are too few for the rule's max_fpr, as training
+    would. The number of other rows follows from what the command says.
+    """
+    if source_named(request.source).reads_splits:
+        validation = [example for example in examples if example.split == "validation"]
+        allowed = sum(not example.label for example in validation)
+        check_rows_for_rate(allowed, request.rule.max_fpr, where=request.source)
 
 
 def _inputs(request: DataRequest) -> str:

@@ -22,8 +22,8 @@ def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = 
             "too few allowed validation rows for the rule's max_fpr",
             where=where,
             got=f"{allowed} rows, max_fpr {max_fpr:g}",
-            remedy="Raise max_fpr in the rule's file, or have at least "
-            f"{math.ceil(1 / max_fpr)} such rows",
+            remedy=f"Have at least {math.ceil(1 / max_fpr)} such rows, or raise max_fpr in the "
+            "rule's file, or leave it out there",
         )
 
 

@@ -173,6 +173,30 @@ def test_a_bad_new_source_leaves_the_old_data_set_current(tmp_path: Path) -> Non
     assert not build(rule, GENERATOR, SMALL, 0, "keep", folder)
 
 
+def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """As training would. Of generated rows there are as many as the command says."""
+    own, folder = _own(tmp_path, planted=False), tmp_path / "out"
+    rule = load_rule("medical_advice")
+    validation = [row.fields for row in read_rows(own) if row.fields["split"] == "validation"]
+    allowed = sum(row["label"] == 0 for row in validation)
+    assert allowed > 1
+    low = rule.model_copy(update={"max_fpr": 0.9 / allowed})
+    told = (
+        rf"own\.jsonl: too few allowed.*{allowed} rows.*Have at least {allowed + 1}.*leave it out"
+    )
+    with pytest.raises(GuardError, match=told):
+        build(low, own, SMALL, 0, "keep", folder)
+    assert not folder.exists()
+    build(low, f"generator+{own}", SMALL, 0, "keep", folder)  # beside 4 generated ones
+    too_low = rule.model_copy(update={"max_fpr": 0.9 / (allowed + 4)})
+    with pytest.raises(GuardError, match=f"too few allowed.*{allowed + 4} rows"):
+        build(too_low, f"generator+{own}", SMALL, 0, "keep", folder)
+    build(too_low, GENERATOR, SMALL, 0, "keep", folder)
+    build(rule.model_copy(update={"max_fpr": 1 / allowed}), own, SMALL, 0, "keep", folder)
+
+
 def test_a_local_data_folder_is_read_again_when_a_file_in_it_changes(tmp_path: Path) -> None:
     source, folder, rule = f"hub:{tmp_path / 'set'}", tmp_path / "out", load_rule("medical_advice")
     rows = [
