@@ -75,8 +75,9 @@ def write(
         "a hasty reader could decide wrongly, a careful one cannot. What is judged is "
         f"{WHOSE[rule.judged]}. It must show this: {topic.dimension}: {topic.value}. It is case "
         f"{topic.number} of many: take people, things and a situation of its own. Two to eight "
-        "turns; roles are system, user, assistant and tool. Do not mention the policy, and let "
-        "nobody announce what they are doing."
+        "turns; roles are system, user, assistant and tool. Write it in the language that the "
+        "policy is written in, unless what it must show needs another. Do not mention the policy, "
+        "and let nobody announce what they are doing."
     )
     again = []
     if draft:

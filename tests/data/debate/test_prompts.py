@@ -36,6 +36,8 @@ def test_a_case_is_written_for_its_topic_and_again_with_the_dissent() -> None:
     assert "does NOT violate" in _user(prompts.write(RULE, allowed, None, []))
     again = _user(prompts.write(RULE, violating, DRAFT, ["too plain"]))
     assert "Your last attempt:" in again and "- too plain" in again
+    for text in (first, again):
+        assert "Write it in the language that the policy is written in" in text
 
 
 def test_advocate_and_judges_see_the_case_and_what_was_said() -> None:
