@@ -34,7 +34,8 @@ class BaseKind:
     """How a kind of base reads.
 
     `acts_from` is from where on a method may act, `rule_turns` what the prompt may say of the rule.
-    An encoder reads windows and writes nothing. `only_judged_turns`: heads read only the judged
+    An encoder reads windows and writes nothing, and is of one of transformers' `model_types`, those
+    that `serve/vllm_encoder` has a model for. `only_judged_turns`: heads read only the judged
     speaker's turns.
     """
 
@@ -42,12 +43,18 @@ class BaseKind:
     rule_turns: tuple[RuleTurn, ...]
     is_encoder: bool = True
     only_judged_turns: bool = False
+    model_types: tuple[str, ...] = ()
 
 
 KINDS: dict[Kind, BaseKind] = {
     "decoder": BaseKind(get_args(ActsFrom), get_args(RuleTurn), is_encoder=False),
-    "encoder": BaseKind(("prompt", "output"), ("none",), only_judged_turns=True),
-    "gliner2": BaseKind(("prompt",), ("title", "policy")),
+    "encoder": BaseKind(
+        ("prompt", "output"),
+        ("none",),
+        only_judged_turns=True,
+        model_types=("bert", "deberta-v2", "modernbert", "roberta", "xlm-roberta"),
+    ),
+    "gliner2": BaseKind(("prompt",), ("title", "policy"), model_types=("deberta-v2",)),
 }
 
 
@@ -217,6 +224,19 @@ class Recipe(Strict):
         if KINDS[self.kind].only_judged_turns:
             return rule.reads
         return "conversation"
+
+    def check_model_type(self, model_type: str) -> None:
+        """Raise GuardError for an encoder of a type of transformers' that is not served."""
+        served = KINDS[self.kind].model_types
+        if model_type not in served:
+            raise GuardError(
+                "no rules are served on an encoder of this type",
+                where=f"{self._where}: base",
+                got=model_type,
+                remedy=f"Use one of {', '.join(served)}, or add a model to serve/vllm_encoder, and "
+                "its type to ENCODERS in serve/engine/backends/arguments.py and to KINDS in "
+                "guard/recipe.py",
+            )
 
     def served_as_trained(self) -> Recipe:
         """The recipe whose base is served in the dtype of training, unless `engine` names another.

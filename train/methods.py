@@ -98,6 +98,12 @@ def _check_encoder_adapter(job: Job) -> None:
     check_adapter(job)
 
 
+def _check_encoder_head(job: Job) -> None:
+    from train.encoder.settings import check_head
+
+    check_head(job)
+
+
 def _fit_encoder_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
     """LoRAs on an encoder, each with a head of its own, or with the classifier of GLiNER2."""
     from train.encoder import trainer
@@ -123,7 +129,7 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
     "encoder": {
         "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
         # Just before the rule's LoRA, which finds the states that were read for the head.
-        "head": Trainer(_check_head, _fit_encoder_heads, trains_together=False),
+        "head": Trainer(_check_encoder_head, _fit_encoder_heads, trains_together=False),
     },
     "gliner2": {
         "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),

@@ -1,25 +1,42 @@
-"""Checks the settings of a LoRA on an encoder. Knows nothing of rows or training loops."""
+"""Checks the settings of a method on an encoder, and the encoder. Knows nothing of rows or training
+loops.
+"""
 
 from __future__ import annotations
 
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from peft import get_peft_model
 from transformers import PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from guard.errors import GuardError
+from guard.files.json_file import load_json
+from guard.recipe import Recipe
 from train.adapter.settings import lora_config, trainer_config
+from train.base import pinned
 from train.encoder.bases import BASES
+from train.head.settings import check_head as check_head_settings
 from train.job import Job
 from train.refusals import refusals
+
+# Types of transformers whose first token is at the position behind that of the padding token.
+POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta")
+# Where vLLM looks, in this order, for how much of its positions a base is read in.
+SENTENCE_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 
 
 def check_adapter(job: Job) -> None:
     """Construct the job's settings, and put its fresh adapter on its base without weights.
 
     Raises GuardError for settings that PEFT or the trainer would refuse, for modules that the base
-    does not have, for a window that it has no positions for, and for a rule that fits no prompt.
+    does not have, for a base that is not served or in such windows, and for a rule that fits no
+    prompt.
     """
     if job.settings.head:
         problem = "an adapter does not use head settings"
@@ -27,19 +44,63 @@ def check_adapter(job: Job) -> None:
     adapter = lora_config(job)
     trainer_config(job)
     job.builder.suffix_ids(job.rule_text)
-    base = BASES[job.recipe.kind]
-    config = base.config(job.recipe)
-    _check_positions(job, config.max_position_embeddings)
+    config = _checked_config(job.recipe)
     with torch.device("meta"), refusals("PEFT", job.where("lora")):
-        get_peft_model(cast(PreTrainedModel, base.empty(config)), adapter)
+        get_peft_model(cast(PreTrainedModel, BASES[job.recipe.kind].empty(config)), adapter)
 
 
-def _check_positions(job: Job, positions: int) -> None:
-    window = job.recipe.window_tokens
-    if window is None or window > positions:
+def check_head(job: Job) -> None:
+    """Raise GuardError for settings that a head does not read, and for a base that is not served or
+    in such windows.
+    """
+    check_head_settings(job)
+    _checked_config(job.recipe)
+
+
+def _checked_config(recipe: Recipe) -> Any:
+    """The base's configuration.
+
+    Raises GuardError for a type that is not served, and for a window that it has no positions for.
+    """
+    config = BASES[recipe.kind].config(recipe)
+    recipe.check_model_type(config.model_type)
+    usable = _usable_positions(recipe, config)
+    window = recipe.window_tokens
+    if window is None or window > usable:
         raise GuardError(
             "the encoder has fewer positions than a window has tokens",
-            where=f"recipe {job.recipe.name}: window_tokens",
+            where=f"recipe {recipe.name}: window_tokens",
             got=window,
-            remedy=f"At most {positions}",
+            remedy=f"At most {usable}",
         )
+    return config
+
+
+def _usable_positions(recipe: Recipe, config: Any) -> int:
+    """How many tokens the base reads at once, in training and in vLLM."""
+    positions: int = config.max_position_embeddings
+    if config.model_type in POSITIONS_BEHIND_PADDING:
+        positions -= config.pad_token_id + 1
+    stated = _sentence_length(recipe)
+    return positions if stated is None else min(positions, stated)
+
+
+def _sentence_length(recipe: Recipe) -> int | None:
+    """How many tokens the base reads as a sentence encoder, beyond which vLLM refuses to read; None
+    for one that is none.
+    """
+    for name in SENTENCE_FILES:
+        path = cached_file(
+            recipe.base_path,
+            name,
+            **pinned(recipe),
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,  # a cached base needs no network
+        )
+        if path is None:
+            continue
+        content = load_json(Path(path), remedy="Correct it, or download the base again")
+        if content:
+            length: int | None = content.get("max_seq_length")
+            return length
+    return None

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 NO_CACHE_BYTES = 2**20  # for an encoder: without a figure vLLM asks for most of the memory
 SPARE_TOKENS = 64  # spare tokens of the cache: blocks are whole, and one is not used
-# transformers' type of an encoder -> the model that serve/vllm_encoder registers with vLLM.
+# transformers' type of an encoder -> the model that serve/vllm_encoder registers with vLLM. These
+# are the types of KINDS in guard/recipe.py, which training takes.
 ENCODERS = {
     "bert": "BertForGuarding",
     "deberta-v2": "DebertaForGuarding",
@@ -56,7 +57,6 @@ ENCODERS = {
     "xlm-roberta": "RobertaForGuarding",
 }
 GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
-GLINER2_ENCODER = "deberta-v2"  # transformers' type of the encoder in it
 # GPU memory beside weights, slots, keys and values: activations, captured graphs, kernels. An
 # engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken
 # 3.1 GiB when it had started.
@@ -146,9 +146,7 @@ def gliner2_args(
             remedy="Name a checkpoint of gliner2's span architecture",
         ) from error
     folder = str(Path(str(path)).parent)
-    model_type = AutoConfig.from_pretrained(folder).model_type
-    if model_type != GLINER2_ENCODER:
-        raise _not_served(recipe, model_type, [GLINER2_ENCODER])
+    recipe.check_model_type(AutoConfig.from_pretrained(folder).model_type)
     return {"hf_config_path": folder} | _window_args(recipe, adapters, overrides, GLINER2)
 
 
@@ -197,18 +195,8 @@ def _served_encoder(recipe: Recipe) -> str:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-    if config.model_type not in ENCODERS:
-        raise _not_served(recipe, config.model_type, list(ENCODERS))
+    recipe.check_model_type(config.model_type)
     return ENCODERS[config.model_type]
-
-
-def _not_served(recipe: Recipe, model_type: str, served: Sequence[str]) -> GuardError:
-    return GuardError(
-        "vLLM serves no rules on an encoder of this type here",
-        where=f"recipe {recipe.name}: base",
-        got=model_type,
-        remedy=f"Use one of {', '.join(served)}, or add a model to serve/vllm_encoder",
-    )
 
 
 def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
