@@ -24,7 +24,7 @@ from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
-from guard.weights.card import read_card
+from guard.weights.card import load_card, read_card
 from train.examples import Rows, load
 from train.job import Job
 from train.methods import Trained, trainer_of
@@ -74,8 +74,8 @@ def run(
     if work and process.total == 1:  # several would warn of each other
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
-    claimed, taken = claimed_jobs(work, force=force)
-    failed += taken
+    claimed, not_done = claimed_jobs(work, force=force)
+    failed += not_done
     failed += train(claimed, process.on_this_machine)
     if failed:
         remedy = "The errors stand above; everything else is done"
@@ -153,17 +153,37 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
         job.read_inputs()
         if force or not is_current(job.folder, job.inputs):
             outdated.append(job)
-            continue
-        try:
-            print(f"{job.name}: {_with_threshold(job)}", flush=True)
-        except GuardError as error:
-            print(f"{job.name}: {error}", flush=True)
+        elif damage := _damage(job):
+            print(f"{job.name}: to be trained again, for {damage}", flush=True)
+            outdated.append(job)
+        elif not _is_threshold_current(job):
             failed.append(job.name)
     if not outdated:
         return [], failed
     first = outdated[0]
     rows = load(first.data, first.rule, first.recipe, first.builder)
     return [(job, rows) for job in outdated], failed
+
+
+def _damage(job: Job) -> str:
+    """Why the server would refuse the weights of a finished job; empty if it would not."""
+    try:
+        load_card(job.folder)
+    except GuardError as error:
+        return f"{error.where}: {error.problem}"
+    return ""
+
+
+def _is_threshold_current(job: Job) -> bool:
+    """Whether the threshold of trained weights is one for the rate of their rule, which it is
+    chosen at anew where it can be. Prints what was done.
+    """
+    try:
+        print(f"{job.name}: {_with_threshold(job)}", flush=True)
+    except GuardError as error:
+        print(f"{job.name}: {error}", flush=True)
+        return False
+    return True
 
 
 def _with_threshold(job: Job) -> str:
@@ -180,20 +200,27 @@ def _with_threshold(job: Job) -> str:
 
 
 def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
-    """The jobs that are now this command's, and the names of those that another one trains."""
+    """The jobs that are now this command's, without those that another one has done meanwhile, and
+    the names of those that it trains, or whose threshold cannot be chosen anew.
+    """
     claimed: list[JobAndRows] = []
-    taken: list[str] = []
+    failed: list[str] = []
     for job, rows in work:
         try:
             job.claim()
         except GuardError as error:
             print(error, flush=True)
-            taken.append(job.name)
+            failed.append(job.name)
             continue
         if force:
             job.forget()
+        elif is_current(job.folder, job.inputs) and not _damage(job):
+            job.close_scratch()
+            if not _is_threshold_current(job):
+                failed.append(job.name)
+            continue
         claimed.append((job, rows))
-    return claimed, taken
+    return claimed, failed
 
 
 def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:

@@ -22,9 +22,9 @@ from guard.conversation.example import GENERATOR, SPLITS, read_examples, write_e
 from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.layout import ROOT, is_current
-from guard.method import PEFT_WEIGHTS
+from guard.method import PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt
-from guard.weights.card import load_card, read_card
+from guard.weights.card import CARD, load_card, read_card
 from guard.weights.predictions import read_predictions
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
@@ -34,7 +34,7 @@ from train.examples import Rows, load
 from train.job import LOCK, Job
 from train.prefix.member import CHECKPOINT, Member
 from train.process import Process
-from train.run import finish, outdated_jobs, run
+from train.run import claimed_jobs, finish, outdated_jobs, run
 
 TRAIN = """
 import sys
@@ -105,6 +105,21 @@ class SplitLogits:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / PEFT_WEIGHTS).write_bytes(b"weights")
+
+
+@dataclass
+class WithWords(SplitLogits):
+    """Weights that have words beside them."""
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        (folder / WORDS).write_bytes(b"words")
+
+
+def finish_at_once(job: Job) -> None:
+    """Put such weights where the job's belong."""
+    rows = load(job.data, job.rule, job.recipe, job.builder)
+    finish(job, rows, WithWords(rows))
 
 
 @pytest.mark.parametrize("training_has_computed_them", [False, True])
@@ -485,6 +500,57 @@ def test_a_process_knows_how_many_share_its_machine(
             process=Process(0, 8, 4),
         )
     assert told == [4]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        (PEFT_WEIGHTS, b"weig", "the weights are not those of the card"),
+        (PEFT_WEIGHTS, None, f"no {PEFT_WEIGHTS}"),
+        (WORDS, None, "the weights are not those of the card"),
+        (CARD, None, f"no {CARD}"),
+        (CARD, b'{"rule": "toy"}', "rule_text"),
+        (CARD, b"{", "not valid JSON"),
+    ],
+)
+def test_weights_that_the_server_would_refuse_are_trained_again(
+    make_job: MakeJob,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    content: bytes | None,
+    why: str,
+) -> None:
+    job = make_job()
+    finish_at_once(job)
+    assert outdated_jobs([job], force=False) == ([], [])
+    (job.folder / file).unlink()
+    if content is not None:
+        (job.folder / file).write_bytes(content)
+    capsys.readouterr()
+    outdated, failed = outdated_jobs([job], force=False)
+    (told,) = capsys.readouterr().out.splitlines()
+    assert told.startswith(f"{job.name}: to be trained again, for {job.folder}") and why in told
+    claimed, taken = claimed_jobs(outdated, force=False)
+    assert [of for of, _ in claimed] == [job] and failed == taken == []
+    finish_at_once(job)
+    assert outdated_jobs([job], force=False) == ([], [])
+
+
+def test_a_job_that_another_command_has_done_meanwhile_is_not_done_again(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, other = make_job(), make_job("alora")
+    work, _ = outdated_jobs([job, other], force=False)
+    finish_at_once(job)
+    assert claimed_jobs(work, force=False) == ([work[1]], [])
+    assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
+    assert not job.scratch.exists()
+    job.claim()  # nothing holds it
+    job.close_scratch()
+    claimed, _ = claimed_jobs(work, force=True)
+    assert claimed == work and not is_current(job.folder, job.inputs)
+    for claimed_job in (job, other):
+        claimed_job.close_scratch()
 
 
 def test_data_that_change_while_a_job_waits_make_its_weights_outdated(
