@@ -1,4 +1,5 @@
-"""How large the head of a request may be, and how long it may take: uvicorn bounds neither.
+"""How large the head of a request may be, how long it may take, how many requests may wait on a
+connection, and how long a client may leave its answer unread: uvicorn bounds none of these.
 
 A head is all that stands before a request's body; no middleware sees it before it is complete.
 Knows nothing of what is asked.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from http import HTTPStatus
 from typing import Any
 
@@ -16,17 +18,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 log = logging.getLogger(__name__)
 
 MAX_HEAD = 64 * 2**10  # bytes, give or take one read of the socket
+MAX_WAITING = 8  # requests behind the one that is being answered
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """uvicorn's protocol, which also ends a connection whose head is too large or too slow. The
-    trailers behind a body in chunks count to the head.
+    """uvicorn's protocol, which also ends a connection whose head is too large or too slow, where
+    too many requests wait, or whose client does not read. The trailers behind a body in chunks
+    count to the head.
 
     A connection that says nothing is kept for `timeout_keep_alive` seconds, as uvicorn keeps one
     that has been answered.
     """
 
-    head_s = 60.0  # seconds from a head's first byte to its last
+    patience_s = 60.0  # from a head's first byte to its last, and for a client that does not read
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,6 +42,11 @@ class BoundedHeads(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
         super().connection_made(transport)
+        # By the kernel: what is not sent yet outlives both the request and a close of the transport
+        # that TLS may have in between.
+        connection = transport.get_extra_info("socket")
+        milliseconds = round(1000 * self.patience_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self._end_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -59,7 +68,7 @@ class BoundedHeads(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
         if not self._is_answering:  # else uvicorn may have paused reading
-            self._end_after(self.head_s)
+            self._end_after(self.patience_s)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the URL."""
@@ -75,8 +84,11 @@ class BoundedHeads(HttpToolsProtocol):
         """The head is complete."""
         self._is_in_head, self._unparsed_bytes = False, 0
         self._disarm()
-        if not self.transport.is_closing():
-            super().on_headers_complete()
+        if self.transport.is_closing():
+            return
+        super().on_headers_complete()
+        if len(self.pipeline) > MAX_WAITING:
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -94,7 +106,7 @@ class BoundedHeads(HttpToolsProtocol):
         """The response is complete: a head that has begun meanwhile is waited for."""
         super().on_response_complete()
         if self._is_in_head and self._timer is None:
-            self._end_after(self.head_s)
+            self._end_after(self.patience_s)
 
     def _has_room_for(self, size: int) -> bool:
         self._unparsed_bytes = 0
@@ -138,5 +150,5 @@ class BoundedHeads(HttpToolsProtocol):
 
 
 def bounded_heads(seconds: float) -> type[BoundedHeads]:
-    """The protocol for heads that are complete within `seconds` of their first byte."""
-    return type("BoundedHeads", (BoundedHeads,), {"head_s": seconds})
+    """The protocol that waits `seconds` for a head to be complete, and for a client to read."""
+    return type("BoundedHeads", (BoundedHeads,), {"patience_s": seconds})

@@ -1,4 +1,4 @@
-"""Connections that send a head for ever, slowly or not at all, on a real socket."""
+"""Connections that send heads for ever, slowly or not at all, or do not read; on real sockets."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ import pytest
 import uvicorn
 
 from serve.api.input import bounded_heads as module
-from serve.api.input.bounded_heads import MAX_HEAD, bounded_heads
+from serve.api.input.bounded_heads import MAX_HEAD, MAX_WAITING, bounded_heads
 from tests.serve.serving import wait_until
 
 HEAD = b"POST / HTTP/1.1\r\nhost: here\r\n"
+NEXT = b"GET / HTTP/1.1\r\n\r\n"
 HEAD_S = 0.4
 KEEP_ALIVE_S = 1
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
-    """Answers every request once its body is complete."""
+    """Answers every request once its body is complete, with more than sockets hold for `/long`."""
     while (await receive()).get("more_body"):
         pass
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
-    )
-    await send({"type": "http.response.body", "body": b"hi"})
+    body = b"hi" * (2**24 if scope["path"] == "/long" else 1)
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture
-def address() -> Iterator[tuple[str, int]]:
-    """Of a server with these limits."""
+def server() -> Iterator[uvicorn.Server]:
+    """A server with these limits."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         hello,
@@ -45,9 +46,16 @@ def address() -> Iterator[tuple[str, int]]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     wait_until(lambda: server.started)
-    yield listener.getsockname()[:2]
+    yield server
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture
+def address(server: uvicorn.Server) -> tuple[str, int]:
+    """Of the server."""
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    return host, port
 
 
 def answer(connection: socket.socket) -> bytes:
@@ -143,3 +151,28 @@ def test_bodies_and_further_requests_take_the_time_that_they_take(
             connection.sendall(b" " * 100_000)
             assert connection.recv(65536).endswith(b"hi")
             time.sleep(1.5 * HEAD_S)
+
+
+def test_as_many_requests_wait_on_a_connection_as_may(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(NEXT * (1 + MAX_WAITING))
+        assert answer(connection).count(b"\r\n\r\nhi") == 1 + MAX_WAITING
+
+
+def test_a_connection_with_more_requests_waiting_is_closed(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(NEXT * 1000)
+        assert answer(connection).count(b"\r\n\r\nhi") <= 1 + MAX_WAITING
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("kept", ["keep-alive", "close"])
+def test_a_client_that_does_not_read_its_answer_is_closed_too(
+    server: uvicorn.Server, address: tuple[str, int], method: str, kept: str
+) -> None:
+    head = f"{method} /long HTTP/1.1\r\nconnection: {kept}\r\ncontent-length: 0\r\n\r\n"
+    connections = server.server_state.connections
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(head.encode())
+        wait_until(lambda: connections, 10)
+        wait_until(lambda: not connections, 10)
