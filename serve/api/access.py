@@ -8,6 +8,7 @@ rules from this machine. Knows nothing of what is asked.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import ip_address
@@ -44,6 +45,9 @@ ADMIN_FROM_HERE = (
 )
 NO_KEY = "no key, or an unknown one: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 WITHOUT_KEY = {"www-authenticate": "Bearer"}
+# Starlette finds a route by a path with a line break behind it too, and who may ask by the path.
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+NO_PATH = "no path has control characters"
 
 
 class Caller:
@@ -103,8 +107,9 @@ class Caller:
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
         """Raise HTTPException 413 if a request has more characters than the caller may send.
 
-        Each of its `conversations` counts from where it leaves the one before: one that grows, or
-        that several replies end, was sent once.
+        Each of its `conversations` counts from where it leaves the one before, at least by its last
+        message: one that grows, or that several replies end, was sent once, and equal texts were
+        each sent.
         """
         limit = self.limits.characters
         if limit is None:
@@ -112,7 +117,7 @@ class Caller:
         characters = 0
         before: Sequence[Message] = ()
         for messages in conversations:
-            shared = _shared_messages(before, messages)
+            shared = min(_shared_messages(before, messages), len(messages) - 1)
             characters += sum(len(message.content) for message in messages[shared:])
             before = messages
         if characters > limit:
@@ -184,7 +189,9 @@ class Access:
             caller.under_way[kind] -= 1
 
     def _caller(self, scope: Scope) -> Caller:
-        """Raises HTTPException 401, 403 or 429 for who may not ask."""
+        """Raises HTTPException 401, 403 or 429 for who may not ask, and 404 for what is no path."""
+        if CONTROL.search(scope["path"]):
+            raise HTTPException(404, NO_PATH)
         path = route_path(scope)
         if self._tenants is None:
             if path.startswith(ADMIN) and not _is_from_here(scope):

@@ -113,6 +113,14 @@ def test_a_path_that_begins_as_an_administrator_s_is_not_one(client: httpx.Clien
     assert client.post(path, json=body, headers=HEADERS["shop"]).status_code == 404
 
 
+@pytest.mark.parametrize("tail", ["%0A", "%0D", "%00", "%7F"])
+def test_a_path_with_a_control_character_is_no_route_s(client: httpx.Client, tail: str) -> None:
+    for headers in ({}, *HEADERS.values()):
+        assert client.get(f"/metrics{tail}", headers=headers).status_code == 404
+        stream = client.post(f"/v1/check/stream{tail}", json={"messages": HELLO}, headers=headers)
+        assert (stream.status_code, stream.json()["verdict"]) == (404, "unjudged")
+
+
 def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: httpx.Client) -> None:
     def post(tenant: str, path: str = "/v1/check", **fields: Any) -> httpx.Response:
         return client.post(path, json={"messages": HELLO, **fields}, headers=HEADERS[tenant])
@@ -317,11 +325,33 @@ def test_without_tenants_rules_are_changed_from_this_machine_alone(engine: ToyEn
 def test_a_conversation_that_is_asked_several_times_counts_once() -> None:
     caller = Caller(Catalogue({}, {}), Tenant("bank", (), TenantLimits(characters=100)))
     turns = [Message("user", "a" * 40), Message("assistant", "b" * 40)]
-    caller.check_size([turns[:1], turns, turns])
+    caller.check_size([turns[:1], turns, (*turns, Message("user", "d" * 20))])
     replies = [Message("assistant", letter * 20) for letter in "cde"]
     caller.check_size([(*turns[:1], reply) for reply in replies])
     with pytest.raises(HTTPException, match="120 characters"):
         caller.check_size([turns, [Message("user", "x" * 40)]])
+
+
+def test_equal_texts_and_equal_replies_count_each() -> None:
+    caller = Caller(Catalogue({}, {}), Tenant("bank", (), TenantLimits(characters=100)))
+    text = [Message("user", "a" * 40)]
+    with pytest.raises(HTTPException, match="120 characters"):
+        caller.check_size([text] * 3)
+    reply = (*text, Message("assistant", "b" * 40))
+    with pytest.raises(HTTPException, match="120 characters"):
+        caller.check_size([reply, reply])
+
+
+def test_equal_texts_of_one_request_reach_no_engine_beyond_the_limit(
+    client: httpx.Client, engine: ToyEngine
+) -> None:
+    texts = ["x" * 60] * 2
+    for path, body in (
+        ("/v1/moderations", {"input": texts}),
+        ("/fine/api/v1/text/contents", {"contents": texts}),
+    ):
+        assert client.post(path, json=body, headers=HEADERS["bank"]).status_code == 413
+    assert engine.conversations == []
 
 
 def test_a_long_explanation_fits_the_limit_that_its_conversation_does(client: httpx.Client) -> None:
