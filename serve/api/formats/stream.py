@@ -265,7 +265,8 @@ class CheckedStream(Response):
 
     async def _check(self) -> DecidedCheck:
         """The check of the reply so far; given up once its sender is gone."""
-        scope = {**self._request.scope, "deadline": self._lines.deadline()}
+        # The header with what the checks took was sent, so their list is no longer read.
+        scope = {**self._request.scope, "deadline": self._lines.deadline(), "checks": []}
         return await self._service.check(
             Request(scope, self._lines.until_gone),
             self._reply.conversation,

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
@@ -282,6 +283,32 @@ def test_server_sent_events_are_the_same_lines(client: httpx.Client) -> None:
     assert response.headers["content-type"].startswith("text/event-stream")
     *_, last = response.text.strip().split("\n\n")
     assert json.loads(last.removeprefix("data: "))["judgement"]["verdict"] == "allow"
+
+
+def test_a_stream_keeps_no_check_for_a_header_that_was_sent(engine: Censor) -> None:
+    scopes: list[Scope] = []
+
+    class Scopes:
+        """Middleware that keeps the scopes of all requests."""
+
+        def __init__(self, app: ASGIApp) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            scopes.append(scope)
+            await self._app(scope, receive, send)
+
+    async def use(stream: OpenStream) -> None:
+        for _ in range(3):
+            stream.write({"append": " more and more words"})
+            assert (await stream.read())["verdict"] == "allow"
+
+    app = create_app(engine)
+    app.add_middleware(Scopes)
+    with serving(app) as client:
+        streamed(client, OPENING, use, {"guard-timing": "1"})
+    (kept,) = [scope["checks"] for scope in scopes if scope["type"] == "http"]
+    assert kept == []
 
 
 def test_only_what_is_new_and_the_suffixes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
