@@ -38,11 +38,15 @@ class ChangeableRules(Protocol):
 
 
 async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> None:
-    """Look every `interval_s` seconds, until cancelled. What cannot be served is tried once, and
-    the log says why; what the engine has no room for now, again. A card that cannot be read at two
-    looks is not one that is just being written, and is logged once.
+    """Look every `interval_s` seconds, until cancelled.
+
+    A rule is served by its new files once two looks find them the same: before, they may still be
+    copied. What cannot be served is tried again when its files are others, and the log says why;
+    what the engine has no room for now, at the next look. A card that cannot be read at two looks
+    is not one that is just being written, and is logged once.
     """
-    refused: dict[str, Card] = {}
+    refused: dict[str, FilesOfRule] = {}
+    before: dict[str, FilesOfRule] = {}  # what the last look found
     unread: dict[str, int] = {}  # the number of looks at which it could not be read
     while True:
         await asyncio.sleep(interval_s)
@@ -52,8 +56,9 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
             if looks == UNREAD_LOOKS:
                 why = looked.unreadable[rule]
                 log.error("the rule %s is served as before: %s", rule, why)
-        for rule, card in looked.changed.items():
-            if refused.get(rule) == card or rule not in service.cards:
+        for rule, files in looked.changed.items():
+            is_being_copied = before.get(rule) != files
+            if is_being_copied or refused.get(rule) == files or rule not in service.cards:
                 continue
             try:
                 await service.serve(rule)
@@ -61,33 +66,55 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
             except Overloaded as error:
                 log.warning("the rule %s is not replaced yet: %s", rule, error)
             except GuardError as error:
-                refused[rule] = card
+                refused[rule] = files
                 log.error("the rule %s is served as before: %s", rule, error)
             except Exception:  # a rule that was removed meanwhile, for example
                 log.exception("the rule %s is served as before", rule)
+        before = looked.changed
 
 
-class WatchedCards(NamedTuple):
-    """The cards in the rules' folders that are not those that are served, of other weights or
-    calibrated anew, and what is wrong with those that cannot be read.
+class FileState(NamedTuple):
+    """What changes with a file's content."""
+
+    name: str
+    size: int
+    modified_ns: int
+
+
+FilesOfRule = frozenset[FileState]
+
+
+class WatchedFolders(NamedTuple):
+    """The files of the rules whose cards are not those that are served, of other weights or
+    calibrated anew, and what is wrong with cards that cannot be read.
     """
 
-    changed: dict[str, Card]
+    changed: dict[str, FilesOfRule]
     unreadable: dict[str, str]
 
 
-def _look(service: ChangeableRules) -> WatchedCards:
-    look = WatchedCards({}, {})
+def _look(service: ChangeableRules) -> WatchedFolders:
+    look = WatchedFolders({}, {})
     for rule, served in list(service.cards.items()):
         try:
             folder = service.folder(rule)
         except GuardError:  # it has none
             continue
         try:
+            files = _files(folder)
             card = read_card(folder)
         except (GuardError, OSError) as error:
             look.unreadable[rule] = str(error)
             continue
         if card != served:
-            look.changed[rule] = card
+            look.changed[rule] = files
     return look
+
+
+def _files(folder: Path) -> FilesOfRule:
+    """The files of a folder as they are now. Raises OSError."""
+    files = []
+    for path in folder.iterdir():
+        state = path.stat()
+        files.append(FileState(path.name, state.st_size, state.st_mtime_ns))
+    return frozenset(files)

@@ -1,20 +1,24 @@
-"""Rules that were trained again are found and replaced; what cannot be served is tried once."""
+"""Rules that were trained again are found and replaced, also where their files come one by one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
-from guard.weights.card import read_card
+from guard.weights.card import load_card, read_card
+from serve.api import watch as watch_module
 from serve.api.engine_service import EngineService
-from serve.api.watch import watch
+from serve.api.watch import WatchedFolders, watch
 from serve.engine.thread.refusals import Overloaded
 from tests.serve.cards import save_card
+from tests.serve.serving import wait_until
 from tests.serve.toy_engine import ToyEngine
 
 pytestmark = pytest.mark.slow
@@ -33,13 +37,18 @@ def engine(tmp_path: Path) -> ToyEngine:
     return engine
 
 
-def watched(engine: ToyEngine, seconds: float) -> None:
+def watched(engine: ToyEngine, seconds: float, meanwhile: Callable[[], None] | None = None) -> None:
     async def run() -> None:
         service = EngineService(engine)  # type: ignore[arg-type]
         service.start()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(watch(service, interval_s=0.02), seconds)
-        await asyncio.to_thread(service.close)
+        watching = asyncio.create_task(watch(service, interval_s=0.02))
+        try:
+            if meanwhile is not None:
+                await asyncio.to_thread(meanwhile)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(watching, seconds)
+        finally:
+            await asyncio.to_thread(service.close)
 
     asyncio.run(run())
 
@@ -64,6 +73,64 @@ def test_a_rule_that_was_calibrated_anew_is_replaced(engine: ToyEngine) -> None:
     save_card(engine.folders["fine"], "fine", threshold=0.75)
     watched(engine, 0.3)
     assert set(engine.replaced) == {"fine"}
+
+
+def checked(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The rules whose weights the engine refuses from now on, unless they are the card's."""
+    refused = []
+    serve = engine.serve
+
+    def serve_checked(name: str, folder: Path | None = None) -> None:
+        try:
+            load_card(engine.folders[name])
+        except GuardError:
+            refused.append(name)
+            raise
+        serve(name, folder)
+
+    monkeypatch.setattr(engine, "serve", serve_checked)
+    return refused
+
+
+def test_a_card_that_comes_before_its_weights_is_tried_again_with_them(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = checked(engine, monkeypatch)
+    folder = engine.folders["fine"]
+    weights = folder / "adapter_model.safetensors"
+    old = weights.read_bytes()
+    train_again(folder)
+    new = weights.read_bytes()
+    weights.write_bytes(old)
+
+    def bring_the_weights() -> None:
+        wait_until(lambda: refused)
+        time.sleep(0.2)
+        weights.write_bytes(new)
+        wait_until(lambda: engine.replaced)
+
+    watched(engine, 0.1, bring_the_weights)
+    assert (refused, set(engine.replaced)) == (["fine"], {"fine"})
+
+
+def test_what_is_still_being_copied_is_not_tried(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = checked(engine, monkeypatch)
+    folder = engine.folders["fine"]
+    save_card(folder, "fine", weights_sha256="0" * 64)
+    looks = 0
+
+    def grow(service: EngineService) -> WatchedFolders:
+        nonlocal looks
+        looks += 1
+        (folder / ".words.safetensors.part").write_bytes(b"x" * looks)
+        return look(service)
+
+    look = watch_module._look
+    monkeypatch.setattr(watch_module, "_look", grow)
+    watched(engine, 0.1, lambda: wait_until(lambda: looks > 3))
+    assert (refused, engine.replaced) == ([], [])
 
 
 @pytest.mark.parametrize(("error", "is_once"), [(GuardError, True), (Overloaded, False)])
