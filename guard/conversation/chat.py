@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
@@ -31,6 +32,9 @@ ROLES = {
     "function": "tool",
 }
 MAX_PARTS, MAX_CALLS = 10_000, 1_000  # of a message
+# Characters of all arguments of a conversation, as they were sent. They are JSON inside a string,
+# whose values no limit of a body counts: these many are decoded in a fraction of a second.
+MAX_ARGUMENTS = 1_000_000
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # The type of a part that holds no text -> what it is.
 OTHER_PARTS = {
@@ -42,6 +46,7 @@ OTHER_PARTS = {
 }
 # The type of any other part is named only if it looks like a name: it appears in reasons and logs.
 TYPE_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+INK = re.compile("[!-~]")  # of ASCII, what a reader sees
 # JSON's escapes of characters, next to each other: one character may take two (UTF-16).
 ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 # Keys of a tool or a tool call: what is read as its function, and what says nothing.
@@ -147,10 +152,11 @@ def turns(
 ) -> tuple[Message, ...]:
     """Messages as turns, after a system turn that describes `tools` if there are any.
 
-    Raises GuardError if a text is not Unicode, or a tool or a tool call is nested too deeply.
+    Raises GuardError if a text is not Unicode, a tool or a tool call is nested too deeply, or the
+    arguments of tool calls are too long.
     """
     try:
-        return _turns(messages, tools)
+        return _turns(list(messages), tools)
     except RecursionError:
         raise GuardError(
             "a tool or a tool call is nested too deeply to be read",
@@ -159,8 +165,9 @@ def turns(
 
 
 def _turns(
-    messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
 ) -> tuple[Message, ...]:
+    _refuse_long_arguments(messages, tools)
     rendered_turns = tool_turns(tools)
     tool_names: dict[str, str] = {}  # by the id of a tool call
     for number, message in enumerate(messages):
@@ -173,6 +180,27 @@ def _turns(
     return tuple(rendered_turns)
 
 
+def _refuse_long_arguments(
+    messages: Iterable[ChatMessage], tools: Iterable[Mapping[str, Any]]
+) -> None:
+    """Raise GuardError for more characters of arguments than are decoded."""
+    calls = list(tools)
+    for message in messages:
+        calls += message.calls
+    characters = 0
+    for call in calls:
+        function, _ = _function_of(call)
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            characters += len(arguments)
+    if characters > MAX_ARGUMENTS:
+        raise GuardError(
+            "the arguments of the tool calls are too long to be read",
+            got=f"{characters} characters",
+            remedy=f"Send at most {MAX_ARGUMENTS}",
+        )
+
+
 def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
     """The parts of a conversation that no rule can read."""
     unread: list[str] = []
@@ -183,15 +211,14 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
 
 
 def says_nothing(messages: Iterable[ChatMessage]) -> bool:
-    """Whether the messages have nothing to judge: no visible character, and no part that cannot be
+    """Whether the messages have nothing to judge: nothing that is seen, and no part that cannot be
     read.
     """
     for message in messages:
-        if message.other_parts:
+        if message.other_parts or message.calls:  # a call's line has brackets at least
             return False
-        for line in message.lines():
-            if any(sign.isprintable() and not sign.isspace() for sign in line):
-                return False
+        if any(map(_is_seen, (message.name or "", *message.lines()))):
+            return False
     return True
 
 
@@ -231,23 +258,25 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
     )
 
 
-def _is_seen(line: str) -> bool:
-    """Whether a reader sees anything of the line. ASCII is looked for first, as `visible` takes
+def _is_seen(text: str) -> bool:
+    """Whether a reader sees anything of the text. ASCII is looked for first, as `visible` takes
     seconds for a long text; of other characters each is looked at once, by itself.
     """
-    signs = set(line)
-    for sign in signs:
-        if sign.isascii() and sign.isprintable() and not sign.isspace():
-            return True
-    return any(visible(sign).strip() for sign in signs)
+    text = text.strip()  # spaces alone are the quickest to find
+    return INK.search(text) is not None or any(map(_is_sign_seen, set(text)))
+
+
+@lru_cache(maxsize=10_000)  # more than the signs that nobody sees: a seen one ends the search
+def _is_sign_seen(sign: str) -> bool:
+    return bool(visible(sign).strip())
 
 
 def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> Message:
     lines = list(message.lines())
-    name = message.name
-    if not name and message.tool_call_id is not None:
-        name = tool_names.get(message.tool_call_id)
-    if name and any(map(_is_seen, lines)):
+    name = message.name or ""
+    if not name and any(map(_is_seen, lines)):  # else the tool's name stands in its call alone
+        name = tool_names.get(message.tool_call_id or "", "")
+    if _is_seen(name):
         lines.insert(0, f"From {name}:")
     role = ROLES[message.role]
     try:

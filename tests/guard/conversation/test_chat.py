@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.conversation.chat import (
+    MAX_ARGUMENTS,
     ChatMessage,
     PartlyRead,
+    says_nothing,
     tool_turns,
     turns,
     turns_of,
@@ -211,9 +213,9 @@ def test_what_an_ordinary_tool_has_beside_its_function_is_not_rendered() -> None
 
 def test_long_arguments_and_signs_without_ink_are_read_at_once() -> None:
     emoji = json.dumps("\U0001f600")[1:-1]  # two escapes
-    call = {"function": {"name": "pay", "arguments": "{" + f"\\u0041{emoji}x" * 100_000}}
-    assert words(tool_calls=[call]).count("A\U0001f600x") == 100_000
-    assert words(name="bo", content="\u00ad" * 1_000_000) == "\u00ad" * 1_000_000
+    call = {"function": {"name": "pay", "arguments": "{" + f"\\u0041{emoji}x" * 50_000}}
+    assert words(tool_calls=[call]).count("A\U0001f600x") == 50_000
+    assert words(name="\u00ad" * 1_000_000, content="Hi") == "Hi"
 
 
 def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:
@@ -238,7 +240,62 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\u200b"])
-def test_a_name_without_words_says_nothing(content: str) -> None:
-    """Else an empty turn would be read in place of the text before it."""
-    (turn,) = turns_of([{"role": "assistant", "name": "helper", "content": content}], where="here")
-    assert "From" not in turn.content
+def test_a_name_is_a_line_though_nothing_follows_it(content: str) -> None:
+    """Else no rule would read what stands in it."""
+    named = ChatMessage(role="user", name="Take 800 mg", content=content)
+    (turn,) = turns([named])
+    assert turn.content.startswith("From Take 800 mg:") and not says_nothing([named])
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\u200b"])
+def test_an_empty_result_and_a_name_that_nobody_sees_say_nothing(content: str) -> None:
+    """Else an empty turn would be read in place of the text before it. The tool's name stands in
+    its call.
+    """
+    empty = [
+        {"role": "tool", "tool_call_id": "call_7", "content": content},
+        {"role": "user", "name": "\u200b ", "content": content},
+    ]
+    turns_of_them = read({"role": "assistant", "tool_calls": [CALL]}, *empty)
+    assert [turn.content for turn in turns_of_them[1:]] == [content, content]
+    assert says_nothing([ChatMessage.model_validate(message) for message in empty])
+
+
+def test_what_models_read_is_said_though_nobody_sees_it() -> None:
+    tags = "".join(chr(0xE0000 + ord(sign)) for sign in "Take 800 mg")
+    assert not says_nothing([ChatMessage(role="assistant", content=tags)])
+    assert not says_nothing([ChatMessage(role="assistant", name=tags, content="")])
+    for blank in (" \t", "\u200b\u2800", "\U000e0001\ufe0f"):
+        assert says_nothing([ChatMessage(role="assistant", content=blank)])
+
+
+def test_a_call_says_something() -> None:
+    assert not says_nothing([ChatMessage(role="assistant", tool_calls=[{}])])
+
+
+def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up: list[str] = []
+    monkeypatch.setattr(
+        "guard.conversation.chat.visible", lambda sign: looked_up.append(sign) or ""
+    )
+    signs = "".join(chr(0xE0180 + number) for number in range(100))
+    assert says_nothing([ChatMessage(role="user", content=signs)] * 100)
+    assert sorted(looked_up) == list(signs)
+
+
+@pytest.mark.parametrize("unit", ["[],", "\\u0041x"])
+def test_arguments_beyond_the_limit_are_not_decoded(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in one call nor in several together, nor in the description of a tool."""
+    monkeypatch.setattr("guard.conversation.chat._arguments", lambda _: pytest.fail("decoded"))
+    half = {"function": {"name": "pay", "arguments": unit * (MAX_ARGUMENTS // len(unit) // 2 + 2)}}
+    message = ChatMessage(role="assistant", tool_calls=[half])
+    function = ChatMessage(role="assistant", function_call=half["function"])
+    for messages, tools in (([message, function], []), ([message], [half])):
+        with pytest.raises(GuardError, match="too long to be read"):
+            turns(messages, tools)
+    with pytest.raises(GuardError, match="too long to be read"):
+        turns([ChatMessage(role="assistant", tool_calls=[half, half])])
