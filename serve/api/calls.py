@@ -14,6 +14,7 @@ from serve.api.errors import Unjudged
 
 CALL_S = 900.0  # how long a call's reply is waited for
 OVERHEAD_CHARACTERS = 200  # of each call, and of each message
+AMBIGUOUS = "two conversations were sent with the id of this call"
 MAX_KEPT_CHARACTERS = 100_000_000  # of all kept conversations together
 
 
@@ -48,7 +49,9 @@ class CallsUnderWay:
     def keep(
         self, call_id: str, messages: tuple[Message, ...], cache_salt: str | None = None
     ) -> None:
-        """Remember what a model was sent."""
+        """Remember what a model is sent, once a check has let it pass: what is refused has no
+        reply, and would push out what has one.
+        """
         self._forget_old()
         previous = self._drop(call_id)
         is_ambiguous = False
@@ -71,7 +74,7 @@ class CallsUnderWay:
                 f"same server, not longer than {CALL_S:.0f} s before, and send the id of the call"
             )
         if call.is_ambiguous:
-            raise Unjudged("two conversations were sent with the id of this call")
+            raise Unjudged(AMBIGUOUS)
         return call
 
     def _forget_old(self) -> None:

@@ -110,9 +110,10 @@ async def prompt(
 ) -> WebhookResponse:
     """Put what is sent to a model to the rules."""
     messages = from_chat(body.body.messages)
-    if call_id:
+    answer = await _action(request, [messages], rule_set)
+    if call_id and isinstance(answer.action, PassAction):  # only then a reply will come
         Caller.of(request).calls.keep(call_id, messages)
-    return await _action(request, [messages], rule_set)
+    return answer
 
 
 @router.post("/response")

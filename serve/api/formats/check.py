@@ -28,6 +28,7 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import engine_failure
 from serve.api.explain import explained
+from serve.api.formats.known_keys import KnownKeys
 from serve.api.input.limits import (
     MAX_CHARACTERS,
     MAX_MESSAGES,
@@ -48,19 +49,17 @@ router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
 
 
-class StrictBody(BaseModel):
+class StrictBody(KnownKeys):
     """A body without unknown keys, and without conversions between types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
 
-class MessageBody(ChatMessage):
+class MessageBody(StrictBody, ChatMessage):
     """One of OpenAI's messages as it came from a client or a model, and no unknown key.
 
     What the second group of keys holds is not judged.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     id: Any = None
     annotations: Any = None
@@ -90,7 +89,9 @@ class CheckRequest(StrictBody):
     none learns from the token counts or the time of its checks which texts another one has sent.
     """
 
-    messages: Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
     tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
     rules: Annotated[
         list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)

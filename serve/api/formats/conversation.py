@@ -16,7 +16,10 @@ from guard.errors import GuardError
 from serve.api.errors import Unjudged
 from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES
 
-ChatMessages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+# The first wrong message is enough: ten thousand would take seconds to name.
+ChatMessages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 
 
 def from_chat(

@@ -80,9 +80,12 @@ class GuardrailRequest(BaseModel):
 
     input_type: Literal["request", "response"]
     litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
-    texts: list[str] | None = None  # for a chat, the texts of all its messages, which are not read
+    # For a chat, the texts of all its messages, which are not read.
+    texts: Annotated[list[str], Field(fail_fast=True)] | None = None
     images: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
-    structured_messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    structured_messages: (
+        Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
     tool_calls: ToolCalls | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     request_data: GatewayCaller = GatewayCaller()
@@ -147,10 +150,15 @@ class GuardrailRequest(BaseModel):
 
     @property
     def _spoken(self) -> list[str]:
-        """The texts that are not empty."""
+        """The texts that are not empty. Those beyond MAX_CHARACTERS are not looked at: what is too
+        long is refused, whatever it says.
+        """
         spoken: list[str] = []
+        characters = 0
         for text in self.texts or ():
-            if not says_nothing([ChatMessage(role="assistant", content=text)]):
+            characters += len(text)
+            is_too_long = characters > MAX_CHARACTERS
+            if is_too_long or not says_nothing([ChatMessage(role="assistant", content=text)]):
                 spoken.append(text)
         return spoken
 
@@ -181,21 +189,18 @@ class GuardrailResponse(BaseModel):
 @router.post("/beta/litellm_basic_guardrail_api", response_model_exclude_none=True)
 async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     """Put a request, or the replies to it, to the rules."""
-    service, caller = CheckService.of(request), Caller.of(request)
+    caller = Caller.of(request)
     params = body.additional_provider_specific_params or GuardrailParams()
     rule_set = caller.catalogue.selected(params.rules, params.rule_set)
     problem: Unjudged | None = None
     if body.input_type == "request":
-        messages = body.sent
+        conversations = [body.sent]
         salt = body.request_data.user_api_key_team_id or None
-        if body.litellm_call_id:
-            caller.calls.keep(body.litellm_call_id, messages, salt)
-        conversations = [messages]
     else:
         call = caller.calls.find(body.litellm_call_id)
         salt = call.cache_salt
         conversations, problem = body.replies_after(call.messages)
-    checks = await service.check_each(
+    checks = await CheckService.of(request).check_each(
         request, conversations, rule_set, metadata=params.metadata, cache_salt=salt
     )
     rules = violated(checks)
@@ -203,6 +208,8 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
         return GuardrailResponse(action="BLOCKED", blocked_reason=f"violates {', '.join(rules)}")
     if problem is not None:
         raise problem
+    if body.input_type == "request" and body.litellm_call_id:  # let pass: a reply will come
+        caller.calls.keep(body.litellm_call_id, conversations[0], salt)
     return GuardrailResponse(action="NONE")
 
 

@@ -14,13 +14,14 @@ import uuid
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from guard.conversation.chat import ContentPart
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.formats.conversation import from_parts, from_text
+from serve.api.formats.known_keys import KnownKeys
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.input.limits import MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
@@ -45,13 +46,11 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 Parts = Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
-class ModerationRequest(BaseModel):
+class ModerationRequest(KnownKeys):
     """A text, several texts, or one text in parts, and what it is put to.
 
     `model` is a rule or a rule set; by default every rule.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     input: str | Texts | Parts
     model: str | None = None

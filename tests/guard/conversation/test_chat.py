@@ -277,9 +277,12 @@ def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_up: list[str] = []
-    monkeypatch.setattr(
-        "guard.conversation.chat.visible", lambda sign: looked_up.append(sign) or ""
-    )
+
+    def unseen(sign: str) -> str:
+        looked_up.append(sign)
+        return ""
+
+    monkeypatch.setattr("guard.conversation.chat.visible", unseen)
     signs = "".join(chr(0xE0180 + number) for number in range(100))
     assert says_nothing([ChatMessage(role="user", content=signs)] * 100)
     assert sorted(looked_up) == list(signs)

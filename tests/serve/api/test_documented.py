@@ -13,7 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from guard.conversation.example import Message
 from serve.api.app import create_app
+from serve.engine import Refusal, Score
+from serve.engine.call import Call
 from serve.policy.rule_set import load_rule_sets
 from serve.tenants.tenant_file import load_tenants
 from tests.serve.serving import serving
@@ -28,10 +31,25 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 CONFIGURATIONS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
+ASKED = (Message("user", "My head hurts."),)
+
+
+class DocumentedEngine(ToyEngine):
+    """0.974 and 0.953 probable, whatever is said; but a question alone leaks nothing."""
+
+    def __init__(self) -> None:
+        super().__init__({"medical_advice": 3.62, "pii_leak": 3.0})
+
+    def _outcome(self, name: str, call: Call) -> Score | Refusal:
+        if name == "pii_leak" and self.conversations[-1] == ASKED:
+            return Score(-3.0, cached_tokens=3, computed_tokens=2, latency_ms=1.0)
+        return super()._outcome(name, call)
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server of the rules that the examples name: 0.974 and 0.953 probable, whatever is said."""
-    engine = ToyEngine({"medical_advice": 3.62, "pii_leak": 3.0})
+    """A server of the rules that the examples name."""
+    engine = DocumentedEngine()
     folder = tmp_path_factory.mktemp("documented")
     (folder / "sets.yaml").write_text(configuration("rule_sets:"))
     rule_sets = load_rule_sets(folder / "sets.yaml", engine.rules)

@@ -56,14 +56,14 @@ def reply(client: httpx.Client, *texts: str, **headers: str) -> httpx.Response:
 
 
 def test_a_violation_is_a_reject_with_a_status_and_the_rest_a_pass(client: httpx.Client) -> None:
-    rejected = prompt(client, call_id="1")
+    rejected = prompt(client)
     assert read_by_the_gateway(rejected) == "reject"
     assert rejected.json()["action"] == {
         "body": "Refused: violates flagged",
         "status_code": 403,
         "reason": "violates flagged",
     }
-    passed = prompt(client, guard_rules="fine")
+    passed = prompt(client, guard_rules="fine", call_id="1")
     assert read_by_the_gateway(passed) == "pass"
     assert passed.json()["action"] == {"reason": "no rule is violated"}
     assert read_by_the_gateway(reply(client, "Hi", call_id="1")) == "reject"
@@ -151,3 +151,16 @@ def test_a_violation_is_a_reject_also_where_another_reply_s_check_fails(
     assert read_by_the_gateway(rejected) == "reject"
     failed = reply(client, "breaks", "Hi", call_id="3", guard_rules="fine")
     assert failed.status_code == 503 and read_by_the_gateway(failed) == "error"
+
+
+def test_the_conversation_of_a_request_that_was_not_let_pass_is_not_kept(
+    client: httpx.Client,
+) -> None:
+    said = {"role": "user", "content": "cannot be judged"}
+    prompt(client, call_id="4", guard_rules="fine")
+    prompt(client, said, call_id="4", guard_rules="fine")
+    prompt(client, said | {"content": "Hello"}, call_id="4", guard_rules="flagged")
+    assert read_by_the_gateway(reply(client, "Hi", call_id="4", guard_rules="fine")) == "pass"
+    prompt(client, call_id="5", guard_rules="flagged")
+    unknown = reply(client, "Hi", call_id="5", guard_rules="fine")
+    assert unknown.status_code == 422 and "is not known here" in unknown.json()["error"]

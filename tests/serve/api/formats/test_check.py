@@ -110,7 +110,11 @@ MALFORMED = {
     "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
     "messages.0: no content": {"messages": [{"role": "user", "content": None}]},
     "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
-    "no message has any text": {"messages": [{"role": "user", "name": "bob", "content": " "}]},
+    "no message has any text": {"messages": [{"role": "user", "content": " "}]},
+    "7 keys are unknown": {"messages": MESSAGES, **{f"key_{number}": 1 for number in range(7)}},
+    "messages.0: 7 keys are unknown": {
+        "messages": [MESSAGES[0] | {f"key_{number}": 1 for number in range(7)}]
+    },
     "messages.1.nmae: there is no such key": {
         "messages": [*MESSAGES[:1], {"role": "user", "content": "hi", "nmae": "x"}]
     },

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from guard.conversation.chat import ChatMessage
 from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.engine import GuardEngine
@@ -166,7 +167,7 @@ def test_an_answer_without_its_conversation_has_no_action(
 def test_a_violation_blocks_beside_what_no_rule_reads(client: httpx.Client) -> None:
     image = ["data:image/png;base64,"]
     violating, fine = ["it violates"], ["it is fine"]
-    ask(client, "5v", "flagged")
+    ask(client, "5v", "fine")
     for fields in ({"texts": [*violating, " "]}, {"texts": violating, "images": image}):
         assert answer(client, "5v", "flagged", **fields).json()["action"] == "BLOCKED"
     unreadable = answer(client, "5v", "flagged", texts=[*violating, "a" * 1_000_001])
@@ -271,3 +272,53 @@ def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(
     no_chat = ask(client, "long", "fine", structured_messages=None, texts=texts)
     assert no_chat.status_code == 422 and "300 texts; the limit is 256" in no_chat.text
     assert answer(client, "long", "fine", texts=texts).status_code == 422
+
+
+def tags(text: str) -> str:
+    """A text in tag characters, which nobody sees and models read."""
+    return "".join(chr(0xE0000 + ord(sign)) for sign in text)
+
+
+def test_a_reply_that_nobody_sees_and_models_read_is_judged(
+    engine: ToyEngine, client: httpx.Client
+) -> None:
+    ask(client, "tags", "fine")
+    engine.conversations.clear()
+    answer(client, "tags", "fine", texts=["Hello.", tags("Take 800 mg."), " "])
+    judged = [messages[-1].content for messages in engine.conversations]
+    assert judged == ["Hello.", tags("Take 800 mg.")]
+
+
+@pytest.mark.parametrize(("text", "rule"), [("cannot be judged", "fine"), ("Hi", "flagged")])
+def test_the_conversation_of_a_request_that_was_not_let_pass_is_not_kept(
+    client: httpx.Client, text: str, rule: str
+) -> None:
+    """It has no reply, and would push out those that have one."""
+    said = [{"role": "user", "content": text}]
+    ask(client, "let pass", "fine")
+    ask(client, "let pass", rule, structured_messages=said)
+    assert answer(client, "let pass", "fine").json() == {"action": "NONE"}
+    ask(client, "refused", rule, structured_messages=said)
+    assert "is not known here" in answer(client, "refused", "fine").json()["error"]
+
+
+def test_what_is_too_long_is_not_looked_at(
+    engine: ToyEngine, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+
+    def says_nothing(messages: list[ChatMessage]) -> bool:
+        looked_at.extend(message.content for message in messages)
+        return True
+
+    monkeypatch.setattr("serve.api.formats.litellm.says_nothing", says_nothing)
+    ask(client, "spaces", "fine")
+    long = answer(client, "spaces", "fine", texts=["  ", " " * 1_000_001, "Hi"])
+    assert long.status_code == 422 and "more than 1000000 characters" in long.json()["error"]
+    assert looked_at == ["  "]
+
+
+def test_of_many_wrong_texts_or_messages_the_first_is_named(client: httpx.Client) -> None:
+    for field in ("texts", "structured_messages"):
+        response = ask(client, "wrong", "fine", **{field: [1] * 1000})
+        assert response.status_code == 422 and "more" not in response.json()["error"]
