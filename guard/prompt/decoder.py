@@ -19,7 +19,7 @@ message cannot pretend to be another speaker's. Hidden and look-alike characters
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -149,10 +149,19 @@ class PromptBuilder:
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
         """The instruction and the conversation: base weights alone, shared by every rule."""
-        ids = list(self._conversation_head)
+        ids: list[int] = []
+        for piece in self.prefix_pieces(messages):
+            ids += piece
+        return ids
+
+    def prefix_pieces(self, messages: Iterable[Message]) -> Iterator[list[int]]:
+        """What `prefix_ids` consists of, piece by piece and tokenised as it is taken: whoever
+        counts can stop.
+        """
+        yield self._conversation_head
         for message in messages:
-            ids += self.turn_ids(message)
-        return ids + self._turn_end
+            yield self.turn_ids(message)
+        yield self._turn_end
 
     def turn_ids(self, message: Message) -> list[int]:
         """One message as one labelled line; the last id is the line break that ends the turn."""

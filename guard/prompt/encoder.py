@@ -16,7 +16,7 @@ pass for a label.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import get_args
 
@@ -88,12 +88,10 @@ class EncoderPromptBuilder(PromptBuilder):
         speakers = {judged: SPEAKERS[judged] for judged in get_args(Judged)}
         return fingerprint([ids, windows_and_spans, constants, speakers, SILENT])
 
-    def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
+    def prefix_pieces(self, messages: Iterable[Message]) -> Iterator[list[int]]:
         """The turns, each ended by the separator."""
-        ids: list[int] = []
         for message in messages:
-            ids += [*self.turn_ids(message), self.separator_id]
-        return ids
+            yield [*self.turn_ids(message), self.separator_id]
 
     def turn_ids(self, message: Message) -> list[int]:
         """One message as one labelled turn, without the separator that ends it."""

@@ -67,9 +67,12 @@ class Prompts:
         characters = sum(len(message.content) for message in messages)
         if characters > CHARACTERS_PER_TOKEN * self.context_tokens:
             raise self.too_long(f"{characters:,} characters")
-        for message in messages:
-            self._probe(message)
-        return self.builder.prefix_ids(messages)
+        ids: list[int] = []
+        for piece in self.builder.prefix_pieces(map(self._probed, messages)):
+            ids += piece
+            if len(ids) > self.context_tokens:  # and the rest is not tokenised
+                raise self.too_long(f"more than {self.context_tokens:,} tokens")
+        return ids
 
     def text_tokens(self, text: str) -> int:
         """How many tokens a text has by itself, without a turn around it; from any thread."""
@@ -82,8 +85,10 @@ class Prompts:
         remedy = f"Shorten it to fit {self.context_tokens:,} tokens"
         return GuardError(problem, got=got, remedy=remedy)
 
-    def _probe(self, message: Message) -> None:
-        """Refuse a long text after tokenising as much of it as is too long, not all of it."""
+    def _probed(self, message: Message) -> Message:
+        """The message. A long text is refused after tokenising as much of it as is too long, not
+        all of it.
+        """
         length = self.context_tokens
         while length < len(message.content):
             start = replace(message, content=message.content[:length])
@@ -91,6 +96,7 @@ class Prompts:
             if tokens > self.context_tokens + PROBE_SLACK:
                 raise self.too_long(f"more than {tokens:,} tokens")
             length *= 2
+        return message
 
 
 class CallPrompts:

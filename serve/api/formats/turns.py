@@ -11,6 +11,7 @@ it judges the messages from `since` on, without those before them. Knows nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Annotated, Any, Literal, Self
 
@@ -24,6 +25,7 @@ from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.input.limits import MAX_TURNS
 from serve.api.input.strict_json import StrictRoute
+from serve.api.observe.record import Purpose
 from serve.api.service import CheckService, DecidedCheck, SeveralChecks
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
@@ -99,13 +101,14 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     before: list[DecidedCheck] = []
     violated_before: list[str] = []
     if body.since:
-        before = (await _in_turn(body, request, [conversation[:start]], rule_set)).all()
+        before = (await _in_turn(body, request, [conversation[:start]], rule_set, "since")).all()
         violated_before = _violated(before[0])
     whole = await _in_turn(body, request, (conversation[:end] for end in ends), rule_set)
     alone = SeveralChecks([])
     if violated_before:  # at every turn: a rule may judge the last one only
         new = ((*tools, *conversation[start:end]) for end in ends[: len(whole.answered)])
-        alone = await _in_turn(body, request, new, RuleSet.any_of(violated_before))
+        rules = replace(RuleSet.any_of(violated_before), name=rule_set.name)
+        alone = await _in_turn(body, request, new, rules, "since")
     decisions: list[Decision] = []
     for rulings in _rulings(whole.answered, alone.answered, violated_before):
         decisions.append(rule_set.decide(rulings, body.metadata or {}))
@@ -135,6 +138,7 @@ async def _in_turn(
     request: Request,
     conversations: Iterable[Sequence[Message]],
     rule_set: RuleSet,
+    purpose: Purpose = "answer",
 ) -> SeveralChecks:
     """A check of each conversation, one after the other, up to the first that fails."""
     service = CheckService.of(request)
@@ -142,7 +146,12 @@ async def _in_turn(
     for messages in conversations:
         try:
             decided = await service.check(
-                request, messages, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
+                request,
+                messages,
+                rule_set,
+                metadata=body.metadata,
+                cache_salt=body.cache_salt,
+                purpose=purpose,
             )
         except GuardError as failure:
             return SeveralChecks(answered, failure)

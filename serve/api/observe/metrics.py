@@ -89,8 +89,8 @@ class Metrics:
             return
         self._tokens.labels("cached").inc(record.check.cached_tokens)
         self._tokens.labels("computed").inc(record.check.computed_tokens)
-        if record.purpose == "explanation":
-            return  # of a check that is counted
+        if record.purpose != "answer":
+            return  # of a part of a conversation whose check is counted
         rule_set = record.rule_set.name or ""
         self._latency.labels(rule_set).observe(record.latency_s)
         self._checks.labels(record.request.tenant or "", rule_set, record.verdict).inc()

@@ -22,7 +22,8 @@ FAILURES: Mapping[str, tuple[type[BaseException], ...]] = {
 }
 
 
-Purpose = Literal["answer", "explanation"]
+# Of the verdicts of other checks than answers' no counter is told.
+Purpose = Literal["answer", "explanation", "since"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class RequestFacts:
 class CheckRecord:
     """A check that is over: its verdicts and what they mean, or else its `failure` (FAILURES).
 
-    Its `purpose` is the answer, or to explain another check's: then it is of a part of a
-    conversation, and its verdicts are nobody's answer.
+    Its `purpose` is the answer, or to explain another check's, or to tell what is new `since` a
+    message: then it is of a part of a conversation, and its verdicts are nobody's answer.
     `began_s` is Unix time. `cards` are those of the rule set's rules that were served then.
     """
 

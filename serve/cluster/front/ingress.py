@@ -132,7 +132,8 @@ class Relay:
     async def pass_on(self, request: Request) -> Response:
         """The response of the replica that has the request's conversation.
 
-        Raises Overloaded if there is none in time.
+        Raises Overloaded if there is none in time, and Unjudged for a reply whose call's id stood
+        for two conversations.
         """
         deadline = request.scope.get("deadline", time.monotonic() + self._timeout_s)
         relayed = await _asked(request)

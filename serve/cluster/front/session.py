@@ -11,7 +11,8 @@ the conversation in memory, so the reply must come to the same one. The id itsel
 that: each call has another, and a conversation would be computed anew at each of its turns. So a
 request goes by its session or conversation, as everywhere, and its id is kept here with that key,
 for as long as the replica keeps the conversation. A reply goes where its id says; one whose id is
-unknown here goes by the id, and is unjudged wherever it comes.
+unknown here goes by the id, and is unjudged wherever it comes. So is one whose id came with two
+keys: each of two replicas has a conversation of it, and neither knows of the other's.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from guard.conversation.chat import turns_of
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.api.calls import CALL_S
+from serve.api.calls import AMBIGUOUS, CALL_S
+from serve.api.errors import Unjudged
 from serve.api.input.strict_json import read_json
 from serve.cluster.messages import RelayedRequest
 
@@ -33,15 +35,26 @@ SESSION_HEADER = "x-session-id"
 MAX_CALLS = 1_000_000  # ids that are kept; beyond, the oldest make room
 
 
+class KeptKey(NamedTuple):
+    """The key of a call's request; `is_ambiguous` once its id came with another one too."""
+
+    key: str
+    until: float  # by time.monotonic
+    is_ambiguous: bool = False
+
+
 class SessionKeys:
     """The key of every request. For one thread."""
 
     def __init__(self, max_calls: int = MAX_CALLS) -> None:
         self._max_calls = max_calls
-        self._calls: dict[bytes, tuple[str, float]] = {}  # the oldest first; until when
+        self._calls: dict[bytes, KeptKey] = {}  # the oldest first
 
     def key(self, relayed: RelayedRequest, tenant: str = "") -> str:
-        """A text that is the same for all requests of a conversation."""
+        """A text that is the same for all requests of a conversation.
+
+        Raises Unjudged for a reply whose call's id stood for two conversations.
+        """
         session = relayed.header(SESSION_HEADER)
         body = _json_object(relayed.body)
         call_id = _call_id(relayed, body)
@@ -58,21 +71,33 @@ class SessionKeys:
     def _call_key(self, tenant: str, call_id: str) -> str | None:
         if not call_id:
             return None
-        key, until = self._calls.get(_id(tenant, call_id), ("", 0.0))
-        if time.monotonic() > until:
+        kept = self._kept(_id(tenant, call_id))
+        if kept is None:
             return _hashed(tenant, "call", call_id)
-        return key
+        if kept.is_ambiguous:
+            raise Unjudged(AMBIGUOUS)
+        return kept.key
+
+    def _kept(self, name: bytes) -> KeptKey | None:
+        kept = self._calls.get(name)
+        if kept is None or time.monotonic() > kept.until:
+            return None
+        return kept
 
     def _keep(self, tenant: str, call_id: str, key: str) -> None:
         name = _id(tenant, call_id)
+        previous = self._kept(name)
+        is_ambiguous = False
+        if previous is not None:
+            is_ambiguous = previous.is_ambiguous or previous.key != key
         self._calls.pop(name, None)
-        self._calls[name] = (key, time.monotonic() + CALL_S)
+        self._calls[name] = KeptKey(key, time.monotonic() + CALL_S, is_ambiguous)
         while len(self._calls) > self._max_calls or self._is_oldest_over():
             self._calls.pop(next(iter(self._calls)))
 
     def _is_oldest_over(self) -> bool:
-        for _, until in self._calls.values():
-            return time.monotonic() > until
+        for oldest in self._calls.values():
+            return time.monotonic() > oldest.until
         return False
 
 

@@ -12,6 +12,7 @@ from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.api.formats.turns import _together
 from serve.api.input.limits import MAX_TURNS
+from serve.api.observe.record import CheckRecord
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
@@ -143,6 +144,33 @@ def test_a_check_that_fails_before_a_violation_is_known_is_an_error(
     body = {"messages": messages(*contents), "since": since}
     response = client.post("/v1/check/turns", json=body)
     assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+
+
+class Records:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.checks: list[CheckRecord] = []
+
+    def checked(self, record: CheckRecord) -> None:
+        self.checks.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(engine: Censor) -> None:
+    records = Records()
+    rules = ("words", "fine")
+    strict = RuleSet(rules, RuleSet.any_of(rules).violated_if, "strict")
+    with serving(create_app(engine, rule_sets={"strict": strict}, observers=[records])) as client:
+        asked(client, since=3, rule_set="strict")
+        counted = client.get("/metrics").text
+    purposes = [record.purpose for record in records.checks]
+    assert purposes == ["since", "answer", "answer", "since", "since"]
+    assert {record.rule_set.name for record in records.checks} == {"strict"}
+    total = 'guard_checks_total{rule_set="strict",tenant="",verdict="violation"} 2.0'
+    assert total in counted and 'guard_verdicts_total{rule="fine",verdict="allow"} 2.0' in counted
 
 
 @pytest.mark.parametrize(

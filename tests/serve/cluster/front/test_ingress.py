@@ -102,13 +102,43 @@ def test_a_reply_finds_its_conversation_although_it_comes_alone(cluster: Cluster
     path = "/beta/litellm_basic_guardrail_api"
     with cluster.client() as client:
         for number in range(10):
-            said = [{"role": "user", "content": f"{VIOLATES} {number}"}]
+            said = [{"role": "user", "content": f"Hello {number}"}]
             call = {"litellm_call_id": str(number), "request_data": {}}
             request = call | {"input_type": "request", "structured_messages": said}
             reply = call | {"input_type": "response", "texts": ["Rest."]}
             relayed, replied = client.post(path, json=request), client.post(path, json=reply)
-            assert replied.json()["action"] == "BLOCKED"
+            assert replied.json()["action"] == "NONE"
             assert relayed.headers[REPLICA] == replied.headers[REPLICA]
+
+
+def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_server(
+    cluster: Cluster,
+) -> None:
+    """Each replica knows one of the two."""
+    litellm = "/beta/litellm_basic_guardrail_api"
+    said = [[{"role": "user", "content": f"Hello {number}"}] for number in range(8)]
+    call = {"litellm_call_id": "1", "request_data": {}}
+    replied = {"message": {"role": "assistant", "content": "Rest."}}
+    with cluster.client() as client:
+        on_replica: dict[str, list[dict[str, str]]] = {}  # a conversation on each
+        for messages in said:
+            replica = client.post("/v1/check", json={"messages": messages}).headers[REPLICA]
+            on_replica[replica] = messages
+        assert len(on_replica) == 2
+        for messages in on_replica.values():
+            request = call | {"input_type": "request", "structured_messages": messages}
+            assert client.post(litellm, json=request).json()["action"] == "NONE"
+            webhook = {"body": {"messages": messages}}
+            client.post("/request", json=webhook, headers={"call-id": "2"})
+        replies = [
+            client.post(litellm, json=call | {"input_type": "response", "texts": ["Rest."]}),
+            client.post(
+                "/response", json={"body": {"choices": [replied]}}, headers={"call-id": "2"}
+            ),
+        ]
+    for reply in replies:
+        assert reply.status_code == 422 and set(reply.json()) == {"error"}
+        assert "two conversations" in reply.json()["error"]
 
 
 def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from guard.conversation.chat import turns_of
 from guard.conversation.example import Message
+from serve.api.errors import Unjudged
 from serve.cluster.front.session import SessionKeys, conversation_key
 from serve.cluster.messages import RelayedRequest
 
@@ -148,6 +150,29 @@ def test_a_reply_goes_where_the_request_of_its_call_went_by_its_session(
     assert key == keys.key(relayed("/v1/check", {"messages": OTHER}, x_session_id="7"))
     reply = {"input_type": "response", "texts": ["Rest."]} | body
     assert keys.key(relayed("/response", reply, **headers)) == key
+
+
+def test_an_id_of_two_conversations_on_two_replicas_is_unjudged_and_of_one_twice_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = SessionKeys()
+    path = "/beta/litellm_basic_guardrail_api"
+
+    def request(messages: list[dict[str, str]]) -> RelayedRequest:
+        said = {"input_type": "request", "structured_messages": messages, "litellm_call_id": "1"}
+        return relayed(path, said)
+
+    reply = relayed(path, {"input_type": "response", "texts": ["."], "litellm_call_id": "1"})
+    for _ in range(2):
+        assert keys.key(request(GROWN)) == keys.key(reply)
+    for messages in (OTHER, OTHER, GROWN):
+        keys.key(request(messages))
+        with pytest.raises(Unjudged, match="two conversations"):
+            keys.key(reply)
+    assert keys.key(reply, "shop")  # of another tenant it is another call's
+    now = time.monotonic()
+    monkeypatch.setattr("serve.cluster.front.session.time.monotonic", lambda: now + 1000)
+    assert keys.key(request(GROWN)) == keys.key(reply)  # of 15 minutes ago nothing is kept
 
 
 def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
