@@ -25,7 +25,6 @@ from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.input.limits import MAX_TURNS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.observe.record import Purpose
 from serve.api.service import CheckService, DecidedCheck, SeveralChecks
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
@@ -138,7 +137,7 @@ async def _in_turn(
     request: Request,
     conversations: Iterable[Sequence[Message]],
     rule_set: RuleSet,
-    purpose: Purpose = "answer",
+    purpose: Literal["answer", "since"] = "answer",
 ) -> SeveralChecks:
     """A check of each conversation, one after the other, up to the first that fails."""
     service = CheckService.of(request)

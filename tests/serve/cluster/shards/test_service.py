@@ -138,10 +138,12 @@ def test_a_reply_that_comes_alone_is_judged_with_its_conversation_by_both_shards
     with cluster.client() as client:
         said = [{"role": "user", "content": f"this {BREAKS} {SECOND[0]}"}]
         request = call | {"input_type": "request", "structured_messages": said}
+        others = {"rules": [FIRST[0], SECOND[1]]}  # which let it pass
+        request["additional_provider_specific_params"] = others
         reply = call | {"input_type": "response", "texts": ["Rest."]}
-        for asked in (request, reply):
-            answer = client.post(path, json=asked).json()
-            assert answer == {"action": "BLOCKED", "blocked_reason": f"violates {SECOND[0]}"}
+        assert client.post(path, json=request).json() == {"action": "NONE"}
+        answer = client.post(path, json=reply).json()
+        assert answer == {"action": "BLOCKED", "blocked_reason": f"violates {SECOND[0]}"}
         for pool in cluster.pools:
             assert len(pool.keys) == 2 and len(set(pool.keys)) == 1
         unknown = reply | {"litellm_call_id": "8"}
