@@ -6,10 +6,13 @@ Knows nothing of any format, and keeps nothing longer than CALL_S.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from guard.conversation.chat import unread_parts
 from guard.conversation.example import Message
+from guard.errors import GuardError
 from serve.api.errors import Unjudged
 
 CALL_S = 900.0  # how long a call's reply is waited for
@@ -49,8 +52,8 @@ class CallsUnderWay:
     def keep(
         self, call_id: str, messages: tuple[Message, ...], cache_salt: str | None = None
     ) -> None:
-        """Remember what a model is sent, once a check has let it pass: what is refused has no
-        reply, and would push out what has one.
+        """Remember what a model is sent, once a check has let it pass or has failed
+        (`kept_if_it_fails`): what is refused has no reply, and would push out what has one.
         """
         self._forget_old()
         previous = self._drop(call_id)
@@ -63,6 +66,20 @@ class CallsUnderWay:
         self._characters += call.characters
         while self._characters > self._max_characters:
             self._drop(next(iter(self._calls)))
+
+    @contextmanager
+    def kept_if_it_fails(
+        self, call_id: str | None, messages: tuple[Message, ...], cache_salt: str | None = None
+    ) -> Iterator[None]:
+        """Keep what a model is sent where the engine fails within: a gateway may be told to let
+        that pass, and then its reply comes.
+        """
+        try:
+            yield
+        except GuardError:
+            if call_id:
+                self.keep(call_id, messages, cache_salt)
+            raise
 
     def find(self, call_id: str | None) -> CallUnderWay:
         """What the model was sent. Raises Unjudged unless that is known for certain."""

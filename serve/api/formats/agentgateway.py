@@ -109,10 +109,11 @@ async def prompt(
     body: PromptRequest, rule_set: Selected, request: Request, call_id: CallId = None
 ) -> WebhookResponse:
     """Put what is sent to a model to the rules."""
-    messages = from_chat(body.body.messages)
-    answer = await _action(request, [messages], rule_set)
+    messages, calls = from_chat(body.body.messages), Caller.of(request).calls
+    with calls.kept_if_it_fails(call_id, messages):
+        answer = await _action(request, [messages], rule_set)
     if call_id and isinstance(answer.action, PassAction):  # only then a reply will come
-        Caller.of(request).calls.keep(call_id, messages)
+        calls.keep(call_id, messages)
     return answer
 
 

@@ -193,23 +193,27 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     params = body.additional_provider_specific_params or GuardrailParams()
     rule_set = caller.catalogue.selected(params.rules, params.rule_set)
     problem: Unjudged | None = None
+    sent_id: str | None = None  # of a request, whose reply is judged later
+    sent: tuple[Message, ...] = ()
     if body.input_type == "request":
-        conversations = [body.sent]
+        sent_id, sent = body.litellm_call_id, body.sent
+        conversations = [sent]
         salt = body.request_data.user_api_key_team_id or None
     else:
         call = caller.calls.find(body.litellm_call_id)
         salt = call.cache_salt
         conversations, problem = body.replies_after(call.messages)
-    checks = await CheckService.of(request).check_each(
-        request, conversations, rule_set, metadata=params.metadata, cache_salt=salt
-    )
-    rules = violated(checks)
+    with caller.calls.kept_if_it_fails(sent_id, sent, salt):
+        checks = await CheckService.of(request).check_each(
+            request, conversations, rule_set, metadata=params.metadata, cache_salt=salt
+        )
+        rules = violated(checks)
     if rules:
         return GuardrailResponse(action="BLOCKED", blocked_reason=f"violates {', '.join(rules)}")
     if problem is not None:
         raise problem
-    if body.input_type == "request" and body.litellm_call_id:  # let pass: a reply will come
-        caller.calls.keep(body.litellm_call_id, conversations[0], salt)
+    if sent_id:  # let pass: a reply will come
+        caller.calls.keep(sent_id, sent, salt)
     return GuardrailResponse(action="NONE")
 
 

@@ -7,9 +7,9 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -44,13 +44,22 @@ TOO_MANY = "too many checks are waiting. Try again later"
 
 RETRY_AFTER = {"retry-after": "1"}  # seconds; a check refused for lack of room is tried again
 
+
+def _has_few_keys(metadata: Any) -> Any:
+    """Before its items are looked at: pydantic makes an error of each, for seconds."""
+    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
+        raise ValueError(f"at most {MAX_METADATA} keys, got {len(metadata)}")
+    return metadata
+
+
 # What a request says of itself, for the conditions of rule sets.
 Metadata = Annotated[
     dict[
         Annotated[str, Field(max_length=MAX_METADATA_KEY)],
         Annotated[str, Field(max_length=MAX_METADATA_VALUE)],
     ],
-    Field(max_length=MAX_METADATA),
+    Field(max_length=MAX_METADATA),  # for the schema
+    BeforeValidator(_has_few_keys),
 ]
 
 RequestKind = Literal["request", "stream"]

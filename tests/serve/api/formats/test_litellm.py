@@ -302,6 +302,15 @@ def test_the_conversation_of_a_request_that_was_not_let_pass_is_not_kept(
     assert "is not known here" in answer(client, "refused", "fine").json()["error"]
 
 
+def test_the_conversation_of_a_request_on_which_the_engine_failed_is_kept(
+    client: httpx.Client,
+) -> None:
+    """A gateway may be told to let it pass, and then its reply comes."""
+    said = [{"role": "user", "content": "breaks"}]
+    assert ask(client, "failed", "fine", structured_messages=said).status_code == 503
+    assert "is not known here" not in answer(client, "failed", "fine").text
+
+
 def test_what_is_too_long_is_not_looked_at(
     engine: ToyEngine, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

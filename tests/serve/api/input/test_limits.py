@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from serve.api.app import create_app
-from serve.api.input.limits import MAX_BYTES
+from serve.api.input.limits import MAX_BYTES, Metadata
+from serve.policy.logic import MAX_METADATA
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.serving import MESSAGES, serving, wait_until
 from tests.serve.toy_engine import ToyEngine
@@ -134,3 +136,12 @@ def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(is_stated
         assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
         check = {"messages": MESSAGES, "rules": ["fine"]}
         assert client.post("/v1/check", json=check).status_code == 200
+
+
+def test_metadata_of_many_keys_are_one_error_and_not_one_for_each() -> None:
+    metadata = TypeAdapter[Any](Metadata)
+    assert metadata.validate_python({"team": "support"}) == {"team": "support"}
+    with pytest.raises(ValidationError, match="at most") as refused:
+        metadata.validate_python({str(key): 1 for key in range(1_000)})
+    assert refused.value.error_count() == 1
+    assert metadata.json_schema()["maxProperties"] == MAX_METADATA
