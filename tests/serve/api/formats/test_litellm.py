@@ -222,8 +222,10 @@ def test_an_action_is_the_engine_s_verdict_on_conversation_and_reply(
     verdicts = mixed_engine.check((*CONVERSATION, reply)).verdicts
     violations = [verdict.rule for verdict in verdicts if verdict.violates]
     assert 0 < len(violations) < len(verdicts)
+    before_reply = mixed_engine.check(CONVERSATION).verdicts
+    allowing = [verdict.rule for verdict in before_reply if not verdict.violates]
     with serving(create_app(mixed_engine)) as client:
-        ask(client, "9")
+        assert ask(client, "9", *allowing).json() == {"action": "NONE"}
         for verdict in verdicts:
             action = answer(client, "9", verdict.rule, texts=[reply.content]).json()["action"]
             assert action == ("BLOCKED" if verdict.violates else "NONE")
