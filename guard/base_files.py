@@ -93,7 +93,7 @@ def folder_digest(folder: Path, where: str) -> str:
             where=where,
             got=folder,
             remedy="Save it again with transformers' save_pretrained, which writes "
-            "model.safetensors, or name another base",
+            "model.safetensors; rules that were trained on it are to be trained again then",
         )
     files = [*weights, *folder.glob(ENCODER_CONFIG), *(folder / name for name in REQUIRED_FILES)]
     return _digest(tuple(map(_version_of, sorted(files))))

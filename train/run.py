@@ -7,6 +7,7 @@ is up to date take no time. Knows nothing of serving or of test metrics.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -24,7 +25,7 @@ from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
-from guard.weights.card import load_card, read_card
+from guard.weights.card import CARD, load_card, read_card
 from train.examples import Rows, load
 from train.job import Job
 from train.methods import Trained, trainer_of
@@ -154,9 +155,9 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
         if force or not is_current(job.folder, job.inputs):
             outdated.append(job)
         elif damage := _damage(job):
-            print(f"{job.name}: to be trained again, for {damage}", flush=True)
+            print(f"{job.name}: to be trained again: {damage} ({job.folder})", flush=True)
             outdated.append(job)
-        elif not _is_threshold_current(job):
+        elif not _update_threshold(job):
             failed.append(job.name)
     if not outdated:
         return [], failed
@@ -166,17 +167,28 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
 
 
 def _damage(job: Job) -> str:
-    """Why the server would refuse the weights of a finished job; empty if it would not."""
+    """What is missing or torn of a finished job's weights; empty if nothing is.
+
+    A card with other keys than today's is no damage: it is told, and nothing is trained for it.
+    """
+    try:
+        json.loads((job.folder / CARD).read_bytes())
+    except (OSError, ValueError) as error:
+        return f"{CARD} cannot be read: {error}"
+    try:
+        read_card(job.folder)
+    except GuardError:
+        return ""
     try:
         load_card(job.folder)
     except GuardError as error:
-        return f"{error.where}: {error.problem}"
+        return error.problem
     return ""
 
 
-def _is_threshold_current(job: Job) -> bool:
-    """Whether the threshold of trained weights is one for the rate of their rule, which it is
-    chosen at anew where it can be. Prints what was done.
+def _update_threshold(job: Job) -> bool:
+    """Choose the threshold of trained weights anew where their rule states another rate; print what
+    was done, and return whether it is right now.
     """
     try:
         print(f"{job.name}: {_with_threshold(job)}", flush=True)
@@ -216,7 +228,7 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
             job.forget()
         elif is_current(job.folder, job.inputs) and not _damage(job):
             job.close_scratch()
-            if not _is_threshold_current(job):
+            if not _update_threshold(job):
                 failed.append(job.name)
             continue
         claimed.append((job, rows))

@@ -8,12 +8,20 @@ stands beside them must say again what one of the turns says. Knows nothing of l
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guard.conversation.chat import turns_of
 from guard.conversation.example import Message
 from guard.errors import GuardError
+
+# What chat templates write around turns: control tokens, roles, signs.
+_TEMPLATE = re.compile(
+    r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,20}\]|[^\w\s]|_|\b(?:system|user|human|question|q|instruction"
+    r"|input|assistant|model|bot|ai|answer|a|response|output|tool)\b",
+    re.IGNORECASE,
+)
 
 
 def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple[Message, ...]:
@@ -63,31 +71,65 @@ def json_cell(value: Any, name: str) -> Any:
 
 def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Message]) -> None:
     """Raise GuardError where the field `name`, which is not read, has tools, or says what none of
-    the turns says.
+    the turns says. A value that is neither text nor messages, such as an id, says nothing.
     """
     value = present.get(name)
-    if name == "tools":
-        value = json_cell(value or [], "tools")
-    if not value or (isinstance(value, str) and _is_said(value, turns)):
-        return
     remedy = f"Make it one of the turns, or leave {name} out"
     if name == "tools":
+        is_left_out = bool(_described_tools(value))
         remedy = "Write the conversation as messages, or leave the tools out"
-    raise GuardError(
-        f"{name} stands beside a conversation that is read without it, and would be left out",
-        got=repr(value)[:60],
-        remedy=remedy,
-    )
+    elif isinstance(value, str):
+        is_left_out = not (_is_said(value, turns) or _renders(value, turns))
+    else:
+        is_left_out = isinstance(value, list) and not _are_said(value, turns)
+    if is_left_out:
+        raise GuardError(
+            f"{name} stands beside a conversation that is read without it, and would be left out",
+            got=repr(value)[:60],
+            remedy=remedy,
+        )
+
+
+def _described_tools(tools: Any) -> Any:
+    """The tools of a cell; none where a text only names them."""
+    try:
+        described = json_cell(tools, "tools")
+    except GuardError:
+        return []
+    return described if isinstance(described, list | dict) else []
 
 
 def _is_said(text: str, turns: Sequence[Message]) -> bool:
-    """Whether the lines of a text are lines of one of the turns, or there are none."""
-    lines = "\n".join(text.strip().splitlines())
+    """Whether the words of a text stand so in one of the turns, or there are none."""
+    words = _words(text)
+    return words == "  " or any(words in _words(turn.content) for turn in turns)
+
+
+def _renders(text: str, turns: Sequence[Message]) -> bool:
+    """Whether a text is the turns one after another, with nothing but a chat template around
+    them.
+    """
+    rest, around = _words(text), ""
     for turn in turns:
-        content = "\n".join(turn.content.strip().splitlines())
-        if f"\n{lines}\n" in f"\n{content}\n":
-            return True
-    return not lines
+        if not turn.content.strip():
+            continue
+        before, content, rest = rest.partition(_words(turn.content).strip())
+        if not content:
+            return False
+        around += before + " "
+    return not _TEMPLATE.sub("", around + rest).strip()
+
+
+def _are_said(messages: list[Any], turns: Sequence[Message]) -> bool:
+    """Whether a list is of messages that are all among the turns."""
+    try:
+        return all(turn in turns for turn in turns_of(messages, where="messages"))
+    except GuardError:
+        return not messages
+
+
+def _words(text: str) -> str:
+    return f" {' '.join(text.split())} "
 
 
 def _turns_of_messages(present: Mapping[str, Any]) -> tuple[Message, ...]:

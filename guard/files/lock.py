@@ -12,13 +12,25 @@ from guard.errors import GuardError
 def locked(path: Path, problem: str) -> IO[str]:
     """The file, open and held until it is closed or this process ends. Its content stays.
 
-    Raises GuardError with the `problem` if another process holds it.
+    Raises GuardError with the `problem` if another process holds it, and where the folder cannot be
+    written to or its file system knows no locks.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise _no_lock(path, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise GuardError(problem, where=path, remedy="Wait for it, or end it") from None
+    except OSError as error:
+        file.close()
+        raise _no_lock(path, error) from error
     return file
+
+
+def _no_lock(path: Path, error: OSError) -> GuardError:
+    problem = f"the folder cannot be held: {error.strerror}"
+    return GuardError(problem, where=path, remedy="Use a folder that can be written to and locked")

@@ -5,6 +5,7 @@ Knows nothing of any format, and keeps nothing longer than CALL_S.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,13 +72,14 @@ class CallsUnderWay:
     def kept_if_it_fails(
         self, call_id: str | None, messages: tuple[Message, ...], cache_salt: str | None = None
     ) -> Iterator[None]:
-        """Keep what a model is sent where the engine fails within: a gateway may be told to let
-        that pass, and then its reply comes.
+        """Keep what a model is sent where the engine fails within, where the caller does not wait,
+        or where a picture keeps it from being judged: a gateway may be told to let that pass, and
+        then its reply comes. What is too long to be judged is not kept.
         """
         try:
             yield
-        except GuardError:
-            if call_id:
+        except (GuardError, Unjudged, asyncio.CancelledError) as error:
+            if call_id and (not isinstance(error, Unjudged) or unread_parts(messages)):
                 self.keep(call_id, messages, cache_salt)
             raise
 

@@ -82,10 +82,9 @@ def calibration_of(card: Card) -> tuple[float, ...]:
 def engine_of(recipe: Recipe) -> dict[str, Any]:
     """What `ScanManifest.engines` says of a base with this recipe."""
     return {
-        "context_tokens": recipe.context_tokens,
+        "context_tokens": recipe.engine.get("max_model_len", recipe.context_tokens),
         "window_tokens": recipe.window_tokens,
         "dtype": recipe.serving_dtype,
-        "engine": recipe.engine,
     }
 
 

@@ -534,7 +534,6 @@ def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
     )
 
 
-@pytest.mark.slow
 def test_one_method_of_a_recipe_is_evaluated_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -508,12 +508,11 @@ def test_a_process_knows_how_many_share_its_machine(
         (PEFT_WEIGHTS, b"weig", "the weights are not those of the card"),
         (PEFT_WEIGHTS, None, f"no {PEFT_WEIGHTS}"),
         (WORDS, None, "the weights are not those of the card"),
-        (CARD, None, f"no {CARD}"),
-        (CARD, b'{"rule": "toy"}', "rule_text"),
-        (CARD, b"{", "not valid JSON"),
+        (CARD, None, f"{CARD} cannot be read"),
+        (CARD, b"{", f"{CARD} cannot be read"),
     ],
 )
-def test_weights_that_the_server_would_refuse_are_trained_again(
+def test_weights_that_are_missing_or_torn_are_trained_again(
     make_job: MakeJob,
     capsys: pytest.CaptureFixture[str],
     file: str,
@@ -529,11 +528,21 @@ def test_weights_that_the_server_would_refuse_are_trained_again(
     capsys.readouterr()
     outdated, failed = outdated_jobs([job], force=False)
     (told,) = capsys.readouterr().out.splitlines()
-    assert told.startswith(f"{job.name}: to be trained again, for {job.folder}") and why in told
+    assert told.startswith(f"{job.name}: to be trained again: ") and why in told
     claimed, taken = claimed_jobs(outdated, force=False)
     assert [of for of, _ in claimed] == [job] and failed == taken == []
     finish_at_once(job)
     assert outdated_jobs([job], force=False) == ([], [])
+
+
+def test_a_card_with_other_keys_is_told_and_nothing_is_trained_for_it(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job()
+    finish_at_once(job)
+    (job.folder / CARD).write_bytes(b'{"rule": "toy"}')
+    assert outdated_jobs([job], force=False) == ([], [job.name])
+    assert "missing key" in capsys.readouterr().out
 
 
 def test_a_job_that_another_command_has_done_meanwhile_is_not_done_again(

@@ -4,6 +4,7 @@ loops.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,6 @@ from guard.errors import GuardError
 from guard.files.json_file import load_json
 from guard.recipe import Recipe
 from train.adapter.settings import lora_config, trainer_config
-from train.base import pinned
 from train.encoder.bases import BASES
 from train.head.settings import check_head as check_head_settings
 from train.job import Job
@@ -81,19 +81,21 @@ def _usable_positions(recipe: Recipe, config: Any) -> int:
     positions: int = config.max_position_embeddings
     if config.model_type in POSITIONS_BEHIND_PADDING:
         positions -= config.pad_token_id + 1
-    stated = _sentence_length(recipe)
+    stated = _sentence_length(recipe.base_path, recipe.commit)
     return positions if stated is None else min(positions, stated)
 
 
-def _sentence_length(recipe: Recipe) -> int | None:
+@functools.cache
+def _sentence_length(base: str, revision: str | None) -> int | None:
     """How many tokens the base reads as a sentence encoder, beyond which vLLM refuses to read; None
     for one that is none.
     """
     for name in SENTENCE_FILES:
         path = cached_file(
-            recipe.base_path,
+            base,
             name,
-            **pinned(recipe),
+            revision=revision,
+            local_files_only=Path(base).is_dir(),
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,  # a cached base needs no network
         )

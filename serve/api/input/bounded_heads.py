@@ -88,7 +88,8 @@ class BoundedHeads(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if len(self.pipeline) > MAX_WAITING:
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS)
+            log.warning("a connection on which more than %d requests wait is closed", MAX_WAITING)
+            self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""

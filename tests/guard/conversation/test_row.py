@@ -42,15 +42,38 @@ TOOLS = [{"name": "pay"}]
         {"prompt": "Q", "response": "A", "tools": json.dumps(TOOLS)},
         {"text": "T", "tools": TOOLS},
         {"messages": HI, "prompt": "Take 800 mg."},
-        {"messages": HI, "prompt": HI},
+        {"messages": HI, "prompt": [*HI, {"role": "user", "content": "Take 800 mg."}]},
+        {"messages": HI, "prompt": [{"role": "robot"}]},
         {"messages": HI, "prompt": "H", "response": "A"},
         {"messages": HI, "text": "Hi and Q"},
-        {"prompt": "Q", "response": "A", "text": "Q A"},
+        {"prompt": "Q", "response": "A", "text": "Q B A"},
+        {"messages": HI, "text": "<|user|> Hi <|end|> Take 800 mg."},
     ],
 )
 def test_what_would_be_left_out_of_a_row_is_an_error(fields: dict[str, Any]) -> None:
     with pytest.raises(GuardError, match="would be left out"):
         conversation_of(fields)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"text": "<|im_start|>user\nHi\nyou<|im_end|>\n<|im_start|>assistant\nA b<|im_end|>\n"},
+        {"text": "[INST] Hi you [/INST] A b </s>"},
+        {"text": "### Human: Hi you\n\n### Assistant: A b"},
+        {"prompt": [{"role": "user", "content": "Hi\nyou"}]},
+        {"prompt": {"name": "support", "version": 3}},
+        {"prompt": 17},
+    ],
+)
+def test_what_public_data_sets_have_beside_messages_is_left_out(beside: dict[str, Any]) -> None:
+    """The same conversation by a chat template, or as a list; the template's name."""
+    said = [{"role": "user", "content": "Hi\nyou"}, {"role": "assistant", "content": "A b"}]
+    assert len(conversation_of({"messages": said} | beside)) == 2
+
+
+def test_names_of_tools_are_no_descriptions() -> None:
+    assert len(conversation_of({"prompt": "Q", "response": "A", "tools": "search, pay"})) == 2
 
 
 def test_what_says_again_what_is_read_or_nothing_is_left_out() -> None:

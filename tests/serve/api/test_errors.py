@@ -55,11 +55,13 @@ def test_a_body_that_is_no_json_object_is_told_so(
 def test_of_many_things_that_are_wrong_the_first_are_named_and_the_others_counted(
     client: httpx.Client,
 ) -> None:
-    body = {"messages": [{"role": "root", "content": "Hi"}] * 20}
+    """Of a list the first wrong item alone: looking at all of them takes long."""
+    wrong = {"messages": [{"role": "root", "content": "Hi"}] * 20, "rules": {}, "rule_set": []}
+    body = wrong | {"metadata": [], "explain": "?", "cache_salt": []}
     error = client.post("/v1/check", json=body).json()["error"]
-    named = ["messages.0.role", "messages.1.role", "messages.2.role"]
-    assert [problem.split(":")[0] for problem in error.split("; ")[:3]] == named
-    assert error.count("messages.") == 5 and error.endswith("; and 15 more")
+    named = [problem.split(":")[0] for problem in error.split("; ")[:5]]
+    assert set(named) < set(body) | {"messages.0.role"} and "messages.0.role" in named
+    assert error.endswith("; and 1 more")
 
 
 @pytest.mark.parametrize("path", ["/v1/check", "/v1/chat/completions"])

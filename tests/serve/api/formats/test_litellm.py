@@ -313,6 +313,14 @@ def test_the_conversation_of_a_request_on_which_the_engine_failed_is_kept(
     assert "is not known here" not in answer(client, "failed", "fine").text
 
 
+def test_the_conversation_of_a_request_with_a_picture_is_kept(client: httpx.Client) -> None:
+    """It is 422, which a gateway may be told to let pass; the reply is judged all the same."""
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    said = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, image]}]
+    assert ask(client, "picture", "fine", structured_messages=said).status_code == 422
+    assert answer(client, "picture", "flagged").json()["action"] == "BLOCKED"
+
+
 def test_what_is_too_long_is_not_looked_at(
     engine: ToyEngine, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
