@@ -212,7 +212,9 @@ def _ranked(
     """The rows to which each of several sequences of answers states a logit, and those logits,
     [sequences, rows]; None where they are not of both labels.
     """
-    logits = np.array([[answer.logit for answer in row] for row in answers], dtype=np.float64)
+    logits = np.full((len(answers), len(examples)), np.nan)
+    for row, row_answers in zip(logits, answers, strict=True):
+        row[:] = [np.nan if answer.logit is None else answer.logit for answer in row_answers]
     is_ranked = ~np.isnan(logits).any(axis=0)
     labels = np.array([example.label for example in examples])[is_ranked]
     if len(np.unique(labels)) < 2:

@@ -109,15 +109,15 @@ def _renders(text: str, turns: Sequence[Message]) -> bool:
     """Whether a text is the turns one after another, with nothing but a chat template around
     them.
     """
-    rest, around = _words(text), ""
+    words, around = _words(text), ""
     for turn in turns:
         if not turn.content.strip():
             continue
-        before, content, rest = rest.partition(_words(turn.content).strip())
+        before, content, words = words.partition(_words(turn.content).strip())
         if not content:
             return False
         around += before + " "
-    return not _TEMPLATE.sub("", around + rest).strip()
+    return not _TEMPLATE.sub("", around + words).strip()
 
 
 def _are_said(messages: list[Any], turns: Sequence[Message]) -> bool:
