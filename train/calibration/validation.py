@@ -6,6 +6,7 @@ split draw groups (`eval/metrics.py`). Knows nothing of models or files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from scipy.stats import binomtest, bootstrap, rankdata
 from sklearn.metrics import f1_score
 
 from guard.verdict import Calibration, expected_calibration_error
-from train.calibration.calibrate import left_out_probabilities
+from train.calibration.calibrate import fit_platt, left_out_probabilities
 
 RELIABILITY_BINS = 10
 RESAMPLES = 999
@@ -52,13 +53,27 @@ def validation_metrics(
     }
 
 
-def validation_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
+def validation_loss(
+    logits: Sequence[float] | np.ndarray, labels: Sequence[int] | np.ndarray
+) -> float:
     """Mean negative log-likelihood in nats of labels (1 = violates) under verdict logits, which are
     log P(yes) - log P(no).
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)
     return float(np.logaddexp(0.0, np.where(y == 1, -x, x)).mean())
+
+
+def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
+    """Mean negative log-likelihood in nats after Platt scaling fitted to the same rows; infinite
+    where a logit is not finite.
+    """
+    x = np.asarray(logits, dtype=np.float64)
+    if not np.isfinite(x).all():
+        return math.inf
+    y = np.asarray(labels)
+    temperature, bias = fit_platt(x, y)
+    return validation_loss(x / temperature + bias, y)
 
 
 def reliability(p: np.ndarray, y: np.ndarray, bins: int = RELIABILITY_BINS) -> list[dict[str, Any]]:

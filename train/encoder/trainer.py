@@ -4,10 +4,11 @@ The head starts as one fit to all of the rule's rows on the frozen encoder (Kuma
 head that is fitted first keeps fine-tuning from distorting what the base knows); GLiNER2 starts as
 it is. The head's word weights stay fixed, and the adapter learns what words do not tell. A training
 row is given the word weights of a fit to other rows, because a fit to itself would know it by
-heart. On the validation split the result is never worse than the start, which is the first of the
-weights that are compared. Training is a budget of steps, not of epochs; every `eval_steps` the
-validation loss is taken, the weights with the lowest are kept, and training ends after
-`early_stopping_patience` such evaluations without a lower one. After each of them but the first a
+heart. Every `eval_steps` the mean of the weights of all steps so far (`average.py`) is evaluated by
+the validation loss that calibration would leave, as an adapter that is too sure of itself may rank
+better; the weights with the lowest are kept, and training ends after `early_stopping_patience` such
+evaluations without a lower one. So on the validation split the result is never worse than the
+start, which is the first of the weights that are compared. After each evaluation but the first a
 checkpoint is written, from which an interrupted run goes on. Knows nothing of thresholds and cards.
 """
 
@@ -47,7 +48,8 @@ from train.adapter.settings import (
 )
 from train.adapter.trained import save_adapter
 from train.adapter.trl import diverged
-from train.calibration.validation import validation_loss
+from train.calibration.validation import calibrated_loss
+from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES, TrainingStart
 from train.encoder.model import device, span_words
 from train.encoder.objective import Objective
@@ -112,8 +114,9 @@ class Training:
         eval_steps = self._config.eval_steps or steps_per_epoch(self._config, len(rows.train))
         self._eval_steps = interval(eval_steps, self._steps)
         lengths = [len(row.prompt.token_ids) for row in rows.train]
-        batch_rows = self._config.per_device_train_batch_size
-        self._batches = StepBatches(lengths, batch_rows, self._config.seed)
+        self._batches = StepBatches(
+            lengths, self._config.per_device_train_batch_size, self._config.seed
+        )
         base = BASES[job.recipe.kind]
         start = base.start(job, rows)
         builder = cast(EncoderPromptBuilder, job.builder)
@@ -126,6 +129,7 @@ class Training:
         self._optimizer, self._schedule = optimizer_of(
             self._config, self._weights, self._steps, job.name
         )
+        self._average = AveragedWeights(self._weights)
         self._step = 0
         self._losses: list[float] = []  # since the last evaluation
         state = self._checkpoint_of_this_fit()
@@ -144,7 +148,8 @@ class Training:
                 self._update(self.objective.backward(self._model, batch))
                 bar.update()
                 if self._is_at_evaluation or self._step == self._steps:
-                    self._evaluate()
+                    with self._average.in_place():
+                        self._evaluate()
                     self._save()
         self._best.restore(self._weights)
         return TrainedEncoder(self._model, self._job, self._words, self._best_logits)
@@ -169,13 +174,14 @@ class Training:
         self._optimizer.zero_grad()
         self._losses.append(loss)
         self._step += 1
+        self._average.update(self._step)
 
     def _evaluate(self) -> None:
         logits = self._best_logits
         if self._step > 0 or not logits:
             trained = TrainedEncoder(self._model, self._job, self._words)
             logits = trained.logits([row.prompt for row in self._validation])
-        loss = validation_loss(logits, [row.label for row in self._validation])
+        loss = calibrated_loss(logits, [row.label for row in self._validation])
         self._best.record(self._step, loss, self._weights)
         if self._best.best_step == self._step:
             self._best_logits = logits
@@ -183,13 +189,14 @@ class Training:
         self._losses.clear()
         tqdm.write(
             f"{self._job.name}: step {self._step} of {self._steps}, training loss {mean}, "
-            f"validation loss {loss:.3f}"
+            f"validation loss {loss:.3f} when calibrated"
         )
 
     def _save(self) -> None:
         state = {
             "step": self._step,
             "weights": [weight.data for weight in self._weights],
+            "average": self._average.means,
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "random": _random_state(),
@@ -212,6 +219,8 @@ class Training:
     def _resume(self, state: Mapping[str, Any]) -> None:
         for weight, saved in zip(self._weights, state["weights"], strict=True):
             weight.data.copy_(saved)
+        for mean, saved in zip(self._average.means, state["average"], strict=True):
+            mean.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         _restore_random_state(state["random"])
