@@ -1,8 +1,8 @@
 """The mean of the weights of all steps of a training. Knows nothing of models or losses.
 
 Averaging smooths what single batches do to the weights (Polyak and Juditsky, 1992). Later steps
-weigh more, the step t as t^3: polynomial-decay averaging (Shamir and Zhang, 2013, section 4), with
-the decay that did best on real rows (docs/log/quality.md).
+weigh more, the step t as t (t + 1) (t + 2): polynomial-decay averaging (Shamir and Zhang, 2013,
+section 4), with the decay that did best on real rows (docs/log/quality.md).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from guard.verdict import Calibration
 from tests.train.calibration.test_calibrate import sample
 from train.calibration.calibrate import calibrate
 from train.calibration.validation import (
+    calibrated_loss,
     validation_loss,
     validation_metrics,
 )
@@ -98,3 +99,19 @@ def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
         float(expected), abs=1e-6
     )
     assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0
+
+
+def test_a_loss_after_calibration_asks_neither_how_sure_logits_are_nor_where_they_turn() -> None:
+    logits, labels = sample(0.0)
+    x = np.array(logits)
+    loss = calibrated_loss(logits, labels)
+    assert calibrated_loss((5 * x - 3).tolist(), labels) == pytest.approx(loss, rel=1e-4)
+    assert validation_loss((5 * x - 3).tolist(), labels) > 1.5 * loss
+    assert loss <= validation_loss(logits, labels) + 1e-4
+    noise = np.random.default_rng(1).normal(size=len(labels)).tolist()
+    assert loss < calibrated_loss(noise, labels) == pytest.approx(np.log(2), abs=0.001)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_logit_that_is_not_finite_is_the_worst_loss(broken: float) -> None:
+    assert calibrated_loss([1.0, -1.0, broken, 0.5], [1, 0, 1, 0]) == float("inf")

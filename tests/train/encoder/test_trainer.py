@@ -14,7 +14,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.numpy import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForTokenClassification
 
@@ -31,6 +31,7 @@ from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.adapter.early_stopping import EarlyStopping
 from train.calibration.validation import validation_loss
+from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
@@ -363,6 +364,49 @@ def test_a_checkpoint_beside_other_words_is_not_gone_on_from(
     capsys.readouterr()
     np.testing.assert_array_equal(trained(job).validation_logits, expected)
     assert evaluated(capsys) == ["step 0", "step 10"]
+
+
+def test_the_weights_that_are_kept_are_the_mean_of_all_steps_and_training_goes_on_from_its_own(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_steps: list[list[Tensor]] = []
+    update = AveragedWeights.update
+
+    def watched(self: AveragedWeights, step: int) -> None:
+        after_steps.append([weight.clone() for weight in self._weights])
+        update(self, step)
+
+    monkeypatch.setattr(AveragedWeights, "update", watched)
+    adapter = trained(make_encoder_job(learning_rate=1e-2, max_steps=20))
+    kept = [weight for weight in adapter.model.parameters() if weight.requires_grad]
+    steps = torch.arange(1.0, 21.0)
+    shares = steps * (steps + 1) * (steps + 2) / (steps * (steps + 1) * (steps + 2)).sum()
+    for index, weight in enumerate(kept):
+        history = torch.stack([weights[index] for weights in after_steps])
+        mean = torch.einsum("s,s...->...", shares, history)
+        torch.testing.assert_close(weight.detach(), mean, atol=1e-6, rtol=1e-4)
+        largest_step = (history[1:] - history[:-1]).abs().max()
+        assert largest_step < 5e-2  # none begins at the mean that was evaluated after step 10
+    assert not torch.equal(kept[0].detach(), after_steps[-1][0])
+
+
+def test_an_adapter_that_ranks_better_is_kept_though_its_logits_are_off(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What calibration mends does not count."""
+    job = make_encoder_job(learning_rate=1e-2, max_steps=20)
+    rows = data(job)
+    expected = trained(job, rows).validation_logits
+    logits_of = TrainedEncoder.logits
+
+    def off(trained: TrainedEncoder, prompts: Sequence[Prompt]) -> list[float]:
+        return [logit / 20 - 1 for logit in logits_of(trained, prompts)]
+
+    monkeypatch.setattr(TrainedEncoder, "logits", off)
+    shifted = trained(make_encoder_job(learning_rate=1e-2, max_steps=20, runs="off"), rows)
+    head = first_head(make_encoder_job("head"), rows).validation_logits
+    assert loss(shifted.validation_logits, rows.validation) > loss(list(head), rows.validation)
+    np.testing.assert_allclose(shifted.validation_logits, np.array(expected) / 20 - 1, rtol=1e-4)
 
 
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
