@@ -77,7 +77,7 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
             )
         splits.append(tuple(rows))
     train, validation, test = splits
-    _check_rows((*train, *validation, *test), folder, recipe)
+    _check_rows((*train, *validation, *test), folder, recipe, builder)
     allowed = sum(not row.label for row in validation)
     check_rows_for_rate(allowed, rule.max_fpr, where=split_files(folder)[1])
     return Rows(train, validation, test)
@@ -101,14 +101,15 @@ def _check_split(examples: Sequence[Example], file: Path, rule: Rule, split: Spl
         raise GuardError(problem, where=file, got=got, remedy=remedy)
 
 
-def _check_rows(rows: Sequence[Row], folder: Path, recipe: Recipe) -> None:
+def _check_rows(rows: Sequence[Row], folder: Path, recipe: Recipe, builder: PromptBuilder) -> None:
     counts = Counter(row.id for row in rows)
     repeated = [row_id for row_id, count in counts.items() if count > 1]
     if repeated:
         remedy = "Give every example its own id"
         got = _first_ids(repeated)
         raise GuardError("duplicate ids", where=folder, got=got, remedy=remedy)
-    too_long = [row.id for row in rows if len(row.prompt.token_ids) + 1 > recipe.context_tokens]
+    longest = recipe.context_tokens - builder.verdict_tokens
+    too_long = [row.id for row in rows if len(row.prompt.token_ids) > longest]
     if too_long:
         limit = recipe.context_tokens
         problem = f"prompts do not fit the context of {limit} tokens and are never cut"

@@ -128,7 +128,7 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
     },
     "encoder": {
         "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
-        # Just before the rule's LoRA, which finds the states that were read for the head.
+        # Beside the rule's LoRA: whichever is second finds the states that the first has read.
         "head": Trainer(_check_encoder_head, _fit_encoder_heads, trains_together=False),
     },
     "gliner2": {

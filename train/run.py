@@ -250,6 +250,8 @@ def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
 
 def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     """Train and finish jobs of one method; the names of those that failed."""
+    import torch
+
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
     done = 0
@@ -263,6 +265,12 @@ def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     except GuardError as error:  # what stops one of them for its base or the machine stops all
         print(error, flush=True)
         failed += [job.name for job, _ in part[done:]]
+    except torch.OutOfMemoryError as error:
+        names = [job.name for job, _ in part[done:]]
+        problem = f"the device has no memory for this training: {error}"
+        remedy = "Drop the longest rows, lower the recipe's `window_tokens`, or take a larger GPU"
+        print(GuardError(problem, where=", ".join(names), remedy=remedy), flush=True)
+        failed += names
     return failed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 from typing import IO
 
@@ -22,13 +23,19 @@ def locked(path: Path, problem: str) -> IO[str]:
         raise _no_lock(path, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
     except BlockingIOError:
         file.close()
         raise GuardError(problem, where=path, remedy="Wait for it, or end it") from None
+    except FileNotFoundError:
+        is_there = False
     except OSError as error:
         file.close()
         raise _no_lock(path, error) from error
-    return file
+    if is_there:
+        return file
+    file.close()  # whoever held it has deleted it meanwhile
+    return locked(path, problem)
 
 
 def _no_lock(path: Path, error: OSError) -> GuardError:

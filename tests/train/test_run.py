@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -372,7 +373,31 @@ def test_a_lora_that_fails_in_training_is_named_at_the_end_and_keeps_no_other(
     )
     with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
         run("toy", job.recipe, methods=["lora"], seeds=[0, 1], runs=job.runs, rules=rules)
-    assert "toy lora seed 0, step 0: the loss is NaN or infinite" in capsys.readouterr().out
+    assert "toy lora seed 0, step 1: the loss is NaN or infinite" in capsys.readouterr().out
+    assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
+
+
+@pytest.mark.slow
+def test_a_lora_that_finds_no_memory_is_named_with_what_to_do_and_keeps_no_other(
+    make_job: MakeJob,
+    rules: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = make_job(max_steps=2)
+    compute = VerdictTrainer.compute_loss
+
+    def compute_with_memory(self: VerdictTrainer, *args: Any, **more: Any) -> Any:
+        if self.args.seed == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(self, *args, **more)
+
+    monkeypatch.setattr(VerdictTrainer, "compute_loss", compute_with_memory)
+    with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
+        run("toy", job.recipe, methods=["lora"], seeds=[0, 1], runs=job.runs, rules=rules)
+    out = capsys.readouterr().out
+    assert "toy lora seed 0: the device has no memory for this training: CUDA out of memory" in out
+    assert "Drop the longest rows" in out
     assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
 
 

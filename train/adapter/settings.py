@@ -70,7 +70,12 @@ NOT_OUR_LOSS = (
     "completion_only_loss",
     "use_liger_kernel",
 )
-POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")
+POSITIVE = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "eval_steps",
+)
 # Schedules that need a metric, which training does not give them.
 OF_A_METRIC = ("reduce_lr_on_plateau", "greedy")
 LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
@@ -249,6 +254,8 @@ def _check_schedule(schedule: object, where: str) -> None:
 def _check_range(config: SFTConfig, where: str) -> None:
     for key in POSITIVE:
         value = getattr(config, key)
+        if value is None:  # `eval_steps`, which need not be stated
+            continue
         with refusals("SFTConfig", where):
             is_positive = value > 0
         if not is_positive:

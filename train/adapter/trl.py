@@ -154,7 +154,8 @@ class VerdictTrainer(SFTTrainer):
             part["verdict_ids"] = inputs["verdict_ids"][rows]
             loss += super().training_step(model, part, num_items_in_batch)
         if not torch.isfinite(loss):
-            raise diverged(str(self.args.run_name), self.state.global_step, float(loss))
+            step = self.state.global_step + 1
+            raise diverged(str(self.args.run_name), step, float(loss))
         return loss
 
     def _get_num_items_in_batch(

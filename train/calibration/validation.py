@@ -19,6 +19,7 @@ from train.calibration.calibrate import fit_platt, left_out_probabilities
 
 RELIABILITY_BINS = 10
 RESAMPLES = 999
+MOST_RESAMPLED = 4_000_000  # rows that are drawn at once: some 200 MB
 
 
 def validation_metrics(
@@ -116,8 +117,14 @@ def _balanced_accuracy(violates: np.ndarray, y: np.ndarray) -> float:
 
 
 def _auroc_with_interval(violating: np.ndarray, allowed: np.ndarray) -> dict[str, Any]:
+    rows = len(violating) + len(allowed)
     resampled = bootstrap(
-        (violating, allowed), _auroc, n_resamples=RESAMPLES, method="percentile", rng=0
+        (violating, allowed),
+        _auroc,
+        n_resamples=RESAMPLES,
+        batch=max(1, min(RESAMPLES, MOST_RESAMPLED // rows)),
+        method="percentile",
+        rng=0,
     )
     low, high = resampled.confidence_interval.low, resampled.confidence_interval.high
     return {

@@ -57,8 +57,8 @@ def load_gliner2(recipe: Recipe) -> Gliner2:
     config = gliner2_config(recipe)
     config.dtype = dtype
     model = Gliner2(config).to(dtype)
-    path = cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))
     try:
+        path = cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))
         tensors = load_file(str(path))
         loaded = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
         missing = model.load_state_dict(loaded, strict=False).missing_keys

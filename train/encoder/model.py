@@ -130,17 +130,30 @@ def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
 def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
     """transformers' token classifier on the recipe's base, with a new classifier.
 
-    Transformers' warning about new and unused weights is silenced.
+    Transformers' warning about new and unused weights is silenced. Raises GuardError for a base
+    that lacks others than the classifier's, which transformers would draw.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        model: PreTrainedModel = AutoModelForTokenClassification.from_pretrained(
-            recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe), **settings
+        model, loading = AutoModelForTokenClassification.from_pretrained(
+            recipe.base_path,
+            dtype=getattr(torch, recipe.dtype),
+            output_loading_info=True,
+            **pinned(recipe),
+            **settings,
         )
     finally:
         logging.set_verbosity(verbosity)
-    return model
+    missing = sorted(name for name in loading["missing_keys"] if not name.startswith("classifier."))
+    if missing:
+        raise GuardError(
+            f"the base lacks weights of a token classifier: {', '.join(missing[:3])}",
+            where=f"recipe {recipe.name}: base",
+            got=recipe.base,
+            remedy="Name a base that was saved with its prediction head",
+        )
+    return cast(PreTrainedModel, model)
 
 
 def mean_states(

@@ -14,18 +14,17 @@ checkpoint is written, from which an interrupted run goes on. Knows nothing of t
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from peft import PeftModel, get_peft_model
 from safetensors.numpy import save_file
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -57,6 +56,8 @@ from train.examples import Rows
 from train.job import Job
 
 CHECKPOINT = "training.pt"
+FORMAT = 2  # raised whenever a checkpoint holds something else, or what it holds means it
+SAME_START = 1e-3  # nats and word weights: states of other batches differ in their last bits
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class TrainedEncoder:
     model: PeftModel
     job: Job
     words: WordWeights
-    validation_logits: Sequence[float] = ()
+    validation_logits: ClassVar[Sequence[float]] = ()  # not kept: they are read again at the end
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
         """The highest logit of each prompt's counting spans, in nats, uncalibrated, through plain
@@ -122,8 +123,7 @@ class Training:
         builder = cast(EncoderPromptBuilder, job.builder)
         self.objective = Objective(base, builder, job.reads, rows.train, start.held_out)
         self._words = start.words
-        self._begun_with = _fingerprint(start)
-        self._best_logits = start.validation_logits  # of the validation rows under the best weights
+        self._start = _comparable(start)
         self._model = _adapted(job, start.base)
         self._weights = [weight for weight in self._model.parameters() if weight.requires_grad]
         self._optimizer, self._schedule = optimizer_of(
@@ -132,35 +132,35 @@ class Training:
         self._average = AveragedWeights(self._weights)
         self._step = 0
         self._losses: list[float] = []  # since the last evaluation
-        state = self._checkpoint_of_this_fit()
-        self._best = _early_stopping(job, self._steps, is_new=state is None)
+        state = self._interrupted_run()
+        self._best = EarlyStopping(job.scratch, job.patience or self._steps, job.min_steps)
         if state is not None:
             self._resume(state)
 
     def run(self) -> TrainedEncoder:
         """Train to the end and return the best weights. Raises GuardError if the loss diverges."""
         if self._step == 0:
-            self._evaluate()
+            self._evaluate(self._start["logits"])
         bar = tqdm(total=self._steps, initial=self._step, desc="train", unit="step", leave=False)
         with bar:
             while not self._is_over:
                 batch = self._batches.at(self._step)
                 self._update(self.objective.backward(self._model, batch))
                 bar.update()
-                if self._is_at_evaluation or self._step == self._steps:
+                if self._is_evaluated:
                     with self._average.in_place():
                         self._evaluate()
                     self._save()
         self._best.restore(self._weights)
-        return TrainedEncoder(self._model, self._job, self._words, self._best_logits)
+        return TrainedEncoder(self._model, self._job, self._words)
 
     @property
-    def _is_at_evaluation(self) -> bool:
-        return self._step % self._eval_steps == 0
+    def _is_evaluated(self) -> bool:
+        return self._step % self._eval_steps == 0 or self._step == self._steps
 
     @property
     def _is_over(self) -> bool:
-        is_stopped = self._is_at_evaluation and self._best.ended(self._step)
+        is_stopped = self._is_evaluated and self._best.ended(self._step)
         return is_stopped or self._step == self._steps
 
     def _update(self, loss: float) -> None:
@@ -176,15 +176,13 @@ class Training:
         self._step += 1
         self._average.update(self._step)
 
-    def _evaluate(self) -> None:
-        logits = self._best_logits
-        if self._step > 0 or not logits:
+    def _evaluate(self, logits: Sequence[float] = ()) -> None:
+        """Record the weights and their loss, from the validation rows' `logits` where known."""
+        if not logits:
             trained = TrainedEncoder(self._model, self._job, self._words)
             logits = trained.logits([row.prompt for row in self._validation])
         loss = calibrated_loss(logits, [row.label for row in self._validation])
         self._best.record(self._step, loss, self._weights)
-        if self._best.best_step == self._step:
-            self._best_logits = logits
         mean = f"{np.mean(self._losses):.3f}" if self._losses else "none"
         self._losses.clear()
         tqdm.write(
@@ -200,21 +198,25 @@ class Training:
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "random": _random_state(),
-            "begun_with": self._begun_with,
-            "best_logits": list(self._best_logits),
+            "start": self._start,
         }
         with atomic_write(self._checkpoint) as part:
             torch.save(state, part)
 
-    def _checkpoint_of_this_fit(self) -> dict[str, Any] | None:
-        """The checkpoint of an interrupted run, if that started with the same words and states.
-        Other code or another machine may have fitted others, and the adapter is trained beside
-        them.
+    def _interrupted_run(self) -> dict[str, Any] | None:
+        """The checkpoint of an interrupted run that started with the same words and states; of any
+        other one what it has left is deleted. Other code or another machine may have fitted others,
+        and the adapter is trained beside them.
         """
-        if not self._checkpoint.is_file():
-            return None
-        state: dict[str, Any] = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
-        return state if state["begun_with"] == self._begun_with else None
+        if self._checkpoint.is_file():
+            state: dict[str, Any]
+            state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
+            if _is_same_start(state.get("start"), self._start):
+                return state
+            tqdm.write(f"{self._job.name}: starts again, as the interrupted run began otherwise")
+        self._checkpoint.unlink(missing_ok=True)
+        (self._job.scratch / BEST).unlink(missing_ok=True)
+        return None
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         for weight, saved in zip(self._weights, state["weights"], strict=True):
@@ -224,7 +226,6 @@ class Training:
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         _restore_random_state(state["random"])
-        self._best_logits = state["best_logits"]
         self._step = state["step"]
         tqdm.write(f"{self._job.name}: resumes at step {self._step} of {self._steps}")
 
@@ -233,20 +234,25 @@ class Training:
         return self._job.scratch / CHECKPOINT
 
 
-def _early_stopping(job: Job, steps: int, *, is_new: bool) -> EarlyStopping:
-    """Early stopping for a job. A new run drops what an interrupted one has left."""
-    if is_new:
-        (job.scratch / BEST).unlink(missing_ok=True)
-    return EarlyStopping(job.scratch, job.patience or steps, job.min_steps)
+def _comparable(start: TrainingStart) -> dict[str, Any]:
+    """What training starts from besides the base, as a checkpoint keeps it."""
+    words = {name: torch.from_numpy(array) for name, array in start.words.tensors().items()}
+    logits = [float(logit) for logit in start.validation_logits]
+    return {"format": FORMAT, "device": device().type, "logits": logits, "words": words}
 
 
-def _fingerprint(start: TrainingStart) -> str:
-    """A fingerprint of what training starts from besides the base, and of the device's type."""
-    digest = hashlib.sha256(device().type.encode())
-    for tensor in start.words.tensors().values():
-        digest.update(tensor.tobytes())
-    digest.update(np.array(start.validation_logits).tobytes())
-    return digest.hexdigest()
+def _is_same_start(saved: dict[str, Any] | None, start: dict[str, Any]) -> bool:
+    if saved is None or saved["format"] != FORMAT or saved["device"] != start["device"]:
+        return False
+    ours = {"logits": torch.tensor(start["logits"]), **start["words"]}
+    theirs = {"logits": torch.tensor(saved["logits"]), **saved["words"]}
+    if ours.keys() != theirs.keys():
+        return False
+    return all(_is_close(theirs[name], tensor) for name, tensor in ours.items())
+
+
+def _is_close(theirs: Tensor, ours: Tensor) -> bool:
+    return theirs.shape == ours.shape and torch.allclose(theirs, ours, rtol=0, atol=SAME_START)
 
 
 def _random_state() -> torch.Tensor:

@@ -92,7 +92,7 @@ class Member:
         A loss that is not a number ends this member alone.
         """
         if not math.isfinite(loss):
-            self.failure = diverged(self.job.name, self.step, loss)
+            self.failure = diverged(self.job.name, self.step + 1, loss)
             return
         if self.config.max_grad_norm:  # 0: no clipping
             nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -18,3 +20,23 @@ def test_a_file_is_held_until_it_is_closed_and_keeps_its_content(tmp_path: Path)
             locked(path, "busy")
     with locked(path, "busy"):
         assert path.read_text() == "kept"
+
+
+def test_a_file_that_its_holder_deletes_meanwhile_is_held_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two processes hold two files of one name."""
+    path = tmp_path / "lock"
+    flock = fcntl.flock
+    deleted: list[Path] = []
+
+    def flock_of_a_deleted_file(file: IO[str], operation: int) -> None:
+        if not deleted:
+            path.unlink()
+            deleted.append(path)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_a_deleted_file)
+    with locked(path, "busy"), pytest.raises(GuardError, match="busy"):
+        locked(path, "busy")
+    assert deleted

@@ -139,6 +139,8 @@ def test_what_an_alora_would_be_trained_without_is_refused_and_left_to_the_lora(
     "setting",
     [
         {"num_train_epochs": 0},
+        {"eval_steps": -25},
+        {"eval_steps": 0},
         {"per_device_train_batch_size": 0},
         {"per_device_train_batch_size": "many"},
         {"learning_rate": "fast"},

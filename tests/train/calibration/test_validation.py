@@ -9,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from guard.verdict import Calibration
 from tests.train.calibration.test_calibrate import sample
+from train.calibration import validation
 from train.calibration.calibrate import calibrate
 from train.calibration.validation import (
     calibrated_loss,
@@ -115,3 +116,13 @@ def test_a_loss_after_calibration_asks_neither_how_sure_logits_are_nor_where_the
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_logit_that_is_not_finite_is_the_worst_loss(broken: float) -> None:
     assert calibrated_loss([1.0, -1.0, broken, 0.5], [1, 0, 1, 0]) == float("inf")
+
+
+def test_resamples_of_many_rows_are_drawn_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = sample(0.0)
+    fitted = calibrate(logits, labels)
+    at_once = validation_metrics(logits, labels, fitted)
+    monkeypatch.setattr(validation, "MOST_RESAMPLED", 10 * len(labels))
+    in_parts = validation_metrics(logits, labels, fitted)
+    assert in_parts.pop("auroc_ci95") == pytest.approx(at_once.pop("auroc_ci95"), abs=0.002)
+    assert in_parts == at_once

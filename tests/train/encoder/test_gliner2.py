@@ -47,3 +47,9 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     save_file(tensors | {"classifier.2.weight": torch.zeros(2, 128)}, file)
     with pytest.raises(GuardError, match=r"not those of a GLiNER2: .*size mismatch"):
         load_gliner2(gliner2_recipe(tmp_path))
+
+
+def test_a_base_without_safetensors_is_refused(tmp_path: Path) -> None:
+    (save_base(tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(GuardError, match=r"not those of a GLiNER2: .*model\.safetensors"):
+        load_gliner2(gliner2_recipe(tmp_path))

@@ -17,6 +17,7 @@ from transformers import (
     BertConfig,
     DebertaV2Config,
     ModernBertConfig,
+    ModernBertModel,
     XLMRobertaConfig,
 )
 
@@ -206,3 +207,10 @@ def test_states_are_kept_up_to_a_size(
     reader.read(prompts[:1], "conversation")
     assert list(reader._kept) == [("conversation", prompts[0])]
     assert reader._kept_bytes == states[0].nbytes
+
+
+def test_a_base_without_its_prediction_head_is_refused(tmp_path: Path) -> None:
+    """Transformers would draw it, each time another one."""
+    ModernBertModel(SHAPES["modernbert"]).save_pretrained(tmp_path)
+    with pytest.raises(GuardError, match=r"lacks weights of a token classifier: head\.dense"):
+        load_encoder(encoder_recipe(tmp_path), torch.device("cpu"))

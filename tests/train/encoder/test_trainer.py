@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from _pytest.capture import CaptureResult
 from peft import PeftModel
 from safetensors.numpy import load_file
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trainer import CHECKPOINT, TrainedEncoder, Training, fit
-from train.examples import Row, Rows
+from train.examples import Row, Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
 from train.run import _parts
@@ -48,6 +49,10 @@ def trained(job: Job, rows: Rows | None = None) -> TrainedEncoder:
     (adapter,) = fit([(job, rows or data(job))])
     assert isinstance(adapter, TrainedEncoder), adapter
     return adapter
+
+
+def validation_logits(adapter: TrainedEncoder, rows: Rows) -> list[float]:
+    return adapter.logits([row.prompt for row in rows.validation])
 
 
 def loss(logits: list[float], rows: tuple[Row, ...]) -> float:
@@ -202,13 +207,13 @@ def test_training_is_never_worse_on_validation_than_the_frozen_head(
 
 
 @pytest.mark.parametrize(("learning_rate", "best"), [(10.0, 0), (1e-2, 20)])
-def test_the_validation_logits_that_are_kept_are_those_of_the_best_weights(
+def test_the_best_weights_are_kept_and_the_head_is_not_read_again(
     make_encoder_job: MakeEncoderJob,
     monkeypatch: pytest.MonkeyPatch,
     learning_rate: float,
     best: int,
 ) -> None:
-    """And those before the first step are the head's: the validation rows are not read for them."""
+    """The logits before the first step are the head's: no validation row is read for them."""
     job = make_encoder_job(learning_rate=learning_rate, max_steps=20)
     rows = data(job)
     evaluations: list[int] = []
@@ -222,11 +227,9 @@ def test_the_validation_logits_that_are_kept_are_those_of_the_best_weights(
         watched.setattr(TrainedEncoder, "logits", counted)
         adapter = trained(job, rows)
     assert evaluations == [len(rows.validation)] * 2  # after steps 10 and 20
-    prompts = [row.prompt for row in rows.validation]
-    np.testing.assert_allclose(adapter.validation_logits, adapter.logits(prompts), atol=1e-4)
     head = first_head(make_encoder_job("head"), rows)
-    is_the_head = np.allclose(adapter.validation_logits, head.validation_logits, atol=1e-4)
-    assert is_the_head == (best == 0)
+    logits = validation_logits(adapter, rows)
+    assert np.allclose(logits, head.validation_logits, atol=1e-4) == (best == 0)
 
 
 def in_bfloat16(job: Job) -> Job:
@@ -240,8 +243,7 @@ def test_on_a_base_in_bfloat16_training_begins_with_the_head_as_it_is(
     rows = data(job)
     head = first_head(in_bfloat16(make_encoder_job("head")), rows)
     adapter = trained(job, rows)
-    np.testing.assert_array_equal(adapter.validation_logits, head.validation_logits)
-    logits = adapter.logits([row.prompt for row in rows.validation])
+    logits = validation_logits(adapter, rows)
     np.testing.assert_allclose(logits, head.validation_logits, atol=1e-4)
 
 
@@ -267,12 +269,13 @@ def test_a_run_without_a_checkpoint_begins_without_what_an_interrupted_one_has_l
     make_encoder_job: MakeEncoderJob,
 ) -> None:
     """A better loss at a step of that run, with weights of that run."""
-    undisturbed = trained(make_encoder_job(max_steps=20, runs="others")).validation_logits
     job = make_encoder_job(max_steps=20)
+    rows = data(job)
+    undisturbed = validation_logits(trained(make_encoder_job(max_steps=20, runs="others")), rows)
     job.open_scratch()
     left = EarlyStopping(job.scratch, 3)
     left.record(15, 1e-9, [torch.zeros(1)])
-    np.testing.assert_array_equal(trained(job).validation_logits, undisturbed)
+    np.testing.assert_array_equal(validation_logits(trained(job), rows), undisturbed)
 
 
 @pytest.mark.parametrize("last_step", [5, 15, 20])
@@ -318,8 +321,6 @@ def test_an_interrupted_run_goes_on_from_its_last_evaluation_to_the_same_weights
     for name in ("adapter_model.safetensors", WORDS):
         expected = (tmp_path / "expected" / name).read_bytes()
         assert (tmp_path / "resumed" / name).read_bytes() == expected
-    logits = adapter.logits([row.prompt for row in data(job).validation])
-    np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
 
 
 def test_a_run_killed_between_its_two_files_goes_on_from_the_older(
@@ -340,30 +341,60 @@ def test_a_run_killed_between_its_two_files_goes_on_from_the_older(
         patch.setattr(torch, "save", killed)
         trained(job)
     assert EarlyStopping(job.scratch, 3)._losses.keys() == {0, 10, 20}
-    np.testing.assert_array_equal(trained(job).validation_logits, expected.validation_logits)
+    rows = data(job)
+    logits = validation_logits(trained(job), rows)
+    np.testing.assert_array_equal(logits, validation_logits(expected, rows))
 
 
 def test_a_run_that_stopped_early_and_was_killed_takes_no_other_step(
     make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_encoder_job(learning_rate=10.0, max_steps=200, patience=1)
-    first = trained(job).validation_logits  # its scratch folder stays, as where it is killed
+    rows = data(job)
+    first = validation_logits(trained(job), rows)  # its scratch folder stays, as where it is killed
     monkeypatch.setattr(Objective, "backward", lambda *_: pytest.fail("another step"))
-    np.testing.assert_array_equal(trained(job).validation_logits, first)
+    np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
 
 
-def test_a_checkpoint_beside_other_words_is_not_gone_on_from(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("other", ["words", "logits", "format", "no start"])
+def test_a_checkpoint_of_another_start_is_not_gone_on_from(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str], other: str
 ) -> None:
     """As where other code, or another machine, fits the first head anew."""
     job = make_encoder_job(max_steps=10)
-    expected = trained(job).validation_logits
+    rows = data(job)
+    expected = validation_logits(trained(job), rows)
     checkpoint = job.scratch / CHECKPOINT
     state = torch.load(checkpoint)
-    torch.save(state | {"begun_with": "another"}, checkpoint)
+    if other == "words":
+        state["start"]["words"] = {name: 2 * t for name, t in state["start"]["words"].items()}
+    elif other == "logits":
+        state["start"]["logits"][0] += 0.1
+    elif other == "format":
+        state["start"]["format"] -= 1
+    else:
+        del state["start"], state["average"]  # as an older version wrote them
+    torch.save(state, checkpoint)
     capsys.readouterr()
-    np.testing.assert_array_equal(trained(job).validation_logits, expected)
-    assert evaluated(capsys) == ["step 0", "step 10"]
+    np.testing.assert_array_equal(validation_logits(trained(job), rows), expected)
+    written = capsys.readouterr()
+    assert "starts again" in written.out + written.err
+    assert evaluated(written) == ["step 0", "step 10"]
+
+
+def test_a_start_that_differs_by_rounding_is_gone_on_from(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where states were read in other batches."""
+    job = make_encoder_job(max_steps=10)
+    trained(job)
+    checkpoint = job.scratch / CHECKPOINT
+    state = torch.load(checkpoint)
+    state["start"]["logits"] = [logit + 1e-5 for logit in state["start"]["logits"]]
+    torch.save(state, checkpoint)
+    capsys.readouterr()
+    trained(job)
+    assert evaluated(capsys.readouterr()) == []
 
 
 def test_the_weights_that_are_kept_are_the_mean_of_all_steps_and_training_goes_on_from_its_own(
@@ -396,17 +427,18 @@ def test_an_adapter_that_ranks_better_is_kept_though_its_logits_are_off(
     """What calibration mends does not count."""
     job = make_encoder_job(learning_rate=1e-2, max_steps=20)
     rows = data(job)
-    expected = trained(job, rows).validation_logits
+    expected = validation_logits(trained(job, rows), rows)
     logits_of = TrainedEncoder.logits
 
     def off(trained: TrainedEncoder, prompts: Sequence[Prompt]) -> list[float]:
         return [logit / 20 - 1 for logit in logits_of(trained, prompts)]
 
     monkeypatch.setattr(TrainedEncoder, "logits", off)
-    shifted = trained(make_encoder_job(learning_rate=1e-2, max_steps=20, runs="off"), rows)
+    adapter = trained(make_encoder_job(learning_rate=1e-2, max_steps=20, runs="off"), rows)
+    shifted = validation_logits(adapter, rows)
     head = first_head(make_encoder_job("head"), rows).validation_logits
-    assert loss(shifted.validation_logits, rows.validation) > loss(list(head), rows.validation)
-    np.testing.assert_allclose(shifted.validation_logits, np.array(expected) / 20 - 1, rtol=1e-4)
+    assert loss(shifted, rows.validation) > loss(list(head), rows.validation)
+    np.testing.assert_allclose(shifted, np.array(expected) / 20 - 1, rtol=1e-4)
 
 
 def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
@@ -422,14 +454,14 @@ def test_training_ends_after_so_many_evaluations_without_a_lower_loss(
     make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(make_encoder_job(learning_rate=10.0, max_steps=200, patience=2))
-    assert evaluated(capsys) == ["step 0", "step 10", "step 20"]
+    assert evaluated(capsys.readouterr()) == ["step 0", "step 10", "step 20"]
 
 
 def test_the_weights_are_evaluated_after_every_share_of_the_steps(
     make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(make_encoder_job(max_steps=6, eval_steps=0.4))
-    assert evaluated(capsys) == ["step 0", "step 3", "step 6"]
+    assert evaluated(capsys.readouterr()) == ["step 0", "step 3", "step 6"]
 
 
 def test_training_stops_early_after_the_least_steps_alone(
@@ -439,11 +471,10 @@ def test_training_stops_early_after_the_least_steps_alone(
         learning_rate=10.0, max_steps=-1, num_train_epochs=25, patience=1, min_steps=25
     )
     trained(job)
-    assert evaluated(capsys) == ["step 0", "step 10", "step 20", "step 30"]
+    assert evaluated(capsys.readouterr()) == ["step 0", "step 10", "step 20", "step 30"]
 
 
-def evaluated(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    written = capsys.readouterr()
+def evaluated(written: CaptureResult[str]) -> list[str]:
     lines = [line for line in (written.out + written.err).splitlines() if "validation loss" in line]
     return [line.split(": ")[1].split(" of")[0] for line in lines]
 
@@ -496,3 +527,15 @@ def test_a_rule_s_adapter_is_trained_just_after_its_head(
             work.append((replace(job, rule=renamed), Rows((), (), ())))
     order = [[(job.rule.id, job.method) for job, _ in part] for part in _parts(work)]
     assert order == [[("a", "head")], [("a", "lora")], [("b", "head")], [("b", "lora")]]
+
+
+def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEncoderJob) -> None:
+    """No verdict is generated behind it, and the server judges as long a one."""
+    job = make_encoder_job()
+    rows = data(job)
+    longest = max(len(row.prompt.token_ids) for row in (*rows.train, *rows.validation, *rows.test))
+    exactly = job.recipe.model_copy(update={"context_tokens": longest})
+    assert load(job.data, job.rule, exactly, job.builder) == rows
+    shorter = job.recipe.model_copy(update={"context_tokens": longest - 1})
+    with pytest.raises(GuardError, match="do not fit"):
+        load(job.data, job.rule, shorter, job.builder)
