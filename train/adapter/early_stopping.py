@@ -1,6 +1,6 @@
-"""The epoch with the lowest validation loss, and when to give up on a lower one.
+"""The weights with the lowest validation loss, and when to give up on a lower one.
 
-Knows nothing of models.
+A training is evaluated after each epoch or every so many steps. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from guard.files.atomic import atomic_write
 
-FILE = "best_epoch.pt"
+FILE = "best_weights.pt"
 
 
 class EarlyStopping:
-    """Keeps the best epoch's weights and every epoch's validation loss in `folder`.
+    """Keeps the best evaluation's weights and every evaluation's validation loss in `folder`.
 
-    So a resumed run decides as an uninterrupted one. A run that is resumed before an epoch already
-    recorded computes it again, with the same result, and records it again.
+    So a resumed run decides as an uninterrupted one. What a run that is resumed before a recorded
+    evaluation computes again, the same up to rounding, is not recorded again.
     """
 
     def __init__(self, folder: Path, patience: int, min_steps: int = 0) -> None:
@@ -33,12 +33,19 @@ class EarlyStopping:
             self._state = torch.load(self._file, weights_only=True)
 
     def record(self, step: int, loss: float, weights: Sequence[Tensor]) -> None:
-        """The validation loss in nats and the weights when an epoch ends, after `step` steps."""
+        """The validation loss in nats and the weights after `step` steps."""
+        if step in self._losses:
+            return
         self._losses[step] = loss
         if self.best_step == step:
             self._state["weights"] = [weight.detach().cpu().clone() for weight in weights]
         with atomic_write(self._file) as part:
             torch.save(self._state, part)
+
+    @staticmethod
+    def discard(folder: Path) -> None:
+        """Delete what an interrupted run has left in `folder`."""
+        (folder / FILE).unlink(missing_ok=True)
 
     @property
     def best_step(self) -> int:
@@ -46,15 +53,15 @@ class EarlyStopping:
         return _best(self._losses)
 
     def ended(self, step: int) -> bool:
-        """Whether the epochs up to `step` have had their chance, and the least steps are done."""
+        """Whether those up to `step` have had their chance, and the least steps are done."""
         if step < self._min_steps:
             return False
-        losses = {end: loss for end, loss in self._losses.items() if end <= step}
+        losses = {at: loss for at, loss in self._losses.items() if at <= step}
         best = _best(losses)
-        return sum(end > best for end in losses) >= self._patience
+        return sum(at > best for at in losses) >= self._patience
 
     def restore(self, weights: Sequence[Tensor]) -> None:
-        """Put the best epoch's weights into `weights`; leave them if no epoch was recorded."""
+        """Put the best weights into `weights`; leave these if nothing was recorded."""
         for weight, best in zip(weights, self._state["weights"] or weights, strict=True):
             weight.data.copy_(best)
 

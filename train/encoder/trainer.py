@@ -35,7 +35,6 @@ from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
 from train.adapter.batches import StepBatches
-from train.adapter.early_stopping import FILE as BEST
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import (
     interval,
@@ -215,7 +214,7 @@ class Training:
                 return state
             tqdm.write(f"{self._job.name}: starts again, as the interrupted run began otherwise")
         self._checkpoint.unlink(missing_ok=True)
-        (self._job.scratch / BEST).unlink(missing_ok=True)
+        EarlyStopping.discard(self._job.scratch)
         return None
 
     def _resume(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The best epoch wins, patience ends the rest, and a resumed run decides as a whole one."""
+"""The best weights win, patience ends the rest, and a resumed run decides as a whole one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def test_nothing_ends_before_the_least_steps(tmp_path: Path) -> None:
     assert [stopping.ended(step) for step in (20, 24, 25)] == [False, False, True]
 
 
-def test_a_run_resumed_before_a_recorded_epoch_is_not_ended_by_it(tmp_path: Path) -> None:
+def test_a_run_resumed_before_a_recorded_evaluation_is_not_ended_by_it(tmp_path: Path) -> None:
     stopping = EarlyStopping(tmp_path, patience=1)
     stopping.record(10, 0.5, weights(10))
     stopping.record(20, 0.6, weights(20))
     again = EarlyStopping(tmp_path, patience=1)
+    again.record(10, 0.7, weights(11))  # computed again, a little otherwise
     assert again.ended(20)
     assert not again.ended(15)
     assert not again.ended(10)
@@ -45,7 +46,7 @@ def test_a_run_resumed_before_a_recorded_epoch_is_not_ended_by_it(tmp_path: Path
     torch.testing.assert_close(target, weights(10))
 
 
-def test_without_a_recorded_epoch_the_weights_stay(tmp_path: Path) -> None:
+def test_without_a_recorded_evaluation_the_weights_stay(tmp_path: Path) -> None:
     target = weights(3)
     stopping = EarlyStopping(tmp_path, patience=1)
     stopping.restore(target)

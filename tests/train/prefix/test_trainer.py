@@ -226,7 +226,7 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(
         for model in shared_prefix.fit([(job, data(job)) for job in jobs])
     )
     assert isinstance(lost, GuardError)
-    assert "toy alora seed 0, step 3: the loss is NaN or infinite" in str(lost)
+    assert "toy alora seed 0, step 4: the loss is NaN or infinite" in str(lost)
     monkeypatch.undo()
     (alone,) = fitted(make_job("alora", seed=1, max_steps=6, runs="alone"))
     assert isinstance(kept, dict)
