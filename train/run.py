@@ -259,16 +259,17 @@ def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     trainer = trainer_of(part[0][0])
     try:
         for (job, rows), trained in zip(part, trainer.fit(part, processes), strict=True):
-            done += 1
             if not _finished(job, rows, trained, started):
                 failed.append(job.name)
+            done += 1
     except GuardError as error:  # what stops one of them for its base or the machine stops all
         print(error, flush=True)
         failed += [job.name for job, _ in part[done:]]
     except torch.OutOfMemoryError as error:
         names = [job.name for job, _ in part[done:]]
         problem = f"the device has no memory for this training: {error}"
-        remedy = "Drop the longest rows, lower the recipe's `window_tokens`, or take a larger GPU"
+        key = "window_tokens" if part[0][0].recipe.is_encoder else "context_tokens"
+        remedy = f"Drop the longest rows (and lower the recipe's {key}), or take a larger GPU"
         print(GuardError(problem, where=", ".join(names), remedy=remedy), flush=True)
         failed += names
     return failed

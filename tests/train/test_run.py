@@ -28,6 +28,7 @@ from guard.prompt.decoder import Prompt
 from guard.weights.card import CARD, load_card, read_card
 from guard.weights.predictions import read_predictions
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
+from train.adapter.trained import TrainedAdapter
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.calibration.calibrate import calibrate
 from train.calibration.recalibrate import recalibrate
@@ -399,6 +400,24 @@ def test_a_lora_that_finds_no_memory_is_named_with_what_to_do_and_keeps_no_other
     assert "toy lora seed 0: the device has no memory for this training: CUDA out of memory" in out
     assert "Drop the longest rows" in out
     assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
+
+
+@pytest.mark.slow
+def test_a_lora_that_finds_no_memory_for_its_test_rows_is_not_trained(
+    make_job: MakeJob,
+    rules: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = make_job(max_steps=2)
+
+    def without_memory(*_: object) -> list[float]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(TrainedAdapter, "logits", without_memory)
+    with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
+        run("toy", job.recipe, methods=["lora"], seeds=[0], runs=job.runs, rules=rules)
+    assert "toy lora seed 0: the device has no memory" in capsys.readouterr().out
 
 
 @pytest.mark.slow

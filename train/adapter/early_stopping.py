@@ -20,8 +20,8 @@ FILE = "best_weights.pt"
 class EarlyStopping:
     """Keeps the best evaluation's weights and every evaluation's validation loss in `folder`.
 
-    So a resumed run decides as an uninterrupted one. What a run that is resumed before a recorded
-    evaluation computes again, the same up to rounding, is not recorded again.
+    So a resumed run decides as an uninterrupted one. A step that is recorded is left as it is; a
+    resumed run may compute it again.
     """
 
     def __init__(self, folder: Path, patience: int, min_steps: int = 0) -> None:
@@ -53,7 +53,7 @@ class EarlyStopping:
         return _best(self._losses)
 
     def ended(self, step: int) -> bool:
-        """Whether those up to `step` have had their chance, and the least steps are done."""
+        """Whether after the least steps `patience` evaluations brought no lower loss by `step`."""
         if step < self._min_steps:
             return False
         losses = {at: loss for at, loss in self._losses.items() if at <= step}

@@ -54,10 +54,12 @@ def fit(job: Job, data: Rows) -> PeftModel:
     diverges.
     """
     job.open_scratch()
-    trainer = trainer_of(job, data)
     checkpoint = whole_checkpoint(job.scratch)
     if checkpoint:
         print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
+    else:
+        EarlyStopping.discard(job.scratch)
+    trainer = trainer_of(job, data)
     trainer.train(resume_from_checkpoint=checkpoint)
     trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
     if job.recipe.quantization:

@@ -57,9 +57,9 @@ def load_gliner2(recipe: Recipe) -> Gliner2:
     config = gliner2_config(recipe)
     config.dtype = dtype
     model = Gliner2(config).to(dtype)
+    path = _weights_file(recipe)
     try:
-        path = cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))
-        tensors = load_file(str(path))
+        tensors = load_file(path)
         loaded = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
         missing = model.load_state_dict(loaded, strict=False).missing_keys
     except (RuntimeError, OSError, SafetensorError) as error:
@@ -68,6 +68,18 @@ def load_gliner2(recipe: Recipe) -> Gliner2:
         raise _not_gliner2(recipe, f"no {', '.join(missing[:3])}")
     frozen(model)
     return model
+
+
+def _weights_file(recipe: Recipe) -> Path:
+    try:
+        return Path(str(cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))))
+    except OSError as error:
+        raise GuardError(
+            f"the base's model.safetensors is not there: {' '.join(str(error).split())}",
+            where=f"recipe {recipe.name}: base",
+            got=recipe.base,
+            remedy="Download it, or name a folder that has it",
+        ) from error
 
 
 def _not_gliner2(recipe: Recipe, why: str) -> GuardError:

@@ -7,8 +7,8 @@ row is given the word weights of a fit to other rows, because a fit to itself wo
 heart. Every `eval_steps` the mean of the weights of all steps so far (`average.py`) is evaluated by
 the validation loss that calibration would leave, as an adapter that is too sure of itself may rank
 better; the weights with the lowest are kept, and training ends after `early_stopping_patience` such
-evaluations without a lower one. So on the validation split the result is never worse than the
-start, which is the first of the weights that are compared. After each evaluation but the first a
+evaluations without a lower one. By that loss the result is never worse than the start, which is the
+first of the weights that are compared. After each evaluation but the first a
 checkpoint is written, from which an interrupted run goes on. Knows nothing of thresholds and cards.
 """
 
@@ -55,7 +55,7 @@ from train.examples import Rows
 from train.job import Job
 
 CHECKPOINT = "training.pt"
-FORMAT = 2  # raised whenever a checkpoint holds something else, or what it holds means it
+FORMAT = 2  # raised whenever a checkpoint's content or its meaning changes
 SAME_START = 1e-3  # nats and word weights: states of other batches differ in their last bits
 
 
@@ -212,7 +212,7 @@ class Training:
             state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
             if _is_same_start(state.get("start"), self._start):
                 return state
-            tqdm.write(f"{self._job.name}: starts again, as the interrupted run began otherwise")
+            tqdm.write(f"{self._job.name}: starts again: the interrupted run had another start")
         self._checkpoint.unlink(missing_ok=True)
         EarlyStopping.discard(self._job.scratch)
         return None
@@ -251,7 +251,11 @@ def _is_same_start(saved: dict[str, Any] | None, start: dict[str, Any]) -> bool:
 
 
 def _is_close(theirs: Tensor, ours: Tensor) -> bool:
-    return theirs.shape == ours.shape and torch.allclose(theirs, ours, rtol=0, atol=SAME_START)
+    if theirs.shape != ours.shape:
+        return False
+    if not ours.is_floating_point():  # the n-grams of words
+        return torch.equal(theirs, ours)
+    return torch.allclose(theirs, ours, rtol=0, atol=SAME_START)
 
 
 def _random_state() -> torch.Tensor:

@@ -55,9 +55,12 @@ class Member:
         self.weights = weights
         self.optimizer, self.schedule = optimizer_of(self.config, weights, self.steps, job.name)
         job.open_scratch()
+        is_resumed = self._checkpoint.is_file()
+        if not is_resumed:
+            EarlyStopping.discard(job.scratch)
         if job.patience:
             self.early_stopping = EarlyStopping(job.scratch, job.patience, job.min_steps)
-        if self._checkpoint.is_file():
+        if is_resumed:
             self._resume()
         self.progress = Progress(
             job.name, step=self.step, steps=self.steps, steps_per_epoch=self.steps_per_epoch

@@ -123,6 +123,16 @@ def test_resamples_of_many_rows_are_drawn_a_few_at_a_time(monkeypatch: pytest.Mo
     fitted = calibrate(logits, labels)
     at_once = validation_metrics(logits, labels, fitted)
     monkeypatch.setattr(validation, "MOST_RESAMPLED", 10 * len(labels))
+    auroc = validation._auroc
+    drawn: list[int] = []
+
+    def counted(violating: np.ndarray, allowed: np.ndarray, axis: int = -1) -> np.ndarray:
+        if violating.ndim > 1:
+            drawn.append(len(violating))
+        return auroc(violating, allowed, axis)
+
+    monkeypatch.setattr(validation, "_auroc", counted)
     in_parts = validation_metrics(logits, labels, fitted)
     assert in_parts.pop("auroc_ci95") == pytest.approx(at_once.pop("auroc_ci95"), abs=0.002)
     assert in_parts == at_once
+    assert max(drawn) == 10 and sum(drawn) >= validation.RESAMPLES
