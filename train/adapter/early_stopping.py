@@ -28,17 +28,22 @@ class EarlyStopping:
         self._file = folder / FILE
         self._patience = patience
         self._min_steps = min_steps
-        self._state: dict[str, Any] = {"losses": {}, "weights": []}
+        self._state: dict[str, Any] = {"losses": {}, "weights": [], "logits": []}
         if self._file.is_file():
             self._state = torch.load(self._file, weights_only=True)
 
-    def record(self, step: int, loss: float, weights: Sequence[Tensor]) -> None:
-        """The validation loss in nats and the weights after `step` steps."""
+    def record(
+        self, step: int, loss: float, weights: Sequence[Tensor], logits: Sequence[float] = ()
+    ) -> None:
+        """The validation loss in nats and the weights after `step` steps, and the validation rows'
+        logits under these, if they are to be kept.
+        """
         if step in self._losses:
             return
         self._losses[step] = loss
         if self.best_step == step:
             self._state["weights"] = [weight.detach().cpu().clone() for weight in weights]
+            self._state["logits"] = list(logits)
         with atomic_write(self._file) as part:
             torch.save(self._state, part)
 
@@ -51,6 +56,12 @@ class EarlyStopping:
     def best_step(self) -> int:
         """The step after which the loss was lowest so far."""
         return _best(self._losses)
+
+    @property
+    def best_logits(self) -> Sequence[float]:
+        """The validation rows' logits under the best weights, as they were recorded."""
+        logits: list[float] = self._state["logits"]
+        return logits
 
     def ended(self, step: int) -> bool:
         """Whether after the least steps `patience` evaluations brought no lower loss by `step`."""

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ class TrainedEncoder:
     model: PeftModel
     job: Job
     words: WordWeights
-    validation_logits: ClassVar[Sequence[float]] = ()  # not kept: they are read again at the end
+    validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
         """The highest logit of each prompt's counting spans, in nats, uncalibrated, through plain
@@ -151,7 +151,7 @@ class Training:
                         self._evaluate()
                     self._save()
         self._best.restore(self._weights)
-        return TrainedEncoder(self._model, self._job, self._words)
+        return TrainedEncoder(self._model, self._job, self._words, self._best.best_logits)
 
     @property
     def _is_evaluated(self) -> bool:
@@ -181,7 +181,7 @@ class Training:
             trained = TrainedEncoder(self._model, self._job, self._words)
             logits = trained.logits([row.prompt for row in self._validation])
         loss = calibrated_loss(logits, [row.label for row in self._validation])
-        self._best.record(self._step, loss, self._weights)
+        self._best.record(self._step, loss, self._weights, logits)
         mean = f"{np.mean(self._losses):.3f}" if self._losses else "none"
         self._losses.clear()
         tqdm.write(

@@ -207,7 +207,7 @@ def test_training_is_never_worse_on_validation_than_the_frozen_head(
 
 
 @pytest.mark.parametrize(("learning_rate", "best"), [(10.0, 0), (1e-2, 20)])
-def test_the_best_weights_are_kept_and_the_head_is_not_read_again(
+def test_the_best_weights_are_kept_with_their_logits_and_the_head_is_not_read_again(
     make_encoder_job: MakeEncoderJob,
     monkeypatch: pytest.MonkeyPatch,
     learning_rate: float,
@@ -227,6 +227,8 @@ def test_the_best_weights_are_kept_and_the_head_is_not_read_again(
         watched.setattr(TrainedEncoder, "logits", counted)
         adapter = trained(job, rows)
     assert evaluations == [len(rows.validation)] * 2  # after steps 10 and 20
+    kept = adapter.validation_logits
+    np.testing.assert_allclose(kept, validation_logits(adapter, rows), atol=1e-4)
     head = first_head(make_encoder_job("head"), rows)
     logits = validation_logits(adapter, rows)
     assert np.allclose(logits, head.validation_logits, atol=1e-4) == (best == 0)
@@ -321,6 +323,8 @@ def test_an_interrupted_run_goes_on_from_its_last_evaluation_to_the_same_weights
     for name in ("adapter_model.safetensors", WORDS):
         expected = (tmp_path / "expected" / name).read_bytes()
         assert (tmp_path / "resumed" / name).read_bytes() == expected
+    logits = validation_logits(adapter, data(job))
+    np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
 
 
 def test_a_run_killed_between_its_two_files_goes_on_from_the_older(
