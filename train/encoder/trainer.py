@@ -4,12 +4,13 @@ The head starts as one fit to all of the rule's rows on the frozen encoder (Kuma
 head that is fitted first keeps fine-tuning from distorting what the base knows); GLiNER2 starts as
 it is. The head's word weights stay fixed, and the adapter learns what words do not tell. A training
 row is given the word weights of a fit to other rows, because a fit to itself would know it by
-heart. Every `eval_steps` the mean of the weights of all steps so far (`average.py`) is evaluated by
-the validation loss that calibration would leave, as an adapter that is too sure of itself may rank
-better; the weights with the lowest are kept, and training ends after `early_stopping_patience` such
-evaluations without a lower one. By that loss the result is never worse than the start, which is the
-first of the weights that are compared. After each evaluation but the first a
-checkpoint is written, from which an interrupted run goes on. Knows nothing of thresholds and cards.
+heart. Every `eval_steps` the mean of the weights of all steps so far (`average.py`) is evaluated on
+all validation rows, generated or not, by the loss that Platt scaling leaves, as an adapter that is
+too sure of itself may rank better; the weights with the lowest are kept, and training ends after
+`early_stopping_patience` such evaluations without a lower one. By that loss the result is never
+worse than the start, which is the first of the weights that are compared. After each evaluation but
+the first a checkpoint is written, from which an interrupted run goes on. Knows nothing of
+thresholds and cards.
 """
 
 from __future__ import annotations
