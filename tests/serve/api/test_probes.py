@@ -57,7 +57,7 @@ def test_a_full_queue_is_alive_and_not_ready(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_batch_that_hangs_is_neither_until_it_ends() -> None:
     engine = ToyEngine()
     engine.may_step.clear()
-    with serving(create_app(engine, timeout_s=0.2)) as client:  # type: ignore[arg-type]
+    with serving(create_app(engine, timeout_s=1.0)) as client:  # type: ignore[arg-type]
         client.post("/v1/check", json=BODY)
         assert probe(client) == (503, 503)
         engine.may_step.set()

@@ -30,7 +30,7 @@ def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:
 def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
     engine = ToyEngine()
     engine.may_step.clear()
-    with serving(create_app(engine, timeout_s=0.3)) as client:  # type: ignore[arg-type]
+    with serving(create_app(engine, timeout_s=1.0)) as client:  # type: ignore[arg-type]
         body = {"messages": MESSAGES, "rules": ["fine"]}
         response = client.post("/v1/check", json=body, timeout=60)
         assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
@@ -82,7 +82,7 @@ def test_a_caller_s_own_deadline_counts_where_it_is_sooner() -> None:
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         # The server's own time is a minute.
         response = client.post(
-            "/v1/check", json=body, headers={"guard-timeout-ms": "100"}, timeout=30
+            "/v1/check", json=body, headers={"guard-timeout-ms": "1000"}, timeout=30
         )
         assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
         engine.may_step.set()
@@ -90,32 +90,20 @@ def test_a_caller_s_own_deadline_counts_where_it_is_sooner() -> None:
         assert client.post("/v1/check", json=body, headers=generous).status_code == 200
 
 
-def test_a_request_whose_time_is_over_reaches_no_engine() -> None:
+def test_of_several_texts_few_are_begun_and_none_after_the_time_is_over() -> None:
     engine = ToyEngine({"fine": -2.0})
-    engine.on_step = lambda: time.sleep(0.2)
+    engine.may_step.clear()
     body = {"input": [f"text {number}" for number in range(4 * TEXTS_AT_ONCE)]}
-    headers = {"guard-timeout-ms": "100"}
+    # Long enough for a busy machine to read the body in it.
+    headers = {"guard-timeout-ms": "1000"}
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        assert client.post("/v1/moderations", json=body, headers=headers).status_code == 503
+        late = client.post("/v1/moderations", json=body, headers=headers, timeout=60)
+        assert late.status_code == 503
+        engine.may_step.set()
+        wait_until(lambda: client.get("/health").status_code == 200)
         assert client.post("/v1/moderations", json={"input": "last"}).status_code == 200
     begun = {messages[0].content for messages in engine.conversations}
     assert begun <= {*body["input"][:TEXTS_AT_ONCE], "last"}
-
-
-@pytest.mark.slow
-def test_of_several_texts_few_are_begun_and_none_is_left_after_an_error() -> None:
-    engine = ToyEngine({"fine": -2.0})
-    engine.may_step.clear()
-    with serving(create_app(engine, timeout_s=0.3)) as client:  # type: ignore[arg-type]
-        texts = [f"text {number}" for number in range(10 * TEXTS_AT_ONCE)]
-        response = client.post("/v1/moderations", json={"input": texts}, timeout=60)
-        assert response.status_code == 503
-        engine.may_step.set()
-        wait_until(lambda: client.get("/health").status_code == 200)
-        last = {"input": "last"}
-        wait_until(lambda: client.post("/v1/moderations", json=last).status_code == 200)
-    begun = {messages[0].content for messages in engine.conversations}
-    assert begun <= {*texts[:TEXTS_AT_ONCE], "last"}
 
 
 class Records:

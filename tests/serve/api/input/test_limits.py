@@ -92,7 +92,7 @@ def test_a_client_that_does_not_read_its_answer_holds_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("serve.api.input.limits.MAX_STREAMS", 1)
-    app = create_app(ToyEngine({"fine": -2.0}), timeout_s=0.3)  # type: ignore[arg-type]
+    app = create_app(ToyEngine({"fine": -2.0}), timeout_s=1.0)  # type: ignore[arg-type]
     opening = json.dumps({"messages": MESSAGES, "rules": ["fine"]}).encode()
     lines = [opening, b'{"append": "Fine.", "end": true}']
 
