@@ -106,7 +106,16 @@ ROOMS = {
 PRIVATE = ("serve.bench", "train.bench")
 # Folder -> the only other packages it may import, besides the standard library.
 ONLY_THESE = {
-    "guard": ("pydantic", "yaml", "numpy", "tokenizers", "huggingface_hub", "httpx"),
+    "guard": (
+        "pydantic",
+        "yaml",
+        "numpy",
+        "tokenizers",
+        "huggingface_hub",
+        "httpx",
+        "scipy",  # calibrate.py alone, as is scikit-learn
+        "sklearn",
+    ),
     "serve/vllm_alora": (
         "vllm",
         "torch",

@@ -107,7 +107,7 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     The test split always goes through the method's reference: what the served engine is held to
     (eval/agreement.py) owes nothing to how training computed.
     """
-    from train.calibration.calibrate import calibrate
+    from guard.calibrate import calibrate
     from train.calibration.validation import validation_metrics
     from train.export import export
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import hstack
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_curve
 
 from eval import metrics
 from eval.answer import Answer
 from eval.bag_of_words.features import BLOCKS, NGRAMS, VIEWS, WORD, Block, text_of
+from guard.calibrate import calibrate
 from guard.calibration_rows import for_calibration
 from guard.conversation.example import Example
 from guard.errors import GuardError
@@ -30,7 +30,6 @@ from guard.verdict import Calibration
 
 # C of the logistic regression, the inverse of its regularisation.
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
-LARGEST_TEMPERATURE = 50.0  # as calibration's: logits that mean nothing still have an order
 
 
 class BagVariant(Strict):
@@ -102,7 +101,7 @@ def fit_bag_of_words(
         [example.is_generated for example in validation],
         max_fpr,
     )
-    calibration = _calibration(np.array(calibrated_on), np.array(of_rows), max_fpr)
+    calibration = calibrate(calibrated_on, of_rows, max_fpr)
     return BagOfWords(best[0], reads, best[1], best[2], calibration)
 
 
@@ -151,59 +150,3 @@ def _refuse_one_label(split: str, rows: Sequence[Example]) -> None:
             got=f"{len(rows)} rows",
             remedy="Run `make data` for this rule",
         )
-
-
-def _calibration(logits: np.ndarray, labels: np.ndarray, max_fpr: float | None) -> Calibration:
-    """Platt's (1999) scaling, and a threshold by the rule that an adapter's follows.
-
-    That is the lowest with at most `max_fpr` of the allowed rows above it; without one, of those
-    within one standard error of the best balanced accuracy the nearest to p = 0.5. Unlike
-    `train/calibration/calibrate.py` it fits the labels themselves, cuts for `max_fpr` at a row's
-    logit instead of between two, and refuses no split for having few allowed rows.
-    """
-    platt = LogisticRegression(C=1e4).fit(logits[:, None], labels)
-    slope = max(float(platt.coef_[0, 0]), 1 / LARGEST_TEMPERATURE)
-    bias = float(platt.intercept_[0])
-    probability = Calibration(temperature=1 / slope, bias=bias)
-    if max_fpr is None:
-        cut = _balanced_cut_from_lowest(logits, labels, neutral=-bias / slope)
-    else:
-        cut = _cut_at_fpr(logits, labels, max_fpr)
-    threshold = probability.p_violation(cut)
-    return Calibration(temperature=1 / slope, bias=bias, threshold=threshold)
-
-
-def _balanced_cut_from_lowest(logits: np.ndarray, labels: np.ndarray, neutral: float) -> float:
-    """The midpoint between two validation logits, or `neutral`, that decides best and is nearest to
-    neutral. Of equally good cuts the lowest gives the standard error; `calibrate.py` takes the
-    highest's, so one function for both would change figures.
-    """
-    distinct = np.unique(logits)
-    cuts = np.append((distinct[1:] + distinct[:-1]) / 2, neutral)
-    violating, allowed = logits[labels == 1], logits[labels == 0]
-    recall = (violating[:, None] >= cuts).mean(axis=0)
-    specificity = (allowed[:, None] < cuts).mean(axis=0)
-    balanced_accuracy = (recall + specificity) / 2
-    variance = _variance(recall, len(violating)) + _variance(specificity, len(allowed))
-    standard_errors = np.sqrt(variance) / 2
-    best = balanced_accuracy.argmax()
-    is_good = balanced_accuracy >= balanced_accuracy[best] - standard_errors[best] - 1e-12
-    good = cuts[is_good]
-    return float(good[np.abs(good - neutral).argmin()])
-
-
-def _variance(rates: np.ndarray, rows: int) -> np.ndarray:
-    """The variance of shares of so many rows. Never zero: after few right ones the next may be
-    wrong.
-    """
-    plausible = (rates * rows + 1) / (rows + 2)
-    return plausible * (1 - plausible) / rows
-
-
-def _cut_at_fpr(logits: np.ndarray, labels: np.ndarray, max_fpr: float) -> float:
-    """The lowest validation logit at and above which at most `max_fpr` of the allowed stand."""
-    false_positive_rate, _, lowest_flagged = roc_curve(labels, logits, drop_intermediate=False)
-    last = int(np.flatnonzero(false_positive_rate <= max_fpr)[-1])
-    if last == 0:
-        return float(logits.max() + 1.0)
-    return float(lowest_flagged[last])

@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 
+from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, SPLITS, read_examples, write_examples
 from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
@@ -30,7 +31,6 @@ from guard.weights.predictions import read_predictions
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.trained import TrainedAdapter
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
-from train.calibration.calibrate import calibrate
 from train.calibration.recalibrate import recalibrate
 from train.examples import Rows, load
 from train.job import LOCK, Job

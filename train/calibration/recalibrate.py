@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from guard.calibrate import calibrate
 from guard.calibration_rows import check_rows_for_rate, for_calibration, own_rows_decide
 from guard.conversation.example import read_examples
 from guard.errors import GuardError
 from guard.method import METHODS
 from guard.weights.card import Card, read_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
-from train.calibration.calibrate import calibrate
 from train.calibration.validation import validation_metrics
 from train.job import Job
 from train.picture import draw_reliability

@@ -14,8 +14,8 @@ import numpy as np
 from scipy.stats import binomtest, bootstrap, rankdata
 from sklearn.metrics import f1_score
 
+from guard.calibrate import fit_platt, left_out_probabilities
 from guard.verdict import Calibration, expected_calibration_error
-from train.calibration.calibrate import fit_platt, left_out_probabilities
 
 RELIABILITY_BINS = 10
 RESAMPLES = 999

@@ -38,6 +38,7 @@ GRIDS = ROOT / "recipes" / "sweeps"
 FIGURES_CODE = (
     *sorted((ROOT / "train/calibration").glob("*.py")),
     ROOT / "train/sweep/run.py",
+    ROOT / "guard/calibrate.py",
     ROOT / "guard/calibration_rows.py",
     ROOT / "guard/verdict.py",
 )
@@ -243,7 +244,7 @@ def _compared(validation: Sequence[Row], logits: Sequence[float]) -> list[tuple[
 
 
 def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, float]]) -> SweepPoint:
-    from train.calibration.calibrate import calibrate
+    from guard.calibrate import calibrate
     from train.calibration.validation import validation_metrics
 
     labels = [row.label for row, _ in compared]

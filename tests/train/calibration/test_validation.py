@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from guard.calibrate import calibrate
 from guard.verdict import Calibration
-from tests.train.calibration.test_calibrate import sample
+from tests.guard.test_calibrate import sample
 from train.calibration import validation
-from train.calibration.calibrate import calibrate
 from train.calibration.validation import (
     calibrated_loss,
     validation_loss,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
 from guard.files.yaml_file import load as load_yaml
@@ -20,7 +21,6 @@ from tests.train.conftest import RULE, MakeJob
 from train import process
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
-from train.calibration.calibrate import calibrate
 from train.examples import Rows, load
 from train.job import Job
 from train.prefix import trainer as shared_prefix

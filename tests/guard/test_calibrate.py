@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from guard.calibrate import calibrate
 from guard.errors import GuardError
-from train.calibration.calibrate import calibrate
 from train.calibration.validation import validation_metrics
 
 

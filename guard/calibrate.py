@@ -53,7 +53,7 @@ def calibrate(
     temperature, bias = fit(x, y)
     if max_fpr is None:
         neutral = -bias * temperature  # where p = 0.5
-        cut = neutral + _balanced_cut_from_highest(x - neutral, y)
+        cut = neutral + _balanced_cut(x - neutral, y)
     else:
         cut = _cut_at_fpr(x, y, max_fpr)
     half_width = _uncertain_nats(x, y, cut)
@@ -177,12 +177,8 @@ def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:
     return float((sorted_distance[last_outside] + sorted_distance[last_outside + 1]) / 2)
 
 
-def _balanced_cut_from_highest(x: np.ndarray, y: np.ndarray) -> float:
-    """The logit at and above which a conversation violates, where 0 is neutral.
-
-    Of equally good cuts the highest gives the standard error; the bag of words takes the lowest's,
-    so one function for both would change figures.
-    """
+def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
+    """The logit at and above which a conversation violates, where 0 is neutral."""
     false_positives, true_positives, lowest_flagged = roc_curve(y, x, drop_intermediate=False)
     # Without the cuts "never" and "always", and with neutral.
     cuts = np.append((lowest_flagged[1:-1] + lowest_flagged[2:]) / 2, 0.0)
