@@ -134,9 +134,8 @@ def accuracy_interval(
 
     The bootstrap sees that seeds differ and that rows of one group are right or wrong together.
     Wilson's sees neither, but keeps its width where every answer is right. Three seeds can be drawn
-    in only ten ways, and drawing from them shows two thirds of the variance between seeds: the
-    interval says that the seeds at hand differ, and is too narrow as a forecast of the accuracy
-    after another training.
+    in only six ways (`drawn_seed_weights`): the interval says that the seeds at hand differ, and is
+    a coarse forecast of the accuracy after another training.
     """
     if outcomes.is_one_group:
         return 0.0, 1.0
@@ -196,6 +195,21 @@ def _interval_of_mean(drawn: Sequence[NDArray[np.float64]], rules: int) -> tuple
     return low - undrawn_share, high + undrawn_share
 
 
+def drawn_seed_weights(
+    seeds: int, draws: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """What each seed counts in each draw of a bootstrap, [draws, seeds]; a draw's sum is 1.
+
+    One seed less is drawn than there are: a mean of n seeds drawn from n varies by (n - 1) / n of
+    the variance of their mean, of three seeds by two thirds, drawn from n - 1 by all of it (Rao and
+    Wu, 1988, "Resampling inference with complex survey data").
+    """
+    drawn = max(1, seeds - 1)
+    counts = generator.multinomial(drawn, np.full(seeds, 1 / seeds), size=draws)
+    weights: NDArray[np.float64] = counts / drawn
+    return weights
+
+
 def _over_seeds(outcomes: Outcomes) -> Outcomes:
     return Outcomes(outcomes.values.mean(axis=0, keepdims=True), outcomes.groups)
 
@@ -203,13 +217,13 @@ def _over_seeds(outcomes: Outcomes) -> Outcomes:
 def _bootstrap_means(
     outcomes: Outcomes, draws: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Bootstrap means, [draws]: each draws as many seeds and as many groups as there are, with
-    replacement.
+    """Bootstrap means, [draws]: each draws seeds (`drawn_seed_weights`) and as many groups as there
+    are, with replacement.
     """
     seeds = len(outcomes.values)
     _, group_of, sizes = np.unique(outcomes.groups, return_inverse=True, return_counts=True)
     by_group = np.stack([np.bincount(group_of, weights=values) for values in outcomes.values])
-    seed_weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
+    seed_weights = drawn_seed_weights(seeds, draws, generator)
     group_weights = generator.multinomial(
         len(sizes), np.full(len(sizes), 1 / len(sizes)), size=draws
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.metrics import BOOTSTRAP_DRAWS, auroc
+from eval.metrics import BOOTSTRAP_DRAWS, auroc, drawn_seed_weights
 from guard.errors import GuardError
 
 MOST_WEIGHTS = 4_000_000  # of rows in draws that are held at once: 32 MB
@@ -71,8 +71,8 @@ def auroc_difference(
 def auroc_draws(
     rows: RankedRows, logits: NDArray[np.float64], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Bootstrap means of the AUROC over seeds, [draws]. Each draws as many seeds and as many groups
-    as there are, with replacement; NaN where a draw has rows of one label only.
+    """Bootstrap means of the AUROC over seeds, [draws]. Each draws seeds (`drawn_seed_weights`) and
+    as many groups as there are, with replacement; NaN where a draw has rows of one label only.
 
     The same `seed` draws the same seeds and groups for any logits of the same shape.
     """
@@ -80,7 +80,7 @@ def auroc_draws(
     seeds = len(logits)
     _, group_of = np.unique(rows.groups, return_inverse=True)
     groups = int(group_of.max()) + 1
-    seed_weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=draws) / seeds
+    seed_weights = drawn_seed_weights(seeds, draws, generator)
     at_once = max(1, MOST_WEIGHTS // len(rows.labels))
     drawn: list[NDArray[np.float64]] = []
     for start in range(0, draws, at_once):

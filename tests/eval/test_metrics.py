@@ -11,6 +11,7 @@ from eval.metrics import (
     auroc,
     bootstrap_mean_change,
     bootstrap_mean_difference,
+    drawn_seed_weights,
     ece_expected,
     f1,
     mcnemar_exact_p,
@@ -146,6 +147,17 @@ def test_bootstrap_interval_grows_when_examples_come_in_groups() -> None:
 
 def test_an_accuracy_of_one_keeps_wilson_s_width() -> None:
     assert accuracy_interval(_rule([[1] * 40] * 3)) == pytest.approx(wilson_interval(1.0, 40))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+def test_drawn_seeds_vary_as_the_mean_of_the_seeds_does(seeds: int) -> None:
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal(seeds)
+    weights = drawn_seed_weights(seeds, 100_000, generator)
+    assert weights.sum(axis=1) == pytest.approx(1.0)
+    means = weights @ values
+    assert means.mean() == pytest.approx(values.mean(), abs=0.01)
+    assert means.var() == pytest.approx(values.var(ddof=1) / seeds, rel=0.05)
 
 
 def test_an_accuracy_s_interval_grows_when_its_seeds_differ() -> None:
