@@ -21,7 +21,7 @@ from eval import metrics
 from eval.answer import Answer
 from eval.bag_of_words.features import BLOCKS, NGRAMS, VIEWS, WORD, Block, text_of
 from guard.calibrate import calibrate
-from guard.calibration_rows import for_calibration
+from guard.calibration_rows import for_calibration, own_rows_decide
 from guard.conversation.example import Example
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
@@ -79,6 +79,8 @@ def fit_bag_of_words(
     max_fpr: float | None = None,
 ) -> BagOfWords:
     """The best variant on the validation split, the first of equals, trained on the training split.
+    Where your own rows alone are calibrated on, the few of them beside generated ones, it is fitted
+    again to training and validation rows after that, as a head is (`train/head/fit.py`).
 
     Raises GuardError where a split lacks rows of a label, or the training rows have no words that
     differ.
@@ -95,14 +97,26 @@ def fit_bag_of_words(
             "the training rows have no words that differ",
             remedy="Run `make data` for this rule, or check the rows",
         )
+    variant, blocks, model, logits = best
+    is_generated = [example.is_generated for example in validation]
     calibrated_on, of_rows = for_calibration(
-        best[3].tolist(),
-        labels.tolist(),
-        [example.is_generated for example in validation],
-        max_fpr,
+        logits.tolist(), labels.tolist(), is_generated, max_fpr
     )
     calibration = calibrate(calibrated_on, of_rows, max_fpr)
-    return BagOfWords(best[0], reads, best[1], best[2], calibration)
+    if own_rows_decide(labels.tolist(), is_generated, max_fpr):
+        blocks, model = _fitted(variant, [*train, *validation], reads)
+    return BagOfWords(variant, reads, blocks, model, calibration)
+
+
+def _fitted(
+    variant: BagVariant, rows: Sequence[Example], reads: Reads
+) -> tuple[tuple[Block, ...], LogisticRegression]:
+    """The variant's blocks and model, fitted to `rows`."""
+    texts = [text_of(row, variant.view, reads) for row in rows]
+    blocks = tuple(Block(name, texts) for name in NGRAMS[variant.ngrams])
+    features = hstack([block.training for block in blocks]).tocsr()
+    model = LogisticRegression(max_iter=1000, C=variant.c)
+    return blocks, model.fit(features, [row.label for row in rows])
 
 
 def _candidates(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eval.markdown import interval_cell, markdown_table
-from guard.files.atomic import atomic_write
+from guard.files.figures import save_figures
 from guard.files.yaml_file import Strict
 
 
@@ -78,10 +78,7 @@ class Retest(Strict):
 
     def save(self, path: Path) -> None:
         """Write JSON to `path` and the table beside it, each whole or not at all."""
-        figures = json.dumps(self.model_dump(mode="json"), indent=1)
-        for file, content in ((path, figures), (path.with_suffix(".md"), self.as_markdown())):
-            with atomic_write(file) as part:
-                part.write_text(content + "\n", encoding="utf-8")
+        save_figures(path, json.dumps(self.model_dump(mode="json"), indent=1), self.as_markdown())
 
     def _rule_rows(self) -> Iterator[list[str]]:
         for name, rule in self.rules.items():

@@ -12,14 +12,17 @@ from matplotlib.figure import Figure
 from eval.contender import label_of
 from eval.report.picture import marks
 from eval.study.report import StudyReport
+from guard.files.atomic import atomic_write
 
 SPREAD = 0.08  # between two methods' marks at one number of rows, in ticks
 
 
 def draw_study(report: StudyReport, path: Path) -> None:
-    """Write a PNG: the sizes side by side, a mark with its 95 % interval for each method.
+    """Write a PNG, whole or not at all: the sizes side by side, a mark with its 95 % interval for
+    each method.
 
-    In a transfer a dotted line is the method's AUROC on generated test rows, without a real row.
+    In a transfer a dotted line is the method's AUROC on generated test rows, with the fewest real
+    rows.
     """
     figure = Figure(figsize=(7.5, 4.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -48,7 +51,8 @@ def draw_study(report: StudyReport, path: Path) -> None:
     axes.set_title(f"{report.study.rule} on {report.model}", fontsize=10)
     axes.grid(linewidth=0.4, alpha=0.6)
     axes.legend(fontsize=8)
-    figure.savefig(path)
+    with atomic_write(path) as part:
+        figure.savefig(part, format="png")
 
 
 def _x_label(report: StudyReport) -> str:

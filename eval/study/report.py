@@ -7,18 +7,11 @@ from pathlib import Path
 
 from eval.contender import BAG_OF_WORDS, label_of
 from eval.markdown import markdown_table
-from guard.files.atomic import atomic_write
+from guard.files.figures import save_figures
 from guard.files.yaml_file import Strict
 from guard.study import Origin, Study
 
 SUFFICIENT = 0.01  # below a method's AUROC with the most rows, its last rows bought little
-
-
-def save_figures(path: Path, figures: str, table: str) -> None:
-    """Write JSON to `path` and Markdown beside it, each whole or not at all."""
-    for file, content in ((path, figures), (path.with_suffix(".md"), table)):
-        with atomic_write(file) as part:
-            part.write_text(content + "\n", encoding="utf-8")
 
 
 class StudyCell(Strict):

@@ -72,8 +72,8 @@ def report_study(
         **provenance(),
     )
     path = study_report_path(folder, name or "_".join(models))
-    report.save(path)
     draw_study(report, path.with_suffix(".png"))
+    report.save(path)
     return report
 
 

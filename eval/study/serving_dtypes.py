@@ -18,10 +18,10 @@ from tqdm import tqdm
 from eval.markdown import markdown_table
 from eval.metrics import auroc
 from eval.served import OpenPredictor, Predictor, open_engine
-from eval.study.report import save_figures
 from eval.trial import check_trained_on
 from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError, exits_cleanly
+from guard.files.figures import save_figures
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance

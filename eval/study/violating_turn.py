@@ -25,10 +25,10 @@ from eval.markdown import markdown_table
 from eval.metrics import Outcomes, accuracy_interval
 from eval.scored import group_numbers
 from eval.served import OpenPredictor, open_engine
-from eval.study.report import save_figures
 from eval.trial import check_trained_on
 from guard.conversation.example import Example, Message, read_examples
 from guard.errors import GuardError, exits_cleanly
+from guard.files.figures import save_figures
 from guard.files.yaml_file import Strict
 from guard.layout import Runs
 from guard.machine.provenance import provenance

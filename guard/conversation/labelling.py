@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
+from guard.files.json_file import load_json
 from guard.rule import Rule
 
 MANIFEST_KEY = "labelling"
@@ -29,7 +30,11 @@ def check_labelling(data: Path, rule: Rule) -> None:
     manifest = data / "manifest.json"
     if not manifest.is_file():
         return
-    then = json.loads(manifest.read_text(encoding="utf-8")).get(MANIFEST_KEY, {})
+    remedy = f"Run `make data RULE={rule.id} FORCE=1`"
+    kept = load_json(manifest, remedy=remedy)
+    if not isinstance(kept, dict):
+        raise GuardError("the manifest is not an object", where=manifest, remedy=remedy)
+    then = kept.get(MANIFEST_KEY, {})
     changed = [name for name, value in labelling(rule).items() if then.get(name, value) != value]
     if changed:
         was = ", ".join(f"{name}: {json.dumps(then[name])}" for name in changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from eval.bag_of_words.baseline import STRENGTHS, fit_bag_of_words
 from eval.bag_of_words.features import NGRAMS, VIEWS
 from eval.scored import is_right
-from guard.conversation.example import Message
+from guard.conversation.example import GENERATOR, Example, Message
 from guard.errors import GuardError
 from tests.eval.bag_of_words.conftest import early, judged, last, only, rows
 
@@ -113,3 +114,19 @@ def test_rows_that_nothing_can_be_fitted_on_are_refused() -> None:
     silent = rows("train", lambda label, noise: [Message("user", "?!")])
     with pytest.raises(GuardError, match="no words that differ"):
         fit_bag_of_words(silent, validation, "assistant")
+
+
+def test_beside_generated_rows_the_last_fit_reads_your_own_validation_rows_too() -> None:
+    def own(row: Example) -> Example:
+        return dataclasses.replace(row, id=f"own-{row.id}", group=f"own-{row.id}", source="mine")
+
+    generated = rows("train", only), rows("validation", only)
+    train = [dataclasses.replace(row, source=GENERATOR) for row in generated[0]]
+    held_out = [dataclasses.replace(row, source=GENERATOR) for row in generated[1]]
+    mine = [own(row) for row in rows("validation", judged)]
+    fitted = fit_bag_of_words(train, [*held_out, *mine], "assistant")
+    # Of the training rows' words it would know none of the own rows'.
+    assert fitted.blocks[0].transform(["beba"]).shape[1] > 2
+    without = fit_bag_of_words(train, held_out, "assistant")
+    assert without.blocks[0].transform(["beba"]).shape[1] == 2
+    assert without.variant.c == fitted.variant.c

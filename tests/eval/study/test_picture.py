@@ -19,7 +19,9 @@ def test_each_method_is_drawn_once_and_a_transfer_s_generated_figure_dotted(
     drawn: list[Figure] = []
     save = Figure.savefig
     monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path: (drawn.append(figure), save(figure, path))
+        Figure,
+        "savefig",
+        lambda figure, path, **options: (drawn.append(figure), save(figure, path, **options)),
     )
     draw_study(report(kind), tmp_path / "study.png")
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")

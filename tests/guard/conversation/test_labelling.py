@@ -24,3 +24,12 @@ def test_rows_of_another_speaker_are_refused_and_another_wording_is_none_of_it(
     problem = r'made for judged: "assistant", turns: "any"; .* judged: "user", turns: "last"'
     with pytest.raises(GuardError, match=rf"{problem}.*make data RULE=medical_advice"):
         check_labelling(tmp_path, changed)
+
+
+@pytest.mark.parametrize("content", ['{"labelling": ', "[]"])
+def test_a_manifest_that_cannot_be_read_says_how_to_make_it_again(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(GuardError, match=r"manifest.json.*make data RULE=medical_advice FORCE=1"):
+        check_labelling(tmp_path, RULE)
