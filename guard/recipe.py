@@ -209,7 +209,7 @@ class Recipe(Strict):
         another.
 
         A float32 base is served in bfloat16 on a CPU that multiplies it: about twice as fast, for
-        logits that are off by thousandths of a nat in the median (docs/results.md).
+        logits that are off by thousandths of a nat in the median (docs/results/speed.md).
         """
         stated: Dtype | None = self.engine.get("dtype")
         if stated is not None:

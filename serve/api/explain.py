@@ -1,7 +1,7 @@
 """Which turn carries a violation: the one at whose end the rule's logit rises most.
 
 The whole conversation was computed just before, so each turn costs a suffix of each violated rule.
-Leave-one-out names the turn as well (docs/results.md), but computes all turns behind the one that
+Leave-one-out names the turn as well (docs/results/quality.md), but computes all turns behind the one that
 is left out again. Knows nothing of any format.
 """
 
