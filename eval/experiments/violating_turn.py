@@ -1,6 +1,6 @@
 """Which turn carries a violation, by what the served adapter says.
 
-`python -m eval.study.violating_turn --rule RULE`.
+`python -m eval.experiments.violating_turn --rule RULE`.
 
 The offline generator notes which act each turn performs, so the violating turn of every violating
 row is known. There are three ways to name it: the first turn at whose end the rule is violated, as
@@ -229,7 +229,7 @@ def _report(
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval.study.violating_turn",
+        prog="python -m eval.experiments.violating_turn",
         description="How often the turn that violates is named. Writes "
         "runs/violating_turn.{json,md}.",
     )

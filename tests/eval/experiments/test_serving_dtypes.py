@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.study.serving_dtypes import ServingDtypes, mean_change, measure
+from eval.experiments.serving_dtypes import ServingDtypes, mean_change, measure
 from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
 from guard.recipe import Recipe

@@ -1,4 +1,4 @@
-"""What serving in bfloat16 does to verdicts: `python -m eval.study.serving_dtypes`.
+"""What serving in bfloat16 does to verdicts: `python -m eval.experiments.serving_dtypes`.
 
 Trained adapters answer their rules' test rows twice, the engine once in float32 and once in
 bfloat16. Temperatures and thresholds are those of the cards, which were fitted in the dtype of
@@ -199,7 +199,7 @@ def _change(
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval.study.serving_dtypes",
+        prog="python -m eval.experiments.serving_dtypes",
         description="What serving in bfloat16 does to verdicts. Writes "
         "runs/serving_dtypes_METHOD.{json,md}.",
     )

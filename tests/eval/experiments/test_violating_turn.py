@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eval.metrics import wilson_interval
-from eval.study.violating_turn import (
+from eval.experiments.violating_turn import (
     RightShare,
     ViolatingTurns,
     main,
@@ -95,7 +95,7 @@ def test_a_rule_on_the_last_turn_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rule = load_rule("toxicity").model_copy(update={"turns": "last"})
-    monkeypatch.setattr("eval.study.violating_turn.load_rule", lambda name: rule)
+    monkeypatch.setattr("eval.experiments.violating_turn.load_rule", lambda name: rule)
     monkeypatch.setattr(sys, "argv", ["violating_turn", "--rule", "toxicity"])
     with pytest.raises(SystemExit):
         main()

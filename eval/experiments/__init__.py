@@ -1,0 +1,1 @@
+"""Questions about the trained rules that are asked once, each a command of its own."""
