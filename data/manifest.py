@@ -80,8 +80,8 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
 
 
 def _count_lines(manifest: dict[str, Any]) -> Iterator[str]:
-    """Rows and violations by split and stratum, and the bag-of-words baseline of the test split."""
-    yield f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}{'bag of words':>14}"
+    """Rows and violations by split and stratum, and what surface words reach on the test split."""
+    yield f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}{'surface words':>14}"
     baselines = manifest["auroc_from_surface"]["words"]
     for row in manifest["counts"]:
         shown = ""

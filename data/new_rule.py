@@ -167,9 +167,7 @@ def _as_yaml(name: str, judged: Judged, drafted: RuleDraft) -> str:
         f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}\n",
         f"turns: any  # which of them: {', '.join(get_args(Turns))}\n",
         _block("terms", "words that need a definition", drafted.terms),
-        _block(
-            "violates", "for the judge, for the generator, and for whoever labels", drafted.violates
-        ),
+        _block("violates", "for the judge, for DATA=llm, and for whoever labels", drafted.violates),
         _block("allows", "most of all what comes close", drafted.allows),
     ]
     if drafted.examples:
@@ -194,6 +192,18 @@ def _scalar(text: str) -> str:
         .removesuffix("\n")
         .removesuffix("\n...")
     )
+
+
+def next_steps(name: str) -> str:
+    """What comes after the file is written, as commands that train and serve the same weights."""
+    weights = f"RULE={name} MODEL=minilm METHOD=head"
+    return f"""\
+Read and edit it, then bring labelled rows, or let an endpoint write and debate them
+(GENERATOR_BASE_URL, …):
+  make data RULE={name} DATA=rows.jsonl    # or DATA=llm
+  make train eval {weights}
+  make up {weights}
+MiniLM knows English; docs/rules.md names a model for other languages."""
 
 
 @exits_cleanly
@@ -222,14 +232,9 @@ def main() -> None:
     settings = endpoint_settings(os.environ, "generator", "to write a file for you to fill in")
     if settings:
         endpoint = Endpoint(**WRITING | settings)
-    path = new_rule(arguments.name, arguments.policy, arguments.judged, endpoint=endpoint)
+    path = new_rule(arguments.name, arguments.policy, arguments.judged, RULES, endpoint)
     print(f"written: {path}")
-    print(
-        "Read and edit it, then bring labelled rows, or let an endpoint write and debate them "
-        "(GENERATOR_BASE_URL, …):"
-    )
-    for command in ("data RULE={} DATA=rows.jsonl", "data RULE={} DATA=llm", "train eval RULE={}"):
-        print("  make", command.format(arguments.name))
+    print(next_steps(arguments.name))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What a guesser reaches without understanding: by length, by turns, by a bag of words.
+"""What a guesser reaches without understanding: by length, by turns, by words.
 
 Knows nothing of how the examples were made.
 
-The *bag-of-words baseline* is the better of a multinomial naive Bayes and a logistic regression
-over word 1- and 2-grams, trained on the training split, with and without the speaker as part of the
-word. A score near it says nothing about understanding.
+*Surface words* are the better of a multinomial naive Bayes and a logistic regression over word 1-
+and 2-grams, there or not, trained on the training split, with and without the speaker as part of
+the word. A score near theirs says nothing about understanding. The bag of words of the quality
+table (`eval/bag_of_words`) is another and stronger baseline.
 """
 
 from __future__ import annotations

@@ -47,6 +47,8 @@ def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> N
     assert set(manifest["auroc_from_surface"]["words"]) == {"seen", "unseen"}
     origin = {"source": "generator", "seed": 0, "dropped": 0}
     assert "unseen" in table("medical_advice", origin | manifest)
+    header = "  split       stratum    rows  violate surface words"
+    assert table("medical_advice", origin | manifest).splitlines()[1] == header
     assert "dropped" not in table("medical_advice", origin | manifest)
     near = (
         "  near duplicates across splits (similarity 0.7 or more): 0.0 %, any would be refused; "

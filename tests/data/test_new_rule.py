@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from data import new_rule as command
 from data.new_rule import new_rule
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
 from guard.layout import ROOT
+from guard.recipe import load_recipe
 from guard.rule import Judged, load_rule
 from tests.data.llm_server import Server
 
@@ -107,8 +109,29 @@ def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
-def test_the_command_names_what_comes_next() -> None:
-    command = [
+def test_the_guide_shows_the_file_as_it_is_written(tmp_path: Path) -> None:
+    written = new_rule("delivery_date", "never promise a delivery date", "assistant", tmp_path)
+    guide = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert f"```yaml\n{written.read_text(encoding='utf-8')}```\n" in guide
+
+
+def test_the_command_names_what_comes_next_on_a_base_that_guards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "RULES", tmp_path)
+    monkeypatch.delenv("GENERATOR_BASE_URL", raising=False)
+    arguments = ["--name", "delivery_date", "--policy", "never promise a delivery date"]
+    monkeypatch.setattr("sys.argv", ["new_rule", *arguments])
+    command.main()
+    printed = capsys.readouterr().out
+    assert f"written: {tmp_path / 'delivery_date.yaml'}\n" in printed
+    for steps in ("train eval", "up"):
+        assert f"  make {steps} RULE=delivery_date MODEL=minilm METHOD=head\n" in printed
+    assert "head" in load_recipe("minilm").methods
+
+
+def test_the_command_refuses_a_rule_that_is_there() -> None:
+    arguments = [
         sys.executable,
         "-m",
         "data.new_rule",
@@ -117,5 +140,5 @@ def test_the_command_names_what_comes_next() -> None:
         "--policy",
         "never promise a delivery date",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, "already" in done.stderr) == (2, True)

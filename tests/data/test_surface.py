@@ -6,7 +6,7 @@ from guard.conversation.example import Example, Message
 from tests.data.random_words import rows_of_random_words
 
 
-def test_the_bag_of_words_baseline_finds_a_telling_word_and_nothing_in_noise() -> None:
+def test_surface_words_find_a_telling_word_and_nothing_in_noise() -> None:
     assert auroc_from_surface(rows_of_random_words(telling=True))["words"]["real"]["best"] > 0.95
     assert (
         auroc_from_surface(rows_of_random_words(telling=False))["words"]["real"][
@@ -16,7 +16,7 @@ def test_the_bag_of_words_baseline_finds_a_telling_word_and_nothing_in_noise() -
     )
 
 
-def test_the_bag_of_words_baseline_reads_every_script() -> None:
+def test_surface_words_read_every_script() -> None:
     rows = [
         replace(e, messages=(Message("user", e.messages[0].content.replace("secret", "тайна")),))
         for e in rows_of_random_words(telling=True)
@@ -30,7 +30,7 @@ def test_the_bag_of_words_baseline_reads_every_script() -> None:
     assert auroc_from_surface(only)["words"]["real"]["best"] == 1.0
 
 
-def test_the_bag_of_words_baseline_finds_a_longer_label() -> None:
+def test_surface_words_find_a_longer_label() -> None:
     rows = [
         Example(
             e.id,

@@ -12,7 +12,7 @@ from train.tiny.lessons.lesson import RULE_TALK_SHARE
 COLUMNS = 100
 OTHER_LICENCE = "other"
 PROBE_HEADER = """\
-| file | data set | licence | rows used | bag-of-words baseline | linear probe |
+| file | data set | licence | rows used | naive Bayes over words | linear probe |
 |---|---|---|---|---|---|
 """
 

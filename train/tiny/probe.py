@@ -1,5 +1,5 @@
-"""Linear-probe AUROC of a base on labelled files: what its frozen states know, beside a bag of
-words. Knows nothing of adapters.
+"""Linear-probe AUROC of a base on labelled files: what its frozen states know, beside a
+naive Bayes over words. Knows nothing of adapters.
 
     python -m train.tiny.probe FILES...    # JSON lines of {messages, label, meta.group?}, .gz too
 
@@ -8,8 +8,7 @@ they are of the same weights.
 
 The probe is a logistic regression on the hidden states of the prompt's conversation turn: after the
 layer where the tiny base's are clearest and after the last, each as the mean and the maximum over
-the ends of turns and sentences, beside the last two. The bag-of-words baseline is a naive Bayes
-over words on the same folds.
+the ends of turns and sentences, beside the last two. The naive Bayes over words has the same folds.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ROWS = 1500  # the most of a file, so that a probe takes minutes on two cores
 MAX_TOKENS = 1024  # the most that are read of a conversation
 BATCH = 8  # conversations
 FOLDS = 4
-HEADER = "| file | rows used | bag-of-words baseline | linear probe |\n|---|---|---|---|"
+HEADER = "| file | rows used | naive Bayes over words | linear probe |\n|---|---|---|---|"
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def sample(path: Path, at_most: int = ROWS) -> list[dict[str, Any]]:
 
 
 def _aurocs(file: LabelledFile, features: NDArray[np.float32]) -> dict[str, float]:
-    """AUROC of the bag-of-words baseline and of the probe, means over the same grouped folds."""
+    """AUROC of the naive Bayes and of the probe, means over the same grouped folds."""
     import numpy as np
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -178,10 +177,10 @@ def _aurocs(file: LabelledFile, features: NDArray[np.float32]) -> dict[str, floa
     labels = np.array(file.labels)
     grouped = GroupKFold(FOLDS, shuffle=True, random_state=0)
     folds = list(grouped.split(features, labels, file.groups))
-    bag_of_words = make_pipeline(CountVectorizer(min_df=2), MultinomialNB())
+    naive_bayes = make_pipeline(CountVectorizer(min_df=2), MultinomialNB())
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.003, max_iter=500))
     return {
-        "bag_of_words": _mean_auroc(bag_of_words, texts, labels, folds),
+        "bag_of_words": _mean_auroc(naive_bayes, texts, labels, folds),
         "probe": _mean_auroc(probe, features, labels, folds),
     }
 
