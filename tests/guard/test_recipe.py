@@ -9,7 +9,7 @@ import pytest
 import guard.recipe
 from guard.errors import GuardError
 from guard.method import METHODS
-from guard.recipe import MODELS, Recipe, load_recipe
+from guard.recipe import MODELS, MethodSettings, Recipe, ServingMemory, load_recipe
 
 TOY = """\
 name: toy
@@ -275,3 +275,13 @@ def test_an_encoder_is_served_in_the_dtype_of_training(
     """Its rules are heads, which read exact states."""
     monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)
     assert write(tmp_path, ENCODER).serving_dtype == "float32"
+
+
+def test_every_key_of_a_recipe_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/recipes.md").read_text(encoding="utf-8")
+    keys = [*Recipe.model_fields]
+    keys += [f"methods.M.{key}" for key in MethodSettings.model_fields]
+    keys += [f"serving_memory.{key}" for key in ServingMemory.model_fields]
+    keys.remove("serving_memory")
+    undocumented = [key for key in keys if f"\n| `{key}` |" not in page]
+    assert undocumented == []
