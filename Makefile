@@ -27,7 +27,7 @@ NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
 FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
 PORT ?=##   for make up: by default 8000
-REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/server.md)
+REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/replicas.md)
 TESTS ?=##   for make test: files or options for pytest
 # For experts.
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
@@ -48,8 +48,8 @@ CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 WATCH ?=##   1: make up serves a rule that is trained again by its new weights, without a restart
-RULESETS ?=##   for make up: a YAML file of named rule sets (docs/server.md)
-TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/server.md)
+RULESETS ?=##   for make up: a YAML file of named rule sets (docs/rule_sets_and_tenants.md)
+TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/rule_sets_and_tenants.md)
 AUDIT ?=##   for make up: a file that gets a line of JSON for every check, without content
 TRACES ?=##   for make up: an OTLP receiver for traces, http://collector:4318
 TLSCERT ?=##   for make up: a PEM file, the server's certificates; TLSKEY= its key

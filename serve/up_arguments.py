@@ -30,8 +30,9 @@ def parse_arguments() -> argparse.Namespace:
         help=f"whose weights answer: {', '.join(METHODS)}; "
         "default: the recipe's first adapter that shares conversations between rules",
     )
-    add("--rule-sets", type=Path, help="a YAML file of named rule sets (docs/server.md)")
-    add("--tenants", type=Path, help="a YAML file of tenants and their keys (docs/server.md)")
+    page = "docs/rule_sets_and_tenants.md"
+    add("--rule-sets", type=Path, help=f"a YAML file of named rule sets ({page})")
+    add("--tenants", type=Path, help=f"a YAML file of tenants and their keys ({page})")
     add(
         "--audit-log",
         type=Path,

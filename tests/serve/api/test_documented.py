@@ -1,4 +1,4 @@
-"""The examples of docs/server.md, run as they stand there."""
+"""The examples of the server's pages in docs/, run as they stand there."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from serve.tenants.tenant_file import load_tenants
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
-PAGE = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("server", "streams", "python", "rule_sets_and_tenants", "formats", "operation")
+TEXT = "\n".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 ADDRESS = "localhost:8000"
 # (commands, answer): every block of commands that is followed by its answer.
-COMMANDS = re.findall(r"```sh\n(.*?)```\n\n```json\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"```sh\n([^`]*)```\n\n```json\n([^`]*)```", TEXT)
 
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-CONFIGURATIONS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+PROGRAMS = re.findall(r"```python\n([^`]*)```", TEXT)
+CONFIGURATIONS = re.findall(r"```yaml\n([^`]*)```", TEXT)
 
 
 ASKED = (Message("user", "My head hurts."),)
@@ -58,7 +60,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def configuration(beginning: str) -> str:
-    """The one YAML of the page that begins so."""
+    """The one YAML of the pages that begins so."""
     (found,) = (text for text in CONFIGURATIONS if text.startswith(beginning))
     return found
 
@@ -86,8 +88,15 @@ def shape(value: Any) -> Any:
 
 def test_every_format_has_its_examples() -> None:
     assert len(COMMANDS) == 8  # with /v1/check
-    assert len(PROGRAMS) == 4
+    assert len(PROGRAMS) == 8
     assert len(CONFIGURATIONS) == 2
+
+
+def test_what_the_programs_import_exists() -> None:
+    lines = "\n".join(PROGRAMS).splitlines()
+    imports = [line for line in lines if re.match(r"(from serve|from guard|import) ?", line)]
+    assert len(imports) > len(PROGRAMS)
+    exec("\n".join(imports), {})
 
 
 @pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=["/v1/check", *"2345678"])
@@ -103,14 +112,24 @@ def test_the_python_example_prints_verdict_and_probability(client: httpx.Client)
     assert output(sys.executable, "-c", local(example, client)) == "yes 0.974\n"
 
 
-def test_the_client_s_example_prints_a_verdict_and_stops_its_stream(client: httpx.Client) -> None:
-    (example,) = (program for program in PROGRAMS if "import GuardClient" in program)
+def test_the_client_s_example_says_what_blocks(client: httpx.Client) -> None:
+    (example,) = (program for program in PROGRAMS if "is_allowed" in program)
+    assert output(sys.executable, "-c", local(example, client)) == "blocked: medical_advice\n"
+
+
+def test_the_client_s_example_of_a_rule_set_is_answered(client: httpx.Client) -> None:
+    (example,) = (program for program in PROGRAMS if "rule_set=" in program)
+    assert output(sys.executable, "-c", local(example, client)) == "violation 0.953\n"
+
+
+def test_the_client_s_example_of_a_stream_is_stopped(client: httpx.Client) -> None:
+    (example,) = (program for program in PROGRAMS if "(asked, pieces)" in program)
     printed = output(sys.executable, "-c", local(example, client))
-    assert printed == "violation 0.974\nviolation: medical_advice, pii_leak\n"
+    assert printed == "violation: medical_advice, pii_leak\n"
 
 
 def test_the_asynchronous_client_s_example_stops_its_stream(client: httpx.Client) -> None:
-    (example,) = (program for program in PROGRAMS if "import AsyncGuardClient" in program)
+    (example,) = (program for program in PROGRAMS if "AsyncGuardClient" in program)
     printed = output(sys.executable, "-c", local(example, client))
     assert printed == "violation: medical_advice\n"
 
