@@ -1,8 +1,8 @@
 """Which turn carries a violation: the one at whose end the rule's logit rises most.
 
 The whole conversation was computed just before, so each turn costs a suffix of each violated rule.
-Leave-one-out names the turn as well (docs/results/quality.md), but computes all turns behind the one that
-is left out again. Knows nothing of any format.
+Leave-one-out names the turn as well (docs/results/quality.md), but computes all turns behind the
+one that is left out again. Knows nothing of any format.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ BENCHES: dict[str, Bench] = {
     "fleet": Bench(
         "serve.bench.fleet.run",
         "1,024 adapters, one a request, drawn by Zipf's law, against a PEFT baseline",
-        "27 min",
+        "37 min",
     ),
     "pressure": Bench(
         "serve.bench.pressure.run",

@@ -39,6 +39,18 @@ def plot_spreads(axes: Axes, x: Sequence[float], spreads: Sequence[Spread], **lo
     axes.plot(x, [spread.median for spread in spreads], **looks)
 
 
+def plot_ranges(axes: Axes, y: Sequence[float], spreads: Sequence[Spread], **looks: Any) -> None:
+    """Draw a dot at each median, in line `y`, and a bar from the smallest to the largest value.
+
+    `looks`: matplotlib's options for the dots.
+    """
+    medians = [spread.median for spread in spreads]
+    below = [spread.median - spread.min for spread in spreads]
+    above = [spread.max - spread.median for spread in spreads]
+    errors = [below, above]
+    axes.errorbar(medians, y, xerr=errors, linestyle="none", ecolor=GREY, capsize=2, **looks)
+
+
 def save_figure(figure: Figure, caption: str, path: Path, columns: int = 120) -> None:
     """Write the figure with its caption below it, in lines of `columns` characters."""
     lines = "\n".join(textwrap.wrap(caption, columns))

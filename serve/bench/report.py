@@ -25,13 +25,14 @@ from guard.machine.provenance import Provenance, peak_memory_mib, provenance
 from guard.recipe import Recipe
 
 NOTE_COLUMNS = 110
+FEWEST_FOR_P95 = 20  # values: of fewer, less than one in the mean is above the 95th percentile
 BENCH = Path(__file__).parent
 
 
 class Spread(Strict):
     """A quantity that was measured several times: median, smallest and largest value.
 
-    `p95`: None where a benchmark does not state it.
+    `p95`: None where a benchmark does not state it, or has measured too few values.
     """
 
     median: float
@@ -41,9 +42,9 @@ class Spread(Strict):
 
     @classmethod
     def of(cls, values: Sequence[float], *, with_p95: bool = False) -> Self:
-        """The spread of at least one value."""
+        """The spread of at least one value. Of fewer than FEWEST_FOR_P95 there is no p95."""
         p95 = None
-        if with_p95:
+        if with_p95 and len(values) >= FEWEST_FOR_P95:
             p95 = percentile(values, 95)
         median = float(statistics.median(values))
         return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95)

@@ -135,6 +135,10 @@ def _step_section(deployment: Deployment) -> Section:
         )
         rows.append(FigureRow(label=method.label, figures=figures))
     note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
+    for method in deployment.methods:
+        if isinstance(method.cost, FittedCost) and method.cost.indistinct:
+            times = "; ".join(method.cost.indistinct)
+            note += f" Not told from 0 by its standard error, {method.label}: {times}."
     return Section(title="coefficients", rows=tuple(rows), note=note)
 
 

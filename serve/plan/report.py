@@ -24,7 +24,17 @@ class CurvePoint(Strict):
     usd_per_million_checks: float  # for one replica at this rate
 
 
-class PlanReport(Strict):
+class JsonReport(Strict):
+    """A report that is kept as a JSON file."""
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as part:
+            part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+class PlanReport(JsonReport):
     """Everything in `runs/plan.json`. `hardware`: the planned device."""
 
     name: str
@@ -43,12 +53,6 @@ class PlanReport(Strict):
             if section.title == title:
                 return section
         raise KeyError(title)
-
-    def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as part:
-            part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def table(report: PlanReport) -> str:

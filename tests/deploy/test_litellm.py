@@ -1,7 +1,8 @@
 """deploy/litellm/config.yaml in LiteLLM's own proxy, between a caller and a model.
 
 What happens there to a violation, to what cannot be judged (422), to a server that is overloaded or
-broken (503), and to one that is gone: which of LiteLLM's settings let it pass, docs/gateways.md says.
+broken (503), and to one that is gone: docs/gateways.md says which of LiteLLM's settings let it
+pass.
 """
 
 from __future__ import annotations

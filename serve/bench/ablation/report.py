@@ -5,13 +5,18 @@ Knows nothing of engines.
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from guard.files.yaml_file import Strict
-from serve.bench.plot import GREY, VERMILION, new_figure, save_figure
+from serve.bench.plot import GREY, VERMILION, new_figure, plot_ranges, save_figure
 from serve.bench.report import BenchReport, Spread, notes, source
+
+LINEAR_RANGE = 5  # a panel's axis is logarithmic if its times differ by more than this factor
+TITLE_COLUMNS = 68  # as wide as a panel
 
 
 class AblationRow(Strict):
@@ -106,9 +111,11 @@ def caption(report: AblationReport) -> str:
 
 
 def draw(report: AblationReport, path: Path) -> None:
-    """Write the plot: a panel for each traffic, a bar for each engine."""
+    """Write the plot: a panel for each traffic, for each engine its median with its smallest and
+    largest time.
+    """
     counts = [len(traffic.rows) for traffic in report.traffics]
-    figure = new_figure(8, 0.42 * sum(counts) + 0.9 * len(counts) + 0.7)
+    figure = new_figure(8, 0.32 * sum(counts) + 1.1 * len(counts) + 0.7)
     ratios = [count + 0.8 for count in counts]
     panels = figure.subplots(len(counts), 1, squeeze=False, height_ratios=ratios)[:, 0]
     for axes, traffic in zip(panels, report.traffics, strict=True):
@@ -119,15 +126,20 @@ def draw(report: AblationReport, path: Path) -> None:
 def _draw_panel(axes: Axes, traffic: TrafficRows) -> None:
     names = [row.ablation for row in traffic.rows]
     walls = [row.wall_ms for row in traffic.rows]
-    medians = [wall.median for wall in walls]
-    errors = [
-        [wall.median - wall.min for wall in walls],
-        [wall.max - wall.median for wall in walls],
-    ]
-    axes.barh(names, medians, xerr=errors, color=VERMILION, alpha=0.8, ecolor=GREY)
-    axes.invert_yaxis()
-    axes.axvline(medians[0], color=GREY, linewidth=0.6, linestyle=":")
-    axes.set_xscale("log")
-    axes.set_title(f"{traffic.traffic}: {traffic.description}", fontsize=8, loc="left")
-    axes.set_xlabel("ms to all verdicts")
+    y = list(range(len(names)))
+    plot_ranges(axes, y, walls, color=VERMILION, marker="o", markersize=5)
+    axes.set_yticks(y, names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.axvline(walls[0].median, color=GREY, linewidth=0.6, linestyle=":")
+    fastest_ms, slowest_ms = min(wall.min for wall in walls), max(wall.max for wall in walls)
+    if slowest_ms > LINEAR_RANGE * fastest_ms:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    else:
+        axes.set_xlim(0, 1.05 * slowest_ms)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    title = textwrap.fill(f"{traffic.traffic}: {traffic.description}", TITLE_COLUMNS)
+    axes.set_title(title, fontsize=8, loc="left")
+    axes.set_xlabel("ms to all verdicts: median, smallest to largest")
     axes.grid(axis="x", linewidth=0.4, alpha=0.6)

@@ -30,12 +30,23 @@ class UndisturbedCheck:
     verdict: str
     p_violation: Mapping[str, tuple[float, float]]
 
+    @property
+    def is_clear_violation(self) -> bool:
+        """Whether a rule is violated and not near its threshold."""
+        return any(p - threshold > MARGIN for p, threshold in self.p_violation.values())
+
     def is_contradicted_by(self, answer: Mapping[str, Any]) -> bool:
-        """Whether a rule that is not near its threshold has another verdict."""
-        for result in answer["results"]:
-            p_violation, threshold = self.p_violation[result["rule"]]
+        """Whether the answer has other rules than the check, or another verdict by a rule that is
+        not near its threshold. Rules that the answer reports as unjudged have none.
+        """
+        verdicts = {result["rule"]: result["verdict"] for result in answer.get("results", ())}
+        unjudged = {refused["rule"] for refused in answer.get("unjudged", ())}
+        if verdicts.keys() | unjudged != self.p_violation.keys():
+            return True
+        for rule, verdict in verdicts.items():
+            p_violation, threshold = self.p_violation[rule]
             is_violated = p_violation >= threshold
-            differs = (result["verdict"] == "violation") != is_violated
+            differs = (verdict == "violation") != is_violated
             if differs and abs(p_violation - threshold) > MARGIN:
                 return True
         return False
@@ -56,7 +67,7 @@ class LoadOutcomes:
     judged: int = 0
     unjudged: int = 0  # status 503, which says so
     lost: int = 0  # no answer at all, or one of another status
-    false_allows: int = 0
+    false_allows: int = 0  # "allow", whatever its results, where a rule is clearly violated
     contradicted: int = 0
     moved: int = 0  # judged by another replica than the same conversation before
     answers: list[JudgedAnswer] = field(default_factory=list)
@@ -81,10 +92,8 @@ class LoadOutcomes:
             self.answers.append(JudgedAnswer(time.monotonic(), took_s, replica))
             self.moved += self._places.get(id(check), replica) != replica
             self._places[id(check)] = replica
-            is_allow = answer["verdict"] == "allow"
-            contradicted = check.is_contradicted_by(answer)
-            self.contradicted += contradicted
-            self.false_allows += is_allow and check.verdict != "allow" and contradicted
+            self.contradicted += check.is_contradicted_by(answer)
+            self.false_allows += answer["verdict"] == "allow" and check.is_clear_violation
 
 
 def _answer(response: httpx.Response) -> dict[str, Any] | None:

@@ -169,7 +169,7 @@ def _fault_line(name: str, fault: UnderFault) -> str:
     return (
         f"{fault.events} {name}: {fault.judged} judged, {fault.unjudged} unjudged (503), "
         f"{fault.lost} lost, {fault.false_allows} false allows, "
-        f"{fault.contradicted} other verdicts, {fault.moved} moved; "
+        f"{fault.contradicted} other or missing verdicts, {fault.moved} moved; "
         f"each {fault.event_ms.text()} ms"
     )
 

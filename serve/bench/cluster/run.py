@@ -11,8 +11,8 @@ Everything runs on this machine, over HTTP, with random adapters.
 - The other parts: two replicas. Most kills are of replicas without a model (`words.py`), because
   these are back in a moment.
 
-A false allow is an allow where an undisturbed server found a violation; a lost answer is neither a
-verdict nor status 503.
+A false allow is an allow, whatever its results, where an undisturbed server found a violation that
+is not near its threshold; a lost answer is neither a verdict nor status 503.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ from serve.bench.cluster.report import (
     VersionsSeen,
     table,
 )
-from serve.bench.cluster.servers import REPLICAS, served, served_words
+from serve.bench.cluster.servers import REPLICAS, MeasuredServer, served, served_words
 from serve.bench.command import add_count, add_parts
 from serve.bench.http.server import random_runs, server_process
 from serve.bench.report import Spread, median_count, origin, peak_of_processes_mib, publish
 
 PARTS = ("cost", "shards", "affinity", "changes", "kills", "engine_kills", "autoscaling")
 PARTS_OF_TWO_REPLICAS = ("affinity", "changes", "engine_kills")  # by one server with engines
+PARTS_WITH_EVENTS = ("changes", "kills", "engine_kills")
 COST_RULES, COST_TOKENS, REPEATS = 20, 1000, 40
 SHARDS = (1, 2)
 SESSIONS, TURNS = 40, 4
@@ -63,63 +64,67 @@ SCALE_DOWN_S = 20
 SCALING_EVENTS = 3  # a second replica answers, the load falls, it is gone
 
 
-def run(
-    recipe: Recipe,
-    parts: Sequence[str] = PARTS,
-    *,
-    repeats: int = REPEATS,
-    sessions: int = SESSIONS,
-    changes: int = CHANGES,
-    kills: int = KILLS,
-    engine_kills: int = ENGINE_KILLS,
-) -> ClusterReport:
-    """Measure the chosen parts."""
-    peaks_mib: list[float] = []  # of the servers and their replicas, part by part
-    measured: dict[str, Any] = dict.fromkeys((*PARTS, "versions_seen"))
-    if "cost" in parts:
-        measured["cost"] = _cost(recipe, repeats, peaks_mib)
-    if "shards" in parts:
-        measured["shards"] = _shards(recipe, repeats, peaks_mib)
-    events = {"changes": changes, "kills": kills, "engine_kills": engine_kills}
-    total = sum(count for part, count in events.items() if part in parts)
-    with tqdm(total=total, desc="cluster", unit="event") as bar:
-        if set(parts) & set(PARTS_OF_TWO_REPLICAS):
-            measured |= _two_replicas(recipe, parts, sessions, events, bar.update, peaks_mib)
-        if "kills" in parts:
-            measured["kills"] = _word_replicas(kills, bar.update, peaks_mib)
-    if "autoscaling" in parts:
-        measured["autoscaling"] = _autoscaling(recipe, peaks_mib)
-    return ClusterReport(**origin(recipe, *peaks_mib), replicas=REPLICAS, **measured)
-
-
-def _two_replicas(
-    recipe: Recipe,
-    parts: Sequence[str],
-    sessions: int,
-    events: Mapping[str, int],
-    on_event: Callable[[], Any],
-    peaks_mib: list[float],
-) -> dict[str, Any]:
-    """The report's fields of those parts that one server with two replicas can measure.
+class ClusterBench:
+    """Measures part by part, and has the report of the parts that were measured so far.
 
     `events`: the number of changes or kills, by part.
     """
-    measured: dict[str, Any] = {}
-    with served(recipe, RULES, "--replicas", str(REPLICAS)) as server:
+
+    def __init__(
+        self, recipe: Recipe, repeats: int, sessions: int, events: Mapping[str, int]
+    ) -> None:
+        self.recipe, self.repeats, self.sessions, self.events = recipe, repeats, sessions, events
+        self.measured: dict[str, Any] = {}  # the report's fields of the parts
+        self._peaks_mib: list[float] = []  # of the servers and their replicas, part by part
+
+    @property
+    def report(self) -> ClusterReport:
+        """The report of what was measured so far."""
+        fields: dict[str, Any] = dict.fromkeys((*PARTS, "versions_seen"))
+        fields |= self.measured
+        return ClusterReport(**origin(self.recipe, *self._peaks_mib), replicas=REPLICAS, **fields)
+
+    def measure(self, parts: Sequence[str]) -> None:
+        """Measure the chosen parts. Raises GuardError if one cannot be measured."""
+        if "cost" in parts:
+            self.measured["cost"] = _cost(self.recipe, self.repeats, self._peaks_mib)
+        if "shards" in parts:
+            self.measured["shards"] = _shards(self.recipe, self.repeats, self._peaks_mib)
+        total = sum(count for part, count in self.events.items() if part in parts)
+        with tqdm(total=total, desc="cluster", unit="event") as bar:
+            if set(parts) & set(PARTS_OF_TWO_REPLICAS):
+                self._two_replicas(parts, bar.update)
+            if "kills" in parts:
+                kills = self.events["kills"]
+                self.measured["kills"] = _word_replicas(kills, bar.update, self._peaks_mib)
+        if "autoscaling" in parts:
+            self.measured["autoscaling"] = _autoscaling(self.recipe, self._peaks_mib)
+
+    def _two_replicas(self, parts: Sequence[str], on_event: Callable[[], Any]) -> None:
+        """Measure those parts that one server with two replicas can measure."""
+        with served(self.recipe, RULES, "--replicas", str(REPLICAS)) as server:
+            try:
+                self._on_two_replicas(server, parts, on_event)
+            finally:
+                self._peaks_mib.append(peak_of_processes_mib())
+
+    def _on_two_replicas(
+        self, server: MeasuredServer, parts: Sequence[str], on_event: Callable[[], Any]
+    ) -> None:
+        recipe, events = self.recipe, self.events
         if "affinity" in parts:
-            measured["affinity"] = _affinity(server.client, recipe, server.rules, sessions)
+            affinity = _affinity(server.client, recipe, server.rules, self.sessions)
+            self.measured["affinity"] = affinity
         if "changes" in parts:
             seen = replace_rule_under_load(server, recipe, events["changes"], on_event)
-            measured["changes"] = _under_fault(seen.outcomes, seen.change_ms)
-            measured["versions_seen"] = VersionsSeen(
+            self.measured["changes"] = _under_fault(seen.outcomes, seen.change_ms)
+            self.measured["versions_seen"] = VersionsSeen(
                 answers=seen.answers, mixed=seen.mixed, late=seen.late
             )
         if "engine_kills" in parts:
             checks = checks_of(server, recipe, server.rules)
             killed = kill_replicas_under_load(server, checks, events["engine_kills"], on_event)
-            measured["engine_kills"] = _under_fault(*killed)
-        peaks_mib.append(peak_of_processes_mib())
-    return measured
+            self.measured["engine_kills"] = _under_fault(*killed)
 
 
 def _word_replicas(kills: int, on_event: Callable[[], Any], peaks_mib: list[float]) -> UnderFault:
@@ -229,14 +234,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Measure, write the report, print the table."""
-    report = run(
-        load_recipe(arguments.model),
-        arguments.parts,
-        repeats=arguments.repeats,
-        sessions=arguments.sessions,
-        changes=arguments.changes,
-        kills=arguments.kills,
-        engine_kills=arguments.engine_kills,
-    )
-    publish(report, arguments.runs / "cluster_bench.json", table)
+    """Measure, write the report, print the table.
+
+    If a part cannot be measured, the report has those that were measured before it.
+    """
+    recipe = load_recipe(arguments.model)
+    events = {part: getattr(arguments, part) for part in PARTS_WITH_EVENTS}
+    bench = ClusterBench(recipe, arguments.repeats, arguments.sessions, events)
+    try:
+        bench.measure(arguments.parts)
+    finally:
+        if bench.measured:
+            publish(bench.report, arguments.runs / "cluster_bench.json", table)

@@ -29,7 +29,8 @@ from serve.bench.workload.random_adapter import random_adapters
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 
-LARGEST_CELL = 50_000  # tokens that a check reads: half a minute on one core
+# Tokens of conversations that a check reads, by their nominal length: half a minute on one core
+LARGEST_CELL = 50_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,10 @@ class MethodOnBase:
     names: Sequence[str]
 
     def reads(self, tokens: int, rules: int) -> int:
-        """The approximate number of tokens that a check reads."""
+        """The number of tokens that a check reads, by the nominal length of the conversation.
+
+        Suffixes and what the windows of an encoder have in common come on top.
+        """
         if METHODS[self.method].shares_conversation:
             return tokens
         return tokens * rules
@@ -116,7 +120,7 @@ class PlannedCell:
 def measure(
     recipe: Recipe, contestants: Sequence[MethodOnBase], grid: EncoderGrid
 ) -> list[EncoderCell]:
-    """Measure the cells of the grid that read at most LARGEST_CELL tokens.
+    """Measure the cells of the grid that read at most LARGEST_CELL tokens by their nominal length.
 
     Every repeat has another order. Lengths of conversations are in the recipe's tokens.
     """

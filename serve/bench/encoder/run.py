@@ -9,8 +9,9 @@ From some number of rules on, reading the conversation once is faster; the table
 Both engines are in one process. Every check is put to one of them, in another order in every
 repeat, and nothing is cached from one check to the next. Trained rules are loaded again and again
 under other names; where none is trained, adapters with random weights are timed. Every adapter has
-a slot. Cells that read more tokens than `measure.LARGEST_CELL` are left out. Knows nothing of what
-the verdicts mean.
+a slot. Cells are left out that would read more than `measure.LARGEST_CELL` tokens by their nominal
+length; what a long conversation takes is more, because an encoder's windows overlap. Knows nothing
+of what the verdicts mean.
 """
 
 from __future__ import annotations

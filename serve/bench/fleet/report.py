@@ -94,6 +94,20 @@ class FleetReport(BenchReport):
                 return f"{share:.0%}"
         return ""
 
+    @property
+    def peft_requests(self) -> str:
+        """How many requests of each run the PEFT baseline got: `the first 64 to 128 of 256
+        requests`; empty where it got all, or was not measured.
+        """
+        peft = [row.requests for row in self.rows if row.server == PEFT]
+        others = [row.requests for row in self.rows if row.server != PEFT]
+        if not peft or not others or min(peft) == min(others):
+            return ""
+        counts = f"{min(peft)} to {max(peft)}"
+        if min(peft) == max(peft):
+            counts = str(min(peft))
+        return f"the first {counts} of {max(others)} requests"
+
 
 def table(report: FleetReport) -> str:
     """The report as text: a line for every server under every traffic."""
@@ -105,8 +119,11 @@ def table(report: FleetReport) -> str:
     )
     lines = [head, "-" * len(head)]
     lines += [_line(report, row) for row in report.rows]
+    peft = f"PEFT baseline: a {CAPACITY}-adapter LRU"
+    if report.peft_requests:
+        peft += f", only {report.peft_requests} of a run"
     lines += notes(
-        f"PEFT baseline: a {CAPACITY}-adapter LRU. used: adapters that got a request.",
+        f"{peft}. used: adapters that got a request.",
         "passes: batches that the model computed. loads: adapters read from disk. swap-ins:",
         "adapters copied into a slot (engine) or a place (PEFT). of all resident: % of",
         "all-resident throughput, with a slot for every adapter.",
@@ -132,10 +149,13 @@ def _line(report: FleetReport, row: FleetRow) -> str:
 def caption(report: FleetReport) -> str:
     """Where the numbers come from, in one line."""
     sizes = dict.fromkeys(f"{row.adapter_mib:.1f}" for row in report.rows)
+    peft = f"PEFT baseline: {CAPACITY}-adapter LRU"
+    if report.peft_requests:
+        peft += f", only {report.peft_requests}"
     return (
         f"{source(report)}; {report.workers} workers, conversations of "
         f"{report.conversation_tokens} tokens, random adapters of {' and '.join(sizes)} MiB; "
-        f"PEFT baseline: {CAPACITY}-adapter LRU; median of {report.repeats} repeats."
+        f"{peft}; median of {report.repeats} repeats."
     )
 
 

@@ -2,8 +2,8 @@
 
 Requests share no conversation, and the prefix cache is off, because PEFT has none. `adapters` goes
 round-robin over 1 to 128 adapters; `fleet` draws from 1,024 by Zipf's law. Sixteen workers each
-submit again as soon as they are answered. Every server gets the same requests (PEFT, which is so
-slow, only the first quarter of them), interleaved:
+submit again as soon as they are answered. Every server gets the same requests, interleaved; PEFT,
+which is so slow, only the first quarter of them, but at least as many as there are adapters:
 
     PEFT baseline   plain PEFT with a 25-adapter LRU (`peft_baseline.py`)
     1 slot          the engine with a slot for one adapter at a time; round-robin only
@@ -70,10 +70,12 @@ class FleetCell:
     alpha: float | None = None
 
     def requests_to(self, server: str) -> int:
-        """The number of requests that this server gets."""
+        """The number of requests that this server gets: for PEFT enough that, round-robin, every
+        adapter gets one.
+        """
         if server != PEFT:
             return self.requests
-        return max(self.requests // 4, min(self.requests, 2 * WORKERS))
+        return min(self.requests, max(self.requests // 4, self.adapters, 2 * WORKERS))
 
     def drawn(self, seed: int) -> list[int]:
         """The number of each request's adapter."""

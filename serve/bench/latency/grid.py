@@ -77,9 +77,15 @@ class Cell:
         The base computes what the conversation has beyond whole blocks again for every rule, so a
         single length would favour it or put it at a disadvantage.
         """
-        remainder = int((number % self.repeats + 0.5) / self.repeats * block)
-        offset = (remainder - self.prompt_tokens + block // 2) % block - block // 2
-        return self.prompt_tokens + offset
+        wanted_remainder = int((number % self.repeats + 0.5) / self.repeats * block)
+        return _nearest_length(self.prompt_tokens, wanted_remainder, block)
+
+
+def _nearest_length(tokens: int, remainder: int, block: int) -> int:
+    """The length nearest to `tokens` that has `remainder` tokens beyond whole blocks."""
+    shortest = tokens - block // 2
+    until_remainder = (remainder - shortest) % block
+    return shortest + until_remainder
 
 
 def full_grid(repeats: int, *, wide: bool = False) -> list[Cell]:

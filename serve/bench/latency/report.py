@@ -10,7 +10,7 @@ from typing import Literal
 
 from guard.files.yaml_file import Strict
 from serve.bench.latency.grid import BASE, label_of, method_that_shares
-from serve.bench.report import BenchReport, Spread, notes, source
+from serve.bench.report import FEWEST_FOR_P95, BenchReport, Spread, notes, source
 
 
 class CellRow(Strict):
@@ -126,6 +126,12 @@ class LatencyReport(BenchReport):
         """The modes of which the table shows only the wall time."""
         return [mode for mode in self.modes if mode != self.detailed_mode]
 
+    @property
+    def has_wall_p95(self) -> bool:
+        """Whether the detailed mode has a p95 of its wall times on any cell."""
+        rows = [row for row in self.cells if row.mode == self.detailed_mode]
+        return any(row.wall_ms.p95 is not None for row in rows)
+
 
 def table(report: LatencyReport) -> str:
     """The report as text. Each line is a cell: the wall times, for the detailed mode their spread
@@ -133,9 +139,10 @@ def table(report: LatencyReport) -> str:
     """
     columns = "".join(f"{label_of(mode):>10}" for mode in report.other_modes)
     detailed = f"{label_of(report.detailed_mode)} wall, ms (min to max)"
+    p95 = f" {'p95':>7}" if report.has_wall_p95 else ""
     head = (
-        f"{'tokens':>6} {'rules':>5} │{columns} {detailed:>29} "
-        f"{'p95':>7} │ {'p50':>7} {'p99':>7} │ {'cached':>7} {'computed':>8} │ "
+        f"{'tokens':>6} {'rules':>5} │{columns} {detailed:>29}"
+        f"{p95} │ {'p50':>7} {'p99':>7} │ {'cached':>7} {'computed':>8} │ "
         f"{'LoRA/aLoRA':>10} {'/lower bound':>12} {'engine/lower bound (min to max)':>31}"
     )
     lines = [head, "─" * len(head)]
@@ -150,11 +157,19 @@ def _line(report: LatencyReport, ratio: RatioRow) -> str:
         wall_ms = report.cell(ratio.prompt_tokens, ratio.rules, mode).wall_ms
         walls += f"{wall_ms.median:>10.0f}"
     row = report.cell(ratio.prompt_tokens, ratio.rules, report.detailed_mode)
+    p95 = ""
+    if report.has_wall_p95:
+        p95 = f" {_whole(row.wall_ms.p95):>7}"
     return (
-        f"{ratio.prompt_tokens:>6} {ratio.rules:>5} │{walls} {row.wall_ms.text():>29} "
-        f"{row.wall_ms.p95 or 0:>7.0f} │ {row.p50_ms:>7.0f} {row.p99_ms:>7.0f} │ "
+        f"{ratio.prompt_tokens:>6} {ratio.rules:>5} │{walls} {row.wall_ms.text():>29}"
+        f"{p95} │ {row.p50_ms:>7.0f} {row.p99_ms:>7.0f} │ "
         f"{row.cached_tokens:>7} {row.computed_tokens:>8} │ {_ratios(ratio)}"
     )
+
+
+def _whole(ms: float | None) -> str:
+    """The time in whole ms; nothing where it is not stated."""
+    return "" if ms is None else f"{ms:.0f}"
 
 
 def _ratios(ratio: RatioRow) -> str:
@@ -178,8 +193,11 @@ def _notes(report: LatencyReport) -> list[str]:
     suffixes = f"A rule's own suffix has {method_tokens} tokens."
     if base_tokens != method_tokens:
         suffixes += f" The bare base's, which carries the rule's title, has {base_tokens}."
+    wall = "wall: all verdicts of one conversation, median over the repeats."
+    if report.has_wall_p95:
+        wall += f" p95: that of the repeats, where there are {FEWEST_FOR_P95} or more."
     lines = notes(
-        "wall: all verdicts of one conversation, median over the repeats, and their p95.",
+        wall,
         "p50, p99: the single requests of all repeats, from submission.",
         f"{suffixes} What the conversation has beyond",
         "whole blocks of the prefix cache (the repeats spread it evenly over 0 to a block) aLoRA",

@@ -91,7 +91,7 @@ def table(report: CalibrationReport) -> str:
     """The report as text."""
     lines = [f"{'':>8} {'step ms':>8} {'ms/1,000 tokens':>15} {'ms/M pairs':>10} {'ms/rule':>8} | "]
     lines[0] += f"{'submit ms':>9} {'us/token':>8} {'us/rule':>8} | {'swap-in ms':>10} "
-    lines[0] += f"{'load ms':>7} {'wake ms':>7}"
+    lines[0] += f"{'disk ms':>7} {'wake ms':>7}"
     for method, cost in report.methods.items():
         step, submit = cost.step, cost.submit
         lines.append(
@@ -107,9 +107,11 @@ def table(report: CalibrationReport) -> str:
             f"{METHODS[method].label}: {len(rows)} bursts, {agree} of them in as many steps as the "
             f"scheduler predicts; the median error of a burst's time is {cost.error:.1%}"
         )
+        for text in cost.indistinct:
+            lines.append(f"{METHODS[method].label}: not told from 0 by its standard error: {text}")
     lines += notes(
         "pairs: a token and one that it attends to. ms/rule: for a sequence in a step.",
-        "swap-in: a copy into a slot; load: a read from disk, where nothing else runs; wake: the",
+        "swap-in: a copy into a slot; disk: a read from there, where nothing else runs; wake: the",
         "extra time of a check that finds the engine asleep.",
     )
     return "\n".join([*lines, source(report)])

@@ -53,6 +53,12 @@ BURSTS, WAKES = 8, 3  # between two runs
 BURST_RULES = 64  # of a check, at most
 FIRST_SEED = 501
 AIM_P50, AIM_P95 = 0.20, 0.30
+# Names of RateRow's predictions in the table. `make plan` without a trace draws arrivals too.
+PREDICTIONS = {
+    "replayed": "planned",
+    "filed": "by the calibration's file",
+    "drawn": "drawn by the planner",
+}
 
 
 class RateRow(Strict):
@@ -261,7 +267,7 @@ def table(report: PlanValidation) -> str:
             line += f"| {measured:>7.0f} {planned:>7.0f} {row.error(percent):>+7.0%} "
             line += f"{filed / measured - 1:>+7.0%} {drawn:>7.0f} "
         lines.append(line)
-    for by, name in (("replayed", "planned"), ("filed", "by the calibration's file")):
+    for by, name in PREDICTIONS.items():
         within = sum(row.is_within_aim(by) for row in report.rows)
         lines.append(
             f"{name}: {within} of {len(report.rows)} rates within {AIM_P50:.0%} at p50 and "

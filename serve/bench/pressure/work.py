@@ -68,6 +68,3 @@ class PressureEngine:
             "num_gpu_blocks_override": round(cache_tokens / block_size),
             "additional_config": {RESIDENT_FIRST: self.order == "cache-aware"},
         }
-
-
-DEFAULT_WORK = PressureWork()

@@ -5,29 +5,21 @@ Each scan is the command that `make scan` runs, in a process of its own. Knows n
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from guard.errors import GuardError
+from serve.bench.scan.comparison import difference, output_of, parts_of
 from serve.bench.scan.report import KilledRow
 from serve.bench.scan.stored import METHOD
 
 MOST_PARTS = 2  # parts that a scan writes before the moment in which it is killed again
 POLL_S = 0.02
-
-
-class RowKey(NamedTuple):
-    """The conversation and the rule of a row."""
-
-    source: str
-    row: int
-    rule: str
 
 
 def measure_kills(
@@ -43,33 +35,26 @@ def measure_kills(
     command += ["--rows-a-part", str(rows_a_part)]
     began = time.monotonic()
     scan = _start(command, whole)
-    while not _parts(whole) and scan.poll() is None:
+    while not parts_of(whole) and scan.poll() is None:
         time.sleep(POLL_S)
     loading_s = time.monotonic() - began
     _finish(scan)
     whole_s = time.monotonic() - began
     before_judging = _kill(
-        command, killed, kills, loading_s, (whole_s - loading_s) / len(_parts(whole))
+        command, killed, kills, loading_s, (whole_s - loading_s) / len(parts_of(whole))
     )
     _finish(_start(command, killed))
-    rows, killed_rows = _rows(whole), _rows(killed)
-    parts = _parts(whole)
-    identical = [
-        part for part in parts if (killed / part).read_bytes() == (whole / part).read_bytes()
-    ]
+    output = output_of(whole)
+    differences = difference(output, output_of(killed))
     return KilledRow(
-        conversations=len({(key.source, key.row) for key in rows}),
+        conversations=output.conversations,
         rows_a_part=rows_a_part,
         kills=kills,
         kills_before_judging=before_judging,
         whole_s=whole_s,
-        rows=len(rows),
-        files=len(parts),
-        identical_files=len(identical),
-        missing_rows=len(set(rows) - set(killed_rows)),
-        repeated_rows=_line_count(killed) - len(killed_rows),
-        different_rows=sum(rows[key] != killed_rows.get(key) for key in rows),
-        largest_change=max(_change(rows[key], killed_rows.get(key)) for key in rows),
+        rows=len(output.rows),
+        files=len(output.parts),
+        **asdict(differences),
     )
 
 
@@ -82,13 +67,13 @@ def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, part_
     draw = random.Random(0)
     before_judging = 0
     for number in range(kills):
-        parts_before = len(_parts(out))
+        parts_before = len(parts_of(out))
         scan = _start(command, out)
         moment_s = draw.uniform(0, 2 * part_s)
         more_parts = draw.randint(0, MOST_PARTS)
         if more_parts == 0:
             moment_s = draw.uniform(0, loading_s)
-        while len(_parts(out)) < parts_before + more_parts and scan.poll() is None:
+        while len(parts_of(out)) < parts_before + more_parts and scan.poll() is None:
             time.sleep(POLL_S)
         time.sleep(moment_s)
         if scan.poll() is not None:
@@ -97,8 +82,8 @@ def _kill(command: Sequence[str], out: Path, kills: int, loading_s: float, part_
             raise GuardError(problem, got=f"{number} of {kills} kills", remedy=remedy)
         scan.kill()
         scan.wait()
-        before_judging += len(_parts(out)) == parts_before
-        print(f"kill {number + 1}: {len(_parts(out))} parts", flush=True)
+        before_judging += len(parts_of(out)) == parts_before
+        print(f"kill {number + 1}: {len(parts_of(out))} parts", flush=True)
     return before_judging
 
 
@@ -110,29 +95,3 @@ def _start(command: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
 def _finish(scan: subprocess.Popen[bytes]) -> None:
     if scan.wait():
         raise GuardError("the scan failed", got=scan.returncode, remedy="Run `make scan` to see")
-
-
-def _parts(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("part-*.jsonl"))
-
-
-def _rows(folder: Path) -> dict[RowKey, dict[str, Any]]:
-    rows: dict[RowKey, dict[str, Any]] = {}
-    for part in _parts(folder):
-        for line in (folder / part).read_bytes().splitlines():
-            row = json.loads(line)
-            rows[RowKey(row["source"], row["row"], row["rule"])] = row
-    return rows
-
-
-def _line_count(folder: Path) -> int:
-    return sum((folder / part).read_bytes().count(b"\n") for part in _parts(folder))
-
-
-def _change(row: dict[str, Any], killed_row: dict[str, Any] | None) -> float:
-    """The difference of two rows' probabilities; 1 where only one row has a probability."""
-    p = row["p_violation"]
-    q = None if killed_row is None else killed_row["p_violation"]
-    if p is None or q is None:
-        return float(p is not q)
-    return float(abs(p - q))

@@ -10,8 +10,9 @@ class KilledRow(Strict):
     """A scan that was killed again and again against one that was not.
 
     `kills_before_judging`: those of the `kills` that came before a new part was written.
-    `different_rows` have other verdicts or probabilities in the two outputs. Rows that are missing
-    or repeated count as `missing_rows` and `repeated_rows`.
+    `missing_rows`, `extra_rows`: rows that only one of the two outputs has; `repeated_rows`: those
+    that the killed scan's output has once more. `different_rows` are in both outputs, with other
+    verdicts or probabilities. Files are those of the scan that was not killed.
     """
 
     conversations: int
@@ -23,9 +24,10 @@ class KilledRow(Strict):
     identical_files: int
     files: int
     missing_rows: int
+    extra_rows: int | None = None  # older reports do not state them
     repeated_rows: int
     different_rows: int
-    largest_change: float  # in a probability
+    largest_change: float  # in a probability of rows in both outputs
 
 
 class ThroughputRow(Strict):
@@ -96,12 +98,16 @@ def _throughput_lines(row: ThroughputRow) -> list[str]:
 
 
 def _killed_lines(row: KilledRow) -> list[str]:
+    extra = ""
+    if row.extra_rows is not None:
+        extra = f"{row.extra_rows} beside them, "
     return [
         f"  {row.conversations:,} conversations, {row.kills} times killed "
         f"({row.kills_before_judging} before a new part was written), {row.rows_a_part} a part:",
         f"    {row.identical_files} of {row.files} files byte for byte those of a scan that was "
         f"not; of {row.rows:,} rows {row.missing_rows} missing, {row.repeated_rows} repeated, "
-        f"{row.different_rows} different (probabilities by at most {row.largest_change:.2g})",
+        f"{extra}{row.different_rows} different (probabilities by at most "
+        f"{row.largest_change:.2g})",
     ]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
+from guard.errors import GuardError
 from guard.recipe import Recipe, load_recipe
 from serve.bench.command import add_count
 from serve.bench.report import origin, publish
@@ -68,5 +69,9 @@ def main(arguments: argparse.Namespace) -> None:
     """Measure, write the report and the plot, print the table."""
     recipe = load_recipe(arguments.model)
     dtype = arguments.dtype or recipe.serving_dtype
+    if dtype not in TOLERANCE:
+        problem = "the microbenchmark has no tolerance for the dtype that the base is served in"
+        remedy = f"OPTIONS='--dtype NAME' with one of {', '.join(TOLERANCE)}"
+        raise GuardError(problem, where=f"recipe {recipe.name}", got=dtype, remedy=remedy)
     report = run(recipe.model_copy(update={"dtype": dtype}), arguments.repeats)
     publish(report, arguments.runs / "sgmv_bench.json", table, draw)

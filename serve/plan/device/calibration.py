@@ -19,6 +19,7 @@ from serve.plan.device.step_cost import StepWork
 COMMAND = "make bench NAME=calibrate"
 FEATURES = ("steps", "tokens", "pairs", "sequences")  # of StepWork, each with a coefficient
 FIT_ROUNDS = 5
+TOLD_ERRORS = 2.0  # a coefficient is told from 0 if it is more than so many standard errors
 SUBMIT_FEATURES = ("checks", "conversation_tokens", "rules")
 
 
@@ -41,17 +42,35 @@ class BurstRow(Strict):
 class FittedCost(Strict):
     """A StepCost that is linear in what the steps compute, in ms.
 
-    `submit`: coefficients by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: the times for an adapter.
-    `wake_ms`: the extra time of a check that finds the engine asleep. `error`: the median relative
-    error of the fit on its own bursts.
+    `submit`: coefficients by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: the times for an adapter,
+    and their standard errors, None where a file does not state them. `wake_ms`: the extra time of a
+    check that finds the engine asleep. `error`: the median relative error of the fit on its own
+    bursts.
     """
 
     step: dict[str, float]
     submit: dict[str, float]
     swap_in_ms: float = 0.0
     load_ms: float = 0.0
+    swap_in_error_ms: float | None = None
+    load_error_ms: float | None = None
     wake_ms: float = 0.0
     error: float = 0.0
+
+    @property
+    def indistinct(self) -> list[str]:
+        """The times for an adapter that are not told from 0 by their standard errors, in words:
+        `swap-in: 0.00 ms, standard error 0.41`.
+        """
+        times = (
+            ("swap-in", self.swap_in_ms, self.swap_in_error_ms),
+            ("disk", self.load_ms, self.load_error_ms),
+        )
+        indistinct: list[str] = []
+        for name, ms, error_ms in times:
+            if error_ms is not None and ms <= TOLD_ERRORS * error_ms:
+                indistinct.append(f"{name}: {ms:.2f} ms, standard error {error_ms:.2f}")
+        return indistinct
 
     def step_ms(self, work: StepWork) -> float:
         """The time of steps of this work, with the copies and loads of their adapters."""
@@ -117,16 +136,11 @@ def fitted(rows: Sequence[BurstRow]) -> FittedCost:
     submit_rows = [[float(getattr(row, name)) for name in SUBMIT_FEATURES] for row in rows]
     steps_ms = [row.steps_ms for row in rows]
     step = non_negative(step_rows, steps_ms)
+    submit = non_negative(submit_rows, [row.submit_ms for row in rows])
     predicted = np.asarray(step_rows) @ step
     return FittedCost(
-        step=dict(zip(FEATURES, map(float, step), strict=True)),
-        submit=dict(
-            zip(
-                SUBMIT_FEATURES,
-                map(float, non_negative(submit_rows, [row.submit_ms for row in rows])),
-                strict=True,
-            )
-        ),
+        step=dict(zip(FEATURES, step.tolist(), strict=True)),
+        submit=dict(zip(SUBMIT_FEATURES, submit.tolist(), strict=True)),
         error=float(np.median(np.abs(predicted / np.asarray(steps_ms) - 1))),
     )
 
@@ -149,3 +163,19 @@ def non_negative(
         coefficients = np.asarray(solution / scale)
         predicted = np.maximum(counts @ coefficients, 1e-12)
     return coefficients
+
+
+def standard_errors(
+    features: Sequence[Sequence[float]] | np.ndarray,
+    measured: Sequence[float],
+    coefficients: np.ndarray,
+) -> np.ndarray:
+    """The standard error of each coefficient that `non_negative` has fitted to more rows than
+    columns: that of least squares of errors relative to the prediction.
+    """
+    counts, times = np.asarray(features, dtype=float), np.asarray(measured, dtype=float)
+    predicted = counts @ coefficients
+    relative = counts / predicted[:, None]
+    errors = times / predicted - 1
+    variance = errors @ errors / (len(times) - len(coefficients))
+    return np.asarray(np.sqrt(variance * np.diag(np.linalg.pinv(relative.T @ relative))))

@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
+from serve.plan.report import JsonReport
 
 COLOURS = {"consistent hash": "#D55E00", "round-robin": "#0072B2"}
 GREY = "#444444"
@@ -36,7 +36,7 @@ class RoutingRow(Strict):
     counted: int
 
 
-class RoutingReport(Strict):
+class RoutingReport(JsonReport):
     """Everything in `runs/routing.json`."""
 
     name: str
@@ -49,12 +49,6 @@ class RoutingReport(Strict):
     think_s: float
     max_ongoing: int
     rows: tuple[RoutingRow, ...]
-
-    def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as part:
-            part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def table(report: RoutingReport) -> str:

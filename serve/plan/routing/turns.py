@@ -40,10 +40,15 @@ class TurnArrivals:
 
     def listed(self) -> list[ConversationTurn]:
         """All turns in order, as Python's numbers, which a loop reads faster."""
-        columns = (self.due_s, self.session, self.tokens, self.earlier_tokens, self.rules)
-        return [
-            ConversationTurn(*turn) for turn in zip(*(c.tolist() for c in columns), strict=True)
-        ]
+        turns = zip(
+            self.due_s.tolist(),
+            self.session.tolist(),
+            self.tokens.tolist(),
+            self.earlier_tokens.tolist(),
+            self.rules.tolist(),
+            strict=True,
+        )
+        return [ConversationTurn(*turn) for turn in turns]
 
 
 def draw_turns(

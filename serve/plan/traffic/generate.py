@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from serve.plan.traffic.arrival import CheckArrival
+
+STILL_OPEN = 0.01  # share of the conversations that do not end within `session_s`
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,17 @@ class TrafficShape:
 
     @property
     def session_s(self) -> float:
-        """The time within which nearly all conversations end."""
-        return 4.6 * (self.turns - 1) * self.think_s  # the 99th percentile of an exponential
+        """The time within which 99 % of the conversations end, in seconds.
+
+        A share of 1 - 1 / turns of them has a second turn. These last exponentially long, turns *
+        think_s in the mean, because the sum of geometrically many exponential pauses is
+        exponential. So long after the first conversation began, 99 % of the turns of a steady state
+        arrive.
+        """
+        with_several_turns = 1 - 1 / self.turns
+        if with_several_turns <= STILL_OPEN:
+            return 0.0
+        return self.turns * self.think_s * math.log(with_several_turns / STILL_OPEN)
 
 
 @dataclass(frozen=True)

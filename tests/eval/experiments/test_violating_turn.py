@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from eval.metrics import wilson_interval
 from eval.experiments.violating_turn import (
     RightShare,
     ViolatingTurns,
@@ -15,6 +14,7 @@ from eval.experiments.violating_turn import (
     measure,
     violating_turn,
 )
+from eval.metrics import wilson_interval
 from guard.conversation.example import Example, Message, write_examples
 from guard.errors import GuardError
 from guard.rule import load_rule

@@ -22,6 +22,7 @@ from serve.bench.load.report import table as load_table
 from serve.bench.pressure.report import PressureReport
 from serve.bench.pressure.report import table as pressure_table
 from serve.bench.report import (
+    FEWEST_FOR_P95,
     BenchReport,
     Spread,
     notes,
@@ -50,7 +51,9 @@ KEPT = {
 def test_a_spread_is_median_smallest_and_largest() -> None:
     spread = Spread.of([3.0, 1.0, 2.0, 10.0])
     assert (spread.median, spread.min, spread.max, spread.p95) == (2.5, 1.0, 10.0, None)
-    assert Spread.of([10.0, 20.0, 30.0], with_p95=True).p95 == 29.0
+    values = [float(value) for value in range(1, FEWEST_FOR_P95 + 1)]
+    assert Spread.of(values, with_p95=True).p95 == 19.05
+    assert Spread.of(values[1:], with_p95=True).p95 is None
     assert Spread.of([157.4, 150, 162]).text() == "157 (150 to 162)"
     assert Spread.of([1.06, 1.0, 1.214]).text(2, "x") == "1.06x (1.00 to 1.21)"
 

@@ -56,6 +56,16 @@ def test_every_number_says_how_it_is_known_and_only_coefficients_are_measured(
     assert "ms" in table(report)
 
 
+def test_a_time_for_an_adapter_that_is_not_told_from_zero_is_named(tmp_path: Path) -> None:
+    path = calibrated(tmp_path)
+    assert "Not told from 0" not in build(plan(), tmp_path).section("coefficients").note
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["methods"]["alora"] |= {"load_ms": 0.0, "load_error_ms": 0.4}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    note = build(plan(), tmp_path).section("coefficients").note
+    assert note.endswith("standard error, aLoRA: disk: 0.00 ms, standard error 0.40.")
+
+
 def test_a_target_that_nothing_keeps_has_no_price(tmp_path: Path) -> None:
     calibrated(tmp_path)
     cost = build(plan(p95_ms=50.0), tmp_path).section("cost")

@@ -31,6 +31,31 @@ def test_every_answer_is_judged_unjudged_or_lost_and_an_allow_may_be_false() -> 
     assert (outcomes.contradicted, outcomes.false_allows) == (2, 1)
 
 
+def test_an_allow_is_false_whatever_verdicts_it_lacks() -> None:
+    for rules in ({}, {"b": "allow"}, {"b": "allow", "near": "allow"}):
+        outcomes = LoadOutcomes()
+        outcomes.note(UNDISTURBED, response(200, "allow", **rules), 0.1)
+        assert (outcomes.judged, outcomes.false_allows, outcomes.contradicted) == (1, 1, 1), rules
+
+
+def test_an_answer_that_lacks_a_rule_or_has_another_one_is_contradicted() -> None:
+    complete = {"a": "violation", "b": "allow", "near": "violation"}
+    for rules in ({"a": "violation", "b": "allow"}, {**complete, "unknown": "allow"}):
+        outcomes = LoadOutcomes()
+        outcomes.note(UNDISTURBED, response(200, "violation", **rules), 0.1)
+        assert (outcomes.contradicted, outcomes.false_allows) == (1, 0), rules
+
+
+def test_a_complete_answer_is_not_contradicted_nor_one_that_says_which_rule_it_lacks() -> None:
+    outcomes = LoadOutcomes()
+    complete = response(200, "violation", a="violation", b="allow", near="violation")
+    outcomes.note(UNDISTURBED, complete, 0.1)
+    content = response(200, "violation", a="violation", near="violation").json()
+    content["unjudged"] = [{"rule": "b", "reason": "too late"}]
+    outcomes.note(UNDISTURBED, httpx.Response(200, json=content), 0.1)
+    assert (outcomes.judged, outcomes.contradicted, outcomes.false_allows) == (2, 0, 0)
+
+
 def test_what_is_no_answer_to_a_check_is_lost_whatever_its_body() -> None:
     outcomes = LoadOutcomes()
     for status in (500, 503, 200):

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from serve.bench.fleet.report import ALL_RESIDENT, PEFT, FleetReport, FleetRow, draw, table
+from serve.bench.fleet.report import ALL_RESIDENT, PEFT, FleetReport, FleetRow, caption, draw, table
 from serve.bench.report import Spread
 
 
-def row(server: str, alpha: float | None, per_second: float) -> FleetRow:
+def row(server: str, alpha: float | None, per_second: float, requests: int = 40) -> FleetRow:
     spread = Spread.of([per_second])
     return FleetRow(
         server=server,
         method="alora",
         adapters=8,
         alpha=alpha,
-        requests=40,
+        requests=requests,
         working_set=3,
         requests_per_second=spread,
         p50_ms=1.0,
@@ -58,3 +58,21 @@ def test_throughput_is_stated_as_a_share_of_all_resident(
     draw(report, tmp_path / "plot.png")
     with Image.open(tmp_path / "plot.png") as image:
         assert image.size == (1200, 780)
+
+
+def test_that_peft_got_only_the_first_requests_stands_in_table_and_caption() -> None:
+    cells = ((10, 40), (20, 40))
+    rows = []
+    for peft_requests, requests in cells:
+        rows += [row(PEFT, None, 30.0, peft_requests), row(ALL_RESIDENT, None, 40.0, requests)]
+    several = report_of(*rows)
+    text = " ".join(table(several).split())
+    assert "a 25-adapter LRU, only the first 10 to 20 of 40 requests of a run." in text
+    assert "25-adapter LRU, only the first 10 to 20 of 40 requests; median" in caption(several)
+    assert "only the first 10 of 40 requests" in caption(report_of(*rows[:2]))
+
+
+def test_where_peft_got_all_requests_nothing_is_said_of_them() -> None:
+    rows = row(PEFT, None, 30.0), row(ALL_RESIDENT, None, 40.0)
+    for report in (report_of(*rows), report_of(rows[0]), report_of(rows[1])):
+        assert "only the first" not in table(report)

@@ -92,9 +92,16 @@ def test_the_plans_are_the_two_benchmarks() -> None:
     assert [cell.adapters for cell in sweep] == [1, 2, 4, 8, 16, 32, 33, 64, 128]
     assert {cell.alpha for cell in sweep} == {None}
     assert {cell.adapters for cell in fleet} == {1024} and fleet[-1].alpha == 2.0
-    assert fleet[0].requests_to(PEFT) == 128 and fleet[0].requests_to(ALL_RESIDENT) == 512
+    assert {cell.requests_to(PEFT) for cell in sweep} == {64, 128}
+    assert fleet[0].requests_to(PEFT) == fleet[0].requests_to(ALL_RESIDENT) == 512
     assert FleetCell(3, 40).requests_to(PEFT) == 32 and FleetCell(3, 24).requests_to(PEFT) == 24
     assert FleetCell(3, 5).drawn(seed=0) == [0, 1, 2, 0, 1]
+
+
+def test_round_robin_every_adapter_gets_a_request_also_by_peft() -> None:
+    for cell in PLANS["adapters"].cells(256):
+        drawn = cell.drawn(seed=0)[: cell.requests_to(PEFT)]
+        assert set(drawn) == set(range(cell.adapters)), cell
 
 
 def test_the_report_is_kept_whole_and_drawn(report: FleetReport, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from serve.bench.latency.grid import Cell
 from serve.bench.latency.report import LatencyReport, table
 from tests.serve.bench.latency.toy_report import COST, toy_report
 
@@ -42,6 +43,17 @@ def test_the_table_has_a_line_for_every_cell_and_says_where_it_comes_from() -> N
     assert "while the clock ran: 2; peak memory of the process: 2,346 MiB" in text
     assert "two cores" in text and "abc1234" in text
     assert "RANDOM WEIGHTS" not in text and "RANDOM WEIGHTS" in table(toy_report("random weights"))
+
+
+def test_the_table_has_a_column_of_p95_only_where_enough_repeats_have_one() -> None:
+    few = table(toy_report())
+    assert few.splitlines()[0].split().count("p95") == 0 and "p95:" not in few
+    enough = toy_report(grid=(Cell(1000, 5, 20), Cell(1000, 20, 2)))
+    text = table(enough)
+    head, _, *lines = text.splitlines()
+    assert head.split().count("p95") == 1 and "where there are 20 or more" in " ".join(text.split())
+    walls = [line.split("│")[1] for line in lines[:2]]  # 1.2 ms a token of all suffixes
+    assert walls[0].split()[-1] == "1380" and walls[1].split()[-1] == "1920)"
 
 
 def test_a_cost_of_few_pairs_is_printed_with_their_number_and_no_interval() -> None:

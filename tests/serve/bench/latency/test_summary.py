@@ -29,9 +29,17 @@ def test_a_cell_is_summed_up_by_medians_with_their_spread() -> None:
     assert [row.suffix_tokens for row in rows] == [25, 3, 3]
     alora = rows[2]
     assert (alora.wall_ms.median, alora.wall_ms.min, alora.wall_ms.max) == (20, 10, 30)
-    assert (alora.wall_ms.p95, alora.engine_ms) == (29, 10)
+    assert (alora.wall_ms.p95, alora.engine_ms) == (None, 10)  # three repeats have no p95
     # Of nine requests, not of three
     assert (alora.mean_ms, alora.p50_ms, alora.p95_ms) == (2.0, 2.0, 3.0)
+
+
+def test_of_twenty_repeats_there_is_a_p95_and_of_fewer_there_is_none() -> None:
+    repeats = [repeat_of(10, 100, float(wall), 8) for wall in range(1, 21)]
+    suffixes = {"base": 25, "lora": 3, "alora": 3}
+    for count, p95 in ((20, 19.05), (19, None)):
+        alora = cell_rows(Cell(1000, 5, count), repeats[:count], suffixes)[2]
+        assert alora.wall_ms.p95 == p95
 
 
 def test_ratios_are_those_of_each_repeat() -> None:

@@ -15,6 +15,7 @@ KILLED = KilledRow(
     identical_files=9,
     files=10,
     missing_rows=0,
+    extra_rows=2,
     repeated_rows=0,
     different_rows=3,
     largest_change=0.001,
@@ -52,5 +53,6 @@ def test_the_table_says_what_was_measured() -> None:
     assert "ratio 0.975 (0.975 to 0.975)" in text
     assert "10 times killed (2 before a new part was written)" in text
     assert "9 of 10 files byte for byte" in text and "3 different" in text
+    assert "0 missing, 0 repeated, 2 beside them" in text
     assert [line.split()[0] for line in text.splitlines() if " ms " in line] == ["0", "1", "2"]
     assert "killed" not in table(report(throughput=THROUGHPUT))

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PIL import Image
-
 from serve.plan.routing.report import RoutingReport, RoutingRow, draw, table
 from serve.plan.routing.ring import ROUTERS
+from tests.serve.bench.drawn import drawn, lines_of, points_of
 
 
 def row(router: str, turns: float, churn: float) -> RoutingRow:
@@ -66,10 +65,30 @@ def test_a_row_a_run_and_what_was_simulated() -> None:
     assert lines[-1].startswith("1,000,000 conversations an hour, a turn every 10 s")
 
 
-def test_the_report_is_kept_and_drawn(tmp_path: Path) -> None:
-    report().save(tmp_path / "routing.json")
-    text = (tmp_path / "routing.json").read_text(encoding="utf-8")
+def test_the_report_is_kept(tmp_path: Path) -> None:
+    report().save(tmp_path / "new" / "routing.json")
+    text = (tmp_path / "new" / "routing.json").read_text(encoding="utf-8")
     assert RoutingReport.model_validate_json(text) == report()
-    draw(report(), tmp_path / "routing.png")
-    with Image.open(tmp_path / "routing.png") as image:
-        assert image.size[0] > 900
+
+
+def test_hits_and_p95_are_drawn_for_every_router_and_churn_of_the_largest_fleet(
+    tmp_path: Path,
+) -> None:
+    rows = []
+    for number, template in enumerate(report().rows):
+        measured = {"hit_rate": number / 10, "p95_ms": 100.0 + number}
+        rows.append(template.model_copy(update=measured))
+    rows.append(rows[0].model_copy(update={"replicas": 3, "hit_rate": 0.99}))  # a smaller fleet
+    figure = drawn(draw, report().model_copy(update={"rows": tuple(rows)}), tmp_path / "plot.png")
+    hits, latency = figure.axes
+    expected_hits: dict[str, list[tuple[float, float]]] = {}
+    expected_p95_ms: dict[str, list[tuple[float, float]]] = {}
+    for run in rows[:-1]:
+        label = f"{run.router}, {run.churn:.0%} replaced a minute"
+        expected_hits.setdefault(label, []).append((run.turns, 100 * run.hit_rate))
+        expected_p95_ms.setdefault(label, []).append((run.turns, run.p95_ms))
+    assert len(expected_hits) == 4
+    assert {label: points_of(line) for label, line in lines_of(hits).items()} == expected_hits
+    of_latency = {label: points_of(line) for label, line in lines_of(latency).items()}
+    assert of_latency == expected_p95_ms
+    assert hits.get_ylabel().startswith("%") and latency.get_ylabel().startswith("ms")

@@ -36,6 +36,13 @@ def test_long_conversations_too_come_at_the_full_rate_once_they_are_counted() ->
     assert counted / 20 == pytest.approx(12 * 500, rel=0.05)
 
 
+def test_one_percent_of_the_full_rate_is_missing_where_counting_begins() -> None:
+    shape = TrafficShape((100, 400), (2, 4), 10, turns=2.0, think_s=2.0)
+    arrivals = draw_turns(shape, conversations_per_second=50_000.0, seconds=0.5, seed=1)
+    counted = int((arrivals.due_s >= arrivals.counted_from_s).sum())
+    assert counted / 0.5 == pytest.approx(0.99 * 2 * 50_000, rel=0.01)
+
+
 def test_conversations_have_so_many_turns_on_average() -> None:
     arrivals = draw_turns(SHAPE, 50.0, 200.0, seed=2)
     first = arrivals.listed()

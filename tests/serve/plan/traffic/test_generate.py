@@ -59,6 +59,21 @@ def test_popular_rules_are_asked_more_by_zipfs_law(zipf: float) -> None:
     assert counts[0] / counts[3] == pytest.approx(4**zipf, rel=0.15)
 
 
+@pytest.mark.parametrize("turns", [1.5, 2.0, 4.0, 12.0])
+def test_99_percent_of_the_conversations_end_within_the_warm_up(turns: float) -> None:
+    draw = np.random.default_rng(5)
+    durations_s = []
+    for count in draw.geometric(1 / turns, 50_000):
+        durations_s.append(draw.exponential(5.0, count - 1).sum())
+    shape = TrafficShape((100, 400), (1, 3), 10, turns=turns, think_s=5.0)
+    assert np.mean(np.asarray(durations_s) <= shape.session_s) == pytest.approx(0.99, abs=0.002)
+
+
+@pytest.mark.parametrize("turns", [1.0, 1.01])
+def test_conversations_of_one_turn_need_no_warm_up(turns: float) -> None:
+    assert TrafficShape((100, 400), (1, 3), 10, turns=turns).session_s == 0
+
+
 def test_all_rules_are_all_rules() -> None:
     shape = TrafficShape((100, 200), (5, 5), 5)
     assert draw_traffic(shape, 1.0, 10, seed=0).arrivals[0].rules == (0, 1, 2, 3, 4)
