@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 UNREAD_LOOKS = 2
+MAX_PAUSE_S = 300.0  # before what there is no room for is tried again
 
 
 class ChangeableRules(Protocol):
@@ -42,10 +44,11 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
 
     A rule is served by its new files once two looks find them the same: before, they may still be
     copied. What cannot be served is tried again when its files are others, and the log says why;
-    what the engine has no room for now, at the next look. A card that cannot be read at two looks
-    is not one that is just being written, and is logged once.
+    what there is no room for now, after a pause, which doubles each time: a cluster holds its
+    checks for every try. A card that cannot be read at two looks is not one that is just being
+    written, and is logged once.
     """
-    refused: dict[str, FilesOfRule] = {}
+    replacements = Replacements(service, interval_s)
     before: dict[str, FilesOfRule] = {}  # what the last look found
     unread: dict[str, int] = {}  # the number of looks at which it could not be read
     while True:
@@ -58,19 +61,49 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
                 log.error("the rule %s is served as before: %s", rule, why)
         for rule, files in looked.changed.items():
             is_being_copied = before.get(rule) != files
-            if is_being_copied or refused.get(rule) == files or rule not in service.cards:
-                continue
-            try:
-                await service.serve(rule)
-                log.info("the rule %s is served by its new weights", rule)
-            except Overloaded as error:
-                log.warning("the rule %s is not replaced yet: %s", rule, error)
-            except GuardError as error:
-                refused[rule] = files
-                log.error("the rule %s is served as before: %s", rule, error)
-            except Exception:  # a rule that was removed meanwhile, for example
-                log.exception("the rule %s is served as before", rule)
+            if not is_being_copied and rule in service.cards and replacements.is_due(rule, files):
+                await replacements.serve(rule, files)
         before = looked.changed
+
+
+class Replacements:
+    """Has rules served by new weights, and knows when one is to be tried again."""
+
+    def __init__(self, service: ChangeableRules, interval_s: float) -> None:
+        self._service = service
+        self._interval_s = interval_s
+        self._refused: dict[str, FilesOfRule] = {}
+        self._postponed: dict[str, Postponement] = {}
+
+    def is_due(self, rule: str, files: FilesOfRule) -> bool:
+        """Whether these files were not refused, and the rule is not put off."""
+        postponed = self._postponed.get(rule)
+        is_put_off = postponed is not None and time.monotonic() < postponed.until
+        return self._refused.get(rule) != files and not is_put_off
+
+    async def serve(self, rule: str, files: FilesOfRule) -> None:
+        """Serve the rule by its weights as they are now; the log says what came of it."""
+        postponed = self._postponed.pop(rule, None)
+        try:
+            await self._service.serve(rule)
+            log.info("the rule %s is served by its new weights", rule)
+        except Overloaded as error:
+            pause_s = 2 * (postponed.pause_s if postponed else self._interval_s)
+            pause_s = min(MAX_PAUSE_S, pause_s)
+            self._postponed[rule] = Postponement(pause_s, time.monotonic() + pause_s)
+            log.warning("the rule %s is put off for %g s: %s", rule, pause_s, error)
+        except GuardError as error:
+            self._refused[rule] = files
+            log.error("the rule %s is served as before: %s", rule, error)
+        except Exception:  # a rule that was removed meanwhile, for example
+            log.exception("the rule %s is served as before", rule)
+
+
+class Postponement(NamedTuple):
+    """How long a rule is not tried again, and until when, by time.monotonic."""
+
+    pause_s: float
+    until: float
 
 
 class FileState(NamedTuple):

@@ -15,7 +15,7 @@ import argparse
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +30,13 @@ from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.log import log_into
-from serve.cluster.ray_pool import DEPLOYMENT, QUIET, RayPool, guard_deployment
+from serve.cluster.ray_pool import (
+    DEPLOYMENT,
+    FINISHING_S,
+    QUIET,
+    RayPool,
+    guard_deployment,
+)
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
 from serve.cluster.shards.rules import ShardedRules
@@ -131,7 +137,8 @@ class ServedIngress:
             self._shards, options.snapshots, options.folders, strict=True
         ):
             pool = RayPool(handle)
-            shards.append(Shard(pool, ShardRules(pool, snapshots, folders, find)))
+            rules = ShardRules(pool, snapshots, folders, find, served.timeout_s)
+            shards.append(Shard(pool, rules))
         return create_ingress(
             ShardedRules(shards, served.folders, find),
             served.token_counter(),
@@ -159,13 +166,15 @@ def build(args: dict[str, Any]) -> serve.Application:
     served = options.served if arguments.shards == 1 else options.served.for_shard()
     shards: list[serve.Application] = []
     for number, snapshots in enumerate(options.snapshots):
-        deployment = guard_deployment(size, resources, f"{DEPLOYMENT}-{number}")
+        name = f"{DEPLOYMENT}-{number}"
+        deployment = guard_deployment(size, resources, name, arguments.timeout)
         shards.append(deployment.bind(served, snapshots))
     ingress = serve.deployment(
         serve.ingress()(ServedIngress),
         name="ingress",
         num_replicas=1,
         max_ongoing_requests=MAX_AT_INGRESS,
+        graceful_shutdown_timeout_s=arguments.timeout + FINISHING_S,
         ray_actor_options={"num_cpus": 1},
         logging_config=QUIET,
     )
@@ -175,16 +184,22 @@ def build(args: dict[str, Any]) -> serve.Application:
 def _ingress_options(
     arguments: ApplicationArguments, selection: Selection, size: ReplicaRange
 ) -> IngressOptions:
-    parts = served_parts(selection)
-    names = [name for part in parts for name in part.folders]
-    rule_sets = load_rule_sets(arguments.rule_sets, names) if arguments.rule_sets else {}
-    tenants = load_tenants(arguments.tenants, rule_sets) if arguments.tenants else None
     served = ServedOptions(
-        parts, arguments.timeout, rule_sets, tenants, arguments.audit_log, arguments.traces
+        served_parts(selection),
+        arguments.timeout,
+        audit_log=arguments.audit_log,
+        traces=arguments.traces,
     )
     folders = split(served.folders, arguments.shards)
-    copies = arguments.runs / COPIES
-    snapshots = _served_last(copies, folders)
+    snapshots = _served_last(arguments.runs / COPIES, folders)
+    # A set may name a rule that was added since. Also one that was removed: it is unjudged, as it
+    # was before, and no reason not to start again.
+    names = dict.fromkeys(served.folders)
+    for noted in snapshots:
+        names |= dict.fromkeys(noted.read())
+    rule_sets = load_rule_sets(arguments.rule_sets, names) if arguments.rule_sets else {}
+    tenants = load_tenants(arguments.tenants, rule_sets) if arguments.tenants else None
+    served = replace(served, rule_sets=rule_sets, tenants=tenants)
     return IngressOptions(
         selection,
         served,

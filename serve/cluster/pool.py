@@ -78,5 +78,5 @@ class Replicas(Protocol):
         ...
 
     async def running(self) -> int:
-        """How many replicas there are now. Raises ReplicaLost if that cannot be known."""
+        """How many replicas there are now. Raises ReplicaLost if that cannot be known soon."""
         ...

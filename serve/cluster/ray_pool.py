@@ -30,7 +30,7 @@ from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLo
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
 from serve.cluster.snapshots import Snapshots
-from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED
+from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S
 from serve.private_ray import private_ray
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 MAX_ONGOING = 2 * MAX_OPEN
 TARGET_ONGOING = MAX_OPEN / 2  # per replica, where their number follows the load
 HEALTH_PERIOD_S = 1.0
-FINISHING_S = 90.0  # seconds that a stopping replica has to finish its checks
+FINISHING_S = 30.0  # seconds beyond a check's that a stopping process has
+LOOK_S = 5.0  # seconds in which Ray's controller says which replicas run
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
 
 
@@ -66,6 +67,7 @@ class RayPool:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
+        self._look: asyncio.Task[int] | None = None
 
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
         """As `Replicas.ask`."""
@@ -128,11 +130,21 @@ class RayPool:
         return answers
 
     async def running(self) -> int:
-        """As `Replicas.running`, as far as Ray's controller knows."""
+        """As `Replicas.running`, as far as Ray's controller knows.
+
+        There is one look at a time, which all wait for: a silent controller holds its thread.
+        """
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(asyncio.to_thread(self._count_running))
         try:
-            status = await asyncio.to_thread(serve.status)
+            return await asyncio.wait_for(asyncio.shield(self._look), LOOK_S)
+        except TimeoutError:
+            raise ReplicaLost(f"Ray did not say within {LOOK_S:g} s which replicas run") from None
         except (RayError, RayServeException) as error:
             raise _lost(error) from error
+
+    def _count_running(self) -> int:
+        status = serve.status()
         application = status.applications.get(self._handle.app_name)
         if application is None:
             return 0
@@ -162,13 +174,17 @@ def _lost(error: BaseException) -> ReplicaLost:
 
 @contextlib.contextmanager
 def ray_replicas(
-    size: ReplicaRange, start_app: StartApp, shards: Sequence[Snapshots], scratch: Path
+    size: ReplicaRange,
+    start_app: StartApp,
+    shards: Sequence[Snapshots],
+    scratch: Path,
+    timeout_s: float = TIMEOUT_S,
 ) -> Iterator[list[RayPool]]:
     """For each of the shards, replicas of what its snapshots say is served, on a Ray of this
     process's own, on this machine; all end with the context.
 
-    `scratch` is a folder for Ray's own files, with a short path. Raises GuardError if a replica
-    does not start.
+    `scratch` is a folder for Ray's own files, with a short path. A check has `timeout_s` seconds.
+    Raises GuardError if a replica does not start.
     """
     names = [f"{APPLICATION}-{shard}" for shard in range(len(shards))]
     processes = size.high * len(shards)
@@ -176,7 +192,8 @@ def ray_replicas(
         options = actor_options(processes)
         targets: list[serve.RunTarget] = []
         for name, snapshots in zip(names, shards, strict=True):
-            application = guard_deployment(size, options).bind(start_app, snapshots)
+            deployment = guard_deployment(size, options, timeout_s=timeout_s)
+            application = deployment.bind(start_app, snapshots)
             targets.append(serve.RunTarget(application, name, None, QUIET))
         try:
             handles = serve.run_many(targets)
@@ -191,9 +208,14 @@ def ray_replicas(
 
 
 def guard_deployment(
-    size: ReplicaRange, options: dict[str, Any], name: str = DEPLOYMENT
+    size: ReplicaRange,
+    options: dict[str, Any],
+    name: str = DEPLOYMENT,
+    timeout_s: float = TIMEOUT_S,
 ) -> serve.Deployment:
-    """The deployment of a shard's replicas; `options` are Ray's of each one's process."""
+    """The deployment of a shard's replicas; `options` are Ray's of each one's process, and a check
+    has `timeout_s` seconds.
+    """
     number: dict[str, Any] = {"num_replicas": size.low}
     if not size.is_fixed:
         number = {"autoscaling_config": _autoscaling(size)}
@@ -203,7 +225,7 @@ def guard_deployment(
         max_ongoing_requests=MAX_ONGOING,
         max_queued_requests=MAX_QUEUED,
         health_check_period_s=HEALTH_PERIOD_S,
-        graceful_shutdown_timeout_s=FINISHING_S,
+        graceful_shutdown_timeout_s=timeout_s + FINISHING_S,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options=options,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),

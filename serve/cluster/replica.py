@@ -39,6 +39,8 @@ class ServedApp(NamedTuple):
 # Starts an engine that serves rules from these folders, by name, and the app around it.
 StartApp = Callable[[Mapping[str, Path]], ServedApp]
 
+CHANGING = Path("changing")  # the folder of a rule that is being changed: no copy has this name
+
 
 class GuardReplica:
     """Answers requests between `start` and `close`, by the rules that `snapshots` say are served.
@@ -58,7 +60,7 @@ class GuardReplica:
 
     @property
     def version(self) -> str:
-        """The version of the rules that answer now."""
+        """The version of the rules that answer now; none that anyone names while one changes."""
         return version_of(self._served)
 
     @property
@@ -86,7 +88,7 @@ class GuardReplica:
         Raises GuardError if this replica cannot serve that version; it is then replaced.
         """
         if self.version != version:
-            await self._catch_up(version)
+            await asyncio.shield(self._catch_up(version))
         answered = await answer_in_process(self._app, relayed)
         header = (REPLICA_HEADER.encode(), self._name.encode())
         return RelayedResponse(answered.status, (*answered.headers, header), answered.body)
@@ -97,7 +99,7 @@ class GuardReplica:
         No observer is told of it, and nobody's key or limit is looked at: whoever asks does that.
         """
         if self.version != version:
-            await self._catch_up(version)
+            await asyncio.shield(self._catch_up(version))
         thread = self.service.thread
         deadline = time.monotonic() + relayed.within_s
         try:
@@ -153,7 +155,10 @@ class GuardReplica:
             raise failure
 
     async def _catch_up(self, version: str) -> None:
-        """Serve what the note says is served: rules changed while this replica started."""
+        """Serve what the note says is served: rules changed while this replica started.
+
+        To its end, also if the check that began it is cancelled: others need it too.
+        """
         async with self._changing:
             if self.version == version:
                 return
@@ -176,11 +181,23 @@ class GuardReplica:
                 raise self._failure from error
 
     async def _set(self, rule: str, folder: Path | None) -> None:
-        if self._served.get(rule) == folder:
+        before = self._served.get(rule)
+        if before == folder:
             return
-        if folder is None:
-            await self.service.remove(rule)
-            del self._served[rule]
-        else:
-            await self.service.serve(rule, folder)
+        # A check that comes now would be answered behind the change, by the new weights: it is of
+        # no version until the change is over, nor after one that was cancelled anywhere.
+        self._served[rule] = CHANGING
+        try:
+            if folder is None:
+                await self.service.remove(rule)
+            else:
+                await self.service.serve(rule, folder)
+        except (GuardError, HTTPException):  # the rule is served as before
+            self._note(rule, before)
+            raise
+        self._note(rule, folder)
+
+    def _note(self, rule: str, folder: Path | None) -> None:
+        del self._served[rule]
+        if folder is not None:
             self._served[rule] = folder

@@ -8,6 +8,7 @@ Knows nothing of replicas.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,7 +26,8 @@ from guard.weights.card import CARD, load_card
 
 SERVED = "served.json"
 PEFT_CONFIG = "adapter_config.json"
-GONE = ".gone-"  # before the name of a copy that is being deleted
+COPYING = ".copy-"  # before the name of a copy that is being made
+GONE = ".gone-"  # before that of one that is being deleted
 
 Folders = dict[str, Path]  # of the rules that are served, by name
 
@@ -51,7 +53,7 @@ class Snapshots:
         to meanwhile.
         """
         self._root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".copy-", dir=self._root) as scratch:
+        with tempfile.TemporaryDirectory(prefix=COPYING, dir=self._root) as scratch:
             copy = Path(scratch) / "weights"
             copy.mkdir()
             for name in (CARD, PEFT_CONFIG, *_weights_files()):
@@ -76,11 +78,13 @@ class Snapshots:
         with atomic_write(self.note) as part:
             part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
         for replaced in set(before.values()) - set(served.values()):
-            if replaced.is_dir():
+            # The note is written by now, so whatever fails here must not undo the change.
+            with contextlib.suppress(OSError):
                 os.utime(replaced)  # unused from now on
 
     def discard(self, unused_for_s: float) -> None:
-        """Delete copies that no note beside them names and that nobody has kept for so long.
+        """Delete copies that no note beside them names and that nobody has kept for so long, and
+        what processes that were killed have left of others for as long.
 
         A copy goes as a whole, by its name, before its files do. Raises GuardError for a note that
         cannot be read, and OSError.
@@ -89,8 +93,11 @@ class Snapshots:
         for note in self._root.glob("*.json"):
             noted_folders |= set(load_json(note, remedy="Start the server again").values())
         for copy in self._root.iterdir():
-            is_copy = copy.is_dir() and not copy.name.startswith(".")
-            if is_copy and copy.name not in noted_folders and _age_s(copy) > unused_for_s:
+            if not copy.is_dir() or _age_s(copy) <= unused_for_s:
+                continue
+            if copy.name.startswith((COPYING, GONE)):
+                shutil.rmtree(copy, ignore_errors=True)
+            elif not copy.name.startswith(".") and copy.name not in noted_folders:
                 discarded = copy.rename(self._root / f"{GONE}{copy.name}")
                 shutil.rmtree(discarded, ignore_errors=True)
 
@@ -107,7 +114,11 @@ def version_of(served: Mapping[str, Path]) -> str:
 
 
 def _age_s(path: Path) -> float:
-    return time.time() - path.stat().st_mtime
+    """The seconds since a folder changed; 0 of one that is gone by now, as others delete too."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _within(folder: Path, name: str) -> Path:

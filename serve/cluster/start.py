@@ -58,7 +58,8 @@ def running_cluster(
         )
         started: list[Shard] = []
         for pool, snapshots, folders in zip(pools, shard_snapshots, shard_folders, strict=True):
-            started.append(Shard(pool, ShardRules(pool, snapshots, folders, find_trained)))
+            rules = ShardRules(pool, snapshots, folders, find_trained, options.timeout_s)
+            started.append(Shard(pool, rules))
         yield create_ingress(
             ShardedRules(started, options.folders, find_trained),
             options.token_counter(),
@@ -89,4 +90,4 @@ def _replicas(
             f"replicas need Ray: {error}",
             remedy="`make up REPLICAS=2` installs it, from setup/cluster.txt",
         ) from error
-    return ray_replicas(size, options, shards, scratch)
+    return ray_replicas(size, options, shards, scratch, options.timeout_s)

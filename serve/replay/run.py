@@ -33,7 +33,7 @@ SHOWN = 50  # conversations that a list of the report holds
 def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayReport:
     """Read all parts of a finished replay; write `replay.json` and `replay.html` beside them.
 
-    Raises GuardError where a source cannot be read any more.
+    Raises GuardError where a source cannot be read any more or has changed, or a part is broken.
     """
     tallies = {pair.rule: ReplayTally(pair.rule, shown) for pair in versions.pairs}
     conversations = 0
@@ -52,16 +52,28 @@ def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayR
             thresholds = (pair.a.card.threshold, pair.b.card.threshold)
             pictures[pair.rule] = draw_replay(probabilities, thresholds, pair.rule)
     flipped = [(flip.source, flip.row) for replay in replays for flip in replay.flipped]
-    save_page(folder.folder, report, pictures, excerpts(flipped))
+    texts = excerpts(flipped)
+    for source in {source for source, _ in flipped}:
+        manifest.check_source(source)  # else the texts are of other rows than the verdicts
+    save_page(folder.folder, report, pictures, texts)
     report.save(folder.folder)
     return report
 
 
 def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
-    """The rows of each conversation, by the name of the version."""
-    names = len(folder.manifest.rules)
+    """The rows of each conversation of a finished replay, by the name of the version.
+
+    Raises GuardError if a part is broken.
+    """
+    finished = folder.finished
+    conversations_left: int = finished["conversations"] if finished else 0
+    names, rows_a_part = len(folder.manifest.rules), folder.manifest.rows_a_part
     for number in folder.numbers():
-        yield from _by_version(folder.read(number), names)
+        rows = list(folder.read(number))
+        conversations = min(rows_a_part, conversations_left)
+        folder.check_rows(number, len(rows), conversations)
+        conversations_left -= conversations
+        yield from _by_version(rows, names)
 
 
 def _by_version(rows: Iterable[Row], names: int) -> Iterator[dict[str, Row]]:

@@ -21,7 +21,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
 from serve.scan.reading import StoredPart, read_parts
 from serve.scan.rows import part_rows
-from serve.scan.scan import ScanBar, ScanTally, count_verdicts
+from serve.scan.scan import ScanBar, ScanTally, count_verdicts, kept_verdicts
 
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
 RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
@@ -70,17 +70,19 @@ class JudgedPart:
 
 
 class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
-    """The missing parts of a scan, one per block, read by one task."""
+    """The missing parts of a scan, one per block, read by one task; those that are `present` have
+    so many rows.
+    """
 
-    def __init__(self, manifest: ScanManifest, present: frozenset[int]) -> None:
+    def __init__(self, folder: PartFolder, present: Mapping[int, int]) -> None:
         super().__init__()
-        self._manifest = manifest
+        self._folder = folder
         self._present = present
         self._working_folder = Path.cwd()
 
     def estimate_inmemory_data_size(self) -> int:
         """The approximate size in bytes."""
-        return sum(size for size, _ in self._manifest.sources.values())
+        return sum(size for size, _ in self._folder.manifest.sources.values())
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
@@ -92,13 +94,16 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
             input_files=None,
             exec_stats=None,
         )
-        manifest, present, working_folder = self._manifest, self._present, self._working_folder
+        folder, present, working_folder = self._folder, self._present, self._working_folder
 
         def read() -> Iterator[pyarrow.Table]:
             with contextlib.chdir(working_folder):
-                for part in read_parts(manifest):
+                for part in read_parts(folder.manifest):
                     if part.number not in present:
                         yield _as_block(part)
+                        continue
+                    rows = present[part.number]
+                    folder.check_rows(part.number, rows, len(part.conversations))
 
         return [ReadTask(read, metadata)]
 
@@ -127,7 +132,7 @@ class PartJudge:
         part: StoredPart = pickle.loads(pickled)
         began_s = time.time()
         if self._folder.has(part.number):  # of an actor that died before it could say so
-            counts = count_verdicts(self._folder.read(part.number))
+            counts = kept_verdicts(self._folder, part)
         else:
             rows = part_rows(self._engine, part.conversations, self._folder.manifest)
             self._folder.write(part.number, rows)
@@ -153,18 +158,19 @@ def scan_on_cluster(
     """As `scan.scan`, by `actors` actors, each with an engine of its own; `on_part` is told of each
     part as it comes.
 
-    Raises GuardError where a source cannot be read, an engine does not start or breaks, or the
-    cluster has too little for the actors.
+    Raises GuardError where a source cannot be read or has changed, a part that exists is broken, an
+    engine does not start or breaks, or the cluster has too little for the actors.
     """
     manifest = folder.manifest
     tally = ScanTally(manifest)
-    present = folder.numbers()
+    present: dict[int, int] = {}
     with _ray(actors), ScanBar(manifest) as progress:
-        for number in present:
+        for number in folder.numbers():
             counts = count_verdicts(folder.read(number))
+            present[number] = counts.total()
             tally.add(counts)
-            progress.add(sum(counts.values()) // len(manifest.rules), 0)
-        judged = _judged_parts(start_engine, folder, frozenset(present), actors)
+            progress.add(present[number] // len(manifest.rules), 0)
+        judged = _judged_parts(start_engine, folder, present, actors)
         with _errors_of_actors():
             for part in judged:
                 tally.add(part.counts)
@@ -176,7 +182,7 @@ def scan_on_cluster(
 
 
 def _judged_parts(
-    start_engine: StartEngine, folder: PartFolder, present: frozenset[int], actors: int
+    start_engine: StartEngine, folder: PartFolder, present: Mapping[int, int], actors: int
 ) -> Iterator[JudgedPart]:
     """The parts as they are judged, in any order."""
     context = ray.data.DataContext.get_current()
@@ -184,7 +190,7 @@ def _judged_parts(
     # One part per block: parts that share a block would be judged by one actor.
     context.target_max_block_size = 1
     context.wait_for_min_actors_s = START_S
-    source = PartSource(folder.manifest, present)
+    source = PartSource(folder, present)
     dataset = ray.data.read_datasource(source, override_num_blocks=1, num_cpus=0)
     judged = dataset.map_batches(
         PartJudge,

@@ -4,12 +4,17 @@ go.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from guard.conversation.example import Message
+from guard.errors import GuardError
+from serve.engine.engine import TEST_CONVERSATION
 from serve.engine.mixed import CheckEngine, OpenedCheck
-from serve.engine.score import Check
+from serve.engine.score import Check, Refusal
+
+log = logging.getLogger(__name__)
 
 OPEN = 32  # checks in the engine at once: enough to fill its batches
 
@@ -29,8 +34,11 @@ def judge(
 
     They are asked sorted by what they begin with, so that those that share it meet in the cache.
     That is empty at first: what else the engine was asked changes no batch, and so no digit, of
-    these, where every adapter has a slot. Raises what the engine raises; nothing is left in it
-    then.
+    these, where every adapter has a slot.
+
+    The conversations of a batch that fails are judged one at a time, and what fails by itself too
+    has a refusal of every rule. Raises GuardError if nothing else is answered any longer; nothing
+    is left in the engine then.
     """
     engine.forget()
     checks: dict[int, Check] = {}
@@ -39,16 +47,55 @@ def judge(
     waiting.reverse()  # the last is the next
     try:
         while waiting or under_way:
-            while waiting and len(under_way) < OPEN:
-                row = waiting.pop()
-                under_way[row] = engine.open_check(conversations[row], rules)
-            engine.step()
+            try:
+                while waiting and len(under_way) < OPEN:
+                    row = waiting.pop()
+                    under_way[row] = engine.open_check(conversations[row], rules)
+                engine.step()
+            except Exception:
+                log.exception("a batch failed; its conversations are judged one at a time")
+                _cancel(engine, under_way)
+                for row in sorted(set(range(len(conversations))) - set(waiting) - set(checks)):
+                    checks[row] = _judged_alone(engine, conversations[row], rules)
             for row in [row for row, check in under_way.items() if check.call.done]:
                 checks[row] = under_way.pop(row).result()
     finally:
-        for check in under_way.values():
-            engine.cancel(check.call)
+        _cancel(engine, under_way)
     return [checks[row] for row in range(len(conversations))]
+
+
+def _cancel(engine: ScanEngine, under_way: dict[int, OpenedCheck]) -> None:
+    for check in under_way.values():
+        engine.cancel(check.call)
+    under_way.clear()
+
+
+def _judged_alone(engine: ScanEngine, messages: Sequence[Message], rules: Sequence[str]) -> Check:
+    """The check of a conversation by itself; a refusal of every rule if the engine fails at it.
+
+    Raises GuardError if the engine fails at any other conversation too.
+    """
+    try:
+        return _check(engine, messages, rules)
+    except Exception as error:
+        problem = f"the engine failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        try:
+            _check(engine, TEST_CONVERSATION, rules)
+        except Exception:
+            remedy = "Run it again: what is judged is kept. If it fails there again, see the log"
+            raise GuardError(problem, remedy=remedy) from error
+        log.error("a conversation is unjudged: %s", problem)
+    return Check((), {rule: Refusal(rule, problem) for rule in rules}, 0, 0, 0.0)
+
+
+def _check(engine: ScanEngine, messages: Sequence[Message], rules: Sequence[str]) -> Check:
+    opened = engine.open_check(messages, rules)
+    try:
+        while not opened.call.done:
+            engine.step()
+    finally:
+        engine.cancel(opened.call)
+    return opened.result()
 
 
 def _key(messages: Sequence[Message]) -> list[tuple[str, str]]:

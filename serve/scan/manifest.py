@@ -60,6 +60,19 @@ class ScanManifest:
                 remedy="Wait for the training to end, and begin anew with FORCE=1 or OUT=",
             )
 
+    def check_source(self, source: str) -> None:
+        """Raise GuardError if a source is not as it was when the scan began: parts would have rows
+        of one content and rows of another.
+        """
+        problem = "it has changed since the scan began"
+        try:
+            if state_of(source) == self.sources[source]:
+                return
+        except OSError as error:
+            problem = f"it cannot be read any more: {error.strerror}"
+        remedy = "Name a copy that nobody writes to, or begin anew with FORCE=1"
+        raise GuardError(problem, where=source, remedy=remedy)
+
     @property
     def inputs(self) -> dict[str, Any]:
         """All that the verdicts depend on."""

@@ -6,7 +6,10 @@ what was scanned by what; parts that exist are not computed again. Knows nothing
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import json
+import math
 import os
 import shutil
 import socket
@@ -21,6 +24,12 @@ from serve.scan.manifest import ScanManifest
 
 MANIFEST = "scan.json"
 UNFINISHED = ".unfinished"
+# The names of what a scan writes, a replay's report among it.
+OWN_FILES = (
+    *("part-*.jsonl", "part-*.parquet", f"*{UNFINISHED}"),
+    *(MANIFEST, "replay.json", "replay.html"),
+    *(f"{MANIFEST}.*.part", "replay.json.*.part", "replay.html.*.part"),  # of `atomic_write`
+)
 
 
 @dataclass(frozen=True)
@@ -46,17 +55,30 @@ def delete_scan(folder: Path) -> None:
     """Delete the scan that a folder holds, if it holds one.
 
     Under another name first: if this is killed, what is left is in nobody's way, and the next call
-    deletes it. Raises GuardError for a link, and for the folder that this process is in.
+    deletes it. Raises GuardError for a link, for the folder that this process is in, and for one
+    with other files than a scan's.
     """
     if not (folder / MANIFEST).is_file():
         return
     if folder.is_symlink() or Path.cwd().is_relative_to(folder.resolve()):
         problem = "a link or the current folder is not deleted"
         raise GuardError(problem, where=folder, remedy="Name another folder with OUT=")
+    foreign = sorted(path.name for path in folder.iterdir() if not _is_own(path))
+    if foreign:
+        raise GuardError(
+            "the folder has more than a scan in it",
+            where=folder,
+            got=", ".join(foreign[:5]),
+            remedy="Move that elsewhere, or name another folder with OUT=",
+        )
     deleted = folder.with_name(f".{folder.name}.deleted")
     shutil.rmtree(deleted, ignore_errors=True)
     folder.rename(deleted)
     shutil.rmtree(deleted)
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in OWN_FILES)
 
 
 class PartFolder:
@@ -76,9 +98,12 @@ class PartFolder:
 
     @property
     def finished(self) -> dict[str, Any] | None:
-        """The manifest, if the scan is complete."""
+        """The manifest, if the scan is complete, and no part of it was deleted since."""
         stored = self._stored()
         if stored is None or not stored["is_finished"]:
+            return None
+        parts = math.ceil(stored["conversations"] / self.manifest.rows_a_part)
+        if self.numbers() != list(range(parts)):
             return None
         return stored
 
@@ -87,7 +112,7 @@ class PartFolder:
         return self._part(number).is_file()
 
     def write(self, number: int, rows: Sequence[ScanRow]) -> None:
-        """Write a part, whole or not at all.
+        """Write a part, whole or not at all, also if the machine stops at any moment.
 
         Until it is whole its name is of this process alone: one that was given up, and is not dead
         yet, may be writing the same part.
@@ -98,7 +123,10 @@ class PartFolder:
         else:
             lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in rows]
             unfinished.write_text("".join(lines), encoding="utf-8")
+        _to_disk(unfinished)
         unfinished.replace(self._part(number))
+        with contextlib.suppress(OSError):  # of file systems that have no such thing for folders
+            _to_disk(self.folder)
 
     def numbers(self) -> list[int]:
         """The numbers of the parts that exist, in order."""
@@ -106,20 +134,25 @@ class PartFolder:
         return sorted(int(path.stem.removeprefix("part-")) for path in paths)
 
     def read(self, number: int) -> Iterator[dict[str, Any]]:
-        """The rows of a part that exists."""
+        """The rows of a part that exists. Raises GuardError for a part that is broken."""
         path = self._part(number)
-        if self.manifest.format == "parquet":
-            import pyarrow.parquet
+        try:
+            rows = _read_parquet(path) if self.manifest.format == "parquet" else _read_lines(path)
+        except Exception as error:  # of pyarrow, too
+            raise _broken(path, " ".join(str(error).split())) from error
+        yield from rows
 
-            yield from pyarrow.parquet.read_table(path).to_pylist()
-            return
-        for line in path.read_bytes().splitlines():
-            yield json.loads(line)
+    def check_rows(self, number: int, rows: int, conversations: int) -> None:
+        """Raise GuardError unless a part of so many conversations has `rows` rows."""
+        expected = conversations * len(self.manifest.rules)
+        if rows != expected:
+            raise _broken(self._part(number), f"it has {rows:,} rows, and not {expected:,}")
 
     def finish(self, manifest: ScanManifest) -> None:
-        """Record that all parts exist, and delete what killed processes left unfinished."""
+        """Record that all parts exist, and delete what ended processes left unfinished."""
         for path in self.folder.glob(f"*{UNFINISHED}"):
-            path.unlink(missing_ok=True)
+            if _is_abandoned(path):
+                path.unlink(missing_ok=True)
         self._write(manifest)
 
     def _part(self, number: int) -> Path:
@@ -138,6 +171,7 @@ class PartFolder:
     def _write(self, manifest: ScanManifest) -> None:
         with atomic_write(self.folder / MANIFEST) as part:
             part.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+            _to_disk(part)
 
     def _refuse_others(self) -> None:
         stored = self._stored()
@@ -157,6 +191,42 @@ class PartFolder:
                 got=f"changed: {', '.join(changed)}",
                 remedy="Name another folder with OUT=, or begin anew with FORCE=1",
             )
+
+
+def _to_disk(path: Path) -> None:
+    """Return once a file, or the names in a folder, would outlive a crash of the machine.
+
+    A file that was only just renamed may otherwise be empty after it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_abandoned(unfinished: Path) -> bool:
+    """Whether nobody goes on writing it, as far as that is known: of no other machine's."""
+    host, _, pid = unfinished.name.removesuffix(UNFINISHED).rpartition("-")
+    if host != socket.gethostname():
+        return False
+    return pid == str(os.getpid()) or not Path("/proc", pid).exists()
+
+
+def _broken(part: Path, problem: str) -> GuardError:
+    remedy = "Delete it and run the command again, which judges that part again"
+    return GuardError(f"the part is broken: {problem}", where=part, remedy=remedy)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet
+
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    return rows
 
 
 def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:

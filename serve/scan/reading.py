@@ -25,15 +25,21 @@ class StoredPart:
 def read_parts(manifest: ScanManifest) -> Iterator[StoredPart]:
     """All parts, from 0; a part may begin in one source and end in another.
 
-    Raises GuardError where a source cannot be read.
+    Raises GuardError where a source cannot be read, or has changed by the time it is read.
     """
-    stored = itertools.chain.from_iterable(read_source(source) for source in manifest.sources)
+    stored = _stored_conversations(manifest)
     position = _BytePosition()
     for number in itertools.count():
         chunk = tuple(itertools.islice(stored, manifest.rows_a_part))
         if not chunk:
             return
         yield StoredPart(number, chunk, position.advance(chunk))
+
+
+def _stored_conversations(manifest: ScanManifest) -> Iterator[StoredConversation]:
+    for source in manifest.sources:
+        yield from read_source(source)
+        manifest.check_source(source)
 
 
 class _BytePosition:

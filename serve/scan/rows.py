@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from guard.errors import GuardError
 from guard.verdict import Verdict
 from serve.engine.score import Check
 from serve.scan.judge import ScanEngine, judge
@@ -20,10 +21,18 @@ RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
 def part_rows(
     engine: ScanEngine, stored: Sequence[StoredConversation], manifest: ScanManifest
 ) -> list[ScanRow]:
-    """One row per conversation and rule, in their orders. Raises what the engine raises."""
+    """One row per conversation and rule, in their orders.
+
+    Raises GuardError, which names the conversations, if the engine answers no longer.
+    """
     rules = list(manifest.rules)
     readable = [conversation for conversation in stored if not conversation.problem]
-    checks = iter(judge(engine, [conversation.messages for conversation in readable], rules))
+    try:
+        checks = iter(judge(engine, [conversation.messages for conversation in readable], rules))
+    except GuardError as error:
+        first, last = stored[0], stored[-1]
+        where = f"{first.source}, row {first.number}, to {last.source}, row {last.number}"
+        raise GuardError(error.problem, where=where, remedy=error.remedy) from error
     rows: list[ScanRow] = []
     for conversation in stored:
         check = None if conversation.problem else next(checks)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from serve.scan.judge import ScanEngine
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
-from serve.scan.reading import read_parts
+from serve.scan.reading import StoredPart, read_parts
 from serve.scan.rows import part_rows
 
 VerdictCounts = Mapping[tuple[str, str], int]  # rows by rule and verdict
@@ -24,14 +24,15 @@ VerdictCounts = Mapping[tuple[str, str], int]  # rows by rule and verdict
 def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
     """Write every missing part; the finished manifest.
 
-    Raises GuardError where a source cannot be read, and what the engine raises.
+    Raises GuardError where a source cannot be read or has changed, a part that exists is broken, or
+    the engine answers no longer.
     """
     manifest = folder.manifest
     tally = ScanTally(manifest)
     with ScanBar(manifest) as progress:
         for part in read_parts(manifest):
             if folder.has(part.number):
-                tally.add(count_verdicts(folder.read(part.number)))
+                tally.add(kept_verdicts(folder, part))
             else:
                 rows = part_rows(engine, part.conversations, manifest)
                 folder.write(part.number, rows)
@@ -45,6 +46,13 @@ def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
 def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
     """The number of a part's rows by rule and verdict."""
     return Counter((row["rule"], row["verdict"]) for row in rows)
+
+
+def kept_verdicts(folder: PartFolder, part: StoredPart) -> Counter[tuple[str, str]]:
+    """`count_verdicts` of a part that exists. Raises GuardError if it is broken."""
+    counts = count_verdicts(folder.read(part.number))
+    folder.check_rows(part.number, counts.total(), len(part.conversations))
+    return counts
 
 
 class ScanTally:

@@ -15,42 +15,60 @@ import httpx
 from tests.deploy.clients import environment, program
 
 START_S = 120.0
+ATTEMPTS = 3  # to start it on a port that nobody has taken meanwhile
 
 
 @contextmanager
 def litellm_proxy(config: Path) -> Iterator[httpx.Client]:
     """A client of a proxy with this configuration, which ends with the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     key = f"sk-{secrets.token_hex(32)}"  # without one it does not start
     log = config.with_suffix(".log")
+    for _ in range(ATTEMPTS):
+        port = _free_port()
+        process = _start(config, port, key, log)
+        try:
+            headers = {"authorization": f"Bearer {key}"}
+            address = f"http://127.0.0.1:{port}"
+            with httpx.Client(
+                base_url=address, headers=headers, timeout=60, trust_env=False
+            ) as client:
+                if _has_started(process, client, log):
+                    yield client
+                    return
+        finally:
+            process.terminate()
+            process.wait(30)
+    raise AssertionError(f"LiteLLM ended {ATTEMPTS} times: {log.read_text()[-4000:]}")
+
+
+def _free_port() -> int:
+    """A port that is free now; whoever listens there first has it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _start(config: Path, port: int, key: str, log: Path) -> subprocess.Popen[bytes]:
     command = [program("litellm"), "--config", config, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=config.parent,
             env=environment(LITELLM_MASTER_KEY=key),
             stdout=output,
             stderr=output,
         )
-    try:
-        address = f"http://127.0.0.1:{port}"
-        headers = {"authorization": f"Bearer {key}"}
-        with httpx.Client(base_url=address, headers=headers, timeout=60, trust_env=False) as client:
-            _wait(process, client, log)
-            yield client
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
-def _wait(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> None:
+def _has_started(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> bool:
+    """Wait until it answers; False if it has ended, as it does where another has the port."""
     until = time.monotonic() + START_S
     while time.monotonic() < until:
-        assert process.poll() is None, log.read_text()[-4000:]
+        if process.poll() is not None:
+            return False
         try:
             if client.get("/health/liveliness").is_success:
-                return
+                return True
         except httpx.TransportError:
             pass
         time.sleep(0.2)

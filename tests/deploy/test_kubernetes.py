@@ -205,6 +205,45 @@ def test_how_fast_replicas_end_is_an_argument_where_their_number_follows_the_loa
 
 
 @pytest.mark.slow
+def test_rule_sets_are_of_what_is_served_last_and_of_what_was_removed(tmp_path: Path) -> None:
+    from serve.cluster import kubernetes  # which imports Ray
+
+    for seed, rule in enumerate(("kept", "removed", "added")):
+        save_adapter(tmp_path / "tiny" / rule / "alora", rule, seed=seed)
+    sets = tmp_path / "sets.yaml"
+    sets.write_text("rule_sets: {support: {rules: [kept, removed]}}")
+    arguments = kubernetes.ApplicationArguments(
+        runs=tmp_path, rules="kept,removed", rule_sets=sets, timeout=600
+    )
+    selection = Selection("tiny", "kept,removed", runs=Runs(tmp_path))
+    (noted,) = kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1)).snapshots
+    # As an administrator does while it runs.
+    noted.write(
+        {
+            "kept": noted.read()["kept"],
+            "added": noted.keep(tmp_path / "tiny" / "added" / "alora"),
+        }
+    )
+    sets.write_text("rule_sets: {support: {rules: [kept, removed, added]}}")
+    again = kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1))
+    assert again.served.rule_sets["support"].rules == ("kept", "removed", "added")
+    sets.write_text("rule_sets: {support: {rules: [kept, nobody]}}")
+    with pytest.raises(GuardError, match="the rule is not served"):
+        kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1))
+
+
+@pytest.mark.slow
+def test_what_stops_has_the_time_of_a_check(tmp_path: Path) -> None:
+    from serve.cluster.kubernetes import build  # which imports Ray
+
+    save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=0)
+    ingress = build({"runs": str(tmp_path), "timeout": 600})._bound_deployment
+    (shard,) = ingress.init_args[0]
+    for deployment in (ingress, shard._bound_deployment):
+        assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
+
+
+@pytest.mark.slow
 def test_the_ingress_logs_as_the_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,14 +34,15 @@ from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import REPLICA_HEADER
 from serve.cluster.shards.rules import ShardedRules
-from serve.cluster.shards.service import ClusterService, CountTokens
+from serve.cluster.shards.service import ClusterService, CountTokens, patience_s
 from serve.cluster.shards.shard import Shard
-from serve.engine.thread.engine_thread import CLOSING_S, TIMEOUT_S
+from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.engine.thread.refusals import CallerGone, too_late
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+NO_FORMAT = "none"  # the wire format of a path that is no format's, by ErrorResponses.name_of
 
 
 def create_ingress(
@@ -155,12 +156,14 @@ class Relay:
 async def _asked(request: Request) -> RelayedRequest:
     """The request, once its body is there. It has the id that the ingress knows it by.
 
-    A body of another method than POST is not read: no replica would, and nothing bounds it.
+    A body of another method than POST is not read: no replica would, and nothing bounds it. Nor is
+    one of a path that is no format's: some of these are open to callers without a key, who could
+    take all places with bodies that come slowly.
     """
     scope = request.scope
     headers = tuple((bytes(key), bytes(value)) for key, value in scope["headers"])
     body = b""
-    if scope["method"] == "POST":
+    if scope["method"] == "POST" and scope["facts"].wire_format != NO_FORMAT:
         body = await request.body()
     relayed = RelayedRequest(
         scope["method"], route_path(scope), scope["query_string"], headers, body
@@ -172,11 +175,12 @@ async def _answer(
     request: Request, asking: asyncio.Future[RelayedResponse], deadline: float
 ) -> RelayedResponse:
     """The answer, unless its time is over or its sender is gone. Raises Overloaded."""
+    until = deadline + patience_s(request)
     try:
         while not asking.done():
-            await asyncio.wait([asking], timeout=POLL_S)
+            await asyncio.wait([asking], timeout=min(POLL_S, max(0.0, until - time.monotonic())))
             # A replica itself ends a late check; what it says of that is waited for.
-            if not asking.done() and time.monotonic() > deadline + CLOSING_S:
+            if not asking.done() and time.monotonic() > until:
                 raise too_late()
             if not asking.done() and await request.is_disconnected():
                 raise CallerGone("the caller is gone")

@@ -7,7 +7,6 @@ are unjudged, and the others judged.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 
@@ -22,7 +21,8 @@ from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 
 PROBE_S = 5.0  # seconds that replicas have to answer a probe
-LOST_S = 120.0  # seconds without any replica after which none is expected back
+# Seconds from the first look that finds no replica, after which none is expected back.
+LOST_S = 120.0
 
 
 class ClusterProbes:
@@ -32,7 +32,7 @@ class ClusterProbes:
         self._rules = rules
         self._metrics = metrics
         self._sums = SummedMetrics()
-        self._last_running = time.monotonic()
+        self._lost_since: float | None = None  # by time.monotonic; None while a replica is there
 
     def add_to(self, app: FastAPI) -> None:
         """Add the probes to the app."""
@@ -43,11 +43,23 @@ class ClusterProbes:
 
     async def healthz(self, request: Request) -> JSONResponse:
         """200 while checks are answered, or will be once replicas are started again."""
-        for shard in self._rules.shards:
-            with contextlib.suppress(ReplicaLost):
-                if await shard.replicas.running():
-                    self._last_running = time.monotonic()
-        return up_or_down(time.monotonic() < self._last_running + LOST_S)
+        if await self._is_any_running():
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = time.monotonic()
+        since = self._lost_since
+        return up_or_down(since is None or time.monotonic() < since + LOST_S)
+
+    async def _is_any_running(self) -> bool:
+        """Whether a shard is known to have a replica."""
+        looks = [shard.replicas.running() for shard in self._rules.shards]
+        is_any_running = False
+        for outcome in await asyncio.gather(*looks, return_exceptions=True):
+            if isinstance(outcome, int):
+                is_any_running |= outcome > 0
+            elif not isinstance(outcome, ReplicaLost):
+                raise outcome
+        return is_any_running
 
     async def readyz(self, request: Request) -> JSONResponse:
         """200 while any replica would take one more check."""

@@ -6,8 +6,9 @@ A rule stays on its shard as long as it is served. Knows nothing of HTTP but its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -37,6 +38,7 @@ class ShardedRules:
         self.shards = tuple(shards)
         self._find_trained = find_trained
         self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Card]] = set()  # under way, or waiting for it
         self._shard_of: dict[str, int] = {}
         for number, shard in enumerate(self.shards):
             for rule in shard.rules.cards:
@@ -69,6 +71,23 @@ class ShardedRules:
 
     async def serve(self, rule: str) -> Card:
         """As `CheckService.serve`: a new rule comes to a shard of its base with few rules."""
+        return await self._to_its_end(self._serve(rule))
+
+    async def remove(self, rule: str) -> Card:
+        """As `CheckService.remove`: each shard keeps one rule."""
+        return await self._to_its_end(self._remove(rule))
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, Card]) -> Card:
+        """The outcome of a change, which goes on if whoever asked for it is gone.
+
+        Of half a change replicas, the note and this object would each say something else.
+        """
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _serve(self, rule: str) -> Card:
         async with self._changing:
             number = self._shard_of.get(rule)
             if number is None:
@@ -77,8 +96,7 @@ class ShardedRules:
             self._shard_of[rule] = number
             return self._cards[rule]
 
-    async def remove(self, rule: str) -> Card:
-        """As `CheckService.remove`: each shard keeps one rule."""
+    async def _remove(self, rule: str) -> Card:
         async with self._changing:
             if rule not in self._shard_of:
                 raise HTTPException(404, f"the rule {rule!r} is not served")

@@ -95,10 +95,20 @@ async def _all_done(
     A replica itself ends a late check; what it says of that is waited for. Raises CallerGone.
     """
     waiting = set(asking)
-    while waiting and time.monotonic() < deadline + CLOSING_S:
-        _, waiting = await asyncio.wait(waiting, timeout=POLL_S)
+    until = deadline + patience_s(request)
+    while waiting and (left_s := until - time.monotonic()) > 0:
+        _, waiting = await asyncio.wait(waiting, timeout=min(POLL_S, left_s))
         if waiting and await request.is_disconnected():
             raise CallerGone("the caller is gone")
+
+
+def patience_s(request: Request) -> float:
+    """Seconds beyond a request's time in which a replica's own word of it is waited for.
+
+    Not more than the request itself has, but for a replica's two looks at the time.
+    """
+    seconds: float = request.scope.get("seconds", CLOSING_S)
+    return min(CLOSING_S, max(2 * POLL_S, seconds))
 
 
 def _joined(

@@ -23,11 +23,14 @@ from serve.api.service import NOT_TRAINED, FindTrained
 from serve.cluster.front.gate import Gate
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
+from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.engine.thread.refusals import Overloaded, not_served, too_late
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 10.0  # seconds for checks under way to end before the change is put off
+# The share of a check's time in which those under way end, else the change is put off. Those that
+# are held meanwhile have the rest of theirs.
+DRAIN_SHARE = 0.5
 # A copy that is not served is kept for that long: a replica that is starting, or starts its engine
 # again, may need it, and a rule may be served from it again.
 UNUSED_S = 24 * 3600.0
@@ -38,8 +41,8 @@ class ShardRules:
     """What a shard serves, from which folders. For one event loop; the only one who changes it.
 
     `folders` are those of the rules that are served at the start, as training left them;
-    `find_trained` finds the folder of another rule. Raises GuardError for weights that cannot be
-    served.
+    `find_trained` finds the folder of another rule. A check has `timeout_s` seconds. Raises
+    GuardError for weights that cannot be served.
     """
 
     def __init__(
@@ -48,11 +51,13 @@ class ShardRules:
         snapshots: Snapshots,
         folders: Mapping[str, Path],
         find_trained: FindTrained = lambda rule: None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._replicas = replicas
         self._snapshots = snapshots
         self._folders = dict(folders)
         self._find_trained = find_trained
+        self._drain_s = DRAIN_SHARE * timeout_s
         self._changing = asyncio.Lock()
         self._gate = Gate()
         self._served = snapshots.read()
@@ -122,13 +127,14 @@ class ShardRules:
         if folder is not None:
             after[rule] = folder
         try:
-            async with self._gate.closed(DRAIN_S):
+            async with self._gate.closed(self._drain_s):
                 await self._switch(rule, folder)
                 await asyncio.to_thread(self._snapshots.write, after)
                 self._served = after
                 self.version = version_of(after)
         except TimeoutError:
-            problem = f"checks under way did not end within {DRAIN_S:g} s; the rule is as before"
+            within = f"within {self._drain_s:g} s"
+            problem = f"checks under way did not end {within}; the rule is as before"
             raise Overloaded(problem, remedy="Try again later") from None
 
     async def _switch(self, rule: str, folder: Path | None) -> None:
@@ -141,7 +147,7 @@ class ShardRules:
             return
         try:
             await self._replicas.each("switch", rule, self._served.get(rule), within_s=SWITCH_S)
-        except ReplicaLost as error:  # a replica that did not switch back does not answer either
+        except ReplicaLost as error:  # one that still loads is of no version until it is back
             log.error("not all replicas could be asked to serve %s as before: %s", rule, error)
         first = refusals[0]
         raise GuardError(f"{first.replica}: {first.error}", got=rule)

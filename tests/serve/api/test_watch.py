@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -133,19 +134,37 @@ def test_what_is_still_being_copied_is_not_tried(
     assert (refused, engine.replaced) == ([], [])
 
 
-@pytest.mark.parametrize(("error", "is_once"), [(GuardError, True), (Overloaded, False)])
-def test_what_cannot_be_served_is_tried_once_and_what_has_no_room_again(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, error: type[GuardError], is_once: bool
+def test_what_cannot_be_served_is_tried_once(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(name: str, folder: Path | None = None) -> None:
         engine.replaced.append(name)
-        raise error("not now")
+        raise GuardError("never")
 
     monkeypatch.setattr(engine, "serve", refuse)
     train_again(engine.folders["fine"])
-    watched(engine, 0.4)
-    assert set(engine.replaced) == {"fine"}
-    assert (len(engine.replaced) == 1) == is_once
+    watched(engine, 0.3, lambda: wait_until(lambda: engine.replaced))
+    assert engine.replaced == ["fine"]
+
+
+def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+
+    def refuse(name: str, folder: Path | None = None) -> None:
+        tries.append(time.monotonic())
+        if len(tries) <= 4:
+            raise Overloaded("not now")
+        engine.rules[name] = read_card(engine.folders[name])  # type: ignore[assignment]
+
+    monkeypatch.setattr(engine, "serve", refuse)
+    monkeypatch.setattr(watch_module, "MAX_PAUSE_S", 0.2)
+    train_again(engine.folders["fine"])
+    watched(engine, 0.1, lambda: wait_until(lambda: len(tries) > 4))
+    pauses = [after - before for before, after in pairwise(tries)]
+    for pause, at_least in zip(pauses, (0.04, 0.08, 0.16, 0.2), strict=True):
+        assert pause >= at_least
 
 
 def test_a_folder_that_is_being_written_is_looked_at_again_later(engine: ToyEngine) -> None:

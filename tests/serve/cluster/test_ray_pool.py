@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import os
@@ -13,12 +14,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from serve.bench.cluster.servers import replica_processes
 from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words
+from serve.cluster.pool import ReplicaLost
 from serve.cluster.size import ReplicaRange
 from tests.serve.cluster.words_cluster import alone, body, check_alone, ray_cluster, trained
 from tests.serve.serving import serving
@@ -300,6 +303,43 @@ def placed_by_ring(count: int) -> dict[str, str]:
         session = f"session {number}"
         placed[session] = router._lookup_ranked_replicas(session)[0].unique_id
     return placed
+
+
+def test_a_silent_controller_holds_one_thread_and_nobody_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from serve.cluster import ray_pool  # Ray, which quick tests do not have
+
+    looks: list[int] = []
+    is_over = threading.Event()
+
+    def silent() -> None:
+        looks.append(1)
+        is_over.wait(60)
+
+    async def look(pool: ray_pool.RayPool) -> None:
+        for _ in range(3):
+            with pytest.raises(ReplicaLost, match="did not say"):
+                await pool.running()
+
+    async def run() -> None:
+        no_handle: Any = None
+        try:
+            await look(ray_pool.RayPool(no_handle))
+        finally:
+            is_over.set()
+
+    monkeypatch.setattr(ray_pool, "LOOK_S", 0.05)
+    monkeypatch.setattr(ray_pool.serve, "status", silent)
+    asyncio.run(run())
+    assert looks == [1]
+
+
+def test_a_replica_that_stops_has_the_time_of_a_check() -> None:
+    from serve.cluster.ray_pool import guard_deployment  # Ray, which quick tests do not have
+
+    deployment = guard_deployment(ReplicaRange(1, 1), {}, timeout_s=600.0)
+    assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
 
 
 def test_the_log_has_no_words_of_an_error_that_may_quote_a_request(

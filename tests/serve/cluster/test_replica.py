@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,14 @@ def check(text: str, *rules: str) -> RelayedRequest:
     return RelayedRequest(
         "POST", "/v1/check", headers=JSON, body=json.dumps(body(text, *rules)).encode()
     )
+
+
+@dataclass(frozen=True)
+class Events:
+    """That something has begun, and that it may end."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event = field(default_factory=threading.Event)
 
 
 def with_replica(
@@ -121,6 +131,64 @@ def test_a_rule_is_switched_and_back_and_what_is_refused_changes_nothing(tmp_pat
         assert (await replica.switch("greeting", None)).error == (
             "'greeting' is the last rule; stop the server instead"
         )
+
+    with_replica(snapshots, use)
+
+
+def held(engine_method: Callable[..., None]) -> tuple[Callable[..., None], Events]:
+    """The method of an engine, which begins and then waits."""
+    events = Events()
+
+    def wait(*arguments: object) -> None:
+        events.begun.set()
+        assert events.may_end.wait(60)
+        engine_method(*arguments)
+
+    return wait, events
+
+
+def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_it_names(
+    tmp_path: Path,
+) -> None:
+    folders = trained(tmp_path)
+    snapshots = kept(Snapshots(tmp_path / "served"), folders)
+    second = snapshots.keep(save_words(folders["manners"], b"second"))
+
+    async def use(replica: GuardReplica) -> None:
+        version, engine = replica.version, replica.service._engine
+        before = p_of(as_json(await replica.ask(check("a"), version)))
+        engine.serve, loading = held(engine.serve)  # type: ignore[method-assign]
+        switching = asyncio.create_task(replica.switch("manners", second))
+        await asyncio.to_thread(loading.begun.wait, 60)
+        assert replica.version != version
+        asked = asyncio.create_task(replica.ask(check("a"), version))
+        await asyncio.sleep(0)  # so that it has begun
+        loading.may_end.set()
+        assert (await switching).error is None
+        assert p_of(as_json(await asked)) == before  # of the note, as nobody has changed it
+        assert replica.version == version
+
+    with_replica(snapshots, use)
+
+
+def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    snapshots = kept(Snapshots(tmp_path / "served"), trained(tmp_path))
+    remaining = {"greeting": snapshots.read()["greeting"]}
+
+    async def use(replica: GuardReplica) -> None:
+        version, engine = version_of(remaining), replica.service._engine
+        engine.remove, removing = held(engine.remove)  # type: ignore[method-assign]
+        snapshots.write(remaining)
+        gone = asyncio.create_task(replica.ask(check("a"), version))
+        await asyncio.to_thread(removing.begun.wait, 60)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert replica.version != version
+        removing.may_end.set()
+        assert p_of(as_json(await replica.ask(check("a"), version))).keys() == {"greeting"}
+        replica.check_health()
 
     with_replica(snapshots, use)
 

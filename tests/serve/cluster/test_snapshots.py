@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,30 @@ def test_what_is_served_is_noted_and_its_version_is_that_of_the_bytes(tmp_path: 
     assert version_of(dict(reversed(served.items()))) == version
     later = served | {"manners": snapshots.keep(save_words(tmp_path / "manners", b"second"))}
     assert len({version, version_of(later), version_of({"greeting": served["greeting"]})}) == 3
+
+
+def test_what_is_noted_is_noted_whatever_fails_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = Snapshots(tmp_path / "served")
+    served = {rule: snapshots.keep(folder) for rule, folder in trained(tmp_path).items()}
+    snapshots.write(served)
+    later = served | {"manners": snapshots.keep(save_words(tmp_path / "manners", b"second"))}
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "utime", refuse)
+    snapshots.write(later)
+    assert snapshots.read() == later
+
+
+def test_what_killed_processes_left_of_copies_is_deleted_once_it_is_old(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path)
+    for name in (".copy-old", ".gone-old", ".copy-new", ".gone-new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "card.json").touch()
+        if name.endswith("old"):
+            os.utime(tmp_path / name, (0, 0))
+    snapshots.discard(unused_for_s=3600)
+    assert {path.name for path in tmp_path.iterdir()} == {".copy-new", ".gone-new"}

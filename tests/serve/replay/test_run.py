@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from guard.conversation.example import Message
+from guard.errors import GuardError
 from serve.engine import GuardEngine
-from serve.replay.run import main
-from serve.replay.versions import find_versions, replayed_parts
+from serve.replay.run import main, report_replay
+from serve.replay.versions import Versions, find_versions, replayed_parts
+from serve.scan.manifest import manifest_of
+from serve.scan.parts import PartFolder, ScanRow
 from serve.selection import start_engine
 from tests.serve.cards import prompts, save_card, text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
@@ -25,10 +29,12 @@ ROWS = 40
 
 @pytest.fixture
 def versions(tmp_path: Path) -> list[Path]:
-    return [
-        save_adapter(tmp_path / name, "mild", seed=seed)
-        for seed, name in ((1, "before"), (2, "after"))
-    ]
+    """Of which the first flags whatever it reads, and the second nothing: all rows flip."""
+    folders: list[Path] = []
+    for seed, name, threshold in ((1, "before", 0.0), (2, "after", 1.0)):
+        folders.append(save_adapter(tmp_path / name, "mild", seed=seed))
+        save_card(folders[-1], "mild", threshold=threshold)
+    return folders
 
 
 @pytest.fixture
@@ -75,9 +81,44 @@ def test_a_killed_replay_goes_on_and_reports_what_peft_says(
         logit = peft_logit(messages, text_of("mild"), folder)
         assert row[key] == pytest.approx(1 / (1 + 2.718281828 ** -(logit / 2)), abs=0.02)
     page = (out / "replay.html").read_text()
-    assert page.count("<article>") == facts["flips"]["count"] and "<b>0</b>" not in page
+    assert page.count("<article>") == facts["flips"]["count"] == ROWS - 1
+    assert "&lt;b&gt;0&lt;/b&gt;" in page and "<b>0</b>" not in page
     again = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
     assert "loading" not in again and "verdicts that flip" in again
+
+
+def finished_replay(versions: list[Path], traffic: Path) -> tuple[PartFolder, Versions]:
+    """A replay whose verdicts no engine gave: all flip."""
+    found = find_versions(*versions)
+    manifest = manifest_of(replayed_parts(found), [str(traffic)], 8, "jsonl")
+    folder = PartFolder(traffic.parent / "replay", manifest)
+    for number in range(ROWS // 8):
+        rows: list[ScanRow] = []
+        for row in range(8 * number, 8 * number + 8):
+            for name, verdict in (("mild@A", "violation"), ("mild@B", "allow")):
+                rows.append(ScanRow(str(traffic), row, "", name, verdict, 0.5, 0.5, True, ""))
+        folder.write(number, rows)
+    folder.finish(replace(manifest, is_finished=True, conversations=ROWS))
+    return folder, found
+
+
+def test_texts_are_not_read_from_a_source_that_has_changed(
+    versions: list[Path], traffic: Path
+) -> None:
+    folder, found = finished_replay(versions, traffic)
+    assert report_replay(folder, found, 50).conversations == ROWS
+    first, rest = traffic.read_text().split("\n", 1)
+    traffic.write_text(f"{rest}{first}\n")
+    with pytest.raises(GuardError, match=r"traffic\.jsonl: it has changed since"):
+        report_replay(folder, found, 50)
+
+
+def test_a_part_that_lost_rows_is_no_report(versions: list[Path], traffic: Path) -> None:
+    folder, found = finished_replay(versions, traffic)
+    part = folder.folder / "part-000004.jsonl"
+    part.write_text("".join(part.read_text().splitlines(keepends=True)[:-2]))
+    with pytest.raises(GuardError, match=r"part-000004\.jsonl: .*14 rows, and not 16"):
+        report_replay(folder, found, 50)
 
 
 @pytest.mark.slow

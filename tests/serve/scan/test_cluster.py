@@ -182,6 +182,21 @@ def test_what_the_reader_refuses_is_raised_as_it_was_there(
         scan_on_cluster(partial(WordsEngine, rules), broken, actors=1)
 
 
+def test_a_part_without_all_of_its_rows_is_noticed_where_sources_are_read(
+    tmp_path: Path, rules: dict[str, Path]
+) -> None:
+    from serve.scan.cluster import PartSource
+
+    file = write_words(tmp_path / "a.jsonl", 2 * ROWS_A_PART)
+    folder = words_folder(file, rules, tmp_path / "out")
+    whole = ROWS_A_PART * len(rules)
+    (task,) = PartSource(folder, {0: whole, 1: whole}).get_read_tasks(1)
+    assert list(task()) == []
+    (task,) = PartSource(folder, {0: whole, 1: 0}).get_read_tasks(1)
+    with pytest.raises(GuardError, match=r"part-000001\.jsonl: the part is broken"):
+        list(task())
+
+
 @pytest.mark.parametrize(
     ("nodes", "actors", "cores"),
     [([8], 1, 8), ([8], 3, 2), ([8, 8, 8, 8], 2, 8), ([8, 8, 8, 8], 5, 4), ([0, 5, 2], 3, 2)],

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from guard.conversation.example import Message
+from guard.errors import GuardError
+from serve.engine import Call, OpenCheck
 from serve.scan import judge as judging
 from serve.scan.judge import judge
 from tests.serve.client.censor import Censor
@@ -46,9 +50,52 @@ def test_no_more_are_open_than_fill_the_engine(monkeypatch: pytest.MonkeyPatch) 
     assert most == 3
 
 
-def test_what_breaks_the_engine_leaves_nothing_in_it() -> None:
+class Brittle(Censor):
+    """A batch with "poison" in it fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._poisoned: list[Call] = []
+
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None,
+        *,
+        cache_salt: str | None = None,
+    ) -> OpenCheck:
+        opened = super().open_check(messages, rules, cache_salt=cache_salt)
+        if any("poison" in message.content for message in messages):
+            self._poisoned.append(opened.call)
+        return opened
+
+    def step(self) -> None:
+        for _, call in self.open:
+            if any(poisoned is call for poisoned in self._poisoned):
+                raise RuntimeError("out of\nmemory")
+        super().step()
+
+
+@pytest.mark.parametrize("broken", ["poison", "breaks"])  # at a step; when it is opened
+def test_what_fails_by_itself_is_refused_with_the_reason_and_the_others_are_judged(
+    broken: str,
+) -> None:
+    texts = [f"number {number}" for number in range(50)]
+    texts[7], texts[8] = broken, "forbidden"
+    engine = Brittle()
+    checks = judge(engine, [conversation(text) for text in texts], ["words", "fine"])
+    assert checks[8].outcome == "violation"
+    for number, check in enumerate(checks):
+        assert bool(check.refused) == (number == 7) != bool(check.verdicts)
+    reasons = {refusal.why for refusal in checks[7].refused.values()}
+    errors = {"poison": "RuntimeError: out of memory", "breaks": "GuardError: the check broke"}
+    assert reasons == {f"the engine failed: {errors[broken]}"}
+    assert engine.open == [] or all(call.done for _, call in engine.open)
+
+
+def test_an_engine_that_answers_nothing_any_longer_is_an_error_and_nothing_is_left_in_it() -> None:
     engine = ToyEngine()
-    with pytest.raises(RuntimeError, match="the batch broke"):
+    with pytest.raises(GuardError, match=r"RuntimeError: the batch broke.*again"):
         judge(engine, [conversation("a"), conversation("b")], ["crash"])  # type: ignore[arg-type]
     assert engine.open == []
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,6 +33,45 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path, kind: Format) -> None:
     assert names == [f"part-000003.{kind}", "scan.json"]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_broken_part_is_named_with_the_remedy(tmp_path: Path, kind: Format, half: bool) -> None:
+    folder = PartFolder(tmp_path, dataclasses.replace(MANIFEST, format=kind))
+    folder.write(0, ROWS)
+    part = tmp_path / f"part-000000.{kind}"
+    whole = part.read_bytes()
+    part.write_bytes(whole[: len(whole) // 2 - 20] if half else b"\0" * len(whole))
+    with pytest.raises(GuardError, match=rf"part-000000\.{kind}: the part is broken.*Delete it"):
+        list(folder.read(0))
+
+
+def test_a_part_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash of the machine may else leave the name of a file without its content."""
+    folder = PartFolder(tmp_path, MANIFEST)
+    are_named: list[bool] = []
+
+    def fsync(descriptor: int) -> None:
+        are_named.append(folder.has(0))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    folder.write(0, ROWS)
+    assert are_named == [False, True]
+
+
+def test_what_a_living_process_writes_is_left_to_it(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    host = socket.gethostname()
+    folder = PartFolder(tmp_path, MANIFEST)
+    for name in (f"{host}-{os.getppid()}", f"{host}-{ended.pid}", f"another-{ended.pid}"):
+        (tmp_path / f"{name}.unfinished").touch()
+    folder.finish(MANIFEST)
+    left = {path.name for path in tmp_path.glob("*.unfinished")}
+    assert left == {f"{host}-{os.getppid()}.unfinished", f"another-{ended.pid}.unfinished"}
+
+
 def test_a_part_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
     folder = PartFolder(tmp_path, MANIFEST)
     with pytest.raises(TypeError):
@@ -41,9 +83,13 @@ def test_a_part_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
 
 def test_a_finished_scan_says_so_and_goes_on_being_the_same_scan(tmp_path: Path) -> None:
     done = dataclasses.replace(MANIFEST, is_finished=True, conversations=2, verdicts={"fine": {}})
-    PartFolder(tmp_path, MANIFEST).finish(done)
+    folder = PartFolder(tmp_path, MANIFEST)
+    folder.write(0, ROWS)
+    folder.finish(done)
     finished = PartFolder(tmp_path, MANIFEST).finished
     assert finished is not None and finished["conversations"] == 2
+    (tmp_path / "part-000000.jsonl").unlink()
+    assert PartFolder(tmp_path, MANIFEST).finished is None
 
 
 @pytest.mark.parametrize(
@@ -86,6 +132,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_scan_is_deleted_and_nothing_else_is(tmp_path: Path) -> None:
     scan = tmp_path / "scan"
     PartFolder(scan, MANIFEST).write(0, ROWS)
+    for name in ("replay.json", "replay.html", "here-1.unfinished", "scan.json.here-1.part"):
+        (scan / name).touch()
     (tmp_path / ".scan.deleted").mkdir()  # one was killed amid it
     (tmp_path / ".scan.deleted" / "part-000001.jsonl").touch()
     delete_scan(scan)
@@ -94,6 +142,18 @@ def test_a_scan_is_deleted_and_nothing_else_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     delete_scan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "part-of-mine.txt", "replay.csv"])
+def test_a_folder_with_files_of_others_beside_a_scan_is_not_deleted(
+    tmp_path: Path, foreign: str
+) -> None:
+    PartFolder(tmp_path / "scan", MANIFEST).write(0, ROWS)
+    (tmp_path / "scan" / foreign).write_text("mine")
+    with pytest.raises(GuardError, match=rf"more than a scan in it \(got {foreign}\).*OUT="):
+        delete_scan(tmp_path / "scan")
+    left = sorted(path.name for path in (tmp_path / "scan").iterdir())
+    assert left == sorted([foreign, "part-000000.jsonl", "scan.json"])
 
 
 def test_a_link_and_the_scan_that_one_is_in_are_not_deleted(

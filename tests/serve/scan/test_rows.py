@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from guard.conversation.example import Message
+from guard.errors import GuardError
 from serve.scan.rows import part_rows
 from serve.scan.sources import StoredConversation
 from tests.serve.client.censor import Censor
@@ -45,3 +48,14 @@ def test_nothing_readable_asks_nothing(tmp_path: Path) -> None:
     engine = Censor()
     rows = part_rows(engine, [stored(0, "", "not valid JSON")], manifest())
     assert [row.verdict for row in rows] == ["unjudged"] * 2 and engine.conversations == []
+
+
+def test_an_engine_that_fails_is_an_error_that_names_the_rows() -> None:
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    engine = Censor()
+    engine.on_step = fail
+    part = [stored(4, "zebra"), stored(5, "forbidden")]
+    with pytest.raises(GuardError, match=r"a\.jsonl, row 4, to a\.jsonl, row 5: .*device is gone"):
+        part_rows(engine, part, manifest())

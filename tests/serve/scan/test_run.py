@@ -16,6 +16,8 @@ from tests.serve.cards import text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.scan.test_scan import write_rows
 
+ROWS, ROWS_A_PART = 80, 8
+
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
@@ -24,7 +26,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def command(runs: Path, *more: str) -> list[str]:
-    settings = ["--runs", str(runs), "--rows-a-part", "8"]
+    settings = ["--runs", str(runs), "--rows-a-part", str(ROWS_A_PART)]
     return [sys.executable, "-m", "serve.scan.run", *settings, *more]
 
 
@@ -33,7 +35,7 @@ def command(runs: Path, *more: str) -> list[str]:
 def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: Path) -> None:
     messages = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
     file = tmp_path / "a.jsonl"
-    rows = [{"id": str(number), "messages": messages} for number in range(40)]
+    rows = [{"id": str(number), "messages": messages} for number in range(ROWS)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = command(runs, "--files", str(file))
     first = subprocess.Popen(arguments)
@@ -43,12 +45,15 @@ def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: 
         time.sleep(0.002)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    parts = len(list(out.glob("part-*.jsonl")))
+    times = {path: path.stat().st_mtime_ns for path in out.glob("part-*.jsonl")}
+    assert 0 < len(times) < ROWS // ROWS_A_PART  # it was killed amid them
+    assert not json.loads((out / "scan.json").read_text())["is_finished"]
     done = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
-    assert parts <= 5 and "40 conversations, 1 rules" in done
+    assert f"{ROWS} conversations, 1 rules" in done
+    assert {path: path.stat().st_mtime_ns for path in times} == times  # none is judged again
     lines = [line for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
     verdicts = [json.loads(line) for line in lines]
-    assert [verdict["row"] for verdict in verdicts] == list(range(40))
+    assert [verdict["row"] for verdict in verdicts] == list(range(ROWS))
     logit = peft_logit(CONVERSATION, text_of("mild"), runs / "tiny" / "mild" / "alora")
     p_violation = 1 / (1 + 2.718281828 ** -(logit / 2))
     for verdict in verdicts:  # in the dtype of this machine

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from guard.conversation.example import Message
+from guard.errors import GuardError
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
 from serve.scan.run import summary
 from serve.scan.scan import scan
-from serve.scan.sources import size_of
+from serve.scan.sources import state_of
 from tests.serve.client.censor import Censor
 
 FORBIDDEN = (3, 11)
@@ -28,7 +32,7 @@ def write_rows(path: Path, count: int) -> Path:
 
 
 def manifest(*files: Path, rows_a_part: int = 4) -> ScanManifest:
-    states = {str(file): (size_of(str(file)), 0) for file in files}
+    states = {str(file): state_of(str(file)) for file in files}
     rules = {"words": ("abc", 0.25), "fine": ("def", 0.25)}
     return ScanManifest("toy", states, rules, rows_a_part, "jsonl")
 
@@ -71,7 +75,7 @@ def test_a_scan_that_breaks_at_every_step_loses_and_repeats_nothing(tmp_path: Pa
         nonlocal steps
         steps += 1
         if steps % 5 == 0:
-            raise RuntimeError("the machine stops")
+            raise KeyboardInterrupt
 
     asked: list[tuple[Message, ...]] = []
     while not broken.finished:
@@ -79,9 +83,55 @@ def test_a_scan_that_breaks_at_every_step_loses_and_repeats_nothing(tmp_path: Pa
         engine.on_step = break_later
         try:
             scan(engine, broken)
-        except RuntimeError:
+        except KeyboardInterrupt:
             breaks += 1
         asked += engine.conversations
     assert breaks >= 2
     assert content(broken.folder) == content(whole.folder)
     assert len(asked) > 17  # what broke was asked again
+
+
+def test_a_part_that_is_not_whole_is_named_and_judged_again_once_it_is_deleted(
+    tmp_path: Path,
+) -> None:
+    folder = PartFolder(tmp_path / "scan", manifest(write_rows(tmp_path / "a.jsonl", 10)))
+    scan(Censor(), folder)
+    whole = content(folder.folder)
+    part = folder.folder / "part-000001.jsonl"
+    for rest in ("", whole[part.name].splitlines(keepends=True)[0]):
+        part.write_text(rest)
+        with pytest.raises(GuardError, match=r"part-000001\.jsonl: the part is broken.*Delete it"):
+            scan(Censor(), folder)
+        assert content(folder.folder) == whole | {part.name: rest}
+    part.unlink()
+    assert folder.finished is None
+    scan(Censor(), folder)
+    assert content(folder.folder) == whole and folder.finished is not None
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+def test_a_source_that_changes_while_it_is_scanned_is_no_finished_scan(
+    tmp_path: Path, is_longer: bool
+) -> None:
+    file = write_rows(tmp_path / "a.jsonl", 10)
+    folder = PartFolder(tmp_path / "scan", manifest(file))
+    engine = Censor()
+
+    def change() -> None:
+        if is_longer:
+            write_rows(file, 12)
+        os.utime(file, ns=(0, 0))
+
+    engine.on_step = change
+    with pytest.raises(GuardError, match=r"a\.jsonl: it has changed since the scan.*FORCE=1"):
+        scan(engine, folder)
+    assert folder.finished is None
+
+
+def test_a_source_that_is_gone_by_the_time_it_is_read_is_no_finished_scan(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", 10)
+    folder = PartFolder(tmp_path / "scan", manifest(file))
+    engine = Censor()
+    engine.on_step = lambda: file.unlink(missing_ok=True)
+    with pytest.raises(GuardError, match=r"a\.jsonl: it cannot be read any more: No such file"):
+        scan(engine, folder)

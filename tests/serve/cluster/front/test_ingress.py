@@ -173,9 +173,13 @@ def test_health_is_down_once_there_was_no_replica_for_long(
     monkeypatch.setattr("serve.cluster.front.probes.LOST_S", 0.1)
     with cluster.client() as client:
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
-        cluster.replicas.replicas = []
+        there, cluster.replicas.replicas = cluster.replicas.replicas, []
         time.sleep(0.15)
-        assert client.get("/healthz").status_code == 503
+        # Nobody has asked meanwhile, so nobody knows for how long there is none.
+        assert client.get("/healthz").status_code == 200
+        wait_until(lambda: client.get("/healthz").status_code == 503)
+        cluster.replicas.replicas = there
+        assert client.get("/healthz").status_code == 200
 
 
 OPENING: dict[str, Any] = {
@@ -282,9 +286,28 @@ def test_a_body_that_no_route_reads_is_not_read(cluster: Cluster) -> None:
         cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
             client.request(method, "/v1/rules", content=b"as long as the sender likes")
+        for path in ("/docs", "/healthz", "/openapi.json", "/nowhere"):  # most need no key
+            client.post(path, content=b"as slowly as the sender likes")
         client.post("/v1/check", json=body("a"))
     *unread, posted = bodies
-    assert unread == [b""] * 5 and posted != b""
+    assert unread == [b""] * 9 and posted != b""
+
+
+def test_a_replica_that_hangs_is_not_waited_for_much_longer_than_the_caller_waits(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.cluster.shards.service.CLOSING_S", 120.0)
+
+    async def ask(*_: object) -> RelayedResponse:
+        await asyncio.sleep(120)
+        raise AssertionError
+
+    with cluster.client() as client:
+        cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
+        late = client.post(
+            "/v1/check", json=body("a"), headers={"guard-timeout-ms": "1000"}, timeout=60
+        )
+    assert late.status_code == 503 and "too long" in late.json()["error"]
 
 
 def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(

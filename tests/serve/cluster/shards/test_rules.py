@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -112,6 +113,37 @@ def test_a_new_rule_comes_to_one_shard_and_stays_there(tmp_path: Path) -> None:
         with pytest.raises(GuardError):
             await rules.serve("bad")
         assert "bad" not in rules.cards and rules.by_shard(["bad"]) == {}
+
+    with_shards(tmp_path, use)
+
+
+def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) -> None:
+    """Ray Serve cancels the task of a request whose sender has closed the connection."""
+
+    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+        have_switched, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def each(self: LocalReplicas, *arguments: Any, **options: Any) -> Any:
+            answers = await LocalReplicas.each(self, *arguments, **options)
+            have_switched.set()
+            await may_go_on.wait()
+            return answers
+
+        for pool in pools:
+            pool.each = each.__get__(pool)  # type: ignore[method-assign]
+        save_words(tmp_path / "new", b"new")
+        asking = asyncio.create_task(rules.serve("new"))
+        await have_switched.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        may_go_on.set()
+        async with asyncio.timeout(60):
+            while "new" not in rules.cards:
+                await asyncio.sleep(0.01)
+        for shard, pool in zip(rules.shards, pools, strict=True):
+            assert {replica.version for replica in pool.replicas} == {shard.rules.version}
+        again = ShardedRules(rules.shards, RULES)
+        assert again.by_shard(["new"]) == rules.by_shard(["new"])
 
     with_shards(tmp_path, use)
 

@@ -31,6 +31,7 @@ from tests.serve.cluster.shards.sharded_words import (
     rules_on,
 )
 from tests.serve.cluster.words_cluster import body
+from tests.serve.serving import wait_until, waiting_caller
 
 FIRST, SECOND = rules_on(0), rules_on(1)
 SETS = {
@@ -189,11 +190,15 @@ def test_a_lost_shard_has_unjudged_rules_and_the_others_verdicts_stand(tmp_path:
         assert 'guard_request_seconds_count{format="check",status="503"} 2.0' in metrics
 
 
-def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -> None:
+def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The caller's time bounds the wait, and not this.
+    monkeypatch.setattr("serve.cluster.shards.service.CLOSING_S", 120.0)
     cluster = LocalShards(tmp_path)
 
     async def hangs(*_: object) -> ReplicaAnswer:
-        await asyncio.sleep(30)
+        await asyncio.sleep(300)
         raise ReplicaLost("too late")
 
     async def full(*_: object) -> ReplicaAnswer:
@@ -220,7 +225,7 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(tmp_path: Path) -
         began = time.monotonic()
         headers = {"guard-timeout-ms": "1000"}
         content = client.post("/v1/check", json=body("Hello."), headers=headers).json()
-        assert time.monotonic() < began + 10
+        assert time.monotonic() < began + 60
         assert [result["rule"] for result in content["results"]] == FIRST
         assert "too long" in content["unjudged"][0]["reason"]
         cluster.pools[1].replicas = []
@@ -247,30 +252,32 @@ def test_a_shard_s_failure_is_counted_as_one_server_counts_it(tmp_path: Path, fa
 
 
 def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    cluster = LocalShards(tmp_path)
-    ended: list[str] = []
+    cluster = LocalShards(tmp_path, timeout_s=60.0)
+    events: list[str] = []
 
     async def hangs(*_: object) -> ReplicaAnswer:
+        events.append("asked")
         try:
-            await asyncio.sleep(30)
+            await asyncio.sleep(120)
         finally:
-            ended.append("cancelled")
+            events.append("cancelled")
         raise AssertionError
 
     with cluster.client() as client:
         for pool in cluster.pools:
             pool.check = hangs  # type: ignore[method-assign]
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/check", json=body("a"), timeout=0.2)
-        until = time.monotonic() + 5
-        while len(ended) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
-        assert ended == ["cancelled", "cancelled"]
-        text = client.get("/metrics").text
-    assert 'guard_check_failures_total{reason="caller_gone"} 1.0' in text
+        with waiting_caller(client, "/v1/check", body("a")):
+            wait_until(lambda: events == ["asked"] * 2)
+        wait_until(lambda: events == ["asked"] * 2 + ["cancelled"] * 2, 20)  # by itself in a minute
+        gone = 'guard_check_failures_total{reason="caller_gone"} 1.0'
+        wait_until(lambda: gone in client.get("/metrics").text)
 
 
-def test_tenants_are_told_apart_and_their_checks_written_once(tmp_path: Path) -> None:
+def test_tenants_are_told_apart_and_their_checks_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that all have come before one is answered, on a busy machine too.
+    monkeypatch.setattr("serve.bench.cluster.words.SLOW_S", 2.0)
     file = tmp_path / "tenants.yaml"
     file.write_text(
         f"admin_keys_sha256: ['{key_hash('admin')}']\n"

@@ -157,29 +157,39 @@ def test_rules_come_and_go_on_all_replicas_but_for_the_last(tmp_path: Path) -> N
     with_rules(tmp_path, use, find_trained=found.get)
 
 
-def test_new_checks_wait_for_a_change_which_waits_for_those_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def until_held(rules: ShardRules) -> None:
+    """Wait until a change holds new checks."""
+    with pytest.raises(TooLate):
+        async with asyncio.timeout(60):
+            while True:
+                async with rules.answering(0.05):
+                    await asyncio.sleep(0.005)
+
+
+def test_new_checks_wait_for_a_change_which_waits_for_those_under_way(tmp_path: Path) -> None:
     async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
         before = rules.version
         save_words(tmp_path / "manners", b"second")
         async with rules.answering(5) as version:
             changing = asyncio.create_task(rules.serve("manners"))
-            await asyncio.sleep(0.1)
+            await until_held(rules)
             assert version == before == rules.version
             assert not changing.done()
-            with pytest.raises(TooLate):
-                async with rules.answering(0.05):
-                    pytest.fail("a change is under way")
         await changing
-        async with rules.answering(5) as version:
+        async with rules.answering(60) as version:
             assert version == rules.version != before
-            monkeypatch.setattr("serve.cluster.shards.shard_rules.DRAIN_S", 0.05)
-            with pytest.raises(Overloaded, match="did not end"):
+
+    with_rules(tmp_path, use)
+
+
+def test_a_change_is_put_off_where_checks_under_way_take_half_of_their_time(tmp_path: Path) -> None:
+    async def use(rules: ShardRules, replicas: LocalReplicas) -> None:
+        async with rules.answering(60) as version:
+            with pytest.raises(Overloaded, match=r"did not end within 0\.05 s"):
                 await rules.remove("manners")
         assert rules.version == version
 
-    with_rules(tmp_path, use)
+    with_rules(tmp_path, use, timeout_s=0.1)
 
 
 def test_without_replicas_nothing_changes(tmp_path: Path) -> None:

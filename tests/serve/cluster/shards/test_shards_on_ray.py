@@ -140,7 +140,7 @@ def test_a_killed_shard_is_unjudged_while_the_other_judges_and_comes_back(
             assert [result["rule"] for result in content["results"]] == FIRST
             assert [rule["rule"] for rule in content["unjudged"]] == SECOND
             assert content["unjudged"][0]["reason"]
-            assert time.monotonic() < began + 10  # and not until its time is over
+            assert time.monotonic() < began + 25  # and not until its 30 s are over
         assert client.post("/v1/check", json=body("hello")).json()["verdict"] == "unjudged"
         of_first = client.post("/v1/check", json=body("hello", *FIRST)).json()
         assert of_first["verdict"] == "allow"
