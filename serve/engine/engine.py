@@ -10,6 +10,7 @@ for no other, and it is never an "allow".
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
-from serve.engine.rules import ServedRules
+from serve.engine.rules import ServedRules, part_of_base
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
+
+log = logging.getLogger(__name__)
 
 GUARD_CODE = (
     *("method.py", "rule.py", "verdict.py", "weights/card.py", "weights/head.py"),
@@ -65,8 +68,8 @@ class GuardEngine:
     submitted as they were asked, whichever adapters are in slots. `merged` is the card of a rule
     that the base itself answers. `engine_overrides` are vLLM EngineArgs and win over the recipe's
     (`arguments.py`); `start_backend` starts what computes, by default that of the recipe's kind.
-    Raises GuardError if a folder is not servable (found before the backend
-    starts) or the backend cannot start or load it.
+    Raises GuardError if a folder is not servable or is of the merged rule (found before the backend
+    starts), or if the backend cannot start or load it.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class GuardEngine:
         slots_first: bool = True,
         **engine_overrides: Any,
     ) -> None:
+        if merged is not None and merged.rule in folders:
+            raise part_of_base(merged.rule)
         requirements = Requirements.of(recipe, stated_max_rank(recipe, engine_overrides))
         admitted = [requirements.admit(name, folder) for name, folder in folders.items()]
         adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
@@ -272,6 +277,7 @@ class GuardEngine:
     def cancel(self, call: Call) -> None:
         """Drop the requests of `call` in flight; those that may have begun count as answered."""
         self._dispatcher.cancel(call)
+        self._unload_retired()
 
     def add(self, name: str, folder: Path) -> None:
         """Serve one more adapter or head.
@@ -292,13 +298,14 @@ class GuardEngine:
         before end with the old ones, and whatever is in flight goes on meanwhile. Raises GuardError
         as `add` does, or if the new weights give no verdict; what is served is then as before.
         """
+        self._rules.check_not_merged(name)
         folder = folder or self.folder(name)
         candidate = f"{name}{CANDIDATE}"
         self._rules.add(candidate, folder)
         try:
             self._test(candidate)
         except BaseException:
-            self._rules.remove(candidate)
+            self._give_up(candidate)
             raise
         before = self._rules.replace(name, candidate)
         if before is not None:
@@ -351,6 +358,16 @@ class GuardEngine:
         if check.refused:
             remedy = "Train it again"
             raise GuardError(f"no verdict: {check.refused[name].why}", got=name, remedy=remedy)
+
+    def _give_up(self, candidate: str) -> None:
+        """Stop serving weights that gave no verdict, whether or not the backend can free them."""
+        loaded = self._rules.release(candidate)
+        if loaded is None:
+            return
+        try:
+            self._backend.unload(loaded)
+        except Exception:  # why there is no verdict says more
+            log.exception("the weights of %s could not be unloaded", candidate)
 
     def _unload_retired(self) -> None:
         """Free the weights that no rule is served by, once no check needs them."""

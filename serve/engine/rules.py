@@ -95,7 +95,8 @@ class ServedRules:
         """Serve one more adapter or head. Raises GuardError if it cannot be served or the name is
         taken.
         """
-        if name in self._served or name in self._merged:
+        self.check_not_merged(name)
+        if name in self._served:
             problem = "an adapter of this name is served already"
             raise GuardError(problem, got=name, remedy="Remove it first")
         servable = self._requirements.admit(name, folder)
@@ -104,9 +105,10 @@ class ServedRules:
         self.put(servable)
 
     def put(self, servable: ServableAdapter | ServableHead) -> None:
-        """Serve what was admitted. Raises GuardError if the backend cannot load it, rounds the
-        states that a head reads, or has states of another size.
+        """Serve what was admitted. Raises GuardError if the base itself answers the rule, or if the
+        backend cannot load it, rounds the states that a head reads, or has states of another size.
         """
+        self.check_not_merged(servable.name)
         if isinstance(servable, ServableAdapter):
             if servable.head is not None:
                 check_size(servable.head, self._backend.state_size)
@@ -131,8 +133,9 @@ class ServedRules:
         any more.
 
         Returns what the backend had for the rule, which is to be unloaded when nothing in flight
-        needs it.
+        needs it. Raises GuardError if the base itself answers the rule.
         """
+        self.check_not_merged(name)
         before = self._loaded.pop(name, None)
         self._served[name] = dataclasses.replace(self._served.pop(candidate), name=name)
         if candidate in self._loaded:
@@ -155,10 +158,15 @@ class ServedRules:
         del self._served[name]
         return self._loaded.pop(name, None)
 
-    def _check_served(self, name: str) -> None:
+    def check_not_merged(self, name: str) -> None:
+        """Raise GuardError if the base itself answers the rule: other weights would have the rule's
+        card, and the base would go on answering.
+        """
         if name in self._merged:
-            remedy = f"To change it, run `make merge RULE={name}` and start again"
-            raise GuardError(f"rule '{name}' is part of the base", remedy=remedy)
+            raise part_of_base(name)
+
+    def _check_served(self, name: str) -> None:
+        self.check_not_merged(name)
         if name not in self._served:
             remedy = did_you_mean(name, self._served) or "See the engine's rules"
             raise GuardError(f"rule '{name}' is not served", remedy=remedy)
@@ -187,3 +195,9 @@ class ServedRules:
                 raise GuardError(problem, where=adapter.folder, remedy="Try again")
             on_failure.pop_all()
         return loaded
+
+
+def part_of_base(rule: str) -> GuardError:
+    """The error of a rule that the base itself answers, where other weights are to answer it."""
+    remedy = f"To change it, run `make merge RULE={rule}` and start again"
+    return GuardError(f"rule '{rule}' is part of the base", remedy=remedy)

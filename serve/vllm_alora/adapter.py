@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -221,30 +221,39 @@ def check_adapter(adapter: AdapterFiles, lora_config: Any, model_config: Any) ->
             where=adapter.path,
             remedy="Change the adapter or the engine's settings",
         ) from error
-    if current_platform.is_cpu():
-        _check_cpu(adapter, lora_config, model_config)
     layers = _layers(model_config.hf_config)
+    if current_platform.is_cpu():
+        _check_cpu(adapter, lora_config, model_config, layers or {})
     if layers is None:
         return
     for module, (a, b) in adapter.shapes.items():
-        sizes = (a[1], b[0])
-        if layers.get(module) != sizes:
+        layer = layers.get(module)
+        inputs, outputs = a[1], b[0]
+        if layer is None or (inputs, outputs) != (layer.inputs, layer.outputs):
+            got = "no such layer"
+            if layer is not None:
+                model_has = f"{layer.inputs} -> {layer.outputs}"
+                got = f"{inputs} -> {outputs}, where the model has {model_has}"
             raise AdapterError(
                 f"{module} does not fit the base model",
                 where=adapter.path,
-                got=_misfit(sizes, layers.get(module)),
+                got=got,
                 remedy="Serve it on the base it was trained on",
             )
 
 
-def _misfit(sizes: tuple[int, int], layer: tuple[int, int] | None) -> str:
-    """The adapter's (in, out) and the model's, as text, where they differ."""
-    if not layer:
-        return "no such layer"
-    return f"{sizes[0]} -> {sizes[1]}, where the model has {layer[0]} -> {layer[1]}"
+class TargetLayer(NamedTuple):
+    """A layer that an adapter may target, by its sizes; `is_end`: an embedding, or the output."""
+
+    inputs: int
+    outputs: int
+    is_end: bool
 
 
-def _check_cpu(adapter: AdapterFiles, lora_config: Any, model_config: Any) -> None:
+Layers = Mapping[str, TargetLayer]
+
+
+def _check_cpu(adapter: AdapterFiles, lora_config: Any, model_config: Any, layers: Layers) -> None:
     """Refuse what would go to vLLM's own CPU operator.
 
     It gives base tokens the adapter in the last slot.
@@ -256,19 +265,13 @@ def _check_cpu(adapter: AdapterFiles, lora_config: Any, model_config: Any) -> No
             got=lora_config.lora_dtype,
             remedy="Leave lora_dtype at auto",
         )
-    ends = [
-        module
-        for module in adapter.shapes
-        if module.rpartition(".")[2] in ("embed_tokens", "lm_head")
-    ]
+    ends = [module for module in adapter.shapes if module in layers and layers[module].is_end]
     if ends:
         problem = "on a CPU an adapter of the embedding or the output layer is not served"
         raise AdapterError(
             problem, where=adapter.path, got=", ".join(ends), remedy="Train without them"
         )
 
-
-Layers = Mapping[str, tuple[int, int]]
 
 # A process has a configuration or two, which cannot be hashed.
 _layers_of: list[tuple[Any, Layers | None]] = []
@@ -285,7 +288,7 @@ def _layers(hf_config: Any) -> Layers | None:
 
 
 def _build_layers(hf_config: Any) -> Layers | None:
-    """The (in, out) of every layer that an adapter may target, by name.
+    """Every layer that an adapter may target, by name.
 
     From an instance, without memory, of the class that PEFT adapted. None where that class does not
     settle the names: transformers does not have it, or the text model is part of a larger one,
@@ -296,10 +299,12 @@ def _build_layers(hf_config: Any) -> Layers | None:
         return None
     with torch.device("meta"):
         model = architecture(hf_config)
+    output = model.get_output_embeddings()
     layers = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            layers[name] = (module.in_features, module.out_features)
+            is_output = module is output
+            layers[name] = TargetLayer(module.in_features, module.out_features, is_output)
         elif isinstance(module, torch.nn.Embedding):
-            layers[name] = (module.num_embeddings, module.embedding_dim)
+            layers[name] = TargetLayer(module.num_embeddings, module.embedding_dim, is_end=True)
     return layers

@@ -25,7 +25,8 @@ Some arguments follow from these and from the adapters:
   its activations. vLLM's own 0.92 of all memory would leave no room for a second engine.
 
 On a GPU vLLM's low-rank kernels read bfloat16 and float16, and `specialize_active_lora` drops
-adapters of captured graphs; both are refused before anything starts.
+adapters of captured graphs; on a CPU `fully_sharded_loras` computes adapters on the base's tokens.
+What would fail or be wrong is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -206,6 +207,14 @@ def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
             "vLLM's specialize_active_lora leaves adapters out of captured graphs: verdicts would "
             "be wrong",
             where=f"recipe {recipe.name}: engine",
+            remedy="Leave it out",
+        )
+    if installed_device() == "cpu" and args.get("fully_sharded_loras"):
+        raise GuardError(
+            "on a CPU vLLM computes fully sharded adapters for the base's tokens too: verdicts "
+            "would be wrong",
+            where=f"recipe {recipe.name}: engine",
+            got="fully_sharded_loras",
             remedy="Leave it out",
         )
     if installed_device() == "cuda" and args["dtype"] == "float32" and args["enable_lora"]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import time
 import warnings
@@ -192,14 +193,21 @@ class VllmBackend(Backend):
 
     def close(self) -> None:
         """Give the memory back. The process may then start another engine; those that it runs
-        beside this one go on.
+        beside this one go on. Nothing can be asked of it afterwards, but to close it again.
         """
+        engine: LLMEngine | None = vars(self).pop("_engine", None)
+        if engine is None:
+            return
+        vars(self).pop("_core", None)
         _open.discard(id(self))
         try:
-            self._engine.collective_rpc(worker.forget_pointers)
+            engine.collective_rpc(worker.forget_pointers)
         finally:  # whatever state a step has left the worker in
             with _groups_kept() if _open else contextlib.nullcontext():
-                self._engine.engine_core.shutdown()
+                engine.engine_core.shutdown()
+            # vLLM leaves keys, values and slots to whoever holds the engine: itself, in circles.
+            del engine
+            gc.collect()
 
     def _check_patched(self) -> None:
         bare = [target for target, is_patched in patched().items() if not is_patched]

@@ -31,7 +31,7 @@ from serve.engine.score import Check, EngineCounters
 from serve.engine.thread.open_checks import OpenChecks
 from serve.engine.thread.pace import Pace
 from serve.engine.thread.pending import PendingChange, PendingCheck
-from serve.engine.thread.refusals import Overloaded, engine_failure, too_late
+from serve.engine.thread.refusals import Overloaded, engine_failure, too_late, without_frames
 from serve.engine.thread.restart import Restartable, RestartAttempts
 from serve.engine.thread.watchdog import Watchdog
 
@@ -257,7 +257,7 @@ class EngineThread:
             while self._checks:
                 self._step()
         except BaseException as error:
-            return engine_failure(error)
+            return without_frames(engine_failure(error))
         return None
 
     def _is_dead(self, *, has_failed: bool) -> bool:
@@ -270,13 +270,17 @@ class EngineThread:
             return not self._restartable.works()
 
     def _start_again(self) -> bool:
-        """Start the dead engine again, after growing pauses; True if it works again."""
+        """Start the dead engine again, after growing pauses; True if it works again.
+
+        It is a `failure` if it does not, unless the thread is closed meanwhile.
+        """
         self._attempts.died()
         failure = GuardError("the engine died again and again", remedy="Its log says why")
         while (pause_s := self._attempts.next_pause_s()) is not None:
             log.error("the engine is dead; it is started again in %g s", pause_s)
-            if self._closing.wait(pause_s):
-                break
+            if self._closing.wait(pause_s):  # nobody needs it any more, and nothing has failed
+                self._is_restarting = False
+                return False
             failed = self._restart()
             if failed is None:
                 self._attempts.started()
@@ -301,7 +305,7 @@ class EngineThread:
                     self._on_restart()
         except BaseException as error:
             self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
-            return engine_failure(error)
+            return without_frames(engine_failure(error))
         self.restarts = replace(self.restarts, started=self.restarts.started + 1)
         return None
 

@@ -48,3 +48,16 @@ def engine_failure(error: BaseException) -> GuardError:
     failure = GuardError(f"the engine failed: {error}", remedy="See the server's log")
     failure.__cause__ = error
     return failure
+
+
+def without_frames(failure: GuardError) -> GuardError:
+    """`failure` without the frames that it and its causes went through: they hold the engine, and
+    its memory with it, for as long as the error is kept.
+    """
+    chain: list[BaseException] = [failure]
+    for error in chain:
+        error.__traceback__ = None
+        for linked in (error.__cause__, error.__context__):
+            if linked is not None and linked not in chain:
+                chain.append(linked)
+    return failure

@@ -105,6 +105,7 @@ class RestartableEngine:
         Raises GuardError if it does not start; it may be tried again.
         """
         self._bury()
+        gc.collect()  # of the dead engine, or of a start that failed, only circles are left
         try:
             self._engine = self._start(self._folders)
         except GuardError:
@@ -188,8 +189,6 @@ class RestartableEngine:
             engine.close()
         except Exception:  # it is dead: whatever it raises, another one is started
             log.exception("a dead engine could not be closed")
-        del engine
-        gc.collect()
 
 
 def _folders(engine: GuardEngine | MixedEngine) -> dict[str, Path]:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config_or_none
+from vllm.config import CompilationMode, get_current_vllm_config_or_none
 from vllm.forward_context import get_forward_context
+from vllm.platforms import current_platform
 
 from ..seam import seam
 
@@ -43,12 +44,24 @@ def _(output: torch.Tensor, x: torch.Tensor, layer_name: str) -> None:
 
 @seam("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA.__init__", "self base_layer")
 def init(original: Callable[..., None], self: Any, base_layer: Any) -> None:
-    """Enter the layer among those that a pass finds by their names."""
+    """Enter the layer among those that a pass finds by their names.
+
+    Raises ValueError where another layer has its name and the model is to be compiled: one of the
+    two would be computed with the other's adapters.
+    """
     original(self, base_layer)
     config = get_current_vllm_config_or_none()
-    if config is not None:
-        self.low_rank_name = base_layer.prefix + SUFFIX
-        config.compilation_config.static_forward_context[self.low_rank_name] = self
+    if config is None:
+        return
+    self.low_rank_name = base_layer.prefix + SUFFIX
+    compilation = config.compilation_config
+    named = compilation.static_forward_context.setdefault(self.low_rank_name, self)
+    is_compiled = compilation.mode != CompilationMode.NONE and current_platform.is_cpu()
+    if named is not self and is_compiled:
+        raise ValueError(
+            f"vllm_alora: two layers of the model are called '{base_layer.prefix}', so it cannot "
+            "be compiled with adapters. Start the engine with enforce_eager"
+        )
 
 
 @seam("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA._apply_lora_to_output", "self x output")

@@ -169,11 +169,18 @@ def create_lora_modules(original: Callable[..., None], self: Any) -> None:
     products in C++.
 
     The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices
-    only. Triton's kernels take it as it is.
+    only. Triton's kernels take it as it is. Raises ValueError for fully sharded adapters on a CPU:
+    vLLM would compute them with operators of its own, not with `add_lora_linear`.
     """
-    original(self)
     wrappers = list(self.punica_wrapper_mapping.values())
-    if not all(isinstance(wrapper, PunicaWrapperCPU) for wrapper in wrappers):
+    is_on_cpu = all(isinstance(wrapper, PunicaWrapperCPU) for wrapper in wrappers)
+    if is_on_cpu and self.lora_config.fully_sharded_loras:
+        raise ValueError(
+            "vllm_alora: fully_sharded_loras is not served on a CPU: vLLM's operators would give "
+            "base tokens the adapter in the last slot. Leave it out"
+        )
+    original(self)
+    if not is_on_cpu:
         return
     for module in self.modules.values():
         if isinstance(module, BaseLinearLayerWithLoRA):

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from ..activation import ActivatedRequest
@@ -27,8 +29,8 @@ from .prefetch import Prefetch
 def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> Any:
     """The adapter vLLM loaded, in this step or before it (`prefetch`).
 
-    Raises AdapterError if a tensor was dropped or the files are not those the request was checked
-    with.
+    Raises AdapterError if a tensor was dropped, if a layer would be computed wrongly, or if the
+    files are not those the request was checked with.
     """
     prefetch: Prefetch | None = getattr(self, "prefetch", None)
     if prefetch and (early := prefetch.take(lora_request.lora_int_id)) is not None:
@@ -45,6 +47,14 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
         problem = "tensors for layers that the engine cannot adapt"
         raise AdapterError(
             problem, where=where, got=", ".join(dropped), remedy="Train without them"
+        )
+    not_linear = computed_by_vllm(lora.loras, self._adapter_manager)
+    if not_linear:
+        problem = (
+            "on a CPU an adapter of the embedding, the output or an expert layer is not served"
+        )
+        raise AdapterError(
+            problem, where=where, got=", ".join(not_linear), remedy="Train without them"
         )
     vars(self).setdefault("content_of_id", {})[lora_request.lora_int_id] = content
     return lora
@@ -79,7 +89,7 @@ def unplaced(modules: Any, manager: Any) -> list[str]:
 
     Apart from those of other pipeline stages.
     """
-    layers = set(manager.modules).union(*manager.packed_modules.values())
+    layers = _adapted_layers(manager)
     other_stages = tuple(
         f"{name}."
         for name, layer in manager.model.named_modules()
@@ -88,7 +98,37 @@ def unplaced(modules: Any, manager: Any) -> list[str]:
     unused = []
     for module in modules:
         name = module.removesuffix(".base_layer")  # fused experts: one layer, two entries
-        has_layer = name in layers or f"model.{name}" in layers
-        if not has_layer and not name.startswith(other_stages):
+        if name not in layers and not name.startswith(other_stages):
             unused.append(name)
     return unused
+
+
+def computed_by_vllm(modules: Any, manager: Any) -> list[str]:
+    """The modules of a loaded adapter that vLLM's own CPU operators would compute: embeddings,
+    output layers and experts. None on a GPU.
+
+    These operators give base tokens the adapter in the last slot.
+    """
+    layers = _adapted_layers(manager)
+    names = []
+    for module in modules:
+        layer = layers.get(module.removesuffix(".base_layer"))
+        is_on_cpu = isinstance(getattr(layer, "punica_wrapper", None), PunicaWrapperCPU)
+        if is_on_cpu and not isinstance(layer, BaseLinearLayerWithLoRA):
+            names.append(module)
+    return names
+
+
+def _adapted_layers(manager: Any) -> dict[str, Any]:
+    """vLLM's layers with adapters, under the names that an adapter's modules may have.
+
+    A packed layer is there under its parts' names too. vLLM finds a layer without the leading
+    "model." of its name where the model pools, and only there.
+    """
+    layers: dict[str, Any] = dict(manager.modules)
+    for packed, parts in manager.packed_modules.items():
+        layers |= dict.fromkeys(parts, manager.modules[packed])
+    if manager.is_pooling_model:
+        for name, layer in list(layers.items()):
+            layers.setdefault(name.removeprefix("model."), layer)
+    return layers

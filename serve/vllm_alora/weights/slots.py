@@ -92,14 +92,22 @@ def apply_adapters(original: Callable[..., None], self: Any, lora_requests: Iter
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.activate_adapter", "self lora_id")
 def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
-    """Give the adapter a slot; if none is free, that of the coldest."""
+    """Give the adapter a slot; if none is free, that of the coldest.
+
+    vLLM counts it as active before its weights are copied. If they are not, it has no slot: in the
+    next step it would be computed with what an earlier adapter has left there.
+    """
     active = self._active_adapters
     if lora_id not in active:
         heat_of(self).swap_in(lora_id)
         unpinned = _unpinned(active)
         if len(active) >= self.lora_slots and unpinned:
             active.pop(heat_of(self).coldest(unpinned))
-    return original(self, lora_id)
+    try:
+        return original(self, lora_id)
+    except BaseException:
+        self.deactivate_adapter(lora_id)
+        raise
 
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.remove_oldest_adapter", "self")
@@ -123,11 +131,11 @@ def _has_slot(worker_manager: Any, request: Any) -> bool:
     names.
     """
     adapter_id = request.lora_int_id
-    content = getattr(worker_manager, "content_of_id", {}).get(adapter_id)
-    return (
-        adapter_id in worker_manager._adapter_manager._active_adapters
-        and content == getattr(request, "content", None) is not None
-    )
+    named_content = getattr(request, "content", None)
+    if named_content is None or adapter_id not in worker_manager._adapter_manager._active_adapters:
+        return False
+    loaded_content = getattr(worker_manager, "content_of_id", {}).get(adapter_id)
+    return bool(loaded_content == named_content)
 
 
 def heat_of(manager: Any) -> Heat:

@@ -175,6 +175,47 @@ def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBac
         assert engine.rules == {"plain": card}
 
 
+def test_no_weights_take_the_card_of_a_rule_that_is_part_of_the_base(toy: ToyBackend) -> None:
+    """The base would go on answering, by a calibration that is not its own."""
+    merged, folders = load_card(adapter_folders()["plain"]), adapter_folders()
+    is_part = r"'plain' is part of the base.*make merge"
+    with started(toy, {}, merged=merged) as engine:
+        for change in (engine.serve, engine.add):
+            with pytest.raises(GuardError, match=is_part):
+                change("plain", folders["plain"])
+        engine.add("candidate", folders["plain"])
+        with pytest.raises(GuardError, match=is_part):
+            engine._rules.replace("plain", "candidate")
+        assert engine.rules["plain"] is merged
+        engine.remove("candidate")
+        assert toy.loaded == {}
+    start: Any = lambda *_: pytest.fail("it started")  # noqa: E731
+    with pytest.raises(GuardError, match=is_part):
+        GuardEngine(recipe(), {"plain": folders["plain"]}, merged=merged, start_backend=start)
+
+
+def test_weights_that_give_no_verdict_are_not_served_though_they_cannot_be_unloaded(
+    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(toy, adapter_folders()) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(toy, "step", lambda: 1 / 0)
+            patch.setattr(toy, "unload", lambda _: [][0])
+            with pytest.raises(ZeroDivisionError):
+                engine.serve("plain", adapter_folders()["plain"])
+        assert list(engine.rules) == list(RULE_TEXTS)
+
+
+def test_weights_that_a_cancelled_check_was_the_last_to_need_are_unloaded(toy: ToyBackend) -> None:
+    with started(toy, adapter_folders()) as engine:
+        loaded = dict(toy.loaded)
+        opened = engine.open_check(CONVERSATION, ["pii_leak"])
+        engine.remove("pii_leak")
+        assert toy.loaded == loaded
+        engine.cancel(opened.call)
+        assert len(toy.loaded) == len(loaded) - 1
+
+
 def test_a_folder_that_cannot_be_served_starts_no_backend(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"card\.json"):
         GuardEngine(recipe(), {"a": tmp_path}, start_backend=lambda *_: pytest.fail("it started"))

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 import vllm_alora
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 from vllm_alora import adapter
 from vllm_alora.adapter import AdapterError, check_adapter, read_adapter
 
@@ -50,12 +51,17 @@ def change_config(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def check(folder: Path, max_lora_rank: int = 16, lora_dtype: torch.dtype = torch.bfloat16) -> None:
+def check(
+    folder: Path,
+    max_lora_rank: int = 16,
+    lora_dtype: torch.dtype = torch.bfloat16,
+    hf_config: Any = HF_CONFIG,
+) -> None:
     lora_config = SimpleNamespace(max_lora_rank=max_lora_rank, lora_dtype=lora_dtype)
     check_adapter(
         read_adapter(str(folder)),
         lora_config,
-        SimpleNamespace(hf_config=HF_CONFIG, dtype=torch.bfloat16),
+        SimpleNamespace(hf_config=hf_config, dtype=torch.bfloat16),
     )
 
 
@@ -200,6 +206,14 @@ def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(
 
     change_tensors(folder, extend)
     assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
+
+
+def test_an_embedding_is_known_by_its_class_and_not_by_its_name(tmp_path: Path) -> None:
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, architectures=["GPT2LMHeadModel"])
+    base = GPT2LMHeadModel(config)
+    lora = LoraConfig(r=4, target_modules=["wte", "c_attn"], fan_in_fan_out=True)
+    get_peft_model(base, lora).save_pretrained(str(tmp_path), save_embedding_layers=False)
+    assert "is not served (got transformer.wte)" in refusal(tmp_path, hf_config=config)
 
 
 def test_adapters_of_another_type_than_the_base_s_are_refused_on_a_cpu(folder: Path) -> None:

@@ -259,6 +259,14 @@ def test_a_setting_that_drops_adapters_is_refused() -> None:
         engine_args(with_engine(specialize_active_lora=True), [], {})
 
 
+def test_sharded_adapters_are_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded = {"fully_sharded_loras": True}
+    with pytest.raises(GuardError, match=r"got fully_sharded_loras.*Leave it out"):
+        engine_args(narrow(), [], sharded)
+    monkeypatch.setattr(arguments, "installed_device", lambda: "cuda")
+    assert engine_args(narrow(serving_memory=ServingMemory()), [], sharded)["fully_sharded_loras"]
+
+
 def test_the_output_layer_computes_in_float32_unless_the_recipe_says_otherwise() -> None:
     assert engine_args(narrow(), [], {})["hf_overrides"] == {"head_dtype": "float32"}
     longer = {"hf_overrides": {"max_position_embeddings": 5}}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from guard.errors import GuardError
 from serve.engine import GuardEngine
 from serve.engine.backends import vllm_engine
 from tests.serve.cards import recipe
+from tests.serve.engine.shared import runner
 from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit, save_adapter
 from tests.serve.heads import reference_logit, save_head
 
@@ -110,6 +113,26 @@ def test_an_engine_that_is_closed_leaves_nothing_in_the_kernels_tables() -> None
     assert utils._LORA_A_PTR_DICT
     engine.close()
     assert not utils._LORA_A_PTR_DICT
+
+
+def memory_of(engine: GuardEngine) -> list[weakref.ref[torch.Tensor]]:
+    """A tensor of its keys and values, one of its slots, and one of its weights."""
+    model_runner = runner(engine)
+    *_, layer = model_runner.lora_manager._adapter_manager.modules.values()
+    *_, weights = model_runner.model.parameters()
+    return [
+        weakref.ref(part) for part in (model_runner.kv_caches[0], layer.lora_a_stacked[0], weights)
+    ]
+
+
+def test_an_engine_that_is_closed_gives_its_memory_back_though_it_is_still_held() -> None:
+    engine = GuardEngine(recipe(), adapter_folders(), **ENGINE)
+    held = memory_of(engine)
+    assert None not in [tensor() for tensor in held]
+    engine.close()
+    assert [tensor() for tensor in held] == [None] * len(held)
+    engine.close()  # twice does no harm
+    assert list(engine.rules) == list(adapter_folders())
 
 
 def test_tokens_of_vllm_s_warm_up_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

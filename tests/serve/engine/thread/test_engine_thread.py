@@ -371,6 +371,7 @@ def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
     thread.close()
     assert time.monotonic() < began + 30 and not thread._thread.is_alive()
     assert engine.starts == []
+    assert thread.failure is None  # else the process would end as one that broke
 
 
 def test_while_a_batch_is_late_checks_are_refused_for_that_and_answered_after_it() -> None:

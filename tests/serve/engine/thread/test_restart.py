@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from guard.weights.card import load_card, read_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.engine.mixed import MixedEngine
+from serve.engine.thread.engine_thread import EngineThread
 from serve.engine.thread.refusals import Overloaded
 from serve.engine.thread.restart import PAUSES_S, RestartableEngine, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import recipe
 from tests.serve.engine.toy import ToyBackend
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import MESSAGES, serving, wait_until
 
 TEXT = "The assistant must not give medical advice."
 TOLERANCE = 3e-4
@@ -57,6 +59,44 @@ def test_a_base_without_rules_is_not_dead(tmp_path: Path, monkeypatch: pytest.Mo
         assert engine.works()
         monkeypatch.setattr(toys[1], "step", lambda: 1 / 0)
         assert not engine.works()
+
+
+class Model:
+    """What a start has in memory, in a circle as most of an engine is."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_neither_a_dead_engine_nor_a_failed_start_is_in_memory_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (0.0, 0.0))
+    folder = save_adapter(tmp_path / "rule", "rule", seed=1)
+    started: list[weakref.ref[GuardEngine | Model]] = []
+    still_there: list[int] = []
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        still_there.append(sum(reference() is not None for reference in started))
+        if moved is not None:
+            model = Model()
+            started.append(weakref.ref(model))
+            raise RuntimeError("the device is gone")
+        toy = ToyBackend()
+        engine = GuardEngine(recipe(), {"rule": folder}, start_backend=lambda *_: toy)
+        started.append(weakref.ref(engine))
+        monkeypatch.setattr(toy, "step", broken)
+        monkeypatch.setattr(toy, "scrub", broken)
+        return engine
+
+    def broken() -> None:
+        raise GuardError("the device is gone")
+
+    thread = EngineThread(RestartableEngine(start))
+    thread.check(CONVERSATION, ["rule"])
+    wait_until(lambda: thread.failure is not None)
+    assert "the device is gone" in str(thread.failure)
+    assert still_there == [0, 0, 0]
 
 
 @pytest.fixture(scope="module")

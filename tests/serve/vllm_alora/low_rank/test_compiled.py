@@ -11,6 +11,7 @@ import torch
 import vllm_alora
 from vllm.config import CompilationMode
 from vllm.forward_context import override_forward_context
+from vllm_alora.low_rank import compiled as seams
 from vllm_alora.low_rank.compiled import check_and_update_config
 
 from guard.conversation.example import Message
@@ -122,6 +123,24 @@ def test_a_compiled_engine_in_bfloat16_computes_in_chunks_and_begins_again_after
         with steps_of(narrow, 24):
             for verdict in narrow.check(CONVERSATION).verdicts:
                 assert verdict.logit == pytest.approx(whole[verdict.rule], abs=NARROW_NATS)
+
+
+def test_two_layers_of_one_name_are_refused_where_the_model_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One would be computed with the other's adapters; without the compiler none is looked up."""
+
+    def enter(mode: CompilationMode, *names: str) -> None:
+        compilation = SimpleNamespace(static_forward_context={}, mode=mode)
+        config = SimpleNamespace(compilation_config=compilation)
+        monkeypatch.setattr(seams, "get_current_vllm_config_or_none", lambda: config)
+        for name in names:
+            seams.init.wrapper(lambda *_: None, SimpleNamespace(), SimpleNamespace(prefix=name))
+
+    enter(CompilationMode.NONE, "layers.0.q", "layers.0.q")
+    enter(CompilationMode.DYNAMO_TRACE_ONCE, "layers.0.q", "layers.1.q")
+    with pytest.raises(ValueError, match=r"called 'layers\.0\.q'.*with enforce_eager"):
+        enter(CompilationMode.DYNAMO_TRACE_ONCE, "layers.0.q", "layers.0.q")
 
 
 def test_an_error_of_the_platform_leaves_the_adapters_on() -> None:

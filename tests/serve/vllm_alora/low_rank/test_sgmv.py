@@ -104,6 +104,16 @@ def expected(
     return torch.stack(rows)
 
 
+def test_sharded_adapters_are_refused() -> None:
+    """vLLM's own operators compute them, for the base's tokens too."""
+    manager = SimpleNamespace(
+        punica_wrapper_mapping={"language_model": wrapper_for([(0, 1)])},
+        lora_config=SimpleNamespace(fully_sharded_loras=True),
+    )
+    with pytest.raises(ValueError, match=r"fully_sharded_loras is not served on a CPU.*Leave it"):
+        sgmv.create_lora_modules.wrapper(lambda _: pytest.fail("layers were made"), manager)
+
+
 @settings(max_examples=60, deadline=None)
 @given(segments=segments, native=st.booleans())
 def test_every_token_is_multiplied_with_its_own_adapter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,9 @@ from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import AdapterError, read_adapter
 from vllm_alora.weights.placed import add_adapter, load_adapter, unplaced
 
+from tests.serve.adapters import save_random_adapter
+from tests.serve.served import Served, reference
+
 pytestmark = pytest.mark.slow
 
 
@@ -21,7 +25,7 @@ class Worker:
     layer, and the adapters loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, pools: bool = False) -> None:
         layer = torch.nn.Linear(1, 1)
         self.loaded: list[str] = []
         self.content_of_id: dict[int, str] = {}
@@ -30,6 +34,7 @@ class Worker:
             packed_modules={"layers.0.qkv_proj": ["layers.0.q_proj", "layers.0.k_proj"]},
             model=torch.nn.ModuleDict({"mine": layer, "elsewhere": PPMissingLayer()}),
             _registered_adapters=self.content_of_id,
+            is_pooling_model=pools,
         )
         self.adapter_loads = 0
 
@@ -113,3 +118,35 @@ def test_plain_and_packed_layers_and_other_stages_layers_have_a_place() -> None:
         "layers.0.up_proj",
         "mine.q_proj",
     ]
+
+
+def test_a_name_without_model_is_a_layer_where_the_model_pools_and_only_there() -> None:
+    """vLLM leaves it out elsewhere, and the base would answer."""
+    short = ["layers.0.q_proj", "layers.0.o_proj"]
+    for pools, expected in ((True, []), (False, short)):
+        manager = Worker(pools=pools)._adapter_manager
+        layer = manager.modules["layers.0.o_proj"]
+        manager.modules = {"model.layers.0.qkv_proj": layer, "model.layers.0.o_proj": layer}
+        manager.packed_modules = {
+            "model.layers.0.qkv_proj": ["model.layers.0.q_proj", "model.layers.0.k_proj"]
+        }
+        assert unplaced(short, manager) == expected
+        assert unplaced([f"model.{name}" for name in short], manager) == []
+
+
+def test_on_a_cpu_layers_that_are_not_linear_are_refused_in_the_worker(
+    adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """By their class, whatever they are called; and the others of the same engine are served."""
+    settings = {"max_loras": 1, "max_num_seqs": 4, "max_num_batched_tokens": 256}
+    engine = Served.start(**settings, lora_target_modules=None, kv_cache_memory_bytes=2**26)
+    try:
+        output = save_random_adapter(tmp_path / "output", seed=1, targets=["lm_head", "q_proj"])
+        with pytest.raises(AdapterError, match=r"is not served \(got lm_head\)"):
+            engine.llm.llm_engine.add_lora(engine.request(output))
+        prompt = list(range(30, 70))
+        answer = engine.ask_one(prompt, adapters["lora"])
+        expected = reference(prompt, adapters["lora"])
+        torch.testing.assert_close(answer.log_probs, expected, atol=1e-3, rtol=0)
+    finally:
+        engine.close()

@@ -163,6 +163,29 @@ def test_a_step_copies_only_what_has_no_slot(
         assert_peft(answers, [prompt] * 4, second)
 
 
+def test_an_adapter_whose_swap_in_failed_is_copied_anew(
+    small: Served, many: list[str], prompts: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it is in a slot that held another one."""
+    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=5)
+    small.ask([prompt] * KEPT, many[:KEPT])
+    manager = small.runner.lora_manager._adapter_manager
+    folder = next(
+        folder
+        for folder in many[:KEPT]
+        if small.request(folder).lora_int_id not in manager._active_adapters
+    )
+    adapter_id = small.request(folder).lora_int_id
+    *_, last_layer = manager.modules.values()
+    with monkeypatch.context() as patch:
+        patch.setattr(last_layer, "set_lora", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            manager.activate_adapter(adapter_id)
+    assert adapter_id not in manager._active_adapters
+    assert adapter_id not in manager.lora_index_to_id
+    assert_peft([small.ask_one(prompt, folder)], [prompt], [folder])
+
+
 def test_a_pinned_adapter_stays(small: Served, many: list[str], prompts: PromptBuilder) -> None:
     prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=4)
     small.ask_one(prompt, many[0])
