@@ -17,7 +17,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/test_repository.py": 60,
     "tests/serve/cluster/test_ray_pool.py": 55,
     "tests/deploy/test_kubernetes.py": 50,
-    "tests/serve/scan/test_run.py": 45,
+    "tests/serve/scan/test_run.py": 60,
     "tests/serve/bench/gpu_counts/test_run.py": 40,
     "tests/serve/bench/http/test_soak.py": 35,
     "tests/serve/bench/cluster/test_autoscaling.py": 35,

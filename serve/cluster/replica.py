@@ -184,8 +184,8 @@ class GuardReplica:
         before = self._served.get(rule)
         if before == folder:
             return
-        # A check that comes now would be answered behind the change, by the new weights: it is of
-        # no version until the change is over, nor after one that was cancelled anywhere.
+        # A check that comes now would be answered behind the change, by the new weights: no version
+        # is served until it is over, nor after one that was cancelled, wherever that had come to.
         self._served[rule] = CHANGING
         try:
             if folder is None:
