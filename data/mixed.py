@@ -37,7 +37,9 @@ def refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], sou
     """Raise GuardError for rows of your own that are generated ones, nearly so, or have the name of
     one, in whatever split and with whatever label.
     """
-    names = {name for example in generated for name in (example.id, example.group)}
+    names: set[str] = set()
+    for example in generated:
+        names |= {example.id, example.group}
     copies: list[str] = []
     for example in own_rows:
         if {example.id, example.group} & names:

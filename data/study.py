@@ -111,7 +111,9 @@ def build_study(request: StudyRequest) -> Study:
     pools = _pools(request)
     sizes = _sizes(request, len(pools.pool))
     not_current(folder)  # while the folder mixes points of two requests
-    points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in request.seeds)
+    points: list[StudyPoint] = []
+    for size in sizes:
+        points += [StudyPoint(rows=size, seed=seed) for seed in request.seeds]
     for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
         rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
         write_splits(point_runs(folder, point).data(request.rule.id), rows)
@@ -121,7 +123,7 @@ def build_study(request: StudyRequest) -> Study:
         data=None if request.data is None else request.data.name,
         path=None if request.data is None else str(request.data.resolve()),
         labelled_for=pools.labelled_for,
-        points=points,
+        points=tuple(points),
     )
     study.save(folder)
     mark_current(folder, inputs)

@@ -53,7 +53,10 @@ async def explained(
         purpose="explanation",
     )
     turns = [_by_rule(at_end) for at_end in (*checks.all(), decided)]
-    return {rule: _largest_rise([verdicts.get(rule) for verdicts in turns]) for rule in violated}
+    carrying: dict[str, CarryingTurn] = {}
+    for rule in violated:
+        carrying[rule] = _largest_rise([verdicts.get(rule) for verdicts in turns])
+    return carrying
 
 
 def _by_rule(decided: DecidedCheck) -> dict[str, Verdict]:

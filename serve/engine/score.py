@@ -81,8 +81,9 @@ class EngineCounters:
 class Check:
     """The verdicts of the rules that could be judged, in the order of the rules.
 
-    `refused` are the rules that could not, by name. Of each of the others, `weights` is the SHA-256
-    of what answered, `latencies_ms` the time from its submission to its answer.
+    `refused` are the rules that could not, by name. Of each rule that was answered, also if the
+    answer is refused since not all could be read, `weights` is the SHA-256 of what answered,
+    `latencies_ms` the time from its submission to its answer.
     """
 
     verdicts: tuple[Verdict, ...]

@@ -48,8 +48,10 @@ def bounds(layer_name: str, tokens: int, max_tokens: int) -> list[int]:
     as many of the longest sequences as make up the tokens.
     """
     metadata = get_forward_context().attn_metadata
-    if not isinstance(metadata, dict):
+    if metadata is None:
         return [*range(0, tokens, max_tokens), tokens]
+    if not isinstance(metadata, dict):  # of micro-batches: each has some of the tokens
+        raise TypeError(f"attention's metadata is a {type(metadata).__name__}, not one a layer")
     layer_metadata: Any = metadata[layer_name]
     starts: list[int] = layer_metadata.query_start_loc.tolist()
     return starts

@@ -100,13 +100,13 @@ class FleetReport(BenchReport):
         requests`; empty where it got all, or was not measured.
         """
         peft = [row.requests for row in self.rows if row.server == PEFT]
-        others = [row.requests for row in self.rows if row.server != PEFT]
-        if not peft or not others or min(peft) == min(others):
+        engine_requests = [row.requests for row in self.rows if row.server != PEFT]
+        if not peft or not engine_requests or min(peft) == min(engine_requests):
             return ""
         counts = f"{min(peft)} to {max(peft)}"
         if min(peft) == max(peft):
             counts = str(min(peft))
-        return f"the first {counts} of {max(others)} requests"
+        return f"the first {counts} of {max(engine_requests)} requests"
 
 
 def table(report: FleetReport) -> str:

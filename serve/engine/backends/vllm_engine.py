@@ -206,7 +206,9 @@ class VllmBackend(Backend):
             with _groups_kept() if _open else contextlib.nullcontext():
                 engine.engine_core.shutdown()
             # vLLM leaves keys, values and slots to whoever holds the engine: itself, in circles.
+            # What the first collection frees still holds the embedding.
             del engine
+            gc.collect()
             gc.collect()
 
     def _check_patched(self) -> None:

@@ -107,7 +107,7 @@ def test_one_request_s_nan_reaches_nobody_else(
 
 @TYPES
 def test_a_context_s_nan_reaches_all_its_readers(dtype: torch.dtype) -> None:
-    """And no verdict is made of it (serve/engine/verdict)."""
+    """And no verdict is made of it (guard/verdict.py)."""
     step = Step.random(6, 300, dtype)
     step.context[0][170, 0] = torch.nan
     attended = step.attend(attention_of([0, 3], [3, 3]))
