@@ -113,11 +113,12 @@ class DecoderBackend(VllmBackend):
         self._engine.engine_core.abort_requests(ids)
 
     def scrub(self) -> None:
-        """Empty the prefix cache and overwrite all of its keys and values with zeros. Raises as
-        `forget` does.
+        """Empty the prefix cache and overwrite all of its keys and values with zeros; forget what a
+        failed step has left. Raises as `forget` does.
         """
         self.forget()
         self._engine.collective_rpc(worker.zero_kv)
+        self._engine.collective_rpc(worker.forget_step)
         self._engine.collective_rpc(worker.take_states)  # what a failed step had kept
 
     def _params_of(self, request: BackendRequest, request_id: str) -> SamplingParams:

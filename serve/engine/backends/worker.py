@@ -19,6 +19,13 @@ def zero_kv(worker: Any) -> None:
         cache.zero_()
 
 
+def forget_step(worker: Any) -> None:
+    """Forget a step that was computed and has not been sampled from: as long as it is there, runner
+    V1 refuses to compute another one.
+    """
+    worker.model_runner.execute_model_state = None
+
+
 def swap_ins(worker: Any) -> int:
     """How often it has copied an adapter into a slot."""
     manager = getattr(worker.model_runner, "lora_manager", None)

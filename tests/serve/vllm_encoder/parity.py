@@ -18,9 +18,11 @@ HEAD = "head"
 
 
 @contextmanager
-def served(toy: ToyEncoder, root: Path, targets: Sequence[str]) -> Iterator[ServedToy]:
+def served(
+    toy: ToyEncoder, root: Path, targets: Sequence[str], *, is_compiled: bool = False
+) -> Iterator[ServedToy]:
     """An engine with a rule on all targets, one of a low rank, one on each alone, and a head; two
-    of them read one speaker.
+    of them read one speaker. It is compiled by default on a CPU, here where a test asks for it.
     """
     rules = {
         "all": toy.save_rule(root / "all", 1, 8, targets),
@@ -31,7 +33,7 @@ def served(toy: ToyEncoder, root: Path, targets: Sequence[str]) -> Iterator[Serv
     }
     for seed, target in enumerate(targets, start=3):
         rules[target] = toy.save_rule(root / target, seed, 8, [target])
-    with GuardEngine(toy.recipe, rules, enforce_eager=True) as engine:
+    with GuardEngine(toy.recipe, rules, enforce_eager=not is_compiled) as engine:
         yield ServedToy(toy, engine, rules)
 
 

@@ -15,14 +15,12 @@ pytestmark = pytest.mark.slow
 TARGETS = ("Wqkv", "Wi", "Wo", "dense")
 
 
-@pytest.fixture(scope="module")
-def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedToy]:
-    root = tmp_path_factory.mktemp("modernbert")
-    config = ModernBertConfig(
+def config(layers: int) -> ModernBertConfig:
+    return ModernBertConfig(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
         intermediate_size=96,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         max_position_embeddings=128,
         local_attention=16,
@@ -34,7 +32,12 @@ def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedToy]:
         cls_token_id=101,
         sep_token_id=102,
     )
-    with served(ToyEncoder.of(config, root / "base"), root, TARGETS) as engine:
+
+
+@pytest.fixture(scope="module")
+def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedToy]:
+    root = tmp_path_factory.mktemp("modernbert")
+    with served(ToyEncoder.of(config(layers=4), root / "base"), root, TARGETS) as engine:
         yield engine
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from serve.engine import GuardEngine
 from serve.engine.backend import Backend, BackendRequest
 from serve.engine.backends import decoder
 from tests.serve.cards import recipe, save_card
-from tests.serve.engine.shared import core_of
+from tests.serve.engine.shared import core_of, runner
 from tests.serve.guarded import CONVERSATION, save_adapter
 
 pytestmark = pytest.mark.slow
@@ -57,6 +59,26 @@ def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     assert not groups_of(core.scheduler)
     assert not core.scheduler.has_unfinished_requests()
     assert not engine._dispatcher.in_flight
+
+
+def test_a_step_that_fails_before_it_is_sampled_from_leaves_the_next_one_to_run(
+    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [verdict.logit for verdict in engine.check(CONVERSATION).verdicts]
+    with monkeypatch.context() as patch:
+        patch.setattr(runner(engine), "sample_tokens", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.check(CONVERSATION)
+        assert runner(engine).execute_model_state is None
+    logits = [verdict.logit for verdict in engine.check(CONVERSATION).verdicts]
+    assert logits == pytest.approx(expected, abs=NATS)
+
+
+def test_both_of_vllm_s_runners_keep_an_unsampled_step_in_one_attribute() -> None:
+    """A name that they do not have would be set, and nothing forgotten."""
+    for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
+        source = inspect.getsource(importlib.import_module(module).GPUModelRunner.sample_tokens)
+        assert "if self.execute_model_state is None:" in source
 
 
 @pytest.mark.parametrize(
