@@ -18,6 +18,8 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/cluster/test_ray_pool.py": 55,
     "tests/deploy/test_kubernetes.py": 50,
     "tests/serve/scan/test_run.py": 60,
+    "tests/serve/vllm_encoder/test_modernbert.py": 60,
+    "tests/serve/vllm_encoder/test_roberta.py": 145,
     "tests/serve/bench/gpu_counts/test_run.py": 40,
     "tests/serve/bench/http/test_soak.py": 35,
     "tests/serve/bench/cluster/test_autoscaling.py": 35,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -130,8 +130,8 @@ def load_head(name: str, folder: Path, card: Card) -> ServableHead:
     Raises GuardError if its file is not a head's, or not that of the card: then weights and
     calibration are from two trainings.
     """
-    tensors, *_ = _tensors(folder, card)
-    head = Head.of_tensors(tensors, folder / METHODS[card.method].weights, card.remedy)
+    weights = _read_tensors(folder, card).weights
+    head = Head.of_tensors(weights, folder / METHODS[card.method].weights, card.remedy)
     return ServableHead(name, folder, card, head)
 
 
@@ -142,7 +142,7 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     Raises GuardError if there is none of two labels, or the weights are not those of the card.
     """
     path = folder / METHODS[card.method].weights
-    tensors, *all_word_tensors = _tensors(folder, card)
+    tensors, word_tensors = _read_tensors(folder, card)
     weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
         problem = "an encoder's adapter needs a classifier of the labels no and yes"
@@ -151,20 +151,27 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=card.remedy)
     words = NO_WORDS
-    for word_tensors in all_word_tensors:
+    if word_tensors is not None:
         words = WordWeights.of_tensors(word_tensors, folder / WORDS, card.remedy)
     no, yes = weight.astype(np.float32)
     head = Head(yes - no, float(bias[1]) - float(bias[0]), words)
     return ServableHead(name, folder, card, head)
 
 
-def _tensors(folder: Path, card: Card) -> list[dict[str, np.ndarray]]:
-    """The tensors of the weights, and of the words beside them if there are any. Raises GuardError
-    if they are not those of the card: then weights and calibration are from two trainings.
+class FolderTensors(NamedTuple):
+    """The tensors of a folder's weights, by name, and of the words beside them, if it has any."""
+
+    weights: dict[str, np.ndarray]
+    words: dict[str, np.ndarray] | None = None
+
+
+def _read_tensors(folder: Path, card: Card) -> FolderTensors:
+    """The tensors in `folder`. Raises GuardError if they are not those of the card: then weights
+    and calibration are from two trainings.
     """
     try:
         contents = weights_contents(folder, METHODS[card.method].weights)
-        tensors = [_as_numpy(content) for content in contents]
+        tensors = FolderTensors(*map(_as_numpy, contents))
     except (OSError, SafetensorError) as error:
         raise GuardError(f"cannot be read: {error}", where=folder, remedy=card.remedy) from error
     if contents_sha256(contents) != card.weights_sha256:

@@ -14,7 +14,7 @@ serves aLoRA itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,21 @@ def slots_of(adapters: Sequence[int], adapter_in_slot: Sequence[int | None]) -> 
     ids, positions = np.unique(np.asarray(adapters, np.int64), return_inverse=True)
     slots: Ints = np.array([slot_of_id[adapter] for adapter in ids.tolist()], np.int64)[positions]
     return slots
+
+
+class StepSlots(NamedTuple):
+    """The slot of each token of a step, [tokens], and of each prompt, [prompts]."""
+
+    tokens: Ints
+    prompts: Ints
+
+
+def slots_of_step(mapping: Any, adapter_in_slot: Sequence[int | None]) -> StepSlots:
+    """The slots of vLLM's mapping, as `slots_of`."""
+    return StepSlots(
+        slots_of(mapping.index_mapping, adapter_in_slot),
+        slots_of(mapping.prompt_mapping, adapter_in_slot),
+    )
 
 
 def base_token_mask(
@@ -165,10 +180,11 @@ def convert_mapping(
     """vLLM's index tensors of the step, without a loop over its tokens.
 
     The slots of tokens and of prompts, those of prompts as rows of a padded table, and the tokens'
-    rows in the embeddings of all slots.
+    rows in the embeddings of all slots. Where the caller has left the slots on the mapping
+    (`low_rank.launch_grid`), they are taken from there, once: another step has others.
     """
-    tokens = slots_of(mapping.index_mapping, lora_index_to_id)
-    prompts = slots_of(mapping.prompt_mapping, lora_index_to_id)
+    slots: StepSlots | None = vars(mapping).pop("step_slots", None)
+    tokens, prompts = slots or slots_of_step(mapping, lora_index_to_id)
     padded = np.where(prompts == NO_SLOT, max_loras - 1, prompts) * len(prompts)
     columns = (
         tokens,

@@ -145,7 +145,7 @@ def schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
         return original(self, *args, **kwargs)
     with _room_kept(self, groups):
         output = original(self, *args, **kwargs)
-    room = Room(self, output)
+    step = PlannedStep(self, output)
     for group in sorted(groups.values(), key=lambda group: group.leader):
         leader = group.leader
         if leader.status == RequestStatus.WAITING and leader not in self.deferred_waiting:
@@ -155,7 +155,7 @@ def schedule(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any)
             continue  # a later step completes its conversation
         del groups[leader.request_id]
         if is_running and leader.request_id in output.num_scheduled_tokens:
-            _queue_together(self, group.end, room.admit(group))
+            _queue_together(self, group.end, step.admit(group))
         else:
             _queue_each(self, group.followers)
     return output
@@ -174,6 +174,36 @@ def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
         scheduler.add_request(leader)
         if followers:
             groups_of(scheduler)[leader.request_id] = Group(leader, end, followers)
+
+
+@dataclass
+class StepRoom:
+    """What a step has left: tokens, and places for sequences.
+
+    `adapters` are the ids of those that it uses, of which there may be `max_adapters`. What is kept
+    for followers before a step is planned, and who is then put into it, are decided by this alone.
+    """
+
+    tokens: int
+    places: int
+    max_adapters: int
+    adapters: set[int] = field(default_factory=set)
+
+    def fits(self, tokens: int, lora: Any) -> bool:
+        """Whether a request of so many tokens with this adapter can be put into the step."""
+        has_slot = lora.lora_int_id in self.adapters or len(self.adapters) < self.max_adapters
+        return tokens <= self.tokens and self.places > 0 and has_slot
+
+    def take(self, tokens: int, lora: Any | None) -> None:
+        """Count a request of so many tokens as one of the step's, whether or not it fits."""
+        self.tokens -= tokens
+        self.places -= 1
+        self.use(lora)
+
+    def use(self, lora: Any | None) -> None:
+        """Count an adapter as one that the step uses; None is the base."""
+        if lora is not None:
+            self.adapters.add(lora.lora_int_id)
 
 
 @contextlib.contextmanager
@@ -195,32 +225,27 @@ def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
 
     Where a follower finds too few tokens, nobody behind it gets these.
     """
-    tokens = scheduler.max_num_scheduled_tokens
-    places = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input
+    room = StepRoom(
+        tokens=scheduler.max_num_scheduled_tokens,
+        places=scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input,
+        max_adapters=scheduler.lora_config.max_loras,
+    )
     kept_tokens, kept_places = 0, 0
-    adapters: set[int] = set()
     for request in chain(scheduler.running, scheduler.waiting):
-        tokens -= request.num_tokens - _computed(request)
-        places -= 1
-        if request.lora_request is not None:
-            adapters.add(request.lora_request.lora_int_id)
-        if tokens <= 0 or places <= 0:
+        room.take(request.num_tokens - _computed(request), request.lora_request)
+        if room.tokens <= 0 or room.places <= 0:
             break
         group = groups.get(request.request_id)
         if group is None:
             continue
         for follower in group.followers:
             own_tokens = follower.num_tokens - group.end
-            adapter_id = follower.lora_request.lora_int_id
-            has_slot = adapter_id in adapters or len(adapters) < scheduler.lora_config.max_loras
-            if own_tokens > tokens:
-                return kept_tokens + tokens, kept_places
-            if places > 0 and has_slot:
-                tokens -= own_tokens
-                places -= 1
+            if own_tokens > room.tokens:
+                return kept_tokens + room.tokens, kept_places
+            if room.fits(own_tokens, follower.lora_request):
+                room.take(own_tokens, follower.lora_request)
                 kept_tokens += own_tokens
                 kept_places += 1
-                adapters.add(adapter_id)
     return kept_tokens, kept_places
 
 
@@ -235,22 +260,24 @@ def _computed(request: Request) -> int:
     return max(request.num_computed_tokens, getattr(request, "resident_tokens", 0))
 
 
-class Room:
-    """What a planned step has left, and how followers are put into it."""
+class PlannedStep:
+    """A step that vLLM's scheduler has planned, and how followers are put into it."""
 
     def __init__(self, scheduler: Any, output: Any) -> None:
         self._scheduler = scheduler
         self._output = output
         self._connector: SharedPartialBlocks = scheduler.connector
-        self._tokens = scheduler.max_num_scheduled_tokens - output.total_num_scheduled_tokens
+        active = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+        self._room = StepRoom(
+            tokens=scheduler.max_num_scheduled_tokens - output.total_num_scheduled_tokens,
+            places=scheduler.max_num_active_reqs - active,
+            max_adapters=scheduler.lora_config.max_loras,
+        )
         self._is_open = (
             scheduler.pause_state == PauseState.UNPAUSED and not output.preempted_req_ids
         )
-        self._adapters: set[int] = set()  # ids of those that the step uses
         for request_id in output.num_scheduled_tokens:
-            lora = scheduler.requests[request_id].lora_request
-            if lora is not None:
-                self._adapters.add(lora.lora_int_id)
+            self._room.use(scheduler.requests[request_id].lora_request)
 
     def admit(self, group: Group) -> list[Request]:
         """Put the followers into the step; those that have no room in it."""
@@ -275,16 +302,8 @@ class Room:
         return left_behind
 
     def _has_room(self, request: Any, end: int) -> bool:
-        scheduler = self._scheduler
-        active = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
-        if request.num_tokens - end > self._tokens or active >= scheduler.max_num_active_reqs:
-            return False
-        lora = request.lora_request
-        has_slot = (
-            lora.lora_int_id in self._adapters
-            or len(self._adapters) < scheduler.lora_config.max_loras
-        )
-        return has_slot and self._connector.has_adapter(request)
+        fits = self._room.fits(request.num_tokens - end, request.lora_request)
+        return fits and self._connector.has_adapter(request)
 
     def _run(self, request: Any) -> None:
         request.status = RequestStatus.RUNNING
@@ -323,8 +342,7 @@ class Room:
         request.last_sched_seq = scheduler.sched_step_seq
         if not scheduler.use_v2_model_runner:
             scheduler.prev_step_scheduled_req_ids.add(request.request_id)
-        self._tokens -= tokens
-        self._adapters.add(request.lora_request.lora_int_id)
+        self._room.take(tokens, request.lora_request)
 
 
 @seam("vllm.v1.core.sched.scheduler:Scheduler.finish_requests", "self request_ids finished_status")

@@ -105,7 +105,21 @@ class SharedPartialBlocks(KVConnectorBase_V1):
     """The partial blocks that are kept, the requests that compute one, and the copies of a step.
 
     One per scheduler. `in_step_above`: one may be used in the step that completes it if that step
-    has more tokens; None: it never may.
+    has more tokens; None: it never may. The life of a partial block, by the calls of vLLM's
+    scheduler:
+
+    - It is computed. `update_state_after_alloc` makes the first request that needs it its leader
+      (`_leaders`). For the others `get_num_new_matched_tokens` says None, and they wait, until a
+      step completes it in which they may begin with it (`_matched`, then `_shares`). If the leader
+      ends before, `request_finished` lets the next one lead.
+    - It is completed. `build_connector_meta` of the step that computes its leader that far gives it
+      a slot, and the step's copies: into the slot, and into the blocks that begin with it. Requests
+      that are put into the step after that (`followers`) `can_join` and `join` these.
+    - It is kept in its slot (`_kept`). `get_num_new_matched_tokens` finds it for requests that
+      begin with the same tokens, `update_state_after_alloc` plans its copy into their blocks
+      (`_loads`), and the same step's `build_connector_meta` hands that to the worker.
+    - It is evicted: the least recently used one where `build_connector_meta` needs a slot, and all
+      by `reset_cache`.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from vllm.triton_utils import triton
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ..seam import SeamError, seam
-from ..token_map import NO_SLOT, Ints, slots_of
+from ..token_map import NO_SLOT, Ints, slots_of_step
 
 KERNELS = ((lora_shrink_op, "_lora_shrink_kernel"), (lora_expand_op, "_lora_expand_kernel"))
 
@@ -133,14 +133,17 @@ def update_metadata(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Note the work of the step that comes, and its slots for `prepare_tensors`."""
-    slots = slots_of(mapping.index_mapping, lora_index_to_id)
-    self.token_mapping_meta.host_slots = slots
-    self.prompt_mapping_meta.host_slots = slots_of(mapping.prompt_mapping, lora_index_to_id)
+    """Note the work of the step that comes, and its slots for `convert_mapping` and
+    `prepare_tensors`.
+    """
+    slots = slots_of_step(mapping, lora_index_to_id)
+    mapping.step_slots = slots
+    self.token_mapping_meta.host_slots = slots.tokens
+    self.prompt_mapping_meta.host_slots = slots.prompts
     original(self, mapping, lora_index_to_id, *args, **kwargs)
     address = self.token_mapping_meta.active_lora_ids.data_ptr()
     _work.pop(address, None)
-    work = work_of(slots)
+    work = work_of(slots.tokens)
     if work is not None:
         _work[address] = work
 

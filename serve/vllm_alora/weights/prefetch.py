@@ -40,8 +40,10 @@ class Prefetch:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter")
         # Adapter id -> the adapter, the first asked for first.
         self._read_ahead: OrderedDict[int, Future[Any]] = OrderedDict()
-        # Adapter id -> why it cannot be read; for `failed_of`.
-        self.failed: dict[int, Exception] | None = None
+        # Whether somebody asks `failed_of`: then an adapter that cannot be read is entered in
+        # `failed`, by its id, and waits for that. Else the step that needs it raises the error.
+        self.reports_failures = False
+        self.failed: dict[int, Exception] = {}
         self._wanted: set[int] = set()  # adapters asked for since the last step was scheduled
         # And in the one before: whoever waits for one asks again and again.
         self._wanted_before: set[int] = set()
@@ -57,7 +59,7 @@ class Prefetch:
         self._wanted.add(adapter)
         if adapter in self._manager._adapter_manager._registered_adapters:
             return True
-        if self.failed and adapter in self.failed:
+        if adapter in self.failed:
             return False  # and it is not read again for those that are about to be refused
         if adapter not in self._read_ahead:
             if len(self._read_ahead) >= self._max_ahead and not self._drop_one():
@@ -67,7 +69,7 @@ class Prefetch:
         if not future.done():
             return False
         error = future.exception()
-        if self.failed is not None and isinstance(error, Exception):
+        if self.reports_failures and isinstance(error, Exception):
             del self._read_ahead[adapter]
             self.failed[adapter] = error
             return False
@@ -148,7 +150,8 @@ def failed_of(engine_core: Any) -> dict[int, Exception]:
     prefetch = _at(engine_core, "scheduler.connector.prefetch")
     if prefetch is None:
         return {}
-    failed: dict[int, Exception] = prefetch.failed or {}
+    prefetch.reports_failures = True
+    failed: dict[int, Exception] = prefetch.failed
     prefetch.failed = {}
     return failed
 

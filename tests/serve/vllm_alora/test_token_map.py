@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
-from vllm_alora.token_map import base_token_mask, slots_of
+from vllm_alora.token_map import base_token_mask, slots_of, slots_of_step
 
 pytestmark = pytest.mark.slow
 
@@ -192,6 +193,17 @@ def test_the_index_tensors_are_vllms(tokens: list[int], prompts: list[int]) -> N
     assert our_lengths == lengths
     for ours, vllms in zip(tensors, expected, strict=True):
         assert ours.dtype == vllms.dtype and torch.equal(ours, vllms)
+
+
+def test_slots_that_lie_on_the_mapping_are_taken_once() -> None:
+    mapping: Any = LoRAMapping((0, 5, 9, 9), (5, 9), is_prefill=True)
+    adapter_in_slot = [9, None, 5, None]
+    expected, *_ = utils.convert_mapping(mapping, adapter_in_slot, 4, 100, "cpu")
+    mapping.step_slots = slots_of_step(mapping, adapter_in_slot)
+    tokens, *_ = utils.convert_mapping(mapping, [], 4, 100, "cpu")  # nothing is looked up
+    assert torch.equal(tokens, expected)
+    with pytest.raises(KeyError):  # in another step
+        utils.convert_mapping(mapping, [], 4, 100, "cpu")
 
 
 def test_an_adapter_that_is_in_no_slot_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from transformers import ModernBertConfig
@@ -47,3 +48,10 @@ def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(modernbert: Served
 
 def test_a_logit_is_independent_of_its_batch_mates(modernbert: ServedToy) -> None:
     modernbert.check_isolation()
+
+
+def test_a_compiled_one_says_the_same(tmp_path: Path) -> None:
+    """Of two layers, which attend to all and to their neighbours."""
+    toy = ToyEncoder.of(config(layers=2), tmp_path / "base")
+    with served(toy, tmp_path, TARGETS, is_compiled=True) as engine:
+        engine.check_mixed_batch()

@@ -5,6 +5,8 @@ PEFT.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import RobertaConfig, XLMRobertaConfig
@@ -18,25 +20,30 @@ TARGETS = ("query", "key", "value", "dense")
 PADDING = 1  # positions begin behind it
 
 
+def fields(layers: int) -> dict[str, Any]:
+    """The fields of a toy's configuration."""
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 98,  # exactly a window, and those that are not used
+        "type_vocab_size": 1,
+        "initializer_range": 0.2,
+        "pad_token_id": PADDING,
+        "bos_token_id": 101,
+        "eos_token_id": 102,
+    }
+
+
 @pytest.fixture(scope="module", params=[RobertaConfig, XLMRobertaConfig])
 def roberta(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServedToy]:
     root = tmp_path_factory.mktemp("roberta")
-    config = request.param(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        max_position_embeddings=98,  # exactly a window, and those that are not used
-        type_vocab_size=1,
-        initializer_range=0.2,
-        pad_token_id=PADDING,
-        bos_token_id=101,
-        eos_token_id=102,
-    )
-    with served(ToyEncoder.of(config, root / "base"), root, TARGETS) as engine:
+    toy = ToyEncoder.of(request.param(**fields(layers=4)), root / "base")
+    with served(toy, root, TARGETS) as engine:
         yield engine
 
 
@@ -46,3 +53,10 @@ def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(roberta: ServedToy
 
 def test_a_logit_is_independent_of_its_batch_mates(roberta: ServedToy) -> None:
     roberta.check_isolation()
+
+
+def test_a_compiled_one_says_the_same(tmp_path: Path) -> None:
+    """As MiniLM is compiled: it is the same class of vLLM's, with other embeddings."""
+    toy = ToyEncoder.of(RobertaConfig(**fields(layers=2)), tmp_path / "base")
+    with served(toy, tmp_path, TARGETS, is_compiled=True) as engine:
+        engine.check_mixed_batch()

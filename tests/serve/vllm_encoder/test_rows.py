@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -50,3 +52,17 @@ def test_blocks_hold_rows_of_like_length_and_as_many_scores_as_allowed(
     monkeypatch.setattr(rows, "BLOCK_SCORES", 2 * 10 * 10)
     blocks = rows.padded_rows([0, 10, 14, 24, 34, 35], 8, CPU)
     assert [block.sequences for block in blocks] == [(0, 2), (3,), (1,), (4,)]
+
+
+def test_only_a_dry_run_has_no_metadata() -> None:
+    """Metadata that are not understood would put several sequences into one row."""
+    from vllm.forward_context import override_forward_context
+    from vllm_encoder.rows import bounds
+
+    of_layer = SimpleNamespace(query_start_loc=torch.tensor([0, 3, 9]))
+    for metadata, expected in ((None, [0, 8, 10]), ({"attention": of_layer}, [0, 3, 9])):
+        with override_forward_context(SimpleNamespace(attn_metadata=metadata)):  # type: ignore[arg-type]
+            assert bounds("attention", 10, 8) == expected
+    micro_batches = SimpleNamespace(attn_metadata=[{"attention": of_layer}])
+    with override_forward_context(micro_batches), pytest.raises(TypeError, match="is a list"):  # type: ignore[arg-type]
+        bounds("attention", 10, 8)

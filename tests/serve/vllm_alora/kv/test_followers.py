@@ -345,7 +345,7 @@ def test_an_error_of_the_scheduler_leaves_nothing_behind(
         if when == "planned":
             patch.setattr(scheduler.kv_cache_manager, "allocate_slots", fail)
         else:
-            patch.setattr(followers.Room, "_put", fail)
+            patch.setattr(followers.PlannedStep, "_put", fail)
         with pytest.raises(KeyboardInterrupt):
             asking.step()
     assert (scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs) == limits

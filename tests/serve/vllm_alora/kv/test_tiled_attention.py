@@ -50,3 +50,14 @@ def test_a_row_of_a_tile_attends_to_its_own_request_up_to_itself() -> None:
         [0, 0, 1, 1],
     ]
     assert torch.equal(own_rows(2, 2, 3, torch.float32), mask.repeat(3, 1))
+
+
+def test_a_short_request_is_filled_up_with_its_last_row() -> None:
+    """The example of the class."""
+    attention = attention_of([10, 5], [1, 3], torch.float32)
+    assert attention.alone.tolist() == [[10, 10, 10], [5, 6, 7]]
+    # A tile of 48 rows is 16 requests: the last one again, and nobody asks for what it gives.
+    assert attention.tiles.tolist() == [[10, 10, 10] + [5, 6, 7] * 15]
+    assert isinstance(attention.rows, torch.Tensor) and isinstance(attention.unpadded, torch.Tensor)
+    assert attention.rows.tolist() == [10, 5, 6, 7]
+    assert attention.unpadded.tolist() == [0, 3, 4, 5]
