@@ -38,8 +38,9 @@ def calibrate(
     whose balanced accuracy is within one standard error of the best (Breiman et al., 1984), the
     nearest to neutral, then the lower one. Balanced, because plain accuracy on a rare violation is
     best served by never finding one; within an error, because validation examples whose phrasings
-    occur in training say little about where others will stand. With `max_fpr` it is the lowest
-    midpoint whose share of allowed conversations at or above it is no larger.
+    occur in training say little about where others will stand. With `max_fpr` it is the highest
+    midpoint with the best recall of those whose share of allowed conversations at or above them is
+    no larger: false positives that find no violation are not taken.
 
     The uncertainty band is the narrowest about the threshold, in nats, outside of which at most
     CONFIDENT_ERROR of the verdicts are wrong.
@@ -142,14 +143,18 @@ def _probabilities(x: np.ndarray, temperature: float, bias: float) -> np.ndarray
 
 
 def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
-    """The lowest logit at and above which at most `max_fpr` of the allowed rows stand."""
+    """The highest logit that flags as many violating rows as any that flags at most `max_fpr` of
+    the allowed ones; where all of these flag none, the lowest of them.
+    """
     allowed = np.sort(x[y == 0])[::-1]
     check_rows_for_rate(len(allowed), max_fpr)
     first_kept = allowed[int(np.floor(max_fpr * len(allowed)))]
-    above = x[x > first_kept]
-    if len(above) == 0:
+    is_above = x > first_kept
+    if not is_above.any():
         return float(first_kept + 1.0)
-    return float((first_kept + above.min()) / 2)
+    found = x[is_above & (y == 1)]
+    lowest_flagged = found.min() if len(found) else x[is_above].min()
+    return float((x[x < lowest_flagged].max() + lowest_flagged) / 2)
 
 
 def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:

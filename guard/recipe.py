@@ -199,7 +199,7 @@ class Recipe(Strict):
             )
         return self.methods[method]
 
-    def trainer_of(self, method: str) -> dict[str, Any]:
+    def trainer_settings(self, method: str) -> dict[str, Any]:
         """The method's SFTConfig arguments: the shared ones, overridden by its own."""
         return self.trainer | self.settings(method).trainer
 
@@ -292,7 +292,7 @@ class Recipe(Strict):
             "dtype": self.dtype,
             "quantization": self.quantization,
             "lora": settings.lora,
-            "trainer": self.trainer_of(method),
+            "trainer": self.trainer_settings(method),
             **budget,
         }
 

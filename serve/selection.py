@@ -6,6 +6,7 @@ Knows nothing of HTTP and of vLLM.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -113,14 +116,24 @@ def served_method(recipe: Recipe, name: str | None) -> str:
 
 
 def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[[str], Path | None]:
-    """A function that finds the folder of a trained rule that was not served from the start."""
+    """A function that finds the folder of a trained rule that was not served from the start; why
+    there is none is logged.
+    """
 
     def find(rule: str) -> Path | None:
+        problems: list[str] = []
         for part in parts:
-            with contextlib.suppress(GuardError):  # nothing is trained there any more
+            try:
                 folders = trained(selection.runs, part.recipe.name, part.method, rule)
-                if rule in folders and not selection.is_merged:
-                    return folders[rule]
+            except GuardError as error:  # of another base it may be trained
+                problems.append(str(error))
+                continue
+            if rule in folders and not selection.is_merged:
+                return folders[rule]
+        why = "; ".join(problems) or "no rule has this name"
+        if selection.is_merged:
+            why = "a merged base answers its rule alone"
+        log.warning("no weights of the rule %r: %s", rule, why)
         return None
 
     return find

@@ -49,6 +49,26 @@ class Rows:
     validation: tuple[Row, ...]
     test: tuple[Row, ...]
 
+    def own(self) -> Rows:
+        """The rows of every split that are not generated."""
+        return self._chosen(is_generated=False)
+
+    def generated(self) -> Rows:
+        """The rows of every split that are generated."""
+        return self._chosen(is_generated=True)
+
+    def _chosen(self, *, is_generated: bool) -> Rows:
+        chosen: list[tuple[Row, ...]] = []
+        for split in (self.train, self.validation, self.test):
+            chosen.append(tuple(row for row in split if row.is_generated == is_generated))
+        return Rows(*chosen)
+
+
+def has_of_each_label(rows: Sequence[Row], count: int) -> bool:
+    """Whether at least `count` rows are allowed and at least `count` violate."""
+    violating = sum(row.label for row in rows)
+    return min(violating, len(rows) - violating) >= count
+
 
 def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Rows:
     """Read and check the splits of `rule` in `folder` and build their prompts.

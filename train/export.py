@@ -5,17 +5,19 @@ Knows nothing of training.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from guard.layout import mark_current
+from guard.errors import GuardError
+from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
 from guard.method import METHODS
 from guard.rule import text_hash
 from guard.verdict import Calibration
-from guard.weights.card import Card, weights_sha256
+from guard.weights.card import CARD, Card, load_card, read_card, weights_sha256
 from guard.weights.predictions import write_predictions
 from train.examples import Row
 from train.job import Job
@@ -36,10 +38,10 @@ def export(
     """Write the job's folder, whole or not at all.
 
     It is built in the scratch folder and then takes its place. The one that it replaces is kept in
-    the folder `before` beside it, for `make compare`. `logits` (nats, uncalibrated) are those of
-    `rows`, in the same order; of test rows from the method's reference.
+    the folder `before` beside it, for `make compare`, unless it is damaged. `logits` (nats,
+    uncalibrated) are those of `rows`, in the same order; of test rows from the method's reference.
     """
-    part = job.scratch / "export"
+    part = _part(job)
     shutil.rmtree(part, ignore_errors=True)
     trained.save(part)
     predictions = zip(rows, logits, strict=True)
@@ -52,13 +54,52 @@ def export(
     job.close_scratch()
 
 
+def finish_export(job: Job) -> None:
+    """Put the job's folder in its place if a run was killed that had written it whole."""
+    part = _part(job)
+    if is_current(part, job.inputs):
+        _replace(job.folder, part)
+
+
+def damage_of(folder: Path) -> str:
+    """What is missing or torn of finished weights; empty if nothing is.
+
+    A card with other keys than today's is no damage: they are good weights of another version.
+    """
+    try:
+        json.loads((folder / CARD).read_bytes())
+    except (OSError, ValueError) as error:
+        return f"{CARD} cannot be read: {error}"
+    try:
+        read_card(folder)
+    except GuardError:
+        return ""
+    try:
+        load_card(folder)
+    except GuardError as error:
+        return error.problem
+    return ""
+
+
+def _part(job: Job) -> Path:
+    return job.scratch / "export"
+
+
 def _replace(folder: Path, part: Path) -> None:
     if folder.exists():
-        before = folder.parent / BEFORE / folder.name
-        shutil.rmtree(before, ignore_errors=True)
-        before.parent.mkdir(exist_ok=True)
-        folder.rename(before)
+        _keep_or_delete(folder)
     part.rename(folder)
+
+
+def _keep_or_delete(folder: Path) -> None:
+    """Move the folder to where `make compare` finds it; a damaged one takes no good one's place."""
+    before = folder.parent / BEFORE / folder.name
+    if damage_of(folder):
+        shutil.rmtree(folder)
+        return
+    shutil.rmtree(before, ignore_errors=True)
+    before.parent.mkdir(exist_ok=True)
+    folder.rename(before)
 
 
 def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, Any]) -> Card:

@@ -87,7 +87,7 @@ class Job:
     @property
     def trainer(self) -> dict[str, Any]:
         """The recipe's SFTConfig arguments."""
-        return self.recipe.trainer_of(self.method)
+        return self.recipe.trainer_settings(self.method)
 
     @property
     def patience(self) -> int | None:

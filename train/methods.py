@@ -105,11 +105,18 @@ def _check_encoder_head(job: Job) -> None:
 
 
 def _fit_encoder_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """LoRAs on an encoder, each with a head of its own, or with the classifier of GLiNER2."""
+    """LoRAs on an encoder, each with a head of its own."""
     from train.encoder import trainer
     from train.encoder.openings import ADAPTER_EVERY, with_openings
 
     yield from trainer.fit([(job, with_openings(job, rows, ADAPTER_EVERY)) for job, rows in work])
+
+
+def _fit_gliner2_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
+    """LoRAs on GLiNER2, with its classifier. Without openings: it reads all turns in any case."""
+    from train.encoder import trainer
+
+    yield from trainer.fit(work)
 
 
 def _fit_encoder_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
@@ -132,7 +139,7 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
         "head": Trainer(_check_encoder_head, _fit_encoder_heads, trains_together=False),
     },
     "gliner2": {
-        "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
+        "lora": Trainer(_check_encoder_adapter, _fit_gliner2_loras, trains_together=False),
     },
 }
 

@@ -46,13 +46,17 @@ def process_of(environment: MutableMapping[str, str]) -> Process:
     From here on it is a world of its own: processes divide the rules among them, not tokens, so
     nothing has to be exchanged, and no trainer below may try to. Each sees the one GPU of its rank,
     and a process alone the first: Transformers would spread a LoRA's batches over all. Must come
-    before torch is imported. Raises GuardError for fewer GPUs than processes.
+    before torch is imported. Raises GuardError for fewer GPUs than processes, and for a rank that
+    none of the processes has.
     """
-    rank = int(environment.get("RANK", 0))
     world = int(environment.get("WORLD_SIZE", 1))
-    local_rank = int(environment.get("LOCAL_RANK", 0))
-    local_world = int(environment.get("LOCAL_WORLD_SIZE", world))
+    rank, local_rank, local_world = 0, 0, 1
     if world > 1:
+        rank = int(environment.get("RANK", 0))
+        local_rank = int(environment.get("LOCAL_RANK", 0))
+        local_world = int(environment.get("LOCAL_WORLD_SIZE", world))
+        _check_rank("RANK", rank, "WORLD_SIZE", world)
+        _check_rank("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_world)
         for name in list(environment):
             if name in LAUNCHED or name.startswith(LAUNCHED_PREFIXES):
                 del environment[name]
@@ -65,6 +69,15 @@ def process_of(environment: MutableMapping[str, str]) -> Process:
             )
         environment[VISIBLE_GPUS] = devices[local_rank]
     return Process(rank, world, local_world)
+
+
+def _check_rank(rank_name: str, rank: int, count_name: str, count: int) -> None:
+    if not 0 <= rank < count:
+        raise GuardError(
+            f"{rank_name} must be at least 0 and below {count_name}",
+            got=f"{rank_name}={rank}, {count_name}={count}",
+            remedy="Start with `accelerate launch` or `torchrun`, which set them",
+        )
 
 
 def _devices(environment: MutableMapping[str, str]) -> list[str]:

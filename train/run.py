@@ -7,7 +7,7 @@ is up to date take no time. Knows nothing of serving or of test metrics.
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import sys
 import time
@@ -25,13 +25,15 @@ from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
-from guard.weights.card import CARD, load_card, read_card
-from train.examples import Rows, load
+from guard.weights.card import read_card
+from train.examples import Row, Rows, load
+from train.export import damage_of, export, finish_export
 from train.job import Job
 from train.methods import Trained, trainer_of
 from train.process import ALONE, Process, process_of
 
 ALL = "all"
+NO_MEMORY_ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # in PyTorch's RuntimeError
 
 JobAndRows = tuple[Job, Rows]
 
@@ -50,10 +52,11 @@ def run(
     """Train the selected rules where their inputs changed; of several processes, each its share.
 
     `methods` are all of the recipe's unless some are named. A rule whose data are bad (of `all`
-    rules also one whose file is), weights whose loss diverges, and those that another command is
-    training leave the others untouched; what went wrong is printed where it happens, bad input
-    before any training; a GuardError that names them is raised when all the rest is done. A bad
-    recipe, a method that it does not list, and a rule named by mistake, are raised at once.
+    rules also one whose file is), weights whose loss diverges or that find no memory or no room on
+    the disk to be finished, and those that another command is training leave the others untouched;
+    what went wrong is printed where it happens, bad input before any training; a GuardError that
+    names them is raised when all the rest is done. A bad recipe, a method that it does not list,
+    and a rule named by mistake, are raised at once.
     """
     builder = prompt_builder(recipe)
     settings = _settings(recipe, methods, seeds)
@@ -105,15 +108,16 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     """Trained weights -> calibration -> their folder; the validation metrics.
 
     The test split always goes through the method's reference: what the served engine is held to
-    (eval/agreement.py) owes nothing to how training computed.
+    (eval/agreement.py) owes nothing to how training computed. Raises GuardError naming a row whose
+    logit is not finite.
     """
     from guard.calibrate import calibrate
     from train.calibration.validation import validation_metrics
-    from train.export import export
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
     logits += trained.logits([row.prompt for row in seen[len(logits) :]])
+    _check_finite(job, rows.test, logits[len(rows.validation) :])
     validation, labels = for_calibration(
         logits[: len(rows.validation)],
         [row.label for row in rows.validation],
@@ -124,6 +128,22 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     metrics = validation_metrics(validation, labels, calibration)
     export(job, trained, seen, logits, calibration, metrics)
     return metrics
+
+
+def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> None:
+    pairs = zip(rows, logits, strict=True)
+    broken = [row for row, logit in pairs if not math.isfinite(logit)]
+    if broken:
+        remedy = (
+            "Set the recipe's dtype to bfloat16 or float32, or lower its learning rate: "
+            "training may have diverged"
+        )
+        raise GuardError(
+            "verdict logits are not finite",
+            where=f"{broken[0].split} row {broken[0].id}",
+            got=f"{len(broken)} of {len(rows)} rows in {job.recipe.dtype}",
+            remedy=remedy,
+        )
 
 
 def _settings(
@@ -154,7 +174,7 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
         job.read_inputs()
         if force or not is_current(job.folder, job.inputs):
             outdated.append(job)
-        elif damage := _damage(job):
+        elif damage := damage_of(job.folder):
             print(f"{job.name}: to be trained again: {damage} ({job.folder})", flush=True)
             outdated.append(job)
         elif not _update_threshold(job):
@@ -164,26 +184,6 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
     first = outdated[0]
     rows = load(first.data, first.rule, first.recipe, first.builder)
     return [(job, rows) for job in outdated], failed
-
-
-def _damage(job: Job) -> str:
-    """What is missing or torn of a finished job's weights; empty if nothing is.
-
-    A card with other keys than today's is no damage: it is told, and nothing is trained for it.
-    """
-    try:
-        json.loads((job.folder / CARD).read_bytes())
-    except (OSError, ValueError) as error:
-        return f"{CARD} cannot be read: {error}"
-    try:
-        read_card(job.folder)
-    except GuardError:
-        return ""
-    try:
-        load_card(job.folder)
-    except GuardError as error:
-        return error.problem
-    return ""
 
 
 def _update_threshold(job: Job) -> bool:
@@ -226,7 +226,8 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
             continue
         if force:
             job.forget()
-        elif is_current(job.folder, job.inputs) and not _damage(job):
+        finish_export(job)
+        if is_current(job.folder, job.inputs) and not damage_of(job.folder):
             job.close_scratch()
             if not _update_threshold(job):
                 failed.append(job.name)
@@ -250,8 +251,6 @@ def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
 
 def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     """Train and finish jobs of one method; the names of those that failed."""
-    import torch
-
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
     done = 0
@@ -265,18 +264,34 @@ def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     except GuardError as error:  # what stops one of them for its base or the machine stops all
         print(error, flush=True)
         failed += [job.name for job, _ in part[done:]]
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
         names = [job.name for job, _ in part[done:]]
-        problem = f"the device has no memory for this training: {error}"
-        key = "window_tokens" if part[0][0].recipe.is_encoder else "context_tokens"
-        remedy = f"Drop the longest rows (and lower the recipe's {key}), or take a larger GPU"
-        print(GuardError(problem, where=", ".join(names), remedy=remedy), flush=True)
+        print(f"{', '.join(names)}: {_without_memory(error, part[0][0].recipe)}", flush=True)
         failed += names
     return failed
 
 
+def _without_memory(error: Exception, recipe: Recipe) -> GuardError:
+    """The error of a training that found no memory. Raises `error` itself if it is another."""
+    import torch
+
+    no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if not no_memory and NO_MEMORY_ON_CPU not in str(error):
+        raise error
+    key = "window_tokens" if recipe.is_encoder else "context_tokens"
+    return GuardError(
+        f"the device has no memory for this training: {error}",
+        remedy=f"Drop the longest rows (and lower the recipe's {key}), or take a larger one",
+    )
+
+
 def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: float) -> bool:
-    """Calibrate and write the weights, and print how good they are; whether that succeeded."""
+    """Calibrate and write the weights, and print how good they are; whether that succeeded.
+
+    What goes wrong here is this job's alone: its neighbours are trained.
+    """
+    from safetensors import SafetensorError
+
     trained_s = time.monotonic() - started
     try:
         if isinstance(trained, GuardError):
@@ -284,6 +299,14 @@ def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: floa
         metrics = finish(job, rows, trained)
     except GuardError as error:
         print(f"{job.name}: {error}", flush=True)
+        return False
+    except (RuntimeError, MemoryError) as error:
+        print(f"{job.name}: {_without_memory(error, job.recipe)}", flush=True)
+        return False
+    except (OSError, SafetensorError) as error:
+        remedy = f"See that {job.folder.parent} can be written, and give the same command again"
+        failure = GuardError(f"not written: {error}", where=job.folder, remedy=remedy)
+        print(f"{job.name}: {failure}", flush=True)
         return False
     low, high = metrics["accuracy_ci95"]
     print(

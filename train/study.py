@@ -39,7 +39,8 @@ def train_study(
     changed.
 
     A threshold is balanced, whatever false-positive rate the rule wants: a point has too few rows
-    to choose another. Raises GuardError that names what was not trained when the rest is done.
+    to choose another. A point whose rows are bad leaves the others untouched; a GuardError that
+    names what was not trained is raised when the rest is done. A bad recipe is raised at once.
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
@@ -50,7 +51,12 @@ def train_study(
         work: list[JobAndRows] = []
         for point in study.points:
             jobs = _jobs(rule, recipe, builder, point, folder)
-            outdated, without_threshold = outdated_jobs(jobs, force=force)
+            try:
+                outdated, without_threshold = outdated_jobs(jobs, force=force)
+            except GuardError as error:
+                print(f"{point.name} on {recipe.name}: {error}", flush=True)
+                failed.append(f"{point.name} on {recipe.name}")
+                continue
             work += outdated
             failed += without_threshold
         work_by_base.append(work)

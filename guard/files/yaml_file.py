@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from guard.errors import GuardError, choose_from, did_you_mean
 
+CORRECT_KEYS = "Correct these keys, after the model of another file of its kind"
+
 
 class Strict(BaseModel):
     """Frozen, no unknown keys, no coercion between types."""
@@ -119,8 +121,10 @@ def _line_of(error: yaml.YAMLError) -> str:
     return f" line {mark.line + 1}"
 
 
-def validate(content: Any, model: type[Model], *, where: object) -> Model:
-    """`content` as one `model`, or a GuardError that names every bad key."""
+def validate(
+    content: Any, model: type[Model], *, where: object, remedy: str = CORRECT_KEYS
+) -> Model:
+    """`content` as one `model`. Raises GuardError that names every bad key, with the `remedy`."""
     try:
         # Via JSON, where strict pydantic accepts an array as a tuple and leaves free-form lists
         # alone.
@@ -136,11 +140,7 @@ def validate(content: Any, model: type[Model], *, where: object) -> Model:
         return model.model_validate_json(text)
     except ValidationError as error:
         problems = "; ".join(_in_words(problem, model) for problem in error.errors())
-        raise GuardError(
-            problems,
-            where=where,
-            remedy="Correct these keys, after the model of another file of its kind",
-        ) from error
+        raise GuardError(problems, where=where, remedy=remedy) from error
 
 
 def _in_words(problem: Any, model: type[BaseModel]) -> str:

@@ -122,7 +122,9 @@ def read_card(folder: Path) -> Card:
             remedy="Run `make train` for this rule",
         )
     content = load_json(path, remedy="Train again or restore the folder")
-    return validate(content, Card, where=path)
+    # A card of an earlier version: training without FORCE=1 would keep it.
+    remedy = "Train it again: `make train` for this rule, with FORCE=1"
+    return validate(content, Card, where=path, remedy=remedy)
 
 
 def weights_sha256(folder: Path, name: str = PEFT_WEIGHTS) -> str:

@@ -221,8 +221,8 @@ def _is_from_here(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     if any(name in headers for name in PROXY_HEADERS) or _is_of_another_site(headers):
         return False
-    if scope.get("client") is None:  # a socket of the file system
-        return True
+    if scope.get("client") is None:
+        return False
     try:
         address = ip_address(scope["client"][0])
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
+from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, read_card
 from serve.api.access import Caller
 from serve.api.observe.record import Observer
-from serve.api.service import NOT_TRAINED, POLL_S, CheckService, FindTrained
+from serve.api.service import POLL_S, CheckService, FindTrained, not_trained
 from serve.engine import Check
 from serve.engine.mixed import CheckEngine
 from serve.engine.thread.engine_thread import TIMEOUT_S, EngineThread
@@ -76,12 +78,21 @@ class EngineService(CheckService):
             if folder is None and rule not in self._served:
                 folder = await asyncio.to_thread(self._find_trained, rule)
                 if folder is None:
-                    raise HTTPException(404, NOT_TRAINED.format(rule=rule))
+                    raise not_trained(rule, self._cards_of_folders())
             weights_folder = folder or self.folder(rule)
             await asyncio.to_thread(_check_card, weights_folder, rule)
             await asyncio.wrap_future(self._thread.serve_rule(rule, folder))
             self._served[rule] = self._engine.rules[rule]
             return self._served[rule]
+
+    def _cards_of_folders(self) -> dict[str, Card]:
+        """The cards of the rules that are served, without one that the base itself answers."""
+        cards: dict[str, Card] = {}
+        for rule, card in self._served.items():
+            with contextlib.suppress(GuardError):
+                self.folder(rule)
+                cards[rule] = card
+        return cards
 
     async def remove(self, rule: str) -> Card:
         """As `CheckService.remove`; the last rule must stay."""

@@ -21,7 +21,7 @@ from serve.policy.rule_set import RuleSet
 class CarryingTurn(NamedTuple):
     """A turn, counted from 0, and the probabilities at the ends of the one before and of itself.
 
-    `p_before` is None where nothing was judged before.
+    `p_before` is None where there is none before, or it was not judged.
     """
 
     turn: int
@@ -64,16 +64,17 @@ def _by_rule(decided: DecidedCheck) -> dict[str, Verdict]:
 
 
 def _largest_rise(verdicts: Sequence[Verdict | None]) -> CarryingTurn:
-    """The turn with the largest rise of one rule's logit; missing verdicts are skipped."""
+    """The turn with the largest rise of one rule's logit, since the last turn with a verdict."""
     largest: tuple[float, CarryingTurn] | None = None
-    before: Verdict | None = None
+    last_logit = 0.0
+    p_before: float | None = None  # of the turn before
     for turn, verdict in enumerate(verdicts):
         if verdict is None:
+            p_before = None
             continue
-        rise = verdict.logit - (before.logit if before else 0.0)
-        p_before = before.p_violation if before else None
+        rise = verdict.logit - last_logit
         if largest is None or rise > largest[0]:
             largest = rise, CarryingTurn(turn, p_before, verdict.p_violation)
-        before = verdict
+        last_logit, p_before = verdict.logit, verdict.p_violation
     assert largest is not None  # the whole conversation has a verdict: it is violated
     return largest[1]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
 from guard.weights.card import Card
@@ -34,7 +35,6 @@ from serve.policy.ruling import Ruling
 
 log = logging.getLogger(__name__)
 
-NOT_TRAINED = "the rule {rule!r} is neither served nor trained; `make train RULE={rule}` trains it"
 FindTrained = Callable[[str], Path | None]
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 
@@ -156,7 +156,7 @@ class CheckService(ABC):
             record = self._record(request, rule_set, cards, began_s, clock)
             self._tell(replace(record, failure=failure_of(error), purpose=purpose))
             raise
-        if wants_timing(request.scope):
+        if purpose == "answer" and wants_timing(request.scope):
             request.scope["checks"].append(check)
         decision = rule_set.decide(rulings_of(check), metadata or {})
         record = self._record(request, rule_set, cards, began_s, clock)
@@ -244,8 +244,25 @@ class CheckService(ABC):
         return checks
 
 
+def not_trained(rule: str, cards: Mapping[str, Card]) -> HTTPException:
+    """Status 404 for a rule without weights that can be served beside `cards`, with the commands
+    that would train some. `cards` are of what is served from folders: a merged base has none.
+    """
+    commands: dict[str, None] = {}
+    for card in cards.values():
+        commands[f"`make train RULE={rule} MODEL={card.model} METHOD={card.method}`"] = None
+    if not commands:
+        alone = "the merged base here answers its own rule alone"
+        return HTTPException(404, f"the rule {rule!r} is not served: {alone}")
+    command = ", ".join(commands)
+    if len(commands) > 1:
+        command = f"one of {command}"
+    problem = f"the rule {rule!r} is not served, and not trained for what is served"
+    return HTTPException(404, f"{problem}; {command} trains it")
+
+
 def violated(several: SeveralChecks) -> list[str]:
-    """The rules by which any check is a violation, also where another one failed.
+    """The rules by which any check that was answered is a violation, also where another one failed.
 
     If none is one, raises the failure, or Unjudged if one is unjudged.
     """

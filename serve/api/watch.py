@@ -46,14 +46,21 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
     copied. What cannot be served is tried again when its files are others, and the log says why;
     what there is no room for now, after a pause, which doubles each time: a cluster holds its
     checks for every try. A card that cannot be read at two looks is not one that is just being
-    written, and is logged once.
+    written, and is logged once. So is why a look fails, until it is another reason.
     """
     replacements = Replacements(service, interval_s)
     before: dict[str, FilesOfRule] = {}  # what the last look found
     unread: dict[str, int] = {}  # the number of looks at which it could not be read
+    logged: str | None = None  # why a look failed
     while True:
         await asyncio.sleep(interval_s)
-        looked = await asyncio.to_thread(_look, service)
+        try:
+            looked = await asyncio.to_thread(_look, service)
+        except Exception as error:  # rules that another thread changed meanwhile, for example
+            if repr(error) != logged:
+                log.exception("whether rules were trained again is seen %g s later", interval_s)
+            logged = repr(error)
+            continue
         unread = {rule: unread.get(rule, 0) + 1 for rule in looked.unreadable}
         for rule, looks in unread.items():
             if looks == UNREAD_LOOKS:

@@ -44,7 +44,7 @@ class RuleAnswer:
 @dataclass(frozen=True)
 class RuleExplanation:
     """The turn that carries a violation, counted from 0, and the rule's probabilities at the ends
-    of the turn before it (None where it is the first) and of it.
+    of the turn before it (None where there is none, or it was not judged) and of it.
     """
 
     turn: int

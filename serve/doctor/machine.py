@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from guard.errors import GuardError
 from guard.machine.device import installed_device, missing_for_compiling
 from guard.machine.provenance import gpu_driver, gpu_memory_gib, hardware, host_memory_gib
-from guard.recipe import MODELS, Recipe, load_recipe
+from guard.recipe import MODELS, Recipe, ServingMemory, load_recipe
 from serve.doctor.finding import Finding
 from serve.doctor.installation import installed_version
 
@@ -93,6 +93,8 @@ def memory(model: str) -> Iterator[Finding]:
     if missing:
         remedy = "Use a larger machine, or lower the recipe's serving_memory"
         yield Finding("memory", f"{model}: {missing}", remedy)
+    elif recipe.serving_memory == ServingMemory():
+        yield Finding("memory", f"{model}: its recipe states no memory")
     else:
         yield Finding("memory", f"{model}: enough for what its recipe states")
 

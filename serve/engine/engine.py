@@ -95,6 +95,7 @@ class GuardEngine:
         self._backend = start(recipe, adapters, engine_overrides, builder)
         self._model = recipe.name
         self._base = (recipe.base, recipe.base_revision)
+        self._requirements = requirements
         self._slots_first = slots_first
         self._prompts = Prompts(builder, self._backend.context_tokens)
         self._dispatcher = Dispatcher(self._backend)
@@ -117,6 +118,11 @@ class GuardEngine:
     def base(self) -> tuple[str, str]:
         """The base and its revision, as the cards of its weights name them."""
         return self._base
+
+    @property
+    def requirements(self) -> Requirements:
+        """What it demands of the folders it serves."""
+        return self._requirements
 
     @property
     def rules(self) -> Mapping[str, Card]:

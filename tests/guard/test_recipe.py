@@ -87,7 +87,7 @@ def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
         "trainer: {warmup_steps: 0.05, learning_rate: 1e-3}\nmethods:\n  head: {head: {C: 0.1}}\n"
     )
     recipe = write(tmp_path, TOY.replace("methods:\n", shared))
-    assert recipe.trainer_of("lora") == {"warmup_steps": 0.05, "learning_rate": 2e-4}
+    assert recipe.trainer_settings("lora") == {"warmup_steps": 0.05, "learning_rate": 2e-4}
     assert recipe.training_settings("alora") == {
         "dtype": "bfloat16",
         "quantization": None,

@@ -121,15 +121,23 @@ def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
         served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))
 
 
-def test_a_rule_that_is_trained_later_is_found_and_no_other_path(trained_on_both: Path) -> None:
+def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
+    trained_on_both: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     selection = selected(trained_on_both, "tiny,minilm", "own")
     find = find_trained(selection, served_parts(selection))
     assert find("shared") == trained_on_both / "tiny/shared/alora"
+    assert not caplog.records
     assert find("read") is None  # on a base that is not served
+    (record,) = caplog.records
+    assert "'read'" in record.getMessage() and "Trained: own, shared" in record.getMessage()
     for name in ("..", "../minilm/read", "", "nobody", "own,shared"):
         assert find(name) is None
+    assert caplog.messages[-1] == "no weights of the rule 'own,shared': no rule has this name"
     merged = selected(trained_on_both, "tiny", "own", is_merged=True)
-    assert find_trained(merged, served_parts(selection))("shared") is None
+    for name in ("shared", "nobody"):
+        assert find_trained(merged, served_parts(selection))(name) is None
+        assert caplog.messages[-1].endswith(f"{name!r}: a merged base answers its rule alone")
 
 
 def test_a_link_that_leads_elsewhere_is_not_found_and_hides_no_other_rule(

@@ -135,6 +135,41 @@ def test_the_server_ends_with_an_error_although_a_batch_hangs() -> None:
     assert "unjudged" in run.stdout
 
 
+STOPPED = """
+import os, signal, threading, time, httpx, serve.engine.thread.engine_thread
+from serve.api.app import create_app
+from serve.up import _listening, _serve
+from tests.serve.toy_engine import ToyEngine
+serve.engine.thread.engine_thread.CLOSING_S = 0.5
+engine = ToyEngine()
+engine.on_step = threading.Event().wait
+listener = _listening("127.0.0.1", 0)
+url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
+body = {"messages": [{"role": "user", "content": "Hello"}], "rules": ["fine"]}
+ask = lambda: print(httpx.post(url, json=body, timeout=30, trust_env=False).json()["verdict"])
+def stop():
+    while not engine.open:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=ask).start()
+threading.Thread(target=stop).start()
+try:
+    _serve(create_app(engine, 1.0), listener, 1.0, {})
+finally:
+    print("the engine is closed")
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_is_not_closed_under_a_batch_that_outlasts_the_server() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", STOPPED], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 2, run.stderr
+    assert "error: the engine hangs" in run.stderr
+    assert "unjudged" in run.stdout and "the engine is closed" not in run.stdout
+
+
 IDLE = """
 import http.client, os, threading, time
 from serve.api.app import create_app

@@ -46,7 +46,11 @@ class ToyEngine:
 
     def __init__(self, logits: Mapping[str, float] | None = None) -> None:
         card = SimpleNamespace(
-            rule_text="Be nice.", threshold=THRESHOLD, weights_sha256="0123456789abcdef"
+            rule_text="Be nice.",
+            threshold=THRESHOLD,
+            weights_sha256="0123456789abcdef",
+            model="tiny",
+            method="alora",
         )
         self.logits = logits or {}
         self.rules = dict.fromkeys(self.logits or ("crash", "fine"), card)
@@ -148,7 +152,8 @@ class MortalEngine(ToyEngine):
     def works(self) -> bool:
         return self.does_work
 
-    def restart(self) -> None:
+    def restart(self, on_load: Callable[[], None]) -> None:
+        on_load()
         self.starts.append(time.monotonic())
         assert self.may_start.wait(10)
         if not self.does_start:

@@ -11,16 +11,17 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from guard.layout import is_current
+from guard.method import PEFT_WEIGHTS
 from guard.rule import text_hash
 from guard.verdict import Calibration
-from guard.weights.card import load_card
+from guard.weights.card import CARD, load_card
 from tests.train.conftest import ADAPTERS, RULE, MakeJob
 from train.adapter.predict import verdict_logits
 from train.adapter.trained import TrainedAdapter
 from train.adapter.trl import fit
 from train.calibration.validation import validation_metrics
 from train.examples import load
-from train.export import export
+from train.export import export, finish_export
 from train.job import Job
 
 pytestmark = pytest.mark.slow
@@ -97,6 +98,45 @@ def test_the_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> No
     assert [
         load_card(folder).recipe["trainer"]["max_steps"] for folder in (before, job.folder)
     ] == [2, 3]
+
+
+def test_a_damaged_adapter_does_not_take_the_place_of_the_good_one_before_it(
+    make_job: MakeJob,
+) -> None:
+    for steps in (1, 2):
+        exported(make_job(max_steps=steps))
+    job = make_job(max_steps=3)
+    (job.folder / PEFT_WEIGHTS).write_bytes(b"torn")
+    exported(job)
+    before = job.folder.parent / "before" / job.folder.name
+    assert [
+        load_card(folder).recipe["trainer"]["max_steps"] for folder in (before, job.folder)
+    ] == [1, 3]
+
+
+def test_good_weights_whose_card_is_of_another_version_are_kept_too(make_job: MakeJob) -> None:
+    exported(make_job(max_steps=1))
+    job = make_job(max_steps=2)
+    card = json.loads((job.folder / CARD).read_text())
+    (job.folder / CARD).write_text(json.dumps(card | {"of_another_version": 1}))
+    exported(job)
+    before = job.folder.parent / "before" / job.folder.name
+    assert json.loads((before / CARD).read_text())["of_another_version"] == 1
+
+
+def test_what_a_killed_run_had_written_whole_takes_its_place_if_it_is_of_these_inputs(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(max_steps=1)
+    exported(job)
+    job.scratch.mkdir()
+    job.folder.rename(job.scratch / "export")
+    finish_export(make_job(max_steps=2))
+    assert not job.folder.exists()
+    finish_export(job)
+    assert load_card(job.folder) and is_current(job.folder, job.inputs)
+    finish_export(job)  # where nothing is left to be done
+    assert load_card(job.folder)
 
 
 def test_the_base_is_called_what_the_recipe_calls_it_and_not_where_it_lay_here(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,9 @@ from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.method import METHODS
 from guard.recipe import KINDS, MODELS, load_recipe
-from tests.train.conftest import MakeJob, with_settings
+from tests.train.conftest import MakeJob, data, with_settings
 from train.job import Job
-from train.methods import TRAINERS, trainer_of
+from train.methods import TRAINERS, TrainingWork, trainer_of
 
 
 def test_every_method_has_a_trainer_and_no_other_name_has() -> None:
@@ -47,6 +48,19 @@ def test_an_adapter_does_not_take_the_settings_of_a_head(make_job: MakeJob, meth
         GuardError, match=rf"methods\.{method}\.head: an adapter does not use head settings"
     ):
         TRAINERS["decoder"][method].check(with_settings(make_job(method), head={"C": 1.0}))
+
+
+def test_gliner2_which_reads_all_turns_is_trained_on_the_rows_as_they_are(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[TrainingWork] = []
+    monkeypatch.setattr("train.encoder.trainer.fit", lambda work: (asked.append(work), [])[1])
+    job = make_job()
+    job = replace(job, rule=job.rule.model_copy(update={"judged": "assistant"}))
+    rows = data(job)
+    assert list(TRAINERS["gliner2"]["lora"].fit([(job, rows)], 1)) == []
+    ((_, read),) = asked[0]
+    assert read is rows
 
 
 def test_the_table_is_imported_without_torch() -> None:

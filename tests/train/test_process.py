@@ -22,6 +22,15 @@ def test_a_launched_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert launched == {"CUDA_VISIBLE_DEVICES": "1", "HOME": "/"}
 
 
+def test_a_rank_alone_leaves_no_rule_out_and_one_that_no_process_has_is_refused() -> None:
+    assert process_of({"RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": ""}) == (0, 1, 1)
+    ranks = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    assert process_of({**ranks, "CUDA_VISIBLE_DEVICES": ""}) == (1, 2, 1)
+    for name, value in (("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "1")):
+        with pytest.raises(GuardError, match=rf"got {name}={value}, .*torchrun"):
+            process_of(ranks | {name: value, "CUDA_VISIBLE_DEVICES": ""})
+
+
 def test_each_process_sees_one_gpu_and_one_without_a_gpu_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

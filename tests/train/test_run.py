@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors import SafetensorError
 
 from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, SPLITS, read_examples, write_examples
@@ -34,9 +36,11 @@ from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.calibration.recalibrate import recalibrate
 from train.examples import Rows, load
 from train.job import LOCK, Job
+from train.methods import TRAINERS, TrainingWork
 from train.prefix.member import CHECKPOINT, Member
 from train.process import Process
 from train.run import claimed_jobs, finish, outdated_jobs, run
+from train.run import train as train_work
 
 TRAIN = """
 import sys
@@ -118,6 +122,46 @@ class WithWords(SplitLogits):
         (folder / WORDS).write_bytes(b"words")
 
 
+@dataclass
+class WithoutMemory(SplitLogits):
+    """Weights whose rows ask for more memory than there is."""
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        return torch.empty(2**60).tolist()  # type: ignore[no-any-return]
+
+
+@dataclass
+class WithoutGpuMemory(SplitLogits):
+    """The same as a GPU says it."""
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@dataclass
+class WithoutDisk(SplitLogits):
+    """Weights for which the disk has no room."""
+
+    def save(self, folder: Path) -> None:
+        Path("/dev/full").write_bytes(b"weights")
+
+
+@dataclass
+class WithoutDiskForTensors(SplitLogits):
+    """The same as safetensors says it."""
+
+    def save(self, folder: Path) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+
+@dataclass
+class WithOneNan(SplitLogits):
+    """Weights that say nothing of the last row."""
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        return [*super().logits(prompts)[:-1], float("nan")]
+
+
 def finish_at_once(job: Job) -> None:
     """Put such weights where the job's belong."""
     rows = load(job.data, job.rule, job.recipe, job.builder)
@@ -148,6 +192,46 @@ def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
                 of_split, trained.logits([row.prompt for row in of_split]), strict=True
             )
         }
+
+
+def test_a_test_row_whose_logit_is_not_finite_is_named_and_nothing_is_written(
+    make_job: MakeJob,
+) -> None:
+    job = make_job()
+    rows = load(job.data, job.rule, job.recipe, job.builder)
+    told = r"test row test-31: verdict logits are not finite \(got 1 of 32 rows in float32\)"
+    with pytest.raises(GuardError, match=told):
+        finish(job, rows, WithOneNan(rows))
+    assert not job.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        (WithoutMemory, "the device has no memory for this training: .*Drop the longest rows"),
+        (WithoutGpuMemory, "the device has no memory for this training: CUDA out of memory"),
+        (WithoutDisk, "not written: .*No space left.*See that .* can be written"),
+        (WithoutDiskForTensors, "not written: .*No space left.*See that .* can be written"),
+    ],
+)
+def test_one_of_several_trained_together_that_cannot_be_finished_keeps_no_other(
+    make_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    weights: type[SplitLogits],
+    told: str,
+) -> None:
+    def fit(work: TrainingWork, processes: int) -> Iterator[SplitLogits]:
+        for job, rows in work:
+            yield weights(rows) if job.seed == 1 else SplitLogits(rows)
+
+    together = replace(TRAINERS["decoder"]["alora"], fit=fit)
+    monkeypatch.setitem(TRAINERS["decoder"], "alora", together)
+    jobs = [make_job("alora", seed=seed) for seed in range(3)]
+    work = [(job, load(job.data, job.rule, job.recipe, job.builder)) for job in jobs]
+    assert train_work(work) == ["toy alora seed 1"]
+    assert re.search(f"^toy alora seed 1: .*{told}", capsys.readouterr().out, re.MULTILINE)
+    assert [is_current(job.folder, job.inputs) for job in jobs] == [True, False, True]
 
 
 def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_another_rate(
@@ -575,7 +659,8 @@ def test_a_card_with_other_keys_is_told_and_nothing_is_trained_for_it(
     finish_at_once(job)
     (job.folder / CARD).write_bytes(b'{"rule": "toy"}')
     assert outdated_jobs([job], force=False) == ([], [job.name])
-    assert "missing key" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "missing key" in out and "`make train` for this rule, with FORCE=1" in out
 
 
 def test_a_job_that_another_command_has_done_meanwhile_is_not_done_again(
@@ -593,6 +678,20 @@ def test_a_job_that_another_command_has_done_meanwhile_is_not_done_again(
     assert claimed == work and not is_current(job.folder, job.inputs)
     for claimed_job in (job, other):
         claimed_job.close_scratch()
+
+
+def test_weights_that_a_killed_run_had_written_whole_are_not_trained_again(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job()
+    finish_at_once(job)
+    job.scratch.mkdir()
+    job.folder.rename(job.scratch / "export")
+    work, _ = outdated_jobs([job], force=False)
+    assert [of for of, _ in work] == [job]
+    assert claimed_jobs(work, force=False) == ([], [])
+    assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
+    assert load_card(job.folder) and not job.scratch.exists()
 
 
 def test_data_that_change_while_a_job_waits_make_its_weights_outdated(

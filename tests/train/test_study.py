@@ -85,6 +85,20 @@ def test_a_point_that_fails_leaves_the_others_and_is_named(
     assert is_current(done.folder, done.inputs)
 
 
+@pytest.mark.slow
+def test_a_point_whose_rows_are_bad_leaves_the_others_and_is_named(
+    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, folder = make_job(max_steps=1), tmp_path / "study"
+    write_study(folder)
+    (point_runs(folder, POINTS[0]).data("toy") / "test.jsonl").unlink()
+    with pytest.raises(GuardError, match="not trained: rows-16-seed-0 on toy"):
+        train_study(folder, [job.recipe.only("lora")], rules=rules)
+    assert "rows-16-seed-0 on toy: " in capsys.readouterr().out
+    done = job_of(job, folder, POINTS[1], "lora")
+    assert is_current(done.folder, done.inputs)
+
+
 def test_a_bad_recipe_is_refused_before_anything_is_trained(
     make_job: MakeJob, rules: Path, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ A training is evaluated after each epoch or every so many steps. Knows nothing o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,11 @@ class EarlyStopping:
         self, step: int, loss: float, weights: Sequence[Tensor], logits: Sequence[float] = ()
     ) -> None:
         """The validation loss in nats and the weights after `step` steps, and the validation rows'
-        logits under these, if they are to be kept.
+        logits under these, if they are to be kept. A loss that is not finite is the highest.
         """
         if step in self._losses:
             return
-        self._losses[step] = loss
+        self._losses[step] = loss if math.isfinite(loss) else math.inf
         if self.best_step == step:
             self._state["weights"] = [weight.detach().cpu().clone() for weight in weights]
             self._state["logits"] = list(logits)

@@ -203,7 +203,9 @@ def _trainer_owned(job: Job) -> dict[str, Any]:
         "logging_steps": 1,  # the loss of each step, for an epoch's mean
         "save_strategy": "steps",
         "save_total_limit": 1,
+        "save_only_model": False,  # a resumed run needs the optimizer and the schedule
         "resume_from_checkpoint": None,
+        "ignore_data_skip": False,  # a resumed run goes on within its epoch
         "push_to_hub": False,
     }
 

@@ -139,9 +139,9 @@ def _steps_at(fleet: Fleet, steps: Iterable[int]) -> None:
 
 
 def _timed_trl(job: Job, rows: Rows) -> TimedSteps:
-    from train.adapter.trl import trainer_of
+    from train.adapter.trl import trl_trainer
 
-    trainer = trainer_of(job, rows)
+    trainer = trl_trainer(job, rows)
     steps_s: list[float] = []
     trainer.add_callback(_step_timer(steps_s))
     before = _peak_mib()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guard.conversation.example import SPLITS, Message
-from guard.layout import Runs
+from guard.layout import Runs, fingerprint
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule
@@ -57,6 +57,7 @@ RANDOM_BASES: dict[Base, dict[str, Any]] = {
         "head_dim": 4,
     },
 }
+TOKENIZER = ("tokenizer_config.json", "tokenizer.json")
 LIKE_4B = ("dtype", "trainer", "methods", "engine")  # what its recipe states
 
 
@@ -117,9 +118,11 @@ def _recipe(base: Base) -> Recipe:
     recipe = load_recipe("tiny").model_copy(update={"rule_turn": "title"})
     if base == "tiny":
         return recipe
-    folder = Path(tempfile.gettempdir()) / f"train-bench-{base}"
-    if not (folder / "tokenizer.json").is_file():
-        _make_base(folder, Path(recipe.base_path), RANDOM_BASES[base])
+    tiny, shape = Path(recipe.base_path), RANDOM_BASES[base]
+    made_from = fingerprint(shape, *[tiny / name for name in TOKENIZER])
+    folder = Path(tempfile.gettempdir()) / f"train-bench-{base}-{made_from[:12]}"
+    if not (folder / TOKENIZER[-1]).is_file():
+        _make_base(folder, tiny, shape)
     if base == "narrow-4B":
         like = load_recipe("qwen3-4b")
         recipe = recipe.model_copy(update={name: getattr(like, name) for name in LIKE_4B})
@@ -133,5 +136,5 @@ def _make_base(folder: Path, tiny: Path, shape: dict[str, Any]) -> None:
 
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(folder)
-    for name in ("tokenizer_config.json", "tokenizer.json"):
+    for name in TOKENIZER:
         shutil.copy(tiny / name, folder / name)

@@ -23,8 +23,8 @@ def recalibrate(job: Job) -> int:
     """Make the card's calibration and validation metrics anew; the weights stay.
 
     For the rule's max_fpr as it is now; returns on how many validation rows. Raises GuardError
-    where predictions are missing, or too few for the rate, or for a head where the rate changes
-    whether own rows decide, by which it is fitted.
+    where predictions are missing, or too few for the rate, or where the rate changes whether own
+    rows decide, by which a head was fitted.
     """
     card = read_card(job.folder)
     retrain = f"Run `{card.retrain} FORCE=1`"
@@ -38,7 +38,7 @@ def recalibrate(job: Job) -> int:
         raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
     labels = [row.label for row in rows]
     is_generated = [row.is_generated for row in rows]
-    if METHODS[job.method].acts_from == "output":
+    if METHODS[job.method].acts_from == "output" or job.recipe.kind == "encoder":
         _check_same_rows_decide(job, card, labels, is_generated)
     row_logits = [predictions[row.id] for row in rows]
     logits, labels = for_calibration(row_logits, labels, is_generated, job.rule.max_fpr)
@@ -62,7 +62,7 @@ def recalibrate(job: Job) -> int:
 def _check_same_rows_decide(
     job: Job, card: Card, labels: Sequence[int], is_generated: Sequence[bool]
 ) -> None:
-    """Raise GuardError if the rule's current max_fpr would have the head fitted to other rows."""
+    """Raise GuardError if the rule's current max_fpr would have a head fitted to other rows."""
     own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
     if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
         raise GuardError(

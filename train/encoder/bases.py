@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification, PreTrained
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import Window
 from guard.recipe import Kind, Recipe
-from guard.weights.head import NO_WORDS, WordWeights
+from guard.weights.head import NO_WORDS, Head, WordWeights
 from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import read, reader_of, token_classifier, token_logits
@@ -87,15 +87,27 @@ def _start_token_classifier(job: Job, rows: Rows) -> TrainingStart:
     head = trained.head
     torch.manual_seed(job.seed)
     base = token_classifier(job.recipe, num_labels=LABELS)
-    weight = torch.from_numpy(head.weight)
     # In bfloat16 small steps would be lost, so the classifier is float32. PEFT sees to that for the
     # low-rank weights; of the classifier it trains a copy, hook and all.
     classifier = cast(nn.Linear, base.classifier).float()
     classifier.register_forward_pre_hook(_as_its_weight)
+    set_head(classifier, head)
+    return TrainingStart(frozen(base), head.words, held_out, trained.validation_logits)
+
+
+def set_head(classifier: nn.Linear, head: Head) -> None:
+    """Make a token classifier's logits differ by the head's logit of a state, without words."""
+    weight = torch.from_numpy(head.weight)
     with torch.no_grad():
         classifier.weight.copy_(torch.stack([-weight / 2, weight / 2]))
         classifier.bias.copy_(torch.tensor([-head.bias / 2, head.bias / 2]))
-    return TrainingStart(frozen(base), head.words, held_out, trained.validation_logits)
+
+
+def head_of(classifier: nn.Linear, words: WordWeights) -> Head:
+    """The head that a token classifier is together with the words beside it."""
+    weight = (classifier.weight[1] - classifier.weight[0]).detach().cpu()
+    bias = float(classifier.bias[1] - classifier.bias[0])
+    return Head(weight.numpy(), bias, words)
 
 
 def _as_its_weight(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -31,9 +31,8 @@ def with_openings(job: Job, rows: Rows, every: int) -> Rows:
     if job.rule.judged == "conversation":
         return rows
     builder = cast(EncoderPromptBuilder, job.builder)
-    generated = [row for row in rows.train if row.is_generated]
-    own_rows = [row for row in rows.train if not row.is_generated]
-    openings = _openings(builder, job, [*generated[::every], *own_rows[::every]])
+    chosen = (*rows.generated().train[::every], *rows.own().train[::every])
+    openings = _openings(builder, job, chosen)
     return replace(rows, train=(*rows.train, *openings))
 
 

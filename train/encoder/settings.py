@@ -35,15 +35,13 @@ def check_adapter(job: Job) -> None:
     """Construct the job's settings, and put its fresh adapter on its base without weights.
 
     Raises GuardError for settings that PEFT or the trainer would refuse, for modules that the base
-    does not have, for a base that is not served or in such windows, and for a rule that fits no
-    prompt.
+    does not have, and for a base that is not served or in such windows.
     """
     if job.settings.head:
         problem = "an adapter does not use head settings"
         raise GuardError(problem, where=job.where("head"), remedy="Remove them")
     adapter = lora_config(job)
     trainer_config(job)
-    job.builder.suffix_ids(job.rule_text)
     config = _checked_config(job.recipe)
     with torch.device("meta"), refusals("PEFT", job.where("lora")):
         get_peft_model(cast(PreTrainedModel, BASES[job.recipe.kind].empty(config)), adapter)

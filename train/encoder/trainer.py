@@ -8,7 +8,8 @@ heart. Every `eval_steps` the mean of the weights of all steps so far (`average.
 all validation rows, generated or not, by the loss that Platt scaling leaves, as an adapter that is
 too sure of itself may rank better; the weights with the lowest are kept, and training ends after
 `early_stopping_patience` such evaluations without a lower one. By that loss the result is never
-worse than the start, which is the first of the weights that are compared. After each evaluation but
+worse than the start, which is the first of the weights that are compared. Where enough rows are own
+ones beside generated ones, the head is then fitted again (`own_rows.py`). After each evaluation but
 the first a checkpoint is written, from which an interrupted run goes on. Knows nothing of
 thresholds and cards.
 """
@@ -17,24 +18,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from peft import PeftModel, get_peft_model
-from safetensors.numpy import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
-from guard.method import WORDS
-from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.weights.head import WordWeights
 from train.adapter.batches import StepBatches
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import (
@@ -45,13 +41,14 @@ from train.adapter.settings import (
     total_steps,
     trainer_config,
 )
-from train.adapter.trained import save_adapter
 from train.adapter.trl import diverged
 from train.calibration.validation import calibrated_loss
 from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES, TrainingStart
-from train.encoder.model import device, span_words
+from train.encoder.model import device
 from train.encoder.objective import Objective
+from train.encoder.own_rows import with_head_of_own_rows
+from train.encoder.trained import TrainedEncoder
 from train.examples import Rows
 from train.job import Job
 
@@ -60,45 +57,13 @@ FORMAT = 2  # raised whenever a checkpoint's content or its meaning changes
 SAME_START = 1e-3  # nats and word weights: states of other batches differ in their last bits
 
 
-@dataclass(frozen=True)
-class TrainedEncoder:
-    """A job's adapter, and its head if it has one, in PEFT's layers on the encoder. `words` are the
-    word weights beside it.
-    """
-
-    model: PeftModel
-    job: Job
-    words: WordWeights
-    validation_logits: Sequence[float] = ()
-
-    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
-        """The highest logit of each prompt's counting spans, in nats, uncalibrated, through plain
-        PEFT.
-        """
-        builder = cast(EncoderPromptBuilder, self.job.builder)
-        windows = [builder.windows(prompt.token_ids, self.job.reads) for prompt in prompts]
-        base = BASES[self.job.recipe.kind]
-        logits: list[float] = []
-        all_span_logits = base.span_logits(self.model, builder, windows)
-        for prompt_windows, span_logits in zip(windows, all_span_logits, strict=True):
-            words = span_words(builder, prompt_windows, self.job.reads)
-            logits.append(float((span_logits[:, 0] + self.words.logits(words)).max()))
-        return logits
-
-    def save(self, folder: Path) -> None:
-        """Write PEFT's two files, and the words; a head of the rule's own stands among the weights,
-        as `classifier`.
-        """
-        save_adapter(self.model, self.job.recipe, folder)
-        if self.words:
-            save_file(self.words.tensors(), folder / WORDS)
-
-
 def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedEncoder | GuardError]:
-    """Train the jobs one after another; the same seed gives the same weights on one machine."""
+    """Train the jobs one after another, and fit their heads to own rows where these suffice; the
+    same seed gives the same weights on one machine.
+    """
     for job, rows in work:
         try:
-            yield Training(job, rows).run()
+            yield with_head_of_own_rows(Training(job, rows).run(), rows)
         except GuardError as error:
             yield error
 

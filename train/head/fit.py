@@ -32,7 +32,7 @@ from guard.prompt.ngrams import ngram_rows
 from guard.weights.head import NO_WORDS, Head, WordWeights, mean_head
 from train.base import load_served_base
 from train.batch import by_length, left_padded, pass_tokens
-from train.examples import Row, Rows
+from train.examples import Row, Rows, has_of_each_label
 from train.head.regression import Regression
 from train.head.rows import Reader, ReadRows, RowSpans, head_logits, read_rows
 from train.head.settings import settings_to_try
@@ -114,40 +114,42 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
 
 def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
     """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
-    first; `_fitted_to_own_rows` where some rows are generated and enough others are not.
+    first; `fitted_to_own_rows` where some rows are generated and enough others are not.
 
     Raises GuardError for states that are not finite.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
     vocabulary = train.vocabulary()
-    if _own_rows_suffice(job, train, validation):
+    if own_rows_suffice(job, rows):
         generated = Regression(train.generated(), vocabulary)
         prior, _ = _best_fit(job, generated, validation.generated())
-        head, before = _fitted_to_own_rows(job, prior, train.own(), validation.own())
+        head, before = fitted_to_own_rows(job, prior, train.own(), validation.own())
         return TrainedHead(job.method, head, reader, head_logits(before, validation.spans))
     head, _ = _best_fit(job, Regression(train, vocabulary), validation)
     return TrainedHead(job.method, head, reader, head_logits(head, validation.spans))
 
 
-def _own_rows_suffice(job: Job, train: ReadRows, validation: ReadRows) -> bool:
+def own_rows_suffice(job: Job, rows: Rows) -> bool:
     """Whether a head can be fitted to the own rows alone, after one that is fitted to the generated
     rows. Then the threshold has to be for own rows too, so there must be enough of these for it.
     """
-    is_generated = [row.is_generated for row in validation.rows]
+    labels = [row.label for row in rows.validation]
+    is_generated = [row.is_generated for row in rows.validation]
+    generated = rows.generated()
     return (
-        own_rows_decide(validation.labels, is_generated, job.rule.max_fpr)
-        and train.own().has_of_each_label(FEWEST_OWN)
-        and train.generated().has_of_each_label(1)
-        and validation.generated().has_of_each_label(1)
+        own_rows_decide(labels, is_generated, job.rule.max_fpr)
+        and has_of_each_label(rows.own().train, FEWEST_OWN)
+        and has_of_each_label(generated.train, 1)
+        and has_of_each_label(generated.validation, 1)
     )
 
 
-def _fitted_to_own_rows(
+def fitted_to_own_rows(
     job: Job, prior: Head, train: ReadRows, validation: ReadRows
 ) -> tuple[Head, Head]:
-    """The head of the own rows, which reads the logit of `prior`, a head of generated rows; and
-    that head before it was fitted to the validation rows, to calibrate on them.
+    """The head of the own rows, which reads the logit of `prior`, a head of the generated rows or
+    of all; and that head before it was fitted to the validation rows, to calibrate on them.
 
     In one fit many generated rows outweigh a few own ones. And with few rows a validation loss says
     little about which settings are best, so the head is the mean of all fits and the prior,

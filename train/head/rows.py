@@ -42,11 +42,6 @@ class ReadRows:
         """The rows' labels, in their order."""
         return [row.label for row in self.rows]
 
-    def has_of_each_label(self, count: int) -> bool:
-        """Whether at least `count` rows are allowed and at least `count` violate."""
-        violating = sum(self.labels)
-        return min(violating, len(self.rows) - violating) >= count
-
     def loss(self, head: Head) -> float:
         """The mean loss of a row in nats."""
         return validation_loss(head_logits(head, self.spans), self.labels)

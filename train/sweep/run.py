@@ -133,10 +133,12 @@ def sweep(
         job.read_inputs()
     rows = _rows(job for _, job in work)
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
+    done_points = {point.inputs: point for point in _read(out)}
     _claim(work, force)
     if force:
-        out.unlink(missing_ok=True)  # an interrupted run goes on without `force`
-    done_points = {point.inputs: point for point in _read(out)}
+        for _, job in work:
+            done_points.pop(_inputs(job), None)
+        _write(out, done_points.values())  # an interrupted run goes on without `force`
     missing = [(combination, job) for combination, job in work if _inputs(job) not in done_points]
     print(f"{len(work)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
     for point in _trained(missing, rows):

@@ -78,7 +78,7 @@ def main() -> None:
     curriculum = _curriculum(args, sources, rules)
     args.work.mkdir(parents=True, exist_ok=True)
     distilled = distil(curriculum, args.work / CHECKPOINT)
-    record = TrainingRecord(sources, args.lr, rules, args.note, args.base)
+    record = TrainingRecord(sources, args.lr, curriculum.phrasings, args.note, args.base)
     tokenizer = curriculum.vocabulary.tokenizer
     export(distilled, tokenizer, args.out, record, args.work / PROBE)
     print(f"wrote {args.out}")
@@ -113,6 +113,7 @@ def _curriculum(
     from guard.prompt.decoder import PromptBuilder
     from guard.rule import load_rule
     from train.tiny.distil import Curriculum
+    from train.tiny.export import phrasings_of
     from train.tiny.lessons.lesson import Lessons
     from train.tiny.lessons.rule_talk import RuleTalk
     from train.tiny.teacher import Teacher
@@ -125,7 +126,8 @@ def _curriculum(
         rule_talk = RuleTalk([load_rule(name) for name in rules])
     lessons = Lessons(sources, words, Teacher(), rule_talk=rule_talk)
     builder = PromptBuilder(vocabulary.tokenizer.backend_tokenizer)
-    return Curriculum(vocabulary, lessons, builder, args.steps, args.lr, args.base)
+    phrasings = phrasings_of(rules)
+    return Curriculum(vocabulary, lessons, builder, args.steps, args.lr, args.base, phrasings)
 
 
 def _vocabulary(args: argparse.Namespace, sources: Sequence[CorpusSource]) -> Vocabulary:

@@ -80,7 +80,8 @@ def main() -> None:
         "peak_learning_rate": args.lr,
         "validation_auroc": {name: round(auroc, 4) for name, auroc in aurocs.items()},
     }
-    export_joint(joint.take_out(), args.base, args.out, record, args.work / PROBE)
+    probe = args.work / PROBE
+    export_joint(joint.take_out(), args.base, args.out, record, course.phrasings, probe)
     print(f"wrote {args.out}")
 
 
@@ -92,6 +93,7 @@ def _course(args: argparse.Namespace, names: Sequence[str]) -> Course:
     from guard.recipe import load_recipe
     from guard.rule import load_rule
     from train.examples import load
+    from train.tiny.export import phrasings_of
     from train.tiny.joint import Course
 
     recipe = load_recipe("tiny").model_copy(update={"base": str(args.base)})
@@ -104,7 +106,8 @@ def _course(args: argparse.Namespace, names: Sequence[str]) -> Course:
     builder = PromptBuilder.from_base(recipe.base_path)
     data = Runs(args.rows)
     rows = [load(data.data(name), load_rule(name), recipe, builder) for name in names]
-    return Course(args.base, folders, rows, builder, args.steps, args.lr)
+    phrasings = phrasings_of(names)
+    return Course(args.base, folders, rows, builder, args.steps, args.lr, phrasings)
 
 
 if __name__ == "__main__":

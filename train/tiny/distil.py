@@ -9,8 +9,8 @@ turn is alone again.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ CLIP = 1.0
 
 @dataclass(frozen=True)
 class Curriculum:
-    """What is distilled, how long, and how fast. `base`: the folder of a base to go on from."""
+    """What is distilled, how long, and how fast. `base`: the folder of a base to go on from.
+    `phrasings`: of the rules whose phrase books the lessons are written from, see `phrasings_of`.
+    """
 
     vocabulary: Vocabulary
     lessons: Lessons
@@ -42,6 +44,7 @@ class Curriculum:
     steps: int
     peak_lr: float
     base: Path | None = None
+    phrasings: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -59,6 +62,7 @@ class Curriculum:
             "corpora": self.lessons.digests,
             "vocabulary": fingerprint(self.vocabulary.tokenizer.get_vocab()),
             "labels": fingerprint(self.labels),
+            "phrasings": dict(self.phrasings),
             "learning rate": self.peak_lr,
             "seed": self.seed,
         }

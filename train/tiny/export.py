@@ -5,8 +5,8 @@ of training.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,14 @@ SHAPE_FIELDS = (
 class TrainingRecord:
     """What the card tells of a run.
 
-    `rules`: whose phrase books it was trained on. `base`: the checkpoint that it goes on from,
-    whose steps and notes are kept. `note`: what else a reader must know.
+    `phrasings`: of the rules whose phrase books it was trained on, as `phrasings_of` gave them when
+    it began. `base`: the checkpoint that it goes on from, whose steps, notes and phrasings are
+    kept. `note`: what else a reader must know.
     """
 
     sources: Sequence[CorpusSource]
     peak_lr: float
-    rules: Sequence[str] = ()
+    phrasings: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     base: Path | None = None
 
@@ -72,8 +73,8 @@ def export(
     provenance = {
         "teacher": {"name": NAME, "licence": LICENCE},
         "corpora": [_described(source) for source in record.sources],
-        "rules": list(record.rules),
-        "phrasings": phrasings_of(record.rules),
+        "rules": list(record.phrasings),
+        "phrasings": _all_phrasings(before, record.phrasings),
         "steps": distilled.steps + before.get("steps", 0),
         "peak_learning_rate": record.peak_lr,
         "notes": [note for note in notes if note],
@@ -87,21 +88,37 @@ def export(
 
 
 def export_joint(
-    model: PreTrainedModel, base: Path, folder: Path, joint: dict[str, Any], probe: Path
+    model: PreTrainedModel,
+    base: Path,
+    folder: Path,
+    joint: dict[str, Any],
+    phrasings: Mapping[str, str],
+    probe: Path,
 ) -> None:
     """The checkpoint in `base` with the weights of `model`, which were trained together with
-    adapters as `joint` tells.
+    adapters as `joint` tells, on rows of these `phrasings`.
     """
     provenance = _provenance_of(base)
     provenance.pop("zero_shot", None)  # measured on other weights
     provenance["joint"] = joint
-    provenance["phrasings"] = provenance.get("phrasings", {}) | phrasings_of(joint["rules"])
+    provenance["phrasings"] = _all_phrasings(provenance, phrasings)
     _write(folder, model, vocabulary_of(base).tokenizer, provenance, probe)
 
 
 def _provenance_of(base: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((base / PROVENANCE).read_text(encoding="utf-8"))
     return content
+
+
+def _all_phrasings(before: dict[str, Any], phrasings: Mapping[str, str]) -> dict[str, str]:
+    """Those of an earlier base with the new ones. A rule whose phrase book has changed in between
+    gets a digest of both, which is that of no phrase book: what either shows was seen.
+    """
+    merged: dict[str, str] = dict(before.get("phrasings", {}))
+    for rule, digest in phrasings.items():
+        earlier = merged.get(rule, digest)
+        merged[rule] = digest if digest == earlier else fingerprint(earlier, digest)[:16]
+    return merged
 
 
 def _described(source: CorpusSource) -> dict[str, Any]:

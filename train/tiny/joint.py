@@ -175,7 +175,7 @@ def _stacked(adapters: Sequence[Mapping[str, Tensor]], key: str) -> Tensor:
 @dataclass(frozen=True)
 class Course:
     """What is taught: each rule's adapter and rows, how long, and how fast. `lr` is the base's at
-    its peak.
+    its peak; `phrasings` are those of the rules' phrase books, see `phrasings_of`.
     """
 
     base: Path
@@ -184,6 +184,7 @@ class Course:
     builder: PromptBuilder
     steps: int
     lr: float
+    phrasings: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
 
     @property
@@ -193,7 +194,14 @@ class Course:
         for rows in self.rows:
             rows_of_rules.append([(row.id, row.label, row.prompt.token_ids) for row in rows.train])
         adapters = [folder / PEFT_WEIGHTS for folder in self.folders]
-        return fingerprint(digest_of(self.base), *adapters, rows_of_rules, self.lr, self.seed)
+        return fingerprint(
+            digest_of(self.base),
+            *adapters,
+            rows_of_rules,
+            dict(self.phrasings),
+            self.lr,
+            self.seed,
+        )
 
     def verdict_ids(self, rows: Sequence[Row]) -> Tensor:
         """The token id of each row's verdict."""

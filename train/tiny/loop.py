@@ -49,7 +49,7 @@ class Checkpoint:
         one.
         """
         differing = None
-        if isinstance(self.made_from, dict):
+        if isinstance(self.made_from, dict) and isinstance(made_from, dict):
             names = [name for name, value in self.made_from.items() if made_from.get(name) != value]
             differing = f"other {', '.join(names)}"
         raise GuardError(

@@ -14,6 +14,7 @@ an "allow". Knows nothing of other formats.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
+EXPLAINING_SHARE = 0.7  # of the time that is left once the verdicts are known
 
 
 class StrictBody(KnownKeys):
@@ -150,7 +152,7 @@ class ExplainedCheckRequest(CheckRequest):
 
 class Explanation(BaseModel):
     """The turn, counted from 0, at whose end the rule's logit rises most, and the probabilities at
-    the ends of the turn before and of this one.
+    the ends of the turn before, if that was judged, and of this one.
     """
 
     turn: int
@@ -302,7 +304,11 @@ async def _explanations(
     """The explanation of each violated rule. Raises as `CheckService.check`."""
     tools = body.tool_turns
     messages = body.conversation[len(tools) :]
-    carrying = await explained(request, messages, decided, body.cache_salt, tools=tools)
+    # The verdicts are still to be answered, to a caller who waits no longer than the deadline.
+    now = time.monotonic()
+    deadline = now + EXPLAINING_SHARE * (request.scope["deadline"] - now)
+    explaining = Request({**request.scope, "deadline": deadline}, request.receive)
+    carrying = await explained(explaining, messages, decided, body.cache_salt, tools=tools)
     explanations: dict[str, Explanation] = {}
     for rule, turn in carrying.items():
         explanations[rule] = Explanation(**turn._asdict())

@@ -37,17 +37,22 @@ MALFORMED = 422
 
 
 def _rule(
-    detector_id: str | None = None,  # of the query, or of the path where it is part of it
+    request: Request,
+    detector_id: str | None = None,  # of the path where it is part of it, else of the query
     detector_id_header: Annotated[str | None, Header(alias="detector-id")] = None,
 ) -> str:
-    """The name of the rule. Raises HTTPException 422 if the request has none."""
-    if detector_id and detector_id_header and detector_id != detector_id_header:
-        raise HTTPException(422, "the path or query and the header name different detectors")
-    name = detector_id or detector_id_header
-    if not name:
+    """The name of the rule. Raises HTTPException 422 if the request has none, or several."""
+    names: set[str] = set()
+    in_query = request.query_params.getlist("detector_id")
+    for named in (detector_id, *in_query, detector_id_header):
+        if named:  # a client may append its query to a URL that has it already
+            names.add(named.partition("?")[0])
+    if len(names) > 1:
+        raise HTTPException(422, "the path, the query and the header name different detectors")
+    if not names:
         ways = "the header detector-id, ?detector_id= or /{rule} in front of the path"
         raise HTTPException(422, f"no detector: name it by {ways}")
-    return name.partition("?")[0]  # LiteLLM appends its query again with every call
+    return names.pop()
 
 
 Rule = Annotated[str, Depends(_rule)]

@@ -15,6 +15,7 @@ while it writes; `serve.client` is for clients that cannot. Knows nothing of oth
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -38,7 +39,7 @@ from serve.api.formats.check import (
 )
 from serve.api.input.limits import MAX_CHARACTERS
 from serve.api.input.lines import BodyLines
-from serve.api.input.strict_json import TooManyValues, read_json
+from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_json
 from serve.api.service import CheckService, DecidedCheck
 from serve.engine.prompts import CHARACTERS_PER_TOKEN
 from serve.engine.thread.refusals import Overloaded
@@ -111,21 +112,36 @@ class GrowingReply:
         self._opening = opening
         self._messages = opening.conversation
         self._room = MAX_CHARACTERS - sum(len(message.content) for message in self._messages)
-        self.text = ""
         self.is_ended = False
-        self._checked = self._released = 0  # characters
+        self.characters = 0
+        self._checked = ""  # the text that a check has seen
+        self._released = 0  # characters of it
+        self._expect_new()
+
+    def _expect_new(self) -> None:
+        """Begin to collect what no check has seen."""
+        self._new: list[str] = []  # joined once a check, however many pieces come
+        self._new_bytes = 0
+        self._ends_sentence = False
+        # So many new bytes may have tokens enough for a check: no token has less than one.
+        self._count_at_bytes = self._opening.every_tokens
 
     @property
     def conversation(self) -> tuple[Message, ...]:
         """The messages, and the reply so far."""
-        if not self.text:
+        if not self.characters:
             return self._messages
-        return (*self._messages, Message("assistant", self.text))
+        return (*self._messages, Message("assistant", self._checked + self._unchecked()))
 
     @property
-    def unchecked(self) -> str:
+    def checked_characters(self) -> int:
+        """How much of the reply a check has seen."""
+        return len(self._checked)
+
+    def _unchecked(self) -> str:
         """The text that no check has seen."""
-        return self.text[self._checked :]
+        self._new = ["".join(self._new)]
+        return self._new[0]
 
     def take(self, piece: StreamPiece) -> None:
         """Append what was written.
@@ -138,32 +154,41 @@ class GrowingReply:
             Message("assistant", piece.append)
         except GuardError as error:
             raise HTTPException(422, f"append: {error}") from error
-        self.text += piece.append
+        self._new.append(piece.append)
+        self._new_bytes += len(piece.append.encode())
+        self._ends_sentence |= any(end in piece.append for end in SENTENCE_ENDS)
+        self.characters += len(piece.append)
         self.is_ended = piece.end
-        if len(self.text) > self._room:
+        if self.characters > self._room:
             raise HTTPException(413, f"the conversation has more than {MAX_CHARACTERS} characters")
 
     def is_due(self, service: CheckService) -> bool:
-        """Whether it is time for a check."""
-        new, every_tokens = self.unchecked, self._opening.every_tokens
-        if self._opening.at_sentence_ends and any(end in new for end in SENTENCE_ENDS):
+        """Whether it is time for a check. Tokens are counted only where there may be enough."""
+        every_tokens = self._opening.every_tokens
+        if self._opening.at_sentence_ends and self._ends_sentence:
             return True
-        if len(new) >= CHARACTERS_PER_TOKEN * every_tokens:
+        new_characters = self.characters - self.checked_characters
+        if new_characters >= CHARACTERS_PER_TOKEN * every_tokens:
             return True
+        if self._new_bytes < self._count_at_bytes:
+            return False
         try:
-            return service.text_tokens(new) >= every_tokens
+            missing_tokens = every_tokens - service.text_tokens(self._unchecked())
         except Overloaded:  # the engine is being started again; by characters it is due later
             return False
+        self._count_at_bytes = self._new_bytes + missing_tokens
+        return missing_tokens <= 0
 
     def checked(self, ruling: Ruling) -> str:
         """Note that the whole text so far was checked; the text that may be shown now."""
-        self._checked = len(self.text)
-        end = self._checked
+        self._checked += self._unchecked()
+        self._expect_new()
+        end = self.checked_characters
         if not self.is_ended:
             end -= self._opening.hold_back
         if ruling is not Ruling.ALLOW or end <= self._released:
             return ""
-        text = self.text[self._released : end]
+        text = self._checked[self._released : end]
         self._released = end
         return text
 
@@ -174,12 +199,12 @@ async def check_stream(request: Request) -> Response:
     lines = BodyLines(request.scope, request.receive)
     try:
         opening = _read(StreamRequest, await lines.next(), "the first line")
-        rule_set = check.selected(opening, Caller.of(request).catalogue)
+        check.selected(opening, Caller.of(request).catalogue)
         Caller.of(request).check_size([GrowingReply(opening).conversation])
     except BaseException:
         lines.close()
         raise
-    return CheckedStream(request, lines, opening, rule_set)
+    return CheckedStream(request, lines, opening)
 
 
 class CheckedStream(Response):
@@ -188,15 +213,12 @@ class CheckedStream(Response):
     No class of Starlette's: those look for the end of the connection where the body is.
     """
 
-    def __init__(
-        self, request: Request, lines: BodyLines, opening: StreamRequest, rule_set: RuleSet
-    ) -> None:
+    def __init__(self, request: Request, lines: BodyLines, opening: StreamRequest) -> None:
         self.background = None
         self._request = request
         self._service = CheckService.of(request)
         self._lines = lines
         self._opening = opening
-        self._rule_set = rule_set
         self._reply = GrowingReply(opening)
         self._is_sse = EVENTS in request.headers.get("accept", "")
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -246,7 +268,7 @@ class CheckedStream(Response):
                 yield self._end("", decided)
                 return
             yield self._event(reply.checked(ruling), decided)
-        if decided is None or reply.unchecked:  # otherwise the last check covered the whole reply
+        if decided is None or reply.checked_characters < reply.characters:
             decided = await self._check()
         yield self._end(reply.checked(decided.decision.ruling), decided)
 
@@ -264,7 +286,10 @@ class CheckedStream(Response):
             self._reply.take(_read(StreamPiece, line, "a line"))
 
     async def _check(self) -> DecidedCheck:
-        """The check of the reply so far; given up once its sender is gone."""
+        """The check of the reply so far; given up once its sender is gone.
+
+        Raises HTTPException 422 where a rule that the first line names is not served any more.
+        """
         # The header with what the checks took was sent, so their list is no longer read.
         scope = {**self._request.scope, "deadline": self._lines.deadline(), "checks": []}
         return await self._service.check(
@@ -275,6 +300,11 @@ class CheckedStream(Response):
             cache_salt=self._opening.cache_salt,
         )
 
+    @property
+    def _rule_set(self) -> RuleSet:
+        """What the first line names, of the rules that are served now."""
+        return check.selected(self._opening, Caller.of(self._request).catalogue)
+
     def _event(self, release: str, decided: DecidedCheck) -> StreamEvent:
         verdicts = decided.check.verdicts
         is_allowed = decided.decision.ruling is Ruling.ALLOW
@@ -283,7 +313,7 @@ class CheckedStream(Response):
             verdict="allow" if is_allowed else "unjudged",
             p_violation={verdict.rule: verdict.p_violation for verdict in verdicts},
             unjudged=check.unjudged_rules(decided.check),
-            checked_characters=len(self._reply.text),
+            checked_characters=self._reply.checked_characters,
             usage=TokenUsage(
                 cached_tokens=decided.check.cached_tokens,
                 computed_tokens=decided.check.computed_tokens,
@@ -298,12 +328,12 @@ class CheckedStream(Response):
             verdict="unjudged",
             p_violation={},
             unjudged=unjudged,
-            checked_characters=len(self._reply.text) - len(self._reply.unchecked),
+            checked_characters=self._reply.checked_characters,
             usage=TokenUsage(cached_tokens=0, computed_tokens=0),
         )
 
     def _end(self, release: str, decided: DecidedCheck) -> StreamEnd:
-        judgement = CheckResponse.of(decided, self._rule_set.name)
+        judgement = CheckResponse.of(decided, self._opening.rule_set)
         return StreamEnd(release=release, judgement=judgement)
 
     def _encoded(self, event: StreamEvent | StreamEnd) -> bytes:
@@ -330,8 +360,12 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
         raise HTTPException(422, f"{where}: {key}: {reason(problem)}") from None
     except TooManyValues as error:
         raise HTTPException(413, f"{where} has {error}") from None
-    except (ValueError, RecursionError):
-        raise HTTPException(422, f"{where} is not JSON in UTF-8") from None
+    except RecursionError:
+        raise HTTPException(422, f"{where} is {TOO_DEEP}") from None
+    except UnicodeDecodeError:
+        raise HTTPException(422, f"{where} is {NOT_UNICODE}") from None
+    except json.JSONDecodeError as error:
+        raise HTTPException(422, f"{where} is not JSON: {error.msg}") from None
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:

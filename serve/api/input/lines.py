@@ -10,11 +10,13 @@ from starlette.types import Receive, Scope
 
 from serve.api.input.limits import STREAM_S
 
-LINES_AHEAD = 1024  # lines that wait to be read; beyond that the sender waits
+# Lines that wait to be read; beyond that the sender waits, and nobody sees whether it has gone.
+LINES_AHEAD = 1024
 
 
 class BodyLines:
-    """Reads ahead, and knows whether the sender is still there. For one event loop; close it.
+    """Reads ahead, and knows whether the sender is still there, as long as no more than LINES_AHEAD
+    lines wait. For one event loop; close it.
 
     Every line that is not empty gives its sender the request's time anew for the next one, STREAM_S
     in all.
@@ -30,7 +32,7 @@ class BodyLines:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the sender has closed the connection."""
+        """Whether the sender is known to have closed the connection."""
         return self._gone.is_set()
 
     @property

@@ -17,6 +17,8 @@ from starlette.exceptions import HTTPException
 
 # Of a body: ten thousand messages with all of their fields, or a thousand tools, have half as many.
 MAX_VALUES = 300_000
+TOO_DEEP = "nested too deeply to be read"
+NOT_UNICODE = "not Unicode"
 # One without an end goes to the text's: so none is looked at twice.
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
@@ -29,12 +31,20 @@ class TooManyValues(ValueError):
 
 
 def read_json(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8, UTF-16 or UTF-32. Raises ValueError for another one, for
-    a key that stands twice in an object, and TooManyValues for more than MAX_VALUES.
+    """The value of a JSON text in UTF-8, UTF-16 or UTF-32.
+
+    Raises JSONDecodeError for another one, for a key that stands twice in an object and for a
+    number of thousands of digits, UnicodeDecodeError for what is no Unicode, RecursionError for
+    what is nested too deeply, and TooManyValues for more than MAX_VALUES.
     """
     text = content.decode(json.detect_encoding(content), "surrogatepass")
     _refuse_many_signs(text)
-    value = json.loads(text, object_pairs_hook=_object)
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python's, whose words are for whoever runs it
+        raise json.JSONDecodeError("a number has too many digits", "", 0) from None
     _refuse_many(value)
     return value
 
@@ -78,6 +88,10 @@ class _StrictRequest(Request):
             return read_json(await self.body())
         except TooManyValues as error:
             raise HTTPException(413, f"the body has {error}") from error
+        except RecursionError as error:
+            raise HTTPException(422, f"the body is {TOO_DEEP}") from error
+        except UnicodeDecodeError as error:
+            raise HTTPException(400, f"the body is {NOT_UNICODE}") from error
 
 
 class StrictRoute(APIRoute):

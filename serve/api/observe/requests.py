@@ -32,8 +32,8 @@ class ObservedRequests:
         self._format_of = format_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on: its facts are `scope["facts"]`, `scope["checks"]` takes its
-        checks.
+        """Pass the request on: its facts are `scope["facts"]`, `scope["checks"]` takes the
+        checks that are answered.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)

@@ -26,7 +26,7 @@ def wants_timing(scope: Scope) -> bool:
 
 
 def server_timing(checks: Iterable[Check]) -> str:
-    """`RULE;dur=MILLISECONDS;desc=VERDICT` for each rule of each check, in their order.
+    """`RULE;dur=MILLISECONDS;desc=VERDICT` for each rule of each check, in the order given.
 
     A rule without a verdict is `unjudged` and has no duration.
     """

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from guard.weights.card import Card, read_card
-from serve.api.service import NOT_TRAINED, FindTrained
+from serve.api.service import FindTrained, not_trained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
 from serve.engine.thread.refusals import not_served
@@ -115,7 +115,7 @@ class ShardedRules:
         """The shard that a new rule comes to. Raises HTTPException 404 if it is not trained."""
         folder = await asyncio.to_thread(self._find_trained, rule)
         if folder is None:
-            raise HTTPException(404, NOT_TRAINED.format(rule=rule))
+            raise not_trained(rule, self._cards)
         model = (await asyncio.to_thread(read_card, folder)).model
         candidates: list[int] = []
         for number, shard in enumerate(self.shards):

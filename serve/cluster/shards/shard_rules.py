@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, load_card
-from serve.api.service import NOT_TRAINED, FindTrained
+from serve.api.service import FindTrained, not_trained
 from serve.cluster.front.gate import Gate
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
@@ -92,7 +92,7 @@ class ShardRules:
             if folder is None:
                 folder = await asyncio.to_thread(self._find_trained, rule)
             if folder is None:
-                raise HTTPException(404, NOT_TRAINED.format(rule=rule))
+                raise not_trained(rule, self.cards)
             copy = await asyncio.to_thread(self._snapshots.keep, folder)
             card = await asyncio.to_thread(load_card, copy)
             check_rule(card, rule, folder)

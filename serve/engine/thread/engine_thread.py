@@ -82,6 +82,7 @@ class EngineThread:
         self._checks = OpenChecks(engine)
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = threading.Event()
+        self._is_abandoned = False
         self._watchdog = Watchdog(timeout_s)
         self._busy_since = time.monotonic()
         self._pace = Pace()
@@ -113,15 +114,16 @@ class EngineThread:
 
     @property
     def hangs_for_good(self) -> bool:
-        """Whether a batch, or what is loaded, has taken so long that nobody should wait on."""
-        return self._watchdog.hanging is not None
+        """Whether a batch, or what is loaded, has taken so long that nobody should wait on, or has
+        outlasted `close`. The engine must not be closed under it.
+        """
+        return self._is_abandoned or self._watchdog.hanging is not None
 
     @property
     def failure(self) -> GuardError | None:
         """The reason why nothing more will be answered, if so: start the process again."""
-        hanging = self._watchdog.hanging
-        if hanging is not None:
-            problem = f"{hanging} hangs and cannot be ended"
+        if self.hangs_for_good:
+            problem = f"{self._watchdog.hanging or 'the engine'} hangs and cannot be ended"
             return GuardError(problem, remedy="Start the server again")
         return self._failure
 
@@ -193,7 +195,8 @@ class EngineThread:
     def close(self) -> None:
         """Finish the checks that are queued and not too late, then stop. Does not close the engine.
 
-        A batch that hangs is not waited for longer than a check may take.
+        A batch that hangs is not waited for longer than a check may take; it `hangs_for_good`
+        then.
         """
         with self._queue_lock:
             self._closing.set()
@@ -201,6 +204,7 @@ class EngineThread:
         self._thread.join(0 if self.hangs_for_good else self._timeout_s + CLOSING_S)
         if self._thread.is_alive():
             log.error("the engine hangs and is abandoned")
+            self._is_abandoned = True
             self._fail(too_late())
 
     def _check_takes_work(self) -> None:
@@ -300,7 +304,7 @@ class EngineThread:
         assert self._restartable is not None
         try:
             with self._watchdog.loading():
-                self._restartable.restart()
+                self._restartable.restart(self._watchdog.load_next)
                 if self._on_restart is not None:
                     self._on_restart()
         except BaseException as error:

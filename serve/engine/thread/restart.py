@@ -5,20 +5,22 @@ Knows nothing of threads or HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.weights.card import Card
+from guard.weights.card import Card, check_rule, read_card
+from serve.engine.adapter import Requirements
 from serve.engine.engine import TEST_CONVERSATION, GuardEngine
 from serve.engine.mixed import MixedEngine, OpenedCheck
 from serve.engine.score import EngineCounters
-from serve.engine.thread.refusals import Overloaded, not_served
+from serve.engine.thread.refusals import Overloaded, not_served, without_frames
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,10 @@ StartEngine = Callable[[Mapping[str, Path] | None], GuardEngine | MixedEngine]
 class Restartable(Protocol):
     """An engine that can be started again, and knows when it has to be."""
 
-    def restart(self) -> None:
-        """Start another engine of the same rules. Raises GuardError if it does not start."""
+    def restart(self, on_load: Callable[[], None]) -> None:
+        """Start another engine of the same rules; `on_load` is called before each try, and before
+        each rule that is loaded by itself. Raises GuardError if it does not start.
+        """
 
     def works(self) -> bool:
         """Whether anything is still answered after a batch has failed, with nothing in flight."""
@@ -78,6 +82,9 @@ class RestartableEngine:
         self._engine: GuardEngine | MixedEngine | None = start(None)
         self._cards: dict[str, Card] = {}  # of the dead engine, as are the folders
         self._folders: dict[str, Path] = {}
+        # What the engines so far demanded of folders, by model.
+        self._requirements: dict[str, Requirements] = {}
+        self._left_out: dict[str, Path] = {}  # of rules that the living engine could not serve
 
     @property
     def rules(self) -> Mapping[str, Card]:
@@ -98,27 +105,98 @@ class RestartableEngine:
         """The figures of what it holds, and has done since it was last started."""
         return self._living().counters
 
-    def restart(self) -> None:
+    def restart(self, on_load: Callable[[], None] = lambda: None) -> None:
         """Close the engine and start another one: every rule from the folder that served it last,
         by the weights that are there now.
 
-        Raises GuardError if it does not start; it may be tried again.
+        If it does not start so, rules whose files cannot be served are left out (`_selections`),
+        and those among them that can be served beside the rest are added. Raises GuardError if it
+        does not start with any selection, and what adding a rule raises if the engine is dead of
+        it; it may be tried again.
         """
         self._bury()
+        started = self._start_with_most(on_load)
+        self._left_out = {
+            rule: folder for rule, folder in self._folders.items() if rule not in started
+        }
+        for rule, folder in list(self._left_out.items()):
+            on_load()
+            self._add_or_leave_out(rule, folder)
+
+    def _add_or_leave_out(self, rule: str, folder: Path) -> None:
+        """Serve a rule beside the others; the log says why if that fails. Raises what it raises if
+        the engine is dead of it.
+        """
+        try:
+            check_rule(read_card(folder), rule, folder)
+            self.serve(rule)
+        except Exception as error:  # vLLM's, too
+            if not self.is_usable:
+                raise
+            if isinstance(error, GuardError):
+                log.error("the rule %s is left out: %s", rule, error)
+            else:  # its words may quote a value
+                log.exception("the rule %s is left out", rule)
+
+    def _start_with_most(self, on_load: Callable[[], None]) -> Mapping[str, Path]:
+        """Start an engine of the first selection that it starts with, and return that. Raises
+        GuardError if there is none.
+        """
+        failure: GuardError | None = None
+        for folders in self._selections():
+            if failure is not None:
+                log.error("the engine is started with fewer rules, since: %s", failure)
+            on_load()
+            failure = self._start_with(folders)
+            if failure is None:
+                return folders
+        assert failure is not None  # all folders have been tried
+        raise failure
+
+    def _start_with(self, folders: Mapping[str, Path]) -> GuardError | None:
+        """Start an engine of these folders; the error if it does not start, without what that
+        start had in memory.
+        """
         gc.collect()  # of the dead engine, or of a start that failed, only circles are left
         try:
-            self._engine = self._start(self._folders)
-        except GuardError:
-            raise
+            self._engine = self._start(folders)
+        except GuardError as error:
+            return without_frames(error)
         except Exception as error:  # vLLM's, of a broken device for example
             problem = f"the engine cannot be started again: {error}"
-            raise GuardError(problem, remedy="Start the process again") from error
+            return GuardError(problem, remedy="Start the process again")
+        return None
+
+    def _selections(self) -> Iterator[dict[str, Path]]:
+        """The folders to start with, fewer each time: all; those that would be admitted; of these
+        those that have the weights and cards of the dead engine.
+        """
+        yield self._folders
+        sound: dict[str, Path] = {}
+        unchanged: dict[str, Path] = {}
+        for rule, folder in self._folders.items():
+            card = self._admitted_card(rule, folder)
+            if card is not None:
+                sound[rule] = folder
+            if card is not None and card == self._cards.get(rule):
+                unchanged[rule] = folder
+        if 0 < len(sound) < len(self._folders):
+            yield sound
+        if 0 < len(unchanged) < len(sound):
+            yield unchanged
+
+    def _admitted_card(self, rule: str, folder: Path) -> Card | None:
+        """The card of the folder; None if no engine like those so far would admit it."""
+        for requirements in self._requirements.values():
+            with contextlib.suppress(GuardError, OSError):
+                card = requirements.admit(rule, folder).card
+                check_rule(card, rule, folder)
+                return card
+        return None
 
     def works(self) -> bool:
         """Whether every base still answers a check, by one rule or another."""
-        engine = self._living()
-        parts = engine.engines if isinstance(engine, MixedEngine) else (engine,)
-        return all(_answers(part) for part in parts)
+        return all(_answers(part) for part in _parts(self._living()))
 
     def open_check(
         self,
@@ -131,12 +209,14 @@ class RestartableEngine:
         return self._living().open_check(messages, rules, cache_salt=cache_salt)
 
     def serve(self, name: str, folder: Path | None = None) -> None:
-        """As `GuardEngine.serve`."""
-        self._living().serve(name, folder)
+        """As `GuardEngine.serve`, also for a rule that was left out."""
+        self._living().serve(name, folder or self._left_out.get(name))
+        self._left_out.pop(name, None)
 
     def remove(self, name: str) -> None:
-        """As `GuardEngine.remove`."""
-        self._living().remove(name)
+        """As `GuardEngine.remove`, also for a rule that was left out."""
+        if self._left_out.pop(name, None) is None:
+            self._living().remove(name)
 
     def text_tokens(self, text: str) -> int:
         """As `GuardEngine.text_tokens`."""
@@ -145,7 +225,7 @@ class RestartableEngine:
     def folder(self, name: str) -> Path:
         """As `GuardEngine.folder`."""
         engine = self._engine
-        if engine is not None:
+        if engine is not None and name not in self._left_out:
             return engine.folder(name)
         if name not in self._folders:
             raise not_served(name)
@@ -183,7 +263,8 @@ class RestartableEngine:
         if engine is None:
             return
         self._cards = dict(engine.rules)
-        self._folders = _folders(engine)
+        self._folders = self._left_out | _folders(engine)
+        self._requirements |= {part.model: part.requirements for part in _parts(engine)}
         self._engine = None
         try:
             engine.close()
@@ -202,6 +283,13 @@ def _folders(engine: GuardEngine | MixedEngine) -> dict[str, Path]:
     return folders
 
 
+def _parts(engine: GuardEngine | MixedEngine) -> tuple[GuardEngine, ...]:
+    """The engine of each base."""
+    if isinstance(engine, MixedEngine):
+        return engine.engines
+    return (engine,)
+
+
 def _answers(engine: GuardEngine) -> bool:
     """Whether a conversation can be put to the first rule, or else to the last; without a rule
     there is nothing to answer.
@@ -211,9 +299,11 @@ def _answers(engine: GuardEngine) -> bool:
         return True
     for name in dict.fromkeys((names[0], names[-1])):
         try:
-            engine.check(TEST_CONVERSATION, [name])
+            refused = engine.check(TEST_CONVERSATION, [name]).refused
         except Exception as error:
             log.error("the engine does not answer %s: %s", name, error)
-        else:
+            continue
+        if not refused:
             return True
+        log.error("the engine does not answer %s: %s", name, refused[name].why)
     return False

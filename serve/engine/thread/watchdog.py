@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 # Seconds beyond a check's timeout after which a hanging batch is no longer waited for.
 HANGS_FOR_GOOD_S = 30.0
-# Seconds that a restart, or a rule's new weights, may take: large ones are read for minutes.
+# Seconds that a try to start an engine, or a rule's new weights, may take: large ones are read for
+# minutes.
 LOADING_S = 900.0
 
 
@@ -38,6 +39,10 @@ class Watchdog:
             yield
         finally:
             self._loading_since = None
+
+    def load_next(self) -> None:
+        """Note that in `loading` something else is loaded from now on, with a time of its own."""
+        self._loading_since = time.monotonic()
 
     @property
     def batch_is_late(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from serve.api.app import create_app
 from serve.api.input.limits import MAX_TURNS
 from serve.api.observe.audit import AuditLog
+from serve.client import GuardClient
 from tests.serve.client.censor import Censor
 from tests.serve.serving import serving
 
@@ -78,6 +80,38 @@ def test_where_explaining_fails_the_verdict_is_answered_without(client: httpx.Cl
     response = asked(client, "hello", "breaks", "forbidden", explain=True)
     assert response.status_code == 200 and response.json()["verdict"] == "violation"
     assert "explanations" not in response.json()
+
+
+def test_explanations_that_take_too_long_leave_a_client_its_verdict(
+    client: httpx.Client, engine: Censor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = engine.step
+
+    def step_once() -> None:
+        if len(engine.conversations) == 1:
+            step()
+        else:
+            time.sleep(0.01)  # what explains is never answered
+
+    monkeypatch.setattr(engine, "step", step_once)
+    monkeypatch.setattr("serve.api.formats.check.EXPLAINING_SHARE", 0.1)
+    messages = [{"role": "user", "content": text} for text in ("hello", "forbidden")]
+    with httpx.Client(trust_env=False) as own:
+        guard = GuardClient(str(client.base_url), deadline_s=20, http_client=own)
+        answer = guard.check(messages, explain=True)
+    assert answer.verdict == "violation" and not answer.explanations
+    assert len(engine.conversations) == 2
+
+
+def test_after_a_turn_that_could_not_be_judged_there_is_no_probability_before(
+    client: httpx.Client,
+) -> None:
+    image = {"role": "user", "content": [{"type": "image_url"}]}
+    said = [{"role": "user", "content": text} for text in ("hello", "forbidden")]
+    body = {"messages": [said[0], image, said[1]], "explain": True}
+    explanation = client.post("/v1/check", json=body).json()["explanations"]["words"]
+    assert explanation["turn"] == 2 and explanation["p_after"] > 0.9
+    assert "p_before" not in explanation
 
 
 def test_too_many_turns_are_refused_at_once(client: httpx.Client, engine: Censor) -> None:

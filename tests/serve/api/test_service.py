@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from serve.api.app import create_app
 from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord
 from serve.engine import Refusal
+from serve.engine.rules import part_of_base
 from tests.serve.serving import MESSAGES, serving, wait_until, waiting_caller
 from tests.serve.toy_engine import ToyEngine
 
@@ -104,6 +107,37 @@ def test_of_several_texts_few_are_begun_and_none_after_the_time_is_over() -> Non
         assert client.post("/v1/moderations", json={"input": "last"}).status_code == 200
     begun = {messages[0].content for messages in engine.conversations}
     assert begun <= {*body["input"][:TEXTS_AT_ONCE], "last"}
+
+
+def test_a_rule_without_weights_is_not_found_and_the_command_that_trains_it_is_named() -> None:
+    engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
+    other = vars(engine.rules["fine"]) | {"model": "minilm", "method": "lora"}
+    engine.rules["flagged"] = SimpleNamespace(**other)
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        response = client.post("/admin/rules/new")
+    assert response.status_code == 404
+    tiny = "`make train RULE=new MODEL=tiny METHOD=alora`"
+    minilm = "`make train RULE=new MODEL=minilm METHOD=lora`"
+    assert f"; one of {tiny}, {minilm} trains it" in response.json()["error"]
+    del engine.rules["flagged"]
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        assert f"; {tiny} trains it" in client.post("/admin/rules/new").json()["error"]
+
+
+def test_beside_the_rule_of_a_merged_base_no_command_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = ToyEngine({"fine": -2.0})
+
+    def no_folder(rule: str) -> Path:
+        raise part_of_base(rule)
+
+    monkeypatch.setattr(engine, "folder", no_folder)
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        response = client.post("/admin/rules/new")
+    assert response.status_code == 404
+    assert "the merged base here answers its own rule alone" in response.json()["error"]
+    assert "make train" not in response.json()["error"]
 
 
 class Records:

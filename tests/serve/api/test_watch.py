@@ -183,6 +183,39 @@ def test_a_card_that_stays_unreadable_is_logged_once(
     assert "card.json" in record.getMessage()
 
 
+def test_after_a_look_that_fails_there_is_another(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, failures = engine.folder, [KeyError("fine")]
+
+    def changed_meanwhile(rule: str) -> Path:
+        if failures:
+            raise failures.pop()
+        return folder(rule)
+
+    monkeypatch.setattr(engine, "folder", changed_meanwhile)
+    train_again(engine.folders["other"])
+    watched(engine, 0.1, lambda: wait_until(lambda: engine.replaced, 20))
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert "whether rules were trained again" in record.getMessage()
+
+
+def test_why_looks_fail_is_logged_once_until_it_is_another_reason(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons = ["gone", "gone", "gone", "away", "away"]
+    looks: list[str] = []
+
+    def failing(_: EngineService) -> WatchedFolders:
+        looks.append(reasons[min(len(looks), len(reasons) - 1)])
+        raise RuntimeError(looks[-1])
+
+    monkeypatch.setattr(watch_module, "_look", failing)
+    watched(engine, 0.1, lambda: wait_until(lambda: len(looks) >= len(reasons), 20))
+    logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert logged == ["gone", "away"]
+
+
 def test_whatever_goes_wrong_the_watch_goes_on(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

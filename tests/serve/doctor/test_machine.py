@@ -53,6 +53,11 @@ def test_a_driver_or_a_libc_older_than_the_pins_need_is_a_problem(
     assert all(remedy in text for remedy, text in zip(remedies, found, strict=True))
 
 
+def test_a_recipe_that_states_no_memory_is_not_called_enough() -> None:
+    (finding,) = machine.memory("minilm")
+    assert finding == Finding("memory", "minilm: its recipe states no memory")
+
+
 @pytest.mark.parametrize(
     ("device", "gpu_gib", "host_gib", "lacking"),
     [

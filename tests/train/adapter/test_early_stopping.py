@@ -25,6 +25,16 @@ def test_the_first_of_the_lowest_losses_is_kept_and_patience_counts_from_it(tmp_
     assert [float(weight.flatten()[0]) for weight in target] == [20, -20]
 
 
+def test_a_loss_that_is_not_a_number_is_no_lower_than_any(tmp_path: Path) -> None:
+    stopping = EarlyStopping(tmp_path, patience=2)
+    for step, loss in ((8, float("nan")), (16, 0.5), (24, 0.1), (32, float("nan"))):
+        stopping.record(step, loss, weights(step))
+    assert stopping.best_step == 24
+    target = weights(0)
+    stopping.restore(target)
+    torch.testing.assert_close(target, weights(24))
+
+
 def test_nothing_ends_before_the_least_steps(tmp_path: Path) -> None:
     stopping = EarlyStopping(tmp_path, patience=1, min_steps=25)
     for step, loss in ((10, 0.5), (20, 0.6)):

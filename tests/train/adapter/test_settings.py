@@ -71,7 +71,17 @@ def test_an_unknown_lora_key_is_named_with_the_nearest(make_job: MakeJob) -> Non
 
 
 @pytest.mark.parametrize(
-    "key", ["packing", "output_dir", "dataloader_drop_last", "data_seed", "bf16", "max_length"]
+    "key",
+    [
+        "packing",
+        "output_dir",
+        "dataloader_drop_last",
+        "data_seed",
+        "bf16",
+        "max_length",
+        "save_only_model",
+        "ignore_data_skip",
+    ],
 )
 def test_a_key_that_training_sets_itself_is_refused(make_job: MakeJob, key: str) -> None:
     with pytest.raises(GuardError, match=f"'{key}' is set by the training stage"):

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MODELS, load_recipe
-from train.bench.workload import SUFFIX, job_of, pool, random_rows
+from train.bench.workload import (
+    RANDOM_25M,
+    RANDOM_BASES,
+    SUFFIX,
+    job_of,
+    pool,
+    random_rows,
+)
 
 BUILDER = PromptBuilder.from_base(str(MODELS / "tiny"))
 
@@ -45,6 +55,20 @@ def test_the_narrow_base_has_the_layers_of_qwen3_4b_and_trains_as_its_recipe_say
     like = load_recipe("qwen3-4b")
     assert job.lora == like.settings("alora").lora
     assert job.recipe.dtype == like.dtype == "bfloat16"
+
+
+def test_a_base_of_another_shape_is_another_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    small = RANDOM_25M | {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    widths = []
+    for width in (32, 64):
+        monkeypatch.setitem(RANDOM_BASES, "25M", small | {"intermediate_size": width})
+        base = job_of("25M", tmp_path / str(width)).recipe.base_path
+        config = json.loads((Path(base) / "config.json").read_text(encoding="utf-8"))
+        widths.append(config["intermediate_size"])
+    assert widths == [32, 64]
 
 
 def test_the_larger_base_is_made_once_and_has_the_tiny_ones_tokenizer(tmp_path: Path) -> None:

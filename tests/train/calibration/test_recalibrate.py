@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from guard.conversation.example import read_examples
+from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
 from guard.rule import Rule
 from guard.weights.card import Card, load_card
 from guard.weights.predictions import write_predictions
-from tests.train.conftest import MakeJob
+from tests.train.conftest import MakeJob, data
+from tests.train.encoder.conftest import (
+    MakeEncoderJob,
+    make_encoder_job,  # noqa: F401 - a fixture
+    toy_encoder,  # noqa: F401 - a fixture
+)
 from tests.train.test_export import exported
 from train import run
 from train.calibration.recalibrate import recalibrate
+from train.encoder.trained import TrainedEncoder
+from train.encoder.trainer import fit
 from train.job import Job
 
 pytestmark = pytest.mark.slow
@@ -100,3 +107,25 @@ def test_missing_predictions_are_an_error_and_the_card_stays(job: Job) -> None:
 def test_a_rate_that_the_validation_rows_are_too_few_for_names_their_file(job: Job) -> None:
     with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
         recalibrate(at(job, 0.001))
+
+
+def test_a_rate_by_which_an_adapter_s_head_would_be_another_trains_it_again(
+    make_encoder_job: MakeEncoderJob,  # noqa: F811
+) -> None:
+    """Of the own rows eight are allowed: enough for a balanced threshold, too few for one in 20."""
+    job = make_encoder_job()
+    mark_first_rows_as_generated(job, 16)
+    (trained,) = fit([(job, data(job))])
+    assert isinstance(trained, TrainedEncoder), trained
+    run.finish(job, data(job), trained)
+    assert recalibrate(at(job, 0.25)) == 16
+    with pytest.raises(GuardError, match=r"selects other validation rows.*before 0\.25"):
+        recalibrate(at(job, 0.05))
+
+
+def mark_first_rows_as_generated(job: Job, count: int) -> None:
+    for split in ("train", "validation"):
+        file = job.data / f"{split}.jsonl"
+        rows = read_examples(file)
+        generated = [replace(row, source=GENERATOR) for row in rows[:count]]
+        write_examples(file, [*generated, *rows[count:]])

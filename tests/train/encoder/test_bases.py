@@ -21,7 +21,8 @@ from tests.train.conftest import RULE, data, with_lora, write_toy_data
 from train.calibration.validation import validation_loss
 from train.encoder.bases import BASES
 from train.encoder.settings import check_adapter
-from train.encoder.trainer import TrainedEncoder, fit
+from train.encoder.trained import TrainedEncoder
+from train.encoder.trainer import fit
 from train.examples import Row
 from train.job import Job
 
@@ -116,6 +117,33 @@ def test_settings_are_checked_without_the_weights(base: Path, tmp_path: Path) ->
     check_adapter(job)
     with pytest.raises(GuardError, match=r"methods\.lora\.lora: PEFT rejected.*q_proj"):
         check_adapter(with_lora(job, target_modules=["q_proj"]))
+
+
+def test_a_rule_that_leaves_too_little_of_a_window_is_refused_as_its_rows_are_read(
+    base: Path, tmp_path: Path
+) -> None:
+    job = job_on(base, tmp_path)
     long = RULE.model_copy(update={"title": "no " * 50})
     with pytest.raises(GuardError, match="too little of a window"):
-        check_adapter(replace(job, rule=long))
+        data(replace(job, rule=long))
+
+
+@pytest.mark.slow
+def test_own_rows_beside_generated_ones_are_one_training_as_there_is_no_head(
+    base: Path, tmp_path: Path
+) -> None:
+    job = job_on(base, tmp_path)
+    rows = data(job)
+    mixed = replace(
+        rows,
+        train=half_generated(rows.train),
+        validation=half_generated(rows.validation),
+    )
+    (of_mixed,) = fit([(job, mixed)])
+    assert isinstance(of_mixed, TrainedEncoder), of_mixed
+    assert of_mixed.validation_logits == trained(job).validation_logits
+
+
+def half_generated(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    half = len(rows) // 2
+    return (*(replace(row, is_generated=True) for row in rows[:half]), *rows[half:])

@@ -37,7 +37,7 @@ from train.encoder.model import (
     mean_states,
     reader_of,
 )
-from train.encoder.trainer import TrainedEncoder
+from train.encoder.trained import TrainedEncoder
 from train.examples import Row
 from train.head.fit import TrainedHead
 from train.methods import TRAINERS, Trained

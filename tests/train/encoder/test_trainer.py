@@ -17,17 +17,13 @@ from peft import PeftModel
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import AutoModelForTokenClassification
 
-from guard.conversation.example import Message, read_examples
+from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.prompt.windows import SPAN_TOKENS
-from guard.rule import Judged
 from guard.weights.head import WordWeights
-from tests.plain_words import plain_word_logit
 from tests.train.conftest import data
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.adapter.early_stopping import EarlyStopping
@@ -36,7 +32,8 @@ from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
-from train.encoder.trainer import CHECKPOINT, TrainedEncoder, Training, fit
+from train.encoder.trained import TrainedEncoder
+from train.encoder.trainer import CHECKPOINT, Training, fit
 from train.examples import Row, Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
@@ -70,55 +67,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
         words.append((folder / WORDS).read_bytes())
     assert contents[0] == contents[1] != contents[2]
     assert words[0] == words[1]
-
-
-@pytest.mark.parametrize("judged", ["conversation", "assistant"])
-def test_what_is_written_says_the_same_in_plain_peft(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: Judged
-) -> None:
-    job = make_encoder_job(judged=judged)
-    adapter = trained(job)
-    adapter.save(tmp_path / "adapter")
-    base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
-    model = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
-    builder = cast(EncoderPromptBuilder, job.builder)
-    examples = read_examples(job.data / "test.jsonl")
-    prompts = [row.prompt for row in data(job).test]
-    words = load_file(tmp_path / "adapter" / WORDS)
-    assert np.abs(words["ngram_weights"]).max() > 0.1
-    expected = [_logit(model, words, builder, example.messages, judged) for example in examples]
-    np.testing.assert_allclose(adapter.logits(prompts), expected, atol=1e-5)
-
-
-def _logit(
-    model: PeftModel,
-    words: dict[str, np.ndarray],
-    builder: EncoderPromptBuilder,
-    messages: Sequence[Message],
-    judged: Judged,
-) -> float:
-    """Of a conversation of one window and short turns: of the judged turns, or of all. Words count
-    of whom the rule judges.
-    """
-    ids = [builder.start_id]
-    ends: list[int] = []
-    for message in messages:
-        ids += [*builder.turn_ids(message), builder.separator_id]
-        ends.append(len(ids))
-    assert len(ids) <= builder.window_tokens
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0]
-    difference = logits[:, 1] - logits[:, 0]
-    means: list[float] = []
-    of_judged: list[float] = []
-    for message, start, end in zip(messages, [1, *ends], ends, strict=False):
-        assert end - start <= SPAN_TOKENS
-        means.append(float(difference[start:end].mean()))
-        if judged in ("conversation", message.role):
-            means[-1] += plain_word_logit(words, ids[start:end])
-        if message.role == judged:
-            of_judged.append(means[-1])
-    return max(of_judged or means)
 
 
 def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJob) -> None:

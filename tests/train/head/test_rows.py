@@ -11,7 +11,7 @@ from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import ngram_rows
 from guard.weights.head import Head
-from train.examples import Row
+from train.examples import Row, has_of_each_label
 from train.head.rows import ReadRows, RowSpans, head_logits, read_rows
 from train.job import Job
 
@@ -50,7 +50,7 @@ def test_own_and_generated_rows_are_all_rows(rows: ReadRows) -> None:
 
 
 def test_the_rarer_label_decides_how_many_there_are_of_each(rows: ReadRows) -> None:
-    assert rows.has_of_each_label(2) and not rows.has_of_each_label(3)
+    assert has_of_each_label(rows.rows, 2) and not has_of_each_label(rows.rows, 3)
 
 
 def test_a_row_s_logit_is_that_of_its_highest_span(rows: ReadRows) -> None:

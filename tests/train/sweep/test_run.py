@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -186,6 +187,23 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
         sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
     assert len(forced.asked) == 4
     assert not left.exists()
+
+
+def test_a_forced_sweep_keeps_the_figures_that_it_does_not_make_again(
+    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, small = make_job("alora"), grid.read_text()
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
+    first = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    grid.write_text(yaml.safe_dump({"lora": {"r": [8]}, "seeds": [0]}))
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD))
+    other = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    grid.write_text(small)
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
+    kept = json.loads((job.runs.root / "sweeps" / "toy-toy-small.json").read_text())
+    assert [point["inputs"] for point in kept] == [other[0].inputs, first[0].inputs]
 
 
 def test_code_that_computes_the_figures_makes_them_anew(

@@ -89,7 +89,7 @@ def test_a_run_goes_on_from_the_weights_of_a_base_and_fits_new_heads_first(
         distil(replace(on_base, base=None), checkpoint)
 
 
-def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(
+def test_a_checkpoint_of_other_corpora_words_phrasings_or_settings_is_refused(
     tmp_path: Path, curriculum: Curriculum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = tmp_path / "checkpoint.pt"
@@ -104,6 +104,8 @@ def test_a_checkpoint_of_other_corpora_words_or_settings_is_refused(
         patch.setattr("train.tiny.batch.TOPICS", [*list(TOPICS)[1:], "gardening"])
         with pytest.raises(GuardError, match="got other labels"):
             distil(curriculum, checkpoint)
+    with pytest.raises(GuardError, match="got other phrasings"):
+        distil(replace(curriculum, phrasings={"toxicity": "of an edited phrase book"}), checkpoint)
     curriculum.lessons.digests = ["1"]
     with pytest.raises(GuardError, match="got other corpora"):
         distil(curriculum, checkpoint)

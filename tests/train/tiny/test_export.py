@@ -98,16 +98,42 @@ def test_a_base_that_goes_on_from_another_counts_its_steps_and_keeps_its_notes(
         100,
         {"turn_cosine": 0.9, "verdict_accuracy": 0.9},
     )
-    rules = ["pii_leak", "toxicity"]
-    record = TrainingRecord([], 1e-3, rules, "Then on acts", exported)
+    phrasings = {"pii_leak": "as it is now", "toxicity": "as it is now"}
+    record = TrainingRecord([], 1e-3, phrasings, "Then on acts", exported)
     export(distilled, vocabulary.tokenizer, tmp_path, record, tmp_path / "none.json")
     written = provenance(tmp_path)
     card = (tmp_path / "README.md").read_text()
-    assert (written["steps"], written["rules"]) == (1334, rules)
+    assert (written["steps"], written["rules"]) == (1334, ["pii_leak", "toxicity"])
+    assert written["phrasings"] == phrasings
     assert "tenth of the positions. Begun twice. Then on acts |" in card
     names = "phrase books of these rules (`data/generator/phrases`): pii_leak, toxicity."
     assert names in " ".join(card.split())
     assert "phrase books of" not in (exported / "README.md").read_text()
+
+
+def test_phrasings_that_have_changed_between_two_bases_are_those_of_neither(
+    exported: Path, tmp_path: Path
+) -> None:
+    """What either shows was seen, so no phrase book may pass for one whose rest is unseen."""
+    vocabulary = vocabulary_of(exported)
+    distilled = Distilled(
+        Student(new_student(vocabulary), labels_of([])),
+        1,
+        {"turn_cosine": 0.9, "verdict_accuracy": 0.9},
+    )
+    of_rounds = [
+        {"pii_leak": "kept", "toxicity": "before"},
+        {"pii_leak": "kept", "toxicity": "after", "off_topic": "new"},
+    ]
+    base = exported
+    for number, phrasings in enumerate(of_rounds):
+        record = TrainingRecord([], 1e-3, phrasings, "", base)
+        folder = tmp_path / str(number)
+        export(distilled, vocabulary.tokenizer, folder, record, tmp_path / "none.json")
+        base = folder
+    written = provenance(base)["phrasings"]
+    assert written.pop("toxicity") not in ("before", "after")
+    assert written == {"pii_leak": "kept", "off_topic": "new"}
 
 
 def provenance(folder: Path) -> dict[str, Any]:

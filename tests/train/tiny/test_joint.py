@@ -93,10 +93,12 @@ def test_an_interrupted_run_ends_with_the_same_weights(course: Course, tmp_path:
     assert straight.keys() == resumed.keys()
 
 
-def test_a_checkpoint_of_other_rows_is_refused(course: Course, tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_rows_or_phrasings_is_refused(course: Course, tmp_path: Path) -> None:
     train(course, tmp_path / "checkpoint.pt", stop_after=1)
     with pytest.raises(GuardError, match="something else"):
         train(replace(course, rows=[course.rows[0]] * 2), tmp_path / "checkpoint.pt")
+    with pytest.raises(GuardError, match="something else"):
+        train(replace(course, phrasings={"toxicity": "edited"}), tmp_path / "checkpoint.pt")
 
 
 def test_a_checkpoint_of_an_adapter_that_was_trained_again_is_refused(
@@ -137,8 +139,11 @@ def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
     }
     base = tmp_path / "base"
     shutil.copytree(MODELS / "tiny", base)
-    export_joint(model, base, tmp_path / "new", joint, tmp_path / "none.json")
+    phrasings = {"pii_leak": "edited since", "new_rule": "as it began"}
+    export_joint(model, base, tmp_path / "new", joint, phrasings, tmp_path / "none.json")
     provenance = json.loads((tmp_path / "new" / "provenance.json").read_text())
+    seen_before = json.loads((base / "provenance.json").read_text())["phrasings"]
+    assert provenance["phrasings"] == seen_before | {"new_rule": "as it began"}
     card = " ".join((tmp_path / "new" / "README.md").read_text().split())
     assert provenance["joint"] == joint
     assert provenance["weights_sha256"] == digest_of(tmp_path / "new") != digest_of(base)
@@ -153,4 +158,5 @@ def test_the_exported_base_tells_what_it_was_made_for(tmp_path: Path) -> None:
     )
     record = TrainingRecord([], peak_lr=1e-3, base=tmp_path / "new")
     export(distilled, vocabulary.tokenizer, tmp_path / "on", record, tmp_path / "none.json")
-    assert json.loads((tmp_path / "on" / "provenance.json").read_text())["joint"] == joint
+    went_on = json.loads((tmp_path / "on" / "provenance.json").read_text())
+    assert (went_on["joint"], went_on["phrasings"]) == (joint, provenance["phrasings"])

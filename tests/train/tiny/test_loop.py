@@ -93,6 +93,8 @@ def test_a_checkpoint_names_what_differs_where_it_knows(tmp_path: Path) -> None:
     run(tmp_path / "hashed.pt", "1", stop_after=1)
     with pytest.raises(GuardError, match=r"hashed\.pt: .*something else\. Repeat"):
         run(tmp_path / "hashed.pt", "2")
+    with pytest.raises(GuardError, match=r"hashed\.pt: .*something else\. Repeat"):
+        run(tmp_path / "hashed.pt", {"data": "1"})  # as of another kind of run in one folder
 
 
 def test_the_rate_warms_up_stays_and_falls_over_the_last_third() -> None:

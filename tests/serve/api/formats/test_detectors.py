@@ -97,7 +97,7 @@ def test_what_a_tool_s_description_says_is_judged(engine: ToyEngine, client: htt
     [
         "/flagged/api/v1/text/{}",
         "/api/v1/text/{}?detector_id=flagged",
-        "/api/v1/text/{}?detector_id=flagged?detector_id=flagged",  # LiteLLM's second call
+        "/api/v1/text/{}?detector_id=flagged?detector_id=flagged",  # appended to what had it
     ],
 )
 def test_a_client_that_sends_no_header_names_the_rule_in_the_url(
@@ -182,6 +182,14 @@ def test_two_different_names_of_a_detector_are_refused(client: httpx.Client) -> 
     path = "/fine/api/v1/text/contents"
     assert client.post(path, json=sent, headers=headers).status_code == 422
     assert client.post(path, json=sent, headers={"detector-id": "fine"}).status_code == 200
+    for query in ("detector_id=flagged", "detector_id=flagged?detector_id=flagged"):
+        assert client.post(f"{path}?{query}", json=sent).status_code == 422
+        assert client.post(f"{CONTENTS}?{query}", json=sent, headers=headers).status_code == 200
+        others = {"detector-id": "fine"}
+        assert client.post(f"{CONTENTS}?{query}", json=sent, headers=others).status_code == 422
+    twice = f"{CONTENTS}?detector_id=flagged&detector_id=fine"
+    assert client.post(twice, json=sent).status_code == 422
+    assert client.post(f"{path}?detector_id=fine", json=sent).status_code == 200
 
 
 def test_the_weights_of_a_detection_are_those_that_answered() -> None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,8 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
+from serve.api.formats.stream import GrowingReply, StreamPiece, StreamRequest
 from serve.engine.thread.engine_thread import EngineThread
 from serve.engine.thread.refusals import Overloaded
+from serve.policy.ruling import Ruling
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import ASKED, Censor
@@ -190,9 +193,11 @@ def test_a_body_that_is_cut_off_is_not_judged(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"{nonsense\n", "not JSON"),
-        (b'{"append": "\xff"}\n', "not JSON"),
-        (b"[" * 100_000 + b"\n", "a line"),
+        (b"{nonsense\n", "a line is not JSON"),
+        (b'{"append": "\xff"}\n', "a line is not Unicode"),
+        (b"[" * 100_000 + b"\n", "a line is nested too deeply"),
+        (b'{"append": "a", "append": "b"}\n', "a line is not JSON: the key 'append' stands twice"),
+        (b"1" * 5000 + b"\n", "a line is not JSON: a number has too many digits"),
         (b"[]\n", "a line"),
         ({"append": 5}, "append"),
         ({"appendix": "a"}, "no such key"),
@@ -207,6 +212,74 @@ def test_a_line_that_is_none_ends_the_stream(
     assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
     assert why in last["judgement"]["error"]
     assert not engine.conversations
+
+
+def test_very_many_short_lines_take_no_time() -> None:
+    reply = GrowingReply(StreamRequest.model_validate(OPENING))
+    began = time.thread_time()
+    reply.take(StreamPiece(append="\N{GRINNING FACE}"))  # which makes every other character wide
+    for _ in range(300_000):
+        reply.take(StreamPiece(append="a"))
+    assert time.thread_time() - began < 10
+    assert reply.characters == 300_001 and reply.checked_characters == 0
+    assert reply.conversation[-1].content == "\N{GRINNING FACE}" + "a" * 300_000
+    assert len(reply.checked(Ruling.ALLOW)) == reply.checked_characters == 300_001
+
+
+@pytest.mark.parametrize(
+    ("character", "bytes_of_token", "due_at"), [("a", 4, 64), ("\N{GRINNING FACE}", 1, 4)]
+)
+def test_of_text_that_trickles_tokens_are_counted_when_there_may_be_enough(
+    character: str, bytes_of_token: int, due_at: int
+) -> None:
+    counted: list[str] = []
+
+    def text_tokens(text: str) -> int:
+        counted.append(text)
+        return len(text.encode()) // bytes_of_token
+
+    service: Any = SimpleNamespace(text_tokens=text_tokens)
+    reply = GrowingReply(StreamRequest.model_validate(OPENING | {"every_tokens": 16}))
+    for _ in range(2):  # after a check as before it
+        lengths = []
+        for length in range(1, due_at + 1):
+            reply.take(StreamPiece(append=character))
+            if reply.is_due(service):
+                lengths.append(length)
+        assert lengths == [due_at] and len(counted) <= 13
+        counted.clear()
+        reply.checked(Ruling.ALLOW)
+
+
+def test_a_rule_that_is_removed_holds_no_stream_up_that_does_not_name_it(
+    client: httpx.Client,
+) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is wide."})
+        assert (await stream.read())["p_violation"].keys() == {"words", "fine"}
+        removed = await asyncio.to_thread(client.delete, "/admin/rules/fine")
+        assert removed.status_code == 200
+        stream.write({"append": " And deep."})
+        event = await stream.read()
+        assert event["release"] == " And deep." and event["p_violation"].keys() == {"words"}
+        stream.write({"end": True})
+        (last,) = await stream.rest()
+        assert last["judgement"]["verdict"] == "allow"
+
+    streamed(client, OPENING, use)
+
+
+def test_a_rule_that_is_removed_ends_a_stream_that_names_it(client: httpx.Client) -> None:
+    async def use(stream: OpenStream) -> None:
+        stream.write({"append": "The sea is wide."})
+        assert (await stream.read())["verdict"] == "allow"
+        await asyncio.to_thread(client.delete, "/admin/rules/fine")
+        stream.write({"append": " And deep."})
+        (last,) = await stream.rest()
+        assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
+        assert "not served: fine" in last["judgement"]["error"]
+
+    streamed(client, OPENING | {"rules": ["words", "fine"]}, use)
 
 
 def test_nothing_comes_behind_the_end(client: httpx.Client) -> None:

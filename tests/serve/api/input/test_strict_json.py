@@ -43,6 +43,19 @@ def test_a_body_with_a_key_twice_is_refused(client: httpx.Client, path: str) -> 
     assert client.post(path, content=whole, headers=HEADERS).status_code == 200
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_what_no_reader_can_read_is_the_caller_s_mistake_and_said(
+    client: httpx.Client, path: str
+) -> None:
+    deep = client.post(path, content=b'{"a": ' + b"[" * 100_000, headers=HEADERS)
+    assert deep.status_code == 422 and "the body is nested too deeply" in deep.text
+    not_unicode = client.post(path, content=b'{"a": "\xff"}', headers=HEADERS)
+    assert not_unicode.status_code == 400 and "the body is not Unicode" in not_unicode.text
+    long_number = client.post(path, content=b"1" * 5000, headers=HEADERS)
+    assert long_number.status_code in (400, 422)
+    assert "a number has too many digits" in long_number.text
+
+
 def test_a_key_twice_deep_in_a_body_or_in_a_line_of_a_stream_is_refused(
     client: httpx.Client,
 ) -> None:
@@ -50,7 +63,8 @@ def test_a_key_twice_deep_in_a_body_or_in_a_line_of_a_stream_is_refused(
     body = f'{{"messages": [{message}]}}'
     assert client.post("/v1/check", content=body, headers=HEADERS).status_code == 422
     line = f'{{"messages": [{message}]}}\n'
-    assert client.post("/v1/check/stream", content=line).status_code == 422
+    response = client.post("/v1/check/stream", content=line)
+    assert response.status_code == 422 and "'content' stands twice" in response.text
     with pytest.raises(ValueError, match="'content' stands twice"):
         read_json(body.encode())
 

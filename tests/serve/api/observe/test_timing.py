@@ -35,6 +35,16 @@ def test_a_check_s_rules_are_entries_whatever_the_format(client: httpx.Client) -
         assert re.fullmatch(r"flagged;dur=\d+\.\d;desc=violation", entries[1])
 
 
+def test_checks_that_are_nobody_s_answer_are_no_entries(client: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "explain": True}
+    explained = client.post("/v1/check", json=body, headers=ASKING)
+    assert explained.json()["explanations"].keys() == {"flagged"}
+    assert explained.headers["server-timing"].count("desc=") == 2
+    turns = client.post("/v1/check/turns", json={"messages": MESSAGES, "since": 2}, headers=ASKING)
+    assert turns.json()["judged_alone"].keys() == {"flagged"}
+    assert turns.headers["server-timing"].count("desc=") == 2
+
+
 def test_nobody_gets_it_unasked_or_without_a_check(client: httpx.Client) -> None:
     assert "server-timing" not in client.post("/v1/check", json={"messages": MESSAGES}).headers
     assert "server-timing" not in client.get("/v1/rules", headers=ASKING).headers

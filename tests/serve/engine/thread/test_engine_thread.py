@@ -165,6 +165,7 @@ def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
         with pytest.raises(Overloaded, match="took too long"):
             future.result(0)
     assert thread._thread.daemon  # so that the process ends without it
+    assert thread.hangs_for_good and "the engine hangs" in str(thread.failure)
     held.set()
 
 
@@ -429,6 +430,18 @@ def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
     thread.close()
     assert time.monotonic() < began + 30  # and not CLOSING_S
     engine.may_start.set()
+
+
+def test_each_try_to_start_an_engine_has_a_time_of_its_own(
+    mortal: tuple[MortalEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, thread = mortal
+    begun: list[int] = []
+    monkeypatch.setattr(thread._watchdog, "load_next", lambda: begun.append(len(engine.starts)))
+    with pytest.raises(GuardError):
+        thread.check((), ["kill"]).result(10)
+    wait_until(lambda: thread.restarts.started)
+    assert begun == [0]
 
 
 def test_an_answer_that_is_late_is_none() -> None:

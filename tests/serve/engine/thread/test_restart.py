@@ -4,25 +4,27 @@ when an engine is dead.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
 import pytest
 
 from guard.errors import GuardError
-from guard.weights.card import load_card, read_card
+from guard.weights.card import check_rule, load_card, read_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
+from serve.engine.backend import EngineOutput, Loaded
 from serve.engine.mixed import MixedEngine
 from serve.engine.thread.engine_thread import EngineThread
 from serve.engine.thread.refusals import Overloaded
 from serve.engine.thread.restart import PAUSES_S, RestartableEngine, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.cards import recipe
+from tests.serve.cards import recipe, save_card
 from tests.serve.engine.toy import ToyBackend
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.serving import MESSAGES, serving, wait_until
@@ -61,6 +63,23 @@ def test_a_base_without_rules_is_not_dead(tmp_path: Path, monkeypatch: pytest.Mo
         assert not engine.works()
 
 
+def test_an_engine_that_refuses_every_check_does_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyBackend()
+    folders = {"rule": save_adapter(tmp_path / "rule", "rule", seed=1)}
+    step = toy.step
+
+    def nan_step() -> list[EngineOutput]:
+        return [output._replace(logit=math.nan) for output in step()]
+
+    engine = GuardEngine(recipe(), folders, start_backend=lambda *_: toy)
+    with RestartableEngine(lambda _: engine) as restartable:
+        assert restartable.works()
+        monkeypatch.setattr(toy, "step", nan_step)
+        assert not restartable.works()
+
+
 class Model:
     """What a start has in memory, in a circle as most of an engine is."""
 
@@ -97,6 +116,157 @@ def test_neither_a_dead_engine_nor_a_failed_start_is_in_memory_when_the_next_one
     wait_until(lambda: thread.failure is not None)
     assert "the device is gone" in str(thread.failure)
     assert still_there == [0, 0, 0]
+
+
+def test_a_rule_whose_new_weights_cannot_be_served_is_left_out_and_no_other(
+    tmp_path: Path,
+) -> None:
+    folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("good", "bad")}
+    failed: list[weakref.ref[Model]] = []
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        assert all(reference() is None for reference in failed)
+        model = Model()
+        failed.append(weakref.ref(model))
+        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+
+    with RestartableEngine(start) as engine:
+        weights = folders["bad"] / "adapter_model.safetensors"
+        served_before = weights.read_bytes()
+        weights.write_bytes(b"")
+        for _ in range(2):
+            engine.restart()
+            assert list(engine.rules) == ["good"] and engine.folder("bad") == folders["bad"]
+            with pytest.raises(GuardError, match="the weights are not those of the card"):
+                engine.serve("bad")
+        check = engine.open_check(CONVERSATION, ["good", "bad"])
+        while not check.call.done:
+            engine.step()
+        assert list(check.result().refused) == ["bad"] and len(check.result().verdicts) == 1
+        weights.write_bytes(served_before)
+        engine.serve("bad")
+        assert list(engine.rules) == ["good", "bad"]
+
+
+def empty_weights(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
+def other_prompt(folder: Path) -> None:
+    save_card(folder, "bad", prompt_hash="0" * 64)
+
+
+def other_rule(folder: Path) -> None:
+    save_card(folder, "good")
+
+
+@pytest.mark.parametrize("spoil", [empty_weights, other_prompt, other_rule])
+def test_a_rule_that_was_trained_well_meanwhile_is_among_those_of_the_second_start(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    names = ("bad", "good", "again")
+    folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in names}
+    starts: list[list[str]] = []
+    loads: list[int] = []  # how many starts there were before each
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        starts.append(list(moved or folders))
+        for rule, folder in (moved or folders).items():
+            check_rule(read_card(folder), rule, folder)
+        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+
+    with RestartableEngine(start) as engine:
+        save_card(folders["again"], "again", threshold=0.75)
+        spoil(folders["bad"])
+        engine.restart(lambda: loads.append(len(starts)))
+        assert starts == [list(names), list(names), ["good", "again"]]
+        assert loads == [1, 2, 3]
+        assert list(engine.rules) == ["good", "again"]
+        assert engine.rules["again"].threshold == 0.75
+        assert engine.folder("bad") == folders["bad"]
+
+
+def test_where_no_rule_has_what_it_had_before_those_that_can_be_served_are(tmp_path: Path) -> None:
+    folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("again", "bad")}
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+
+    with RestartableEngine(start) as engine:
+        save_card(folders["again"], "again", threshold=0.75)
+        empty_weights(folders["bad"])
+        engine.restart()
+        assert list(engine.rules) == ["again"]
+        empty_weights(folders["again"])
+        with pytest.raises(GuardError, match="the weights are not those of the card"):
+            engine.restart()
+
+
+class BrittleBackend(ToyBackend):
+    """Does not take the rule "bad" amid others, by an error of vLLM's; by itself neither, or, if
+    `is_mortal`, it dies of it.
+    """
+
+    is_mortal = False
+
+    def load(self, name: str, folder: Path) -> Loaded:
+        is_alone = name.startswith("bad (new)")
+        if name.startswith("bad") and not (is_alone and self.is_mortal):
+            raise RuntimeError("the kernel broke")
+        return super().load(name, folder)
+
+    def step(self) -> list[EngineOutput]:
+        raise RuntimeError("the kernel broke")
+
+    def scrub(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize("is_mortal", [False, True])
+def test_a_rule_that_breaks_vllm_is_left_out_unless_the_engine_is_dead_of_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_mortal: bool,
+) -> None:
+    monkeypatch.setattr(BrittleBackend, "is_mortal", is_mortal)
+    folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("good", "bad")}
+    backends: list[type[ToyBackend]] = [ToyBackend, BrittleBackend, BrittleBackend, ToyBackend]
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        backend = backends.pop(0)
+        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: backend())
+
+    with RestartableEngine(start) as engine:
+        save_card(folders["bad"], "bad", threshold=0.75)
+        if is_mortal:
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                engine.restart()
+        else:
+            engine.restart()
+            (record,) = [record for record in caplog.records if record.exc_info]
+            assert record.getMessage() == "the rule bad is left out"
+        assert engine.is_usable == (not is_mortal)
+        assert list(engine.rules) == ["good"] and engine.folder("bad") == folders["bad"]
+        engine.restart()
+        assert engine.is_usable and set(engine.rules) == {"good", "bad"}
+
+
+def test_a_rule_that_was_left_out_can_be_removed(tmp_path: Path) -> None:
+    folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("good", "bad")}
+
+    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+
+    with RestartableEngine(start) as engine:
+        shutil.rmtree(folders["bad"])
+        engine.restart()
+        engine.remove("bad")
+        with pytest.raises(GuardError, match="not served"):
+            engine.folder("bad")
+        engine.restart()
+        assert list(engine.rules) == ["good"]
 
 
 @pytest.fixture(scope="module")

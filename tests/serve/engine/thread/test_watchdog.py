@@ -45,6 +45,18 @@ def test_what_is_loaded_has_longer_before_it_hangs(now: list[float]) -> None:
     assert (watchdog.loading_is_late, watchdog.hanging) == (False, None)
 
 
+def test_what_is_loaded_next_has_a_time_of_its_own(now: list[float]) -> None:
+    watchdog = Watchdog(timeout_s=60.0)
+    with watchdog.loading():
+        now[0] += 800.0
+        watchdog.load_next()
+        now[0] += 900.0
+        assert watchdog.hanging is None
+        now[0] += 1.0
+        assert watchdog.hanging == "what the engine loads"
+    assert watchdog.hanging is None
+
+
 def test_what_fails_is_timed_no_more(now: list[float]) -> None:
     watchdog = Watchdog(timeout_s=60.0)
     for doing in (watchdog.batch, watchdog.loading):
