@@ -18,6 +18,7 @@ from guard.layout import ROOT
 from tests.serve.guarded import CONVERSATION, save_adapter
 
 RULES = ("medical_advice", "pii_leak")
+SESSIONS = 24  # all on one of two replicas in one run of millions
 NO_RAY = """
 import sys
 class Forbidden:
@@ -128,7 +129,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
         change = client.post("/admin/rules/pii_leak").json()
         assert change["weights_sha256"] != change["weights_sha256_before"]
         by_replica: dict[str, set[float]] = {}
-        for number in range(8):
+        for number in range(SESSIONS):
             headers = {"x-session-id": str(number)}
             answer = client.post("/v1/check", json={"messages": messages(9)}, headers=headers)
             p_violation = answer.json()["results"][1]["p_violation"]
@@ -149,7 +150,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
     assert cluster.process.wait(60) == 0
     assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
     assert not (cluster.home / ".ray").exists()
-    assert len(cluster.audit.read_text().splitlines()) == 4 + 8
+    assert len(cluster.audit.read_text().splitlines()) == 4 + SESSIONS
     assert cluster.process.stdout is not None
     output = cluster.output + cluster.process.stdout.read()
     assert [line for line in output.splitlines() if "ray" in line.lower()] == []
