@@ -27,8 +27,12 @@ find_python() {
     fail "no Python 3.11 or 3.12 among: ${PYTHON:-python3.11, python3.12, python3}" "Install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
-pip_install() {
-    .venv/bin/python -m pip install --disable-pip-version-check --no-input --no-deps "$@"
+pip_install() { # --no-compile: pip compiles one file after the other, and there are 30,000 (compile_all)
+    .venv/bin/python -m pip install --no-compile --disable-pip-version-check --no-input --no-deps "$@"
+}
+
+compile_all() { # by all cores; what is no Python of this version is left out, as pip does
+    .venv/bin/python -m compileall -q -j 0 .venv/lib >>"$log" 2>&1 || true
 }
 
 show_progress() { # pip's output on stdin, the number of packages to come as $1
@@ -101,6 +105,7 @@ total=$(grep -chE '^[A-Za-z0-9]' setup/common.txt "setup/$device.txt" | awk '{ n
 echo "[3/4] $total packages, some minutes" >&2
 pip_install -r "setup/$device.txt" 2>&1 | tee -a "$log" | show_progress "$total" ||
     fail "the packages of setup/$device.txt could not be installed" "Check the network and the disk (cpu 5 GB, cuda 12 GB), then repeat: what is installed stays"
+compile_all
 
 echo "[4/4] the vLLM plugin vllm_alora" >&2
 pip_install --no-build-isolation --editable . >>"$log" 2>&1 || fail "the plugin could not be installed" "See $log"

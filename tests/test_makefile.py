@@ -342,6 +342,7 @@ def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothi
     assert [step.split("--no-deps ")[-1] for step in steps[1:]] == [
         "--retries 1 torch==2.13.0+cpu",
         "-r setup/cpu.txt",
+        "-m compileall -q -j 0 .venv/lib",
         "--no-build-isolation --editable .",
     ]
     assert make(checkout, "setup", "DEVICE=cpu").returncode == 0
@@ -359,11 +360,11 @@ def test_setup_runs_again_when_a_pin_or_the_plugin_changed_but_not_for_a_lint_ru
     assert asked(checkout) == []
     pyproject.write_text(pyproject.read_text().replace('version = "', 'version = "9.'))
     make(checkout, "setup", "DEVICE=cpu")
-    assert len(asked(checkout)) == 3
+    assert len(asked(checkout)) == 4
     with (checkout / "setup" / "common.txt").open("a") as pins:
         pins.write("another==1.0\n")
     make(checkout, "setup", "DEVICE=cpu")
-    assert len(asked(checkout)) == 3
+    assert len(asked(checkout)) == 4
 
 
 def test_without_a_configured_wheel_torch_comes_by_way_of_uv(checkout: Path) -> None:
@@ -452,7 +453,7 @@ def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_q
     assert "no such thing" in done.stderr
     asked(checkout)
     assert make(checkout, "test", "DEVICE=cpu").returncode == 0
-    assert len(asked(checkout)) == 3
+    assert len(asked(checkout)) == 4
 
 
 def test_ray_is_installed_once_for_what_needs_it_and_another_setup_leaves_it(

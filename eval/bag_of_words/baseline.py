@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import hstack
+from scipy.sparse import csr_matrix, hstack
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 
 from eval import metrics
 from eval.answer import Answer
@@ -116,7 +117,15 @@ def _fitted(
     blocks = tuple(Block(name, texts) for name in NGRAMS[variant.ngrams])
     features = hstack([block.training for block in blocks]).tocsr()
     model = LogisticRegression(max_iter=1000, C=variant.c)
-    return blocks, model.fit(features, [row.label for row in rows])
+    return blocks, _fit(model, features, [row.label for row in rows])
+
+
+def _fit(
+    model: LogisticRegression, features: csr_matrix, labels: Sequence[int]
+) -> LogisticRegression:
+    """The model, fitted by one thread: two take twice as long for vectors this short."""
+    with threadpool_limits(1, "blas"):
+        return model.fit(features, labels)
 
 
 def _candidates(
@@ -135,7 +144,7 @@ def _candidates(
             held_out_features = hstack([transformed[name] for name in names]).tocsr()
             model = LogisticRegression(max_iter=1000, warm_start=True)
             for c in STRENGTHS:
-                model.set_params(C=c).fit(features, train_labels)
+                _fit(model.set_params(C=c), features, train_labels)
                 logits = model.decision_function(held_out_features)
                 auroc = metrics.auroc(labels, logits) or 0.0
                 variant = BagVariant(view=view, ngrams=ngrams, c=c, validation_auroc=auroc)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from scipy.special import expit
+from threadpoolctl import threadpool_limits
 
 TEMPERATURE = 0.3  # T, in nats
 MOST_STEPS = 1000  # L-BFGS
@@ -74,13 +75,15 @@ class SpanRows:
             rows = len(self.labels)
             return float(loss.sum() + penalty) / rows, gradient / rows
 
-        best = minimize(
-            loss_and_gradient,
-            np.zeros(width + columns + 1),
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": MOST_STEPS, "gtol": TOLERANCE, "ftol": 0.0},
-        ).x
+        # The vectors are so short that two threads take three times as long (docs/log/trainer.md).
+        with threadpool_limits(1, "blas"):
+            best = minimize(
+                loss_and_gradient,
+                np.zeros(width + columns + 1),
+                jac=True,
+                method="L-BFGS-B",
+                options={"maxiter": MOST_STEPS, "gtol": TOLERANCE, "ftol": 0.0},
+            ).x
         return Coefficients(best[:width], best[width:-1], float(best[-1]))
 
     def _pooled(self, logits: Array) -> tuple[Array, Array]:

@@ -129,15 +129,16 @@ def measure(
     for contestant, size, count in itertools.product(contestants, grid.tokens, grid.rules):
         if contestant.reads(size, count) <= LARGEST_CELL:
             planned.append(PlannedCell(contestant, size, count))
+    for cell in planned:
+        if cell.tokens == min(grid.tokens):  # the shortest warm up all that a longer one takes
+            _check(cell, conversation(prompts, cell.tokens, seed=0))
     samples: list[list[EncoderSample]] = [[] for _ in planned]
-    for repeat in range(-1, grid.repeats):  # the first warms up
+    for repeat in range(grid.repeats):
         order = random.Random(repeat).sample(range(len(planned)), len(planned))
         for index in order:
             cell = planned[index]
             messages = conversation(prompts, cell.tokens, seed=repeat + 1)
-            sample = _check(cell, messages)
-            if repeat >= 0:
-                samples[index].append(sample)
+            samples[index].append(_check(cell, messages))
     cells: list[EncoderCell] = []
     for cell, cell_samples in zip(planned, samples, strict=True):
         measured = EncoderCell(
