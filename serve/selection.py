@@ -15,9 +15,9 @@ from guard.arguments import comma_separated
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.method import method_named
+from guard.method import METHODS, method_named
 from guard.recipe import Recipe, load_recipe
-from guard.weights.card import check_rule, read_card
+from guard.weights.card import CARD, check_rule, read_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.mixed import MixedEngine, model_of
@@ -79,6 +79,20 @@ def served_parts(selection: Selection) -> list[ServedPart]:
         remedy = "Run `make train` for it"
         raise GuardError("not trained", got=", ".join(missing), remedy=remedy)
     return parts
+
+
+def left_out(runs: Runs, parts: Sequence[ServedPart]) -> dict[str, list[str]]:
+    """The rules that the parts' bases have weights of, but none that a part serves: each with the
+    methods of its weights.
+    """
+    served = {name for part in parts for name in part.folders}
+    others: dict[str, list[str]] = {}
+    for part in parts:
+        for card in sorted((runs.root / part.recipe.name).glob(f"*/*/{CARD}")):
+            rule, method = card.parent.parent.name, card.parent.name
+            if rule not in served and method in METHODS:
+                others.setdefault(rule, []).append(method)
+    return others
 
 
 def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart:

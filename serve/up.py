@@ -35,7 +35,14 @@ from serve.engine.thread.engine_thread import CLOSING_S, EngineThread
 from serve.engine.thread.restart import RestartableEngine
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
-from serve.selection import Selection, ServedPart, find_trained, served_parts, start_warm
+from serve.selection import (
+    Selection,
+    ServedPart,
+    find_trained,
+    left_out,
+    served_parts,
+    start_warm,
+)
 from serve.tenants.tenant_file import Tenants, load_tenants
 from serve.tls import tls_settings
 from serve.up_arguments import parse_arguments
@@ -75,6 +82,8 @@ def main() -> None:
     serve = _serve_single if arguments.replicas is None else _serve_cluster
     with _listening(arguments.host, arguments.port) as listener:
         _print_loading(parts)
+        if selection.rules is None and not selection.is_merged:
+            _print_left_out(left_out(selection.runs, parts))
         serve(arguments, options, observers, find, listener, tls)
 
 
@@ -84,6 +93,13 @@ def _print_loading(parts: Sequence[ServedPart]) -> None:
         label = METHODS[part.method].label
         description = f"{part.recipe.name} with {len(part.folders)} rules ({label})"
         print(f"loading {description}: {names}", flush=True)
+
+
+def _print_left_out(rules: Mapping[str, Sequence[str]]) -> None:
+    described = [f"{name} ({', '.join(methods)})" for name, methods in rules.items()]
+    if described:
+        names = ", ".join(described)
+        print(f"not served, trained by other methods alone: {names}; METHOD= names one", flush=True)
 
 
 def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:

@@ -28,7 +28,7 @@ def parse_arguments() -> argparse.Namespace:
     add(
         "--method",
         help=f"whose weights answer: {', '.join(METHODS)}; "
-        "default: the recipe's first adapter that shares conversations between rules",
+        "default: the recipe's aLoRA, on an encoder its LoRA",
     )
     page = "docs/rule_sets_and_tenants.md"
     add("--rule-sets", type=Path, help=f"a YAML file of named rule sets ({page})")

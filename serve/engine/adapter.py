@@ -21,7 +21,7 @@ from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, load_card
+from guard.weights.card import CARD, Card, load_card
 from serve.engine.head import ServableHead, load_classifier, load_head
 
 MAX_SHOWN = 200  # characters of a value that an error quotes
@@ -134,10 +134,13 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
     cards = sorted((runs.root / model).glob(f"*/{method}/card.json"))
     folders = {card.parent.parent.name: card.parent for card in cards}
     if not folders:
+        remedy = f"Run `make train RULE=... MODEL={model} METHOD={method}` first"
+        their_methods = {card.parent.name for card in (runs.root / model).glob(f"*/*/{CARD}")}
+        others = sorted(their_methods & set(METHODS))
+        if others:
+            remedy += f", or name a method that there are weights of: {', '.join(others)}"
         raise GuardError(
-            f"no rule is trained by method '{method}'",
-            where=runs.root / model,
-            remedy=f"Run `make train RULE=... MODEL={model} METHOD={method}` first",
+            f"no rule is trained by method '{method}'", where=runs.root / model, remedy=remedy
         )
     if selection is None:
         _check_places(runs.root / model, folders.values())

@@ -11,6 +11,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import Runs
+from guard.method import PEFT_WEIGHTS
 from guard.recipe import MethodSettings, Recipe
 from guard.weights.card import read_card
 from serve.engine import Refusal
@@ -18,6 +19,7 @@ from serve.selection import (
     Selection,
     ServedPart,
     find_trained,
+    left_out,
     served_method,
     served_parts,
     start_engine,
@@ -77,6 +79,18 @@ def test_a_rule_is_answered_by_the_first_of_the_named_bases_that_has_it(
     ]
     swapped = served_parts(selected(trained_on_both, "minilm,tiny"))
     assert [sorted(part.folders) for part in swapped] == [["read", "shared"], ["own"]]
+
+
+def test_rules_that_are_trained_by_other_methods_alone_are_told(trained_on_both: Path) -> None:
+    for weights in ("own/lora", "other/lora", "other/lora-seed1"):
+        folder = trained_on_both / "tiny" / weights
+        folder.mkdir(parents=True)
+        (folder / PEFT_WEIGHTS).touch()
+        save_card(folder, folder.parent.name, "lora")
+    parts = served_parts(selected(trained_on_both, "tiny"))
+    assert left_out(Runs(trained_on_both), parts) == {"other": ["lora"]}
+    with pytest.raises(GuardError, match=r"by method 'head'.*name a method .* weights of: lora"):
+        served_parts(selected(trained_on_both, "minilm", method="head"))
 
 
 def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path) -> None:
