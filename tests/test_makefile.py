@@ -453,7 +453,7 @@ def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_q
     assert "no such thing" in done.stderr
     asked(checkout)
     assert make(checkout, "test", "DEVICE=cpu").returncode == 0
-    assert len(asked(checkout)) == 4
+    assert len(asked(checkout)) == 3
 
 
 def test_ray_is_installed_once_for_what_needs_it_and_another_setup_leaves_it(
