@@ -22,7 +22,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/vllm_encoder/test_roberta.py": 145,
     "tests/serve/bench/gpu_counts/test_run.py": 40,
     "tests/serve/bench/http/test_soak.py": 35,
-    "tests/serve/bench/cluster/test_autoscaling.py": 35,
+    "tests/serve/bench/cluster/test_autoscaling.py": 45,
     "tests/serve/bench/fleet/test_run.py": 35,
     "tests/serve/replay/test_run.py": 35,
     "tests/serve/vllm_alora/test_processes.py": 35,

@@ -45,7 +45,7 @@ def output(name: str, *arguments: str, given: str = "", **more: str) -> str:
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -14,7 +14,7 @@ import httpx
 
 from tests.deploy.clients import environment, program
 
-START_S = 120.0
+START_S = 600.0
 ATTEMPTS = 3  # to start it on a port that nobody has taken meanwhile
 
 

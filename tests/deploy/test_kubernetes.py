@@ -40,11 +40,11 @@ async def first_line(stream):
     stream.write({"append": "Rest a while."})
     return await stream.read()  # while the body is still sent
 arguments = json.loads(sys.argv[1])
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = free.getsockname()[1]
 with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=8,
              _temp_dir=folder, _node_ip_address="127.0.0.1", object_store_memory=10**8)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(build(arguments), name="centurion")
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
@@ -272,7 +272,7 @@ def test_the_application_answers_on_ray_by_the_arguments_of_the_file(tmp_path: P
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

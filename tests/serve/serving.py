@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,14 +37,6 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
         finally:
             server.should_exit = True
             thread.join()
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Return once the condition holds, which takes less than so long on a busy machine too."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not within {seconds:g} s"
-        time.sleep(0.005)
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
 
 
 HANGING = """
-import threading, httpx, serve.engine.thread.watchdog
+import os, threading, httpx, serve.engine.thread.watchdog
 from serve.api.app import create_app
 from serve.up import _listening, _serve
 from tests.serve.toy_engine import ToyEngine
@@ -119,9 +119,17 @@ engine.on_step = threading.Event().wait
 listener = _listening("127.0.0.1", 0)
 url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
 body = {"messages": [{"role": "user", "content": "Hello"}], "rules": ["fine"]}
-ask = lambda: print(httpx.post(url, json=body, timeout=30, trust_env=False).json()["verdict"])
-threading.Thread(target=ask).start()
-_serve(create_app(engine, 0.2), listener, 0.2, {})
+def ask():
+    answer = httpx.post(url, json=body, timeout=30, trust_env=False)
+    print(answer.json()["verdict"], flush=True)
+asking = threading.Thread(target=ask)
+asking.start()
+leave = os._exit
+def leave_once_it_is_printed(status):
+    asking.join(10)
+    leave(status)
+os._exit = leave_once_it_is_printed
+_serve(create_app(engine, 2.0), listener, 2.0, {})
 """
 
 
@@ -146,12 +154,20 @@ engine.on_step = threading.Event().wait
 listener = _listening("127.0.0.1", 0)
 url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
 body = {"messages": [{"role": "user", "content": "Hello"}], "rules": ["fine"]}
-ask = lambda: print(httpx.post(url, json=body, timeout=30, trust_env=False).json()["verdict"])
+def ask():
+    answer = httpx.post(url, json=body, timeout=30, trust_env=False)
+    print(answer.json()["verdict"], flush=True)
 def stop():
     while not engine.open:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
-threading.Thread(target=ask).start()
+asking = threading.Thread(target=ask)
+asking.start()
+leave = os._exit
+def leave_once_it_is_printed(status):
+    asking.join(10)
+    leave(status)
+os._exit = leave_once_it_is_printed
 threading.Thread(target=stop).start()
 try:
     _serve(create_app(engine, 1.0), listener, 1.0, {})
@@ -248,7 +264,7 @@ def test_the_server_judges_over_tls_keeps_no_content_and_ends_with_what_is_under
             pool.submit(client.post, "/v1/check", json=long_check(number), headers=SHOP)
             for number in numbers
         ]
-        while under_way(client) < len(futures) and not any(future.done() for future in futures):
+        while sum(future.done() for future in futures) + under_way(client) < len(futures):
             time.sleep(0.001)
         server.process.send_signal(signal.SIGTERM)
         answers = [future.result(60) for future in futures]

@@ -315,8 +315,11 @@ class EngineThread:
 
     def _open_arrivals(self) -> bool:
         """Begin what is queued, for OPENING_S or a little more; False once it is time to close."""
-        until = time.monotonic() + OPENING_S
+        # From the first arrival on: an idle thread waits for that one without a limit, and the rest
+        # of a burst is to be opened with it.
+        until = math.inf
         for pending in self._arrivals():
+            until = min(until, time.monotonic() + OPENING_S)
             if pending is None:
                 return False
             if isinstance(pending, PendingChange):

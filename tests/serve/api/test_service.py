@@ -14,8 +14,9 @@ from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord
 from serve.engine import Refusal
 from serve.engine.rules import part_of_base
-from tests.serve.serving import MESSAGES, serving, wait_until, waiting_caller
+from tests.serve.serving import MESSAGES, serving, waiting_caller
 from tests.serve.toy_engine import ToyEngine
+from tests.waiting import wait_until
 
 
 def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:

@@ -19,8 +19,8 @@ from serve.api.engine_service import EngineService
 from serve.api.watch import WatchedFolders, watch
 from serve.engine.thread.refusals import Overloaded
 from tests.serve.cards import save_card
-from tests.serve.serving import wait_until
 from tests.serve.toy_engine import ToyEngine
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -66,13 +66,13 @@ def test_what_is_as_it_was_is_left_alone(engine: ToyEngine) -> None:
 
 def test_a_rule_that_was_trained_again_is_replaced(engine: ToyEngine) -> None:
     train_again(engine.folders["other"])
-    watched(engine, 0.3)
+    watched(engine, 0.1, lambda: wait_until(lambda: engine.replaced))
     assert set(engine.replaced) == {"other"}
 
 
 def test_a_rule_that_was_calibrated_anew_is_replaced(engine: ToyEngine) -> None:
     save_card(engine.folders["fine"], "fine", threshold=0.75)
-    watched(engine, 0.3)
+    watched(engine, 0.1, lambda: wait_until(lambda: engine.replaced))
     assert set(engine.replaced) == {"fine"}
 
 
@@ -177,7 +177,7 @@ def test_a_card_that_stays_unreadable_is_logged_once(
     engine: ToyEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     (engine.folders["fine"] / "card.json").write_text("{")
-    watched(engine, 0.4)
+    watched(engine, 0.2, lambda: wait_until(lambda: caplog.records))
     (record,) = caplog.records
     assert "fine is served as before" in record.getMessage()
     assert "card.json" in record.getMessage()
@@ -227,5 +227,5 @@ def test_whatever_goes_wrong_the_watch_goes_on(
 
     monkeypatch.setattr(EngineService, "serve", serve)
     train_again(engine.folders["other"])
-    watched(engine, 0.3)
-    assert len(calls) > 1
+    watched(engine, 0.1, lambda: wait_until(lambda: len(calls) > 1))
+    assert set(calls) == {"other"}

@@ -167,7 +167,7 @@ def test_a_replica_that_does_not_start_ends_the_command_with_its_words(tmp_path:
     card.write_text(card.read_text().replace('"prompt_hash": "', '"prompt_hash": "0'))
     command = [sys.executable, "-m", "serve.up", "--runs", str(tmp_path), "--replicas", "1"]
     done = subprocess.run(
-        [*command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [*command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 2
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]

@@ -121,11 +121,13 @@ def test_predicting_leaves_a_model_in_training_as_it_was(
 
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_where_mkl_is_slow_the_logits_are_those_of_plain_products(
-    toy_base: Path, builder: PromptBuilder, method: str, monkeypatch: pytest.MonkeyPatch
+    toy_base: Path,
+    builder: PromptBuilder,
+    prompts: list[Prompt],
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = random_adapter(toy_base, builder, method)
-    rng = random.Random()
-    prompts = [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
     multiply_by_torch(monkeypatch)
     plain = verdict_logits(model, prompts, builder)
     products = layers_by_onednn(monkeypatch)

@@ -24,7 +24,8 @@ from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import ASKED, Censor
 from tests.serve.guarded import guard_engine
-from tests.serve.serving import serving, wait_until
+from tests.serve.serving import serving
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import uvicorn
 
 from serve.api.input import bounded_heads as module
 from serve.api.input.bounded_heads import MAX_HEAD, MAX_WAITING, bounded_heads
-from tests.serve.serving import wait_until
+from tests.waiting import wait_until
 
 HEAD = b"POST / HTTP/1.1\r\nhost: here\r\n"
 NEXT = b"GET / HTTP/1.1\r\n\r\n"

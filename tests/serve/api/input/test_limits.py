@@ -17,8 +17,9 @@ from serve.api.app import create_app
 from serve.api.input.limits import MAX_BYTES, Metadata
 from serve.policy.logic import MAX_METADATA
 from tests.serve.api.streaming import OpenStream, streamed
-from tests.serve.serving import MESSAGES, serving, wait_until
+from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
+from tests.waiting import wait_until
 
 
 def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(

@@ -5,6 +5,7 @@ All methods get the same traffic, except those that are saturated.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,13 @@ FEW_RULES = (3, 5)  # with so few, a LoRA's conversation fits into a turn of the
 
 
 @pytest.fixture(scope="module")
-def report() -> LoadReport:
-    # Short steps: a queue of so few conversations must be seen to grow on any machine.
+def report() -> Iterator[LoadReport]:
+    # A low bar and short steps: a queue of so few conversations must be seen to grow on any
+    # machine. The bar stays, as a row is compared with it whenever it is read.
     small = small_recipe(max_num_batched_tokens=512)
-    return run(small, (1000.0, 2000.0), CHECKS, REPEATS, FEW_RULES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve.bench.load.report.SATURATED_GROWTH", 1.05)
+        yield run(small, (1000.0, 2000.0), CHECKS, REPEATS, FEW_RULES)
 
 
 def test_both_methods_get_the_same_traffic_and_an_alora_computes_a_fraction(

@@ -33,7 +33,8 @@ from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import load_tenants
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import LocalReplicas, body, kept, local_replicas, trained
-from tests.serve.serving import serving, wait_until, waiting_caller
+from tests.serve.serving import serving, waiting_caller
+from tests.waiting import wait_until
 
 REPLICA = "x-guard-replica"
 

@@ -31,7 +31,8 @@ from tests.serve.cluster.shards.sharded_words import (
     rules_on,
 )
 from tests.serve.cluster.words_cluster import body
-from tests.serve.serving import wait_until, waiting_caller
+from tests.serve.serving import waiting_caller
+from tests.waiting import wait_until
 
 FIRST, SECOND = rules_on(0), rules_on(1)
 SETS = {

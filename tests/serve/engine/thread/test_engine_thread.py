@@ -13,11 +13,17 @@ import pytest
 from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
 from serve.engine.score import EngineCounters
-from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, EngineThread
+from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, OPENING_S, EngineThread
 from serve.engine.thread.pace import LEAST_ANSWERS
 from serve.engine.thread.refusals import Overloaded, TooLate
-from tests.serve.serving import wait_until
+from serve.engine.thread.watchdog import Watchdog
 from tests.serve.toy_engine import MortalEngine, ToyEngine
+from tests.waiting import wait_until
+
+
+def open_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what waits for a batch join it, however long a busy machine takes to open it."""
+    monkeypatch.setattr("serve.engine.thread.engine_thread.OPENING_S", 60.0)
 
 
 @pytest.fixture
@@ -57,14 +63,23 @@ def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(
 
 
 def test_a_batch_that_breaks_is_logged_once_however_many_checks_are_in_it(
-    toy: tuple[ToyEngine, EngineThread], caplog: pytest.LogCaptureFixture
+    toy: tuple[ToyEngine, EngineThread],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine, thread = toy
-    engine.may_step.clear()
-    futures = [thread.check((), ["crash"]) for _ in range(3)]
-    while thread.open < 3:
-        time.sleep(0.001)
-    engine.may_step.set()
+    open_together(monkeypatch)
+    stepping, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        stepping.set()
+        go.wait(10)
+
+    engine.on_step = hold
+    thread.check((), ["fine"])
+    assert stepping.wait(10)
+    futures = [thread.check((), ["crash"]) for _ in range(3)]  # they wait while it steps
+    go.set()
     for future in futures:
         with pytest.raises(GuardError, match="the batch broke"):
             future.result(10)
@@ -126,6 +141,28 @@ def test_a_batch_does_not_wait_for_all_that_take_long_to_open(
         future.result(10)
     steps = [0, *opened_before_a_step]
     assert max(after - before for before, after in itertools.pairwise(steps)) <= 4
+
+
+def test_a_burst_after_an_idle_pause_is_opened_together(
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, thread = toy
+    time.sleep(4 * OPENING_S)
+    open_together(monkeypatch)
+    burst: list[Any] = []
+
+    def with_the_rest_of_the_burst(*arguments: Any, **options: Any) -> OpenCheck:
+        if not burst:
+            burst.extend([thread.check((), ["fine"]) for _ in range(3)])
+        return ToyEngine.open_check(engine, *arguments, **options)
+
+    monkeypatch.setattr(engine, "open_check", with_the_rest_of_the_burst)
+    opened_before_a_step: list[int] = []
+    engine.on_step = lambda: opened_before_a_step.append(len(engine.open))
+    thread.check((), ["fine"]).result(10)
+    for future in burst:
+        future.result(10)
+    assert opened_before_a_step == [4]
 
 
 class Stubborn(ToyEngine):
@@ -250,7 +287,7 @@ def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
         opened = thread.check((), [f"rule {number}" for number in range(1000)])
         for _ in range(MAX_OPEN):
             thread.check((), [f"rule {number}" for number in range(1000)])
-        waiting = thread.check((), ["one"])
+        waiting = thread.check((), [f"rule {number}" for number in range(1000)])
         for future in (opened, waiting):
             with pytest.raises(Overloaded, match=r"took too long.*TIMEOUT="):
                 future.result(10)
@@ -269,7 +306,7 @@ def test_what_nobody_waits_for_any_more_is_dropped(toy: tuple[ToyEngine, EngineT
     thread.give_up(future)
     with pytest.raises(GuardError, match="the caller is gone"):
         future.result(8)  # it would have taken ten seconds
-    assert engine.open == []
+    wait_until(lambda: engine.open == [])
     thread.give_up(future)  # it is answered: nothing is left to do
 
 
@@ -368,6 +405,7 @@ def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
     engine, thread = mortal
     with pytest.raises(GuardError):
         thread.check((), ["kill"]).result(10)
+    wait_until(lambda: thread.is_alive)  # again, once it is to be started
     began = time.monotonic()
     thread.close()
     assert time.monotonic() < began + 30 and not thread._thread.is_alive()
@@ -378,15 +416,14 @@ def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
 def test_while_a_batch_is_late_checks_are_refused_for_that_and_answered_after_it() -> None:
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(90)
-    thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
+    thread = EngineThread(engine)  # type: ignore[arg-type]
+    thread._watchdog = Watchdog(0.1)
     thread.check((), ["fine"])
-    while thread.is_alive:
-        time.sleep(0.001)
+    wait_until(lambda: not thread.is_alive)
     with pytest.raises(Overloaded, match=r"a batch .* longer than a check may.*TIMEOUT="):
         thread.check((), ["fine"])
     held.set()
-    while not thread.is_alive:
-        time.sleep(0.001)
+    wait_until(lambda: thread.is_alive)
     assert list(thread.check((), ["fine"], deadline=time.monotonic() + 60).result(10).refused)
     thread.close()
 
@@ -398,10 +435,10 @@ def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
     monkeypatch.setattr("serve.engine.thread.engine_thread.CLOSING_S", 60)
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(90)
-    thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
+    thread = EngineThread(engine)  # type: ignore[arg-type]
+    thread._watchdog = Watchdog(0.1)
     future = thread.check((), ["fine"])
-    while thread.failure is None:
-        time.sleep(0.001)
+    wait_until(lambda: thread.failure)
     assert "hangs" in str(thread.failure) and not thread.is_alive
     began = time.monotonic()
     thread.close()
@@ -461,16 +498,14 @@ def test_an_answer_that_is_late_is_none() -> None:
 def test_a_change_of_rules_that_hangs_is_seen_and_at_last_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.watchdog.LOADING_S", 0.4)
     engine, held = ToyEngine(), threading.Event()
     monkeypatch.setattr(engine, "serve", lambda *_: held.wait(30), raising=False)
     thread = EngineThread(engine, timeout_s=0.1)  # type: ignore[arg-type]
     thread.serve_rule("fine")
-    while thread.is_ready:
-        time.sleep(0.001)
+    wait_until(lambda: not thread.is_ready)
     assert thread.failure is None
-    while thread.failure is None:
-        time.sleep(0.001)
+    monkeypatch.setattr("serve.engine.thread.watchdog.LOADING_S", 0.4)
+    wait_until(lambda: thread.failure)
     assert "what the engine loads hangs" in str(thread.failure)
     held.set()
     thread.close()
@@ -497,16 +532,18 @@ def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
 
 
 def test_a_check_that_would_be_too_late_is_refused_as_it_comes(
-    toy: tuple[ToyEngine, EngineThread],
+    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, thread = toy
+    open_together(monkeypatch)
     engine.on_step = lambda: time.sleep(0.05)
     for _ in range(LEAST_ANSWERS):  # by pairs, one of which goes on
         engine.may_step.clear()
+        first = thread.check((), ["fine"])
+        wait_until(lambda: thread.open)  # the pair waits for it
         pair = [thread.check((), rules) for rules in (["fine"], ["fine", "again"])]
-        wait_until(lambda: thread.open == 2)
         engine.may_step.set()
-        for future in pair:
+        for future in (first, *pair):
             future.result(10)
     engine.on_step = lambda: None
     engine.may_step.clear()

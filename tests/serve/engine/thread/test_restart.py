@@ -27,7 +27,8 @@ from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import recipe, save_card
 from tests.serve.engine.toy import ToyBackend
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
-from tests.serve.serving import MESSAGES, serving, wait_until
+from tests.serve.serving import MESSAGES, serving
+from tests.waiting import wait_until
 
 TEXT = "The assistant must not give medical advice."
 TOLERANCE = 3e-4
