@@ -19,7 +19,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make eval, transfer, curve, up, scan also several: tiny,minilm
 DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; kept (make compare: a folder)
-METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, on an encoder its LoRA
+METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks that have one; for make test: no engine starts, 2 minutes
 FORCE ?=##   1: do a stage again although nothing changed
@@ -137,7 +137,7 @@ serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rul
 	$(python) -m serve.bench latency $(offers)
 
 host := $(if $(filter command,$(origin HOST)),$(HOST))
-# Without a RULE of the user's, or with all: every trained rule.
+# Without a RULE of the user's, or with all: every rule that is trained by the served method.
 served_rules := $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),$(RULE)))
 
 # Threads that spin for long wait at every product for a core that another process has.
@@ -145,14 +145,14 @@ ifndef OMP_WAIT_POLICY
 up: export GOMP_SPINCOUNT ?= 10000
 endif
 
-up: $(ready) $(if $(REPLICAS)$(SHARDS),$(cluster)) ##   the guardrail server, in the foreground; every trained rule, or those of RULE
+up: $(ready) $(if $(REPLICAS)$(SHARDS),$(cluster)) ##   the guardrail server, in the foreground; every rule trained by its method, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
 		$(call option,replicas,$(REPLICAS)) $(call option,shards,$(SHARDS)) $(call option,scale-down,$(SCALEDOWN)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
-scan: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every trained rule, or those of RULE; resumable -> runs/scan
+scan: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every rule trained by its method, or those of RULE; resumable -> runs/scan
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) \
 		$(call flag,force,$(FORCE)) $(OPTIONS)

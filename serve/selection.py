@@ -81,18 +81,23 @@ def served_parts(selection: Selection) -> list[ServedPart]:
     return parts
 
 
-def left_out(runs: Runs, parts: Sequence[ServedPart]) -> dict[str, list[str]]:
-    """The rules that the parts' bases have weights of, but none that a part serves: each with the
-    methods of its weights.
+def left_out(selection: Selection, parts: Sequence[ServedPart]) -> str | None:
+    """A line that names the rules of the named bases which no part serves, since they have no
+    weights of the served method; None if there are none, or not all rules are meant.
     """
+    if selection.rules is not None or selection.is_merged:
+        return None
     served = {name for part in parts for name in part.folders}
-    others: dict[str, list[str]] = {}
-    for part in parts:
-        for card in sorted((runs.root / part.recipe.name).glob(f"*/*/{CARD}")):
+    weights: dict[str, list[str]] = {}
+    for model in comma_separated(selection.models, "model"):
+        for card in sorted((selection.runs.root / model).glob(f"*/*/{CARD}")):
             rule, method = card.parent.parent.name, card.parent.name
             if rule not in served and method in METHODS:
-                others.setdefault(rule, []).append(method)
-    return others
+                weights.setdefault(rule, []).append(f"{method} on {model}")
+    if not weights:
+        return None
+    described = [f"{rule} ({', '.join(those)})" for rule, those in sorted(weights.items())]
+    return f"left out, as they have no weights of the served method: {', '.join(described)}"
 
 
 def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart:

@@ -82,8 +82,8 @@ def main() -> None:
     serve = _serve_single if arguments.replicas is None else _serve_cluster
     with _listening(arguments.host, arguments.port) as listener:
         _print_loading(parts)
-        if selection.rules is None and not selection.is_merged:
-            _print_left_out(left_out(selection.runs, parts))
+        if rules := left_out(selection, parts):
+            print(rules, flush=True)
         serve(arguments, options, observers, find, listener, tls)
 
 
@@ -93,13 +93,6 @@ def _print_loading(parts: Sequence[ServedPart]) -> None:
         label = METHODS[part.method].label
         description = f"{part.recipe.name} with {len(part.folders)} rules ({label})"
         print(f"loading {description}: {names}", flush=True)
-
-
-def _print_left_out(rules: Mapping[str, Sequence[str]]) -> None:
-    described = [f"{name} ({', '.join(methods)})" for name, methods in rules.items()]
-    if described:
-        names = ", ".join(described)
-        print(f"not served, trained by other methods alone: {names}; METHOD= names one", flush=True)
 
 
 def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:

@@ -24,11 +24,11 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     several = "several separated by commas answer side by side"
     add("--model", default="tiny", help=f"a base of recipes/models; {several} (default: tiny)")
-    add("--rules", help="comma-separated; default: every trained rule")
+    add("--rules", help="comma-separated; default: every rule that is trained by the served method")
     add(
         "--method",
         help=f"whose weights answer: {', '.join(METHODS)}; "
-        "default: the recipe's aLoRA, on an encoder its LoRA",
+        "default: the recipe's aLoRA, else the first that it lists",
     )
     page = "docs/rule_sets_and_tenants.md"
     add("--rule-sets", type=Path, help=f"a YAML file of named rule sets ({page})")

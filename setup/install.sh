@@ -2,6 +2,7 @@
 # Builds or updates .venv: `bash setup/install.sh cpu|cuda`, run by `make setup`. PYTHON=… is the interpreter for a new .venv.
 # Returns at once when nothing it depends on changed. The log is .venv/setup.log.
 set -euo pipefail
+trap 'exit 130' INT # compileall takes a Ctrl+C for a failure
 cd "$(dirname "$0")/.."
 
 TORCH=2.13.0
@@ -32,7 +33,8 @@ pip_install() { # --no-compile: pip compiles one file after the other, and there
 }
 
 compile_all() { # by all cores; what is no Python of this version is left out, as pip does
-    .venv/bin/python -m compileall -q -j 0 .venv/lib >>"$log" 2>&1 || true
+    echo "      compiling" >&2
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib >>"$log" 2>&1 || true
 }
 
 show_progress() { # pip's output on stdin, the number of packages to come as $1

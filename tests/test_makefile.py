@@ -342,7 +342,7 @@ def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothi
     assert [step.split("--no-deps ")[-1] for step in steps[1:]] == [
         "--retries 1 torch==2.13.0+cpu",
         "-r setup/cpu.txt",
-        "-m compileall -q -j 0 .venv/lib",
+        "-m compileall -qq -j 0 .venv/lib",
         "--no-build-isolation --editable .",
     ]
     assert make(checkout, "setup", "DEVICE=cpu").returncode == 0

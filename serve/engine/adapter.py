@@ -131,14 +131,14 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
     Raises GuardError if there is none, one of the selection is not trained, or one is a link to a
     folder that is not among the runs.
     """
-    cards = sorted((runs.root / model).glob(f"*/{method}/card.json"))
+    cards = sorted((runs.root / model).glob(f"*/{method}/{CARD}"))
     folders = {card.parent.parent.name: card.parent for card in cards}
     if not folders:
         remedy = f"Run `make train RULE=... MODEL={model} METHOD={method}` first"
         their_methods = {card.parent.name for card in (runs.root / model).glob(f"*/*/{CARD}")}
         others = sorted(their_methods & set(METHODS))
         if others:
-            remedy += f", or name a method that there are weights of: {', '.join(others)}"
+            remedy += f", or name a method that has weights: {', '.join(others)}"
         raise GuardError(
             f"no rule is trained by method '{method}'", where=runs.root / model, remedy=remedy
         )

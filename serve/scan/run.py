@@ -18,7 +18,7 @@ from serve.scan.options import add_scan_options, check_actors, cluster_actors
 from serve.scan.parts import PartFolder, delete_scan
 from serve.scan.runner import judge_all
 from serve.scan.sources import find_sources, names_of
-from serve.selection import Selection, served_parts
+from serve.selection import Selection, left_out, served_parts
 
 
 def summary(manifest: ScanManifest, folder: Path) -> str:
@@ -57,7 +57,10 @@ def main() -> None:
     actors = cluster_actors(arguments)
     runs = Runs(arguments.runs)
     sources = find_sources(names_of(arguments.files))
-    parts = served_parts(Selection(arguments.model, arguments.rules, arguments.method, runs=runs))
+    selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
+    parts = served_parts(selection)
+    if rules := left_out(selection, parts):
+        print(rules, flush=True)
     manifest = manifest_of(parts, sources, arguments.rows_a_part, arguments.format)
     out = arguments.out or runs.root / "scan"
     if arguments.force:

@@ -11,7 +11,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.method import PEFT_WEIGHTS
+from guard.method import METHODS
 from guard.recipe import MethodSettings, Recipe
 from guard.weights.card import read_card
 from serve.engine import Refusal
@@ -82,15 +82,28 @@ def test_a_rule_is_answered_by_the_first_of_the_named_bases_that_has_it(
 
 
 def test_rules_that_are_trained_by_other_methods_alone_are_told(trained_on_both: Path) -> None:
-    for weights in ("own/lora", "other/lora", "other/lora-seed1"):
-        folder = trained_on_both / "tiny" / weights
+    for weights in (
+        "tiny/own/lora",
+        "tiny/other/lora",
+        "tiny/other/lora-seed1",
+        "minilm/read/head",
+    ):
+        folder = trained_on_both / weights
         folder.mkdir(parents=True)
-        (folder / PEFT_WEIGHTS).touch()
+        (folder / METHODS[folder.name.partition("-")[0]].weights).touch()
         save_card(folder, folder.parent.name, "lora")
-    parts = served_parts(selected(trained_on_both, "tiny"))
-    assert left_out(Runs(trained_on_both), parts) == {"other": ["lora"]}
-    with pytest.raises(GuardError, match=r"by method 'head'.*name a method .* weights of: lora"):
-        served_parts(selected(trained_on_both, "minilm", method="head"))
+    selection = selected(trained_on_both, "tiny")
+    told = "left out, as they have no weights of the served method: other (lora on tiny)"
+    assert left_out(selection, served_parts(selection)) == told
+    both = selected(trained_on_both, "tiny,minilm", method="lora")
+    assert left_out(both, served_parts(both)) is None  # a LoRA has all of them
+    named = selected(trained_on_both, "tiny", "own")
+    assert left_out(named, served_parts(named)) is None
+    of_heads = selected(trained_on_both, "minilm", method="head")
+    line = left_out(of_heads, served_parts(of_heads))
+    assert line is not None and line.endswith(": shared (lora on minilm)")
+    with pytest.raises(GuardError, match=r"by method 'alora'.*has weights: head, lora"):
+        served_parts(selected(trained_on_both, "minilm", method="alora"))
 
 
 def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path) -> None:

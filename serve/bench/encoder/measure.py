@@ -130,7 +130,7 @@ def measure(
         if contestant.reads(size, count) <= LARGEST_CELL:
             planned.append(PlannedCell(contestant, size, count))
     for cell in planned:
-        if cell.tokens == min(grid.tokens):  # the shortest warm up all that a longer one takes
+        if cell.tokens == min(grid.tokens):  # the shortest ones warm up what the longer ones use
             _check(cell, conversation(prompts, cell.tokens, seed=0))
     samples: list[list[EncoderSample]] = [[] for _ in planned]
     for repeat in range(grid.repeats):

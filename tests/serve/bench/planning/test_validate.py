@@ -132,7 +132,7 @@ def test_five_rates_are_measured_and_simulated(report: PlanValidation) -> None:
     for measured in report.rows:
         assert 0 < measured.measured_p50_ms <= measured.measured_p95_ms
         assert 0 < measured.replayed_p50_ms <= measured.replayed_p95_ms
-    assert report.drift > -1 and sum(report.cost.step.values()) > 0
+    assert sum(report.cost.step.values()) > 0
     assert "rates within" in table(report)
 
 
