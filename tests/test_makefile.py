@@ -332,6 +332,19 @@ def test_every_module_a_command_runs_exists(target: str) -> None:
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 
+def rewrite(path: Path, text: str) -> None:
+    """Write a file so that make sees it is newer than the last stamp, within a tick of the clock
+    too.
+    """
+    path.write_text(text)
+    later = time.time() + 1
+    os.utime(path, (later, later))
+
+
+def pin_another(pins: Path) -> None:
+    rewrite(pins, pins.read_text() + "another==1.0\n")
+
+
 def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothing_twice(
     checkout: Path,
 ) -> None:
@@ -355,14 +368,13 @@ def test_setup_runs_again_when_a_pin_or_the_plugin_changed_but_not_for_a_lint_ru
     make(checkout, "setup", "DEVICE=cpu")
     asked(checkout)
     pyproject = checkout / "pyproject.toml"
-    pyproject.write_text(pyproject.read_text().replace("line-length = 100", "line-length = 90"))
+    rewrite(pyproject, pyproject.read_text().replace("line-length = 100", "line-length = 90"))
     make(checkout, "setup", "DEVICE=cpu")
     assert asked(checkout) == []
-    pyproject.write_text(pyproject.read_text().replace('version = "', 'version = "9.'))
+    rewrite(pyproject, pyproject.read_text().replace('version = "', 'version = "9.'))
     make(checkout, "setup", "DEVICE=cpu")
     assert len(asked(checkout)) == 4
-    with (checkout / "setup" / "common.txt").open("a") as pins:
-        pins.write("another==1.0\n")
+    pin_another(checkout / "setup" / "common.txt")
     make(checkout, "setup", "DEVICE=cpu")
     assert len(asked(checkout)) == 4
 
@@ -445,8 +457,7 @@ def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_q
     assert steps[3].startswith("-m pytest")
     make(checkout, "test", "DEVICE=cpu")
     assert asked(checkout) == ["-m pytest"]
-    with (checkout / "setup" / "clients.txt").open("a") as pins:
-        pins.write("another==1.0\n")
+    pin_another(checkout / "setup" / "clients.txt")
     failing = "-r setup/clients.txt"
     done = make(checkout, "test", "DEVICE=cpu", failing=failing)
     assert done.returncode != 0 and "setup/clients.txt could not be installed" in done.stderr
@@ -469,13 +480,11 @@ def test_ray_is_installed_once_for_what_needs_it_and_another_setup_leaves_it(
         make(checkout, "up", "REPLICAS=2", "DEVICE=cpu")
     up = "-m serve.up --model tiny --replicas 2"
     assert asked(checkout) == [install, up, up]
-    with (checkout / "setup" / "common.txt").open("a") as pins:
-        pins.write("another==1.0\n")
+    pin_another(checkout / "setup" / "common.txt")
     make(checkout, "up", "REPLICAS=2", "DEVICE=cpu")
     assert (checkout / ".venv" / "cluster.stamp").exists()
     assert install not in asked(checkout)
-    with (checkout / "setup" / "cluster.txt").open("a") as pins:
-        pins.write("another==1.0\n")
+    pin_another(checkout / "setup" / "cluster.txt")
     make(checkout, "up", "REPLICAS=2", "DEVICE=cpu")
     assert install in asked(checkout)
 

@@ -193,10 +193,11 @@ def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
     assert application()["args"]["runs"] == f"{place}/runs"
 
 
+@pytest.mark.slow
 def test_how_fast_replicas_end_is_an_argument_where_their_number_follows_the_load(
     tmp_path: Path,
 ) -> None:
-    from serve.cluster.kubernetes import ApplicationArguments
+    from serve.cluster.kubernetes import ApplicationArguments  # which imports Ray
 
     ranged = ApplicationArguments(runs=tmp_path, replicas="2-4", scale_down=60)
     assert ranged.size == ReplicaRange(2, 4).scaled_down_after(60)

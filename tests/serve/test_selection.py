@@ -90,8 +90,9 @@ def test_rules_that_are_trained_by_other_methods_alone_are_told(trained_on_both:
     ):
         folder = trained_on_both / weights
         folder.mkdir(parents=True)
-        (folder / METHODS[folder.name.partition("-")[0]].weights).touch()
-        save_card(folder, folder.parent.name, "lora")
+        method = folder.name.partition("-")[0]  # without the seed
+        (folder / METHODS[method].weights).touch()
+        save_card(folder, folder.parent.name, method)
     selection = selected(trained_on_both, "tiny")
     told = "left out, as they have no weights of the served method: other (lora on tiny)"
     assert left_out(selection, served_parts(selection)) == told
@@ -102,8 +103,8 @@ def test_rules_that_are_trained_by_other_methods_alone_are_told(trained_on_both:
     of_heads = selected(trained_on_both, "minilm", method="head")
     line = left_out(of_heads, served_parts(of_heads))
     assert line is not None and line.endswith(": shared (lora on minilm)")
-    with pytest.raises(GuardError, match=r"by method 'alora'.*has weights: head, lora"):
-        served_parts(selected(trained_on_both, "minilm", method="alora"))
+    with pytest.raises(GuardError, match=r"by method 'head'.*has weights: alora, lora"):
+        served_parts(selected(trained_on_both, "tiny", method="head"))
 
 
 def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path) -> None:
