@@ -82,8 +82,8 @@ def main() -> None:
     serve = _serve_single if arguments.replicas is None else _serve_cluster
     with _listening(arguments.host, arguments.port) as listener:
         _print_loading(parts)
-        if rules := left_out(selection, parts):
-            print(rules, flush=True)
+        if line := left_out(selection, parts):
+            print(line, flush=True)
         serve(arguments, options, observers, find, listener, tls)
 
 

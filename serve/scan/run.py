@@ -59,8 +59,8 @@ def main() -> None:
     sources = find_sources(names_of(arguments.files))
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
     parts = served_parts(selection)
-    if rules := left_out(selection, parts):
-        print(rules, flush=True)
+    if line := left_out(selection, parts):
+        print(line, flush=True)
     manifest = manifest_of(parts, sources, arguments.rows_a_part, arguments.format)
     out = arguments.out or runs.root / "scan"
     if arguments.force:

@@ -108,12 +108,8 @@ def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
         assert killed.result(10).json()["verdict"] == "unjudged"
 
 
-HANGING = """
-import os, threading, httpx, serve.engine.thread.watchdog
-from serve.api.app import create_app
-from serve.up import _listening, _serve
-from tests.serve.toy_engine import ToyEngine
-serve.engine.thread.watchdog.HANGS_FOR_GOOD_S = 0.1
+# A check of an engine whose every step hangs; the process ends once its answer is printed.
+ASKING = """
 engine = ToyEngine()
 engine.on_step = threading.Event().wait
 listener = _listening("127.0.0.1", 0)
@@ -129,7 +125,16 @@ def leave_once_it_is_printed(status):
     asking.join(10)
     leave(status)
 os._exit = leave_once_it_is_printed
-_serve(create_app(engine, 2.0), listener, 2.0, {})
+"""
+
+HANGING = f"""
+import os, threading, httpx, serve.engine.thread.watchdog
+from serve.api.app import create_app
+from serve.up import _listening, _serve
+from tests.serve.toy_engine import ToyEngine
+serve.engine.thread.watchdog.HANGS_FOR_GOOD_S = 0.1
+{ASKING}
+_serve(create_app(engine, 2.0), listener, 2.0, dict())
 """
 
 
@@ -143,34 +148,20 @@ def test_the_server_ends_with_an_error_although_a_batch_hangs() -> None:
     assert "unjudged" in run.stdout
 
 
-STOPPED = """
+STOPPED = f"""
 import os, signal, threading, time, httpx, serve.engine.thread.engine_thread
 from serve.api.app import create_app
 from serve.up import _listening, _serve
 from tests.serve.toy_engine import ToyEngine
 serve.engine.thread.engine_thread.CLOSING_S = 0.5
-engine = ToyEngine()
-engine.on_step = threading.Event().wait
-listener = _listening("127.0.0.1", 0)
-url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/check"
-body = {"messages": [{"role": "user", "content": "Hello"}], "rules": ["fine"]}
-def ask():
-    answer = httpx.post(url, json=body, timeout=30, trust_env=False)
-    print(answer.json()["verdict"], flush=True)
 def stop():
     while not engine.open:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
-asking = threading.Thread(target=ask)
-asking.start()
-leave = os._exit
-def leave_once_it_is_printed(status):
-    asking.join(10)
-    leave(status)
-os._exit = leave_once_it_is_printed
+{ASKING}
 threading.Thread(target=stop).start()
 try:
-    _serve(create_app(engine, 1.0), listener, 1.0, {})
+    _serve(create_app(engine, 1.0), listener, 1.0, dict())
 finally:
     print("the engine is closed")
 """

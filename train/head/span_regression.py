@@ -75,7 +75,7 @@ class SpanRows:
             rows = len(self.labels)
             return float(loss.sum() + penalty) / rows, gradient / rows
 
-        # At MiniLM's width two threads on two cores take three times as long (log/trainer.md).
+        # At MiniLM's width two threads take three times as long (docs/log/trainer.md).
         with threadpool_limits(1, "blas"):
             best = minimize(
                 loss_and_gradient,
