@@ -35,9 +35,9 @@ CHUNKS = b'5;name="a b"\r\n%b\r\n%x\r\n%b\r\n0\r\nx-more: a\r\n\r\n' % (
 def request(
     method: str, path: str, body: bytes = b"", *fields: bytes, version: str = "1.1"
 ) -> bytes:
-    """A request, with the length of its body unless that is in chunks."""
+    """A request, with the length of its body unless `fields` say how that is sent."""
     lines = [f"{method} {path} HTTP/{version}".encode(), b"host: here", *fields]
-    if body and CHUNKED not in fields:
+    if body and not any(field.startswith(b"transfer-encoding") for field in fields):
         lines.append(b"content-length: %d" % len(body))
     if method == "POST":
         lines.append(b"content-type: application/json")
