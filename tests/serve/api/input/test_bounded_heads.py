@@ -241,7 +241,9 @@ def answer_to(address: tuple[str, int], sent: bytes, *, is_cut: bool) -> bytes:
 def test_a_request_for_another_protocol_is_read_as_if_it_asked_for_none(
     address: tuple[str, int], method: str, token: bytes, framing: bytes, is_cut: bool
 ) -> None:
-    head = f"{method} /echo HTTP/1.1\r\n".encode() + framing + b"connection: keep-alive, Upgrade\r\n"
+    head = (
+        f"{method} /echo HTTP/1.1\r\n".encode() + framing + b"connection: keep-alive, Upgrade\r\n"
+    )
     head += b"upgrade: " + token + b"\r\nx-last: a\r\n\r\n"
     body = BODY if framing == LENGTH else CHUNKS
     said = answer_to(address, 2 * (head + body) + CLOSE, is_cut=is_cut)

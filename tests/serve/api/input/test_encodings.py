@@ -95,7 +95,9 @@ def test_what_is_not_packed_as_the_header_says_is_refused(
     assert "content-encoding gzip: the body" in response.json()["error"]
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, br", "compress", "gzip;q=1", "gzip," * 5])
+@pytest.mark.parametrize(
+    "encoding", ["br", "zstd", "gzip, br", "compress", "gzip;q=1", "gzip," * 5]
+)
 @pytest.mark.parametrize("name", FORMATS)
 def test_another_encoding_is_refused_and_the_known_ones_named(
     client: httpx.Client, name: str, encoding: str
