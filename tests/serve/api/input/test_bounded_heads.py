@@ -154,6 +154,16 @@ def test_empty_lines_do_not_keep_a_connection_that_was_answered(address: tuple[s
         assert answer(connection) == b""
 
 
+def test_a_body_that_nobody_reads_does_not_keep_a_connection(address: tuple[str, int]) -> None:
+    began = time.monotonic()
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(b"GET /early HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while time.monotonic() < began + 60:
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+
 def test_bodies_and_further_requests_take_the_time_that_they_take(
     address: tuple[str, int],
 ) -> None:
