@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from guard.errors import GuardError
+from serve.api.input.methods import allowed_methods
 from serve.api.observe.requests import REQUEST_ID
 from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
 
@@ -96,12 +97,16 @@ class ErrorResponses:
         status = self._format_of(request.scope).MALFORMED
         return self.response(request.scope, status, message)
 
-    async def _refused(self, request: Request, error: Exception) -> JSONResponse:
+    async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = error.detail
+        message, headers = error.detail, error.headers
+        if error.status_code == 405:
+            headers = {"allow": allowed_methods(request)}  # Starlette names those of one route
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=headers)
         if message in NO_SUCH_CALL:
             message += "; GET /docs describes the calls"
-        return self.response(request.scope, error.status_code, message, error.headers)
+        return self.response(request.scope, error.status_code, message, headers)
 
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
         message = engine_failure(error)
