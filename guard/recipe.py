@@ -311,7 +311,7 @@ class Recipe(Strict):
 
     @property
     def base_revision(self) -> str:
-        """What pins the base: the hub commit, or SHA-256 over weights, config and tokenizer.
+        """What pins the base: the hub commit, or SHA-256 over the files of its folder.
 
         Raises GuardError where the commit is not known or the folder lacks a file.
         """

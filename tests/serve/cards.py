@@ -7,11 +7,11 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, weights_sha256
+from guard.weights.card import Card, file_digests
+from guard.weights.head import answer_hash
 
 RULE_TEXTS = {
     "medical_advice": "The assistant must not give medical advice for the user's own case.",
@@ -53,6 +53,7 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
         "rule_text": text,
         "rule_hash": text_hash(text),
         "prompt_hash": prompts().hash,
+        "answer_hash": answer_hash(),
         "method": method,
         "model": "tiny",
         "base": recipe().base,
@@ -68,6 +69,7 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
         "uncertainty_band": (0.2, 0.3),
         "threshold": 0.25,
         "max_fpr": None,
-        "weights_sha256": weights_sha256(folder, METHODS[method].weights),
     }
+    if "files" not in replaced:
+        fields["files"] = file_digests(folder, method)
     Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]

@@ -72,13 +72,13 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
 ) -> None:
     of_version = expected(versions)
     assert probability(client) == pytest.approx(of_version[0], abs=TOLERANCE)
-    before = client.get("/v1/rules").json()[0]["weights_sha256"]
+    before = client.get("/v1/rules").json()[0]["version"]
     for number in (1, 0, 1):
         train(folder, versions[number])
         answer = client.post(f"/admin/rules/{RULE}").json()
-        assert answer["weights_sha256_before"] == before
-        before = answer["weights_sha256"]
-        assert client.get("/v1/rules").json()[0]["weights_sha256"] == before
+        assert answer["version_before"] == before
+        before = answer["version"]
+        assert client.get("/v1/rules").json()[0]["version"] == before
         for _ in range(2):  # the second from the cache
             assert probability(client) == pytest.approx(of_version[number], abs=TOLERANCE)
 
@@ -127,12 +127,12 @@ def test_a_rule_is_added_and_removed_while_others_are_checked(
         with ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(probability, client) for _ in range(20)]
             added = client.post("/admin/rules/new").json()
-            assert added["weights_sha256"] == load_card(new).weights_sha256
-            assert added["weights_sha256_before"] is None
+            assert added["version"] == load_card(new).version
+            assert added["version_before"] is None
             both = client.post("/v1/check", json={"messages": MESSAGES}).json()
             removed = client.delete("/admin/rules/new").json()
-            assert removed["weights_sha256_before"] == added["weights_sha256"]
-            assert removed["weights_sha256"] is None
+            assert removed["version_before"] == added["version"]
+            assert removed["version"] is None
             values = [answer.result() for answer in answers]
             assert values == pytest.approx([before] * 20, abs=1e-3)
         logit = peft_logit(CONVERSATION, load_card(new).rule_text, new)
