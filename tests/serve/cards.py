@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from guard.method import METHODS, PEFT_CONFIG
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
@@ -45,8 +46,10 @@ def text_of(name: str) -> str:
 
 def save_card(folder: Path, name: str, method: str = "alora", **replaced: object) -> None:
     """The card of whatever weights are in the folder; `replaced` are fields that are not as they
-    should be.
+    should be. An adapter that nothing loads gets a configuration that says nothing.
     """
+    if METHODS[method].is_adapter and not (folder / PEFT_CONFIG).exists():
+        (folder / PEFT_CONFIG).write_text("{}")
     text = text_of(name)
     fields: dict[str, object] = {
         "rule": name,

@@ -26,7 +26,7 @@ from guard.conversation.example import GENERATOR, SPLITS, read_examples, write_e
 from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.layout import ROOT, is_current
-from guard.method import PEFT_WEIGHTS, WORDS
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt
 from guard.weights.card import CARD, load_card, read_card
 from guard.weights.predictions import read_predictions
@@ -111,6 +111,7 @@ class SplitLogits:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / PEFT_WEIGHTS).write_bytes(b"weights")
+        (folder / PEFT_CONFIG).write_text("{}")
 
 
 @dataclass

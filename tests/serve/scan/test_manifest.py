@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
+from guard.method import PEFT_WEIGHTS
 from guard.weights.card import load_card
 from serve.scan.manifest import ScanManifest, manifest_of
 from serve.scan.parts import PartFolder
@@ -21,8 +21,7 @@ from tests.serve.scan.test_scan import write_rows
 def test_another_version_of_a_rule_is_not_scanned_on(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    for name in (PEFT_WEIGHTS, PEFT_CONFIG):
-        (tmp_path / name).touch()
+    (tmp_path / PEFT_WEIGHTS).touch()
     save_card(tmp_path, "fine")
     card = load_card(tmp_path)
     manifest = ScanManifest("tiny", {"a.jsonl": (5, 7)}, {"fine": card.version}, 10, "jsonl")

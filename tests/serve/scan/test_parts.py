@@ -101,7 +101,6 @@ def test_a_finished_scan_says_so_and_goes_on_being_the_same_scan(tmp_path: Path)
         ("rows_a_part", 11),
         ("model", "minilm"),
         ("format", "parquet"),
-        ("reads", {"fine": "last tool"}),
         ("engines", {"tiny": {"context_tokens": 512}}),
     ],
 )
