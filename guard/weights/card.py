@@ -128,7 +128,7 @@ def check_files(card: Card, digests: Mapping[str, str], folder: Path) -> None:
                 f"the weights are not those of the card: {name} is another file",
                 where=folder,
                 got=digests.get(name, "no such file")[:12],
-                remedy=f"Restore the folder, or train again: `{card.retrain}`",
+                remedy="Train again or restore the folder",
             )
 
 

@@ -20,6 +20,7 @@ HONOURED = (
 WITHOUT_EFFECT = (
     *("peft_type", "peft_version", "task_type", "auto_mapping", "inference_mode"),
     *("base_model_name_or_path", "revision", "lora_dropout"),
+    "fan_in_fan_out",  # how PEFT merges into GPT-2's layers
     *("megatron_core", "qalora_group_size"),  # read only beside fields that are refused
 )
 # The other ways to initialise an adapter change the base's weights.

