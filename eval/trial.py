@@ -26,7 +26,6 @@ from guard.weights.card import CARD, Card, load_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
 
 
-
 @dataclass(frozen=True)
 class Contestant:
     """A method's weights under test, of one seed; 0 where the method has none.

@@ -66,10 +66,10 @@ def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
 def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     """Write the base with the adapter's weights in it to `folder`.
 
-    A checkpoint with tokenizer and the adapter's card, which pins the checkpoint too. Merged in float32 and rounded once, to the
-    recipe's type: in bfloat16 the sum of base and adapter loses what the adapter alone would keep,
-    and the benchmark says how much. Raises GuardError for weights that do not act on the whole
-    prompt, and for an adapter of another base.
+    A checkpoint with tokenizer and the adapter's card, which pins the checkpoint too. Merged in
+    float32 and rounded once, to the recipe's type: in bfloat16 the sum of base and adapter loses
+    what the adapter alone would keep, and the benchmark says how much. Raises GuardError for
+    weights that do not act on the whole prompt, and for an adapter of another base.
     """
     card = load_card(adapter)
     method = METHODS[card.method]

@@ -135,9 +135,11 @@ def answer_hash() -> str:
     vocabulary = NgramVocabulary.of(texts)
     tfidf = [values.round(6).tolist() for values in vocabulary.tfidf(texts[0])]
     words = WordWeights(vocabulary, np.linspace(-1, 1, len(vocabulary.keys), dtype=np.float32))
-    states = np.array([[0.5, -1.0], [2.0, 0.25]])
+    states = np.array([[2.0, 0.25], [0.5, -1.0]])
     logit = Head(np.array([1.5, -0.5], np.float32), 0.125, words).logit(states, texts[0])
-    calibration = Calibration(temperature=2.0, threshold=0.6, bias=-0.25, uncertainty_band=(0.3, 0.7))
+    calibration = Calibration(
+        temperature=2.0, threshold=0.6, bias=-0.25, uncertainty_band=(0.3, 0.7)
+    )
     verdicts: list[tuple[float, bool, bool]] = []
     for any_logit in (-99.0, -1.5, logit, 1.5, 99.0):
         verdict = calibration.verdict("", any_logit)

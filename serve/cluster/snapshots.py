@@ -133,4 +133,3 @@ def _within(folder: Path, name: str) -> Path:
         problem, remedy = "a link that leads out of its folder", "Put the file itself there"
         raise GuardError(problem, where=folder / name, remedy=remedy)
     return path
-

@@ -67,6 +67,14 @@ class Requirements:
         rank = max_rank or recipe.max_rank
         return cls(recipe.base, recipe.base_revision, rank, prompts, recipe.kind)
 
+    def check_base(self, recipe: Recipe) -> None:
+        """Raise GuardError if the base on the disk is not the one that was there before."""
+        revision = recipe.base_revision
+        if revision != self.base_revision:
+            problem = "the base was replaced while it was loaded"
+            got = revision[:12]
+            raise GuardError(problem, where=recipe.base_path, got=got, remedy="Start again")
+
     def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
         """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
         _check_links(folder)

@@ -105,9 +105,7 @@ class GuardEngine:
         self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
-            if recipe.base_revision != requirements.base_revision:
-                problem = "the base was replaced while it was loaded"
-                raise GuardError(problem, where=recipe.base_path, remedy="Start again")
+            requirements.check_base(recipe)
             for servable in admitted:
                 self._rules.put(servable)
             on_failure.pop_all()

@@ -99,7 +99,9 @@ def test_an_edited_configuration_is_refused_and_signed_another_version(
 ) -> None:
     before = load_card(folder).version
     (folder / PEFT_CONFIG).write_text(json.dumps(CONFIG | {key: value}))
-    with pytest.raises(GuardError, match=r"adapter_config\.json is another file \(got [0-9a-f]{12}"):
+    with pytest.raises(
+        GuardError, match=r"adapter_config\.json is another file \(got [0-9a-f]{12}"
+    ):
         load_card(folder)
     assert sign(folder).version != before
 

@@ -220,6 +220,7 @@ def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(
         tensors[f"base_model.model.{end}.lora_B.weight"] = torch.zeros(16384, 16)
 
     change_tensors(folder, extend)
+    change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
     assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
 
 
