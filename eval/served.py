@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -94,12 +94,12 @@ class EngineQuery:
         return ScoreRequest(self.example.messages, self._rule_text, name)
 
     @property
-    def _weights(self) -> list[str] | None:
-        """A contestant's method and weights, and whose turns they read; None for the bare base."""
+    def _weights(self) -> list[Any] | None:
+        """A contestant's method and files, and whose turns they read; None for the bare base."""
         if self.contestant is None:
             return None
         method, card = self.contestant.method, self.contestant.card
-        return [method, card.weights_sha256, self.contestant.config_hash, card.reads]
+        return [method, card.files, card.reads]
 
     @property
     def _rule_text(self) -> str:

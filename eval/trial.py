@@ -25,8 +25,6 @@ from guard.rule import RULES, Rule, load_rule, text_hash
 from guard.weights.card import CARD, Card, load_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
 
-CONFIG = "adapter_config.json"
-
 
 @dataclass(frozen=True)
 class Contestant:
@@ -41,8 +39,6 @@ class Contestant:
     seed: int
     folder: Path
     card: Card
-    # Hash of adapter_config.json, because the card names the weights only; empty for other methods.
-    config_hash: str
     reference_logits: Mapping[str, float]
 
     @property
@@ -270,8 +266,6 @@ def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
     """The files that the weights' figures depend on."""
     for contestant in contestants:
         yield contestant.folder / CARD
-        if METHODS[contestant.method].is_adapter:
-            yield contestant.folder / CONFIG
         yield contestant.folder / PREDICTIONS
 
 
@@ -313,12 +307,7 @@ class TrialRequirements:
             if example.id not in logits:
                 problem = f"no reference prediction for test example {example.id}"
                 raise GuardError(problem, where=folder / PREDICTIONS, remedy=remedy)
-        config_hash = ""
-        if METHODS[method].is_adapter:
-            if not (folder / CONFIG).is_file():
-                raise GuardError(f"no {CONFIG}", where=folder, remedy=remedy)
-            config_hash = fingerprint(folder / CONFIG)
-        return Contestant(self.rule.id, method, seed, folder, card, config_hash, logits)
+        return Contestant(self.rule.id, method, seed, folder, card, logits)
 
     def _compare(self, card: Card, folder: Path, method: str, seed: int, remedy: str) -> None:
         """Raise GuardError that names the card's first field that does not fit."""

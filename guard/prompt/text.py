@@ -9,8 +9,11 @@ nobody sees and models read. A guard has to read what the person and the guarded
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
+
+from guard.layout import fingerprint
 
 # Cyrillic, Greek, Armenian, Cherokee and Lisu letters that look Latin in common fonts (a part of
 # Unicode's confusables.txt, UTS 39).
@@ -65,6 +68,25 @@ _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
 _WORD = re.compile("[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*")
 # From this share of ASCII letters on, a word of look-alikes alone is taken for Latin too.
 LATIN_SHARE = 0.5
+
+
+@functools.cache
+def reading_hash() -> str:
+    """A fingerprint of how `visible` reads each character that it may change, alone and between
+    others: if it changes, weights would read other text than they were trained on.
+
+    Of the characters of Unicode 3.2, which every Python reads alike, and of the tables here;
+    ideographs and syllables, which stay, are left out.
+    """
+    characters = {*_LOOK_ALIKES, *_SMALL_CAPITALS, *map(chr, _TAGS), *_BREAKS}
+    for code in range(0x20, 0x1F000):
+        category = unicodedata.ucd_3_2_0.category(chr(code))
+        if category not in ("Cn", "Co", "Cs", "Lo"):
+            characters.add(chr(code))
+    read = [visible("a" + "\u0301" * 2 * MARKS)]
+    for text in ("{0}", "a{0}b", "\u0436{0}{0}\u0436", "\u0915{0}\u0937"):
+        read.append(visible("\n".join(map(text.format, sorted(characters)))))
+    return fingerprint(read, [MARKS, ALONE, LATIN_SHARE])
 
 
 def visible(text: str) -> str:

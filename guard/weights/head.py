@@ -24,6 +24,7 @@ import numpy.typing as npt
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.ngrams import MOST_NGRAMS, NgramRows, NgramVocabulary, ngram_rows
+from guard.verdict import Calibration
 
 State = npt.NDArray[np.float32]
 Tensors = Mapping[str, np.ndarray]
@@ -126,12 +127,24 @@ def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
     return Head(weight.astype(np.float32), bias, words)
 
 
-def head_hash() -> str:
-    """A fingerprint of what heads read of a fixed text: if it changes, heads are trained again."""
+def answer_hash() -> str:
+    """A fingerprint of what is made of a fixed text's words, by a fixed head and calibration: if it
+    changes, weights would answer otherwise than they were trained to, and are trained again.
+    """
     texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
     vocabulary = NgramVocabulary.of(texts)
     tfidf = [values.round(6).tolist() for values in vocabulary.tfidf(texts[0])]
-    return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf])
+    words = WordWeights(vocabulary, np.linspace(-1, 1, len(vocabulary.keys), dtype=np.float32))
+    states = np.array([[2.0, 0.25], [0.5, -1.0]])
+    logit = Head(np.array([1.5, -0.5], np.float32), 0.125, words).logit(states, texts[0])
+    calibration = Calibration(
+        temperature=2.0, threshold=0.6, bias=-0.25, uncertainty_band=(0.3, 0.7)
+    )
+    verdicts: list[tuple[float, bool, bool]] = []
+    for any_logit in (-99.0, -1.5, logit, 1.5, 99.0):
+        verdict = calibration.verdict("", any_logit)
+        verdicts.append((round(verdict.p_violation, 6), verdict.violates, verdict.confident))
+    return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf, round(logit, 6), verdicts])
 
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor by its name

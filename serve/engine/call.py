@@ -131,14 +131,14 @@ class InFlight(NamedTuple):
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
 
-    `calibrations` and `weights` are those of the rules' cards when it was opened. `unread` is what
+    `calibrations` and `versions` are those of the rules' cards when it was opened. `unread` is what
     of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
     """
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
     call: Call
-    weights: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
     def result(self) -> Check:
@@ -166,6 +166,6 @@ class OpenCheck:
             cached_tokens=sum(score.cached_tokens for score in scores.values()),
             computed_tokens=sum(score.computed_tokens for score in scores.values()),
             wall_ms=(self.call.finished - self.call.started) * 1000,
-            weights={rule: sha256 for rule, sha256 in self.weights.items() if rule in scores},
+            versions={rule: self.versions[rule] for rule in scores if rule in self.versions},
             latencies_ms={rule: score.latency_ms for rule, score in scores.items()},
         )

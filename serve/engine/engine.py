@@ -105,6 +105,7 @@ class GuardEngine:
         self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
+            requirements.check_base(recipe)
             for servable in admitted:
                 self._rules.put(servable)
             on_failure.pop_all()
@@ -268,8 +269,8 @@ class GuardEngine:
             [ScoreRequest(conversation, texts.get(name, ""), name, cache_salt) for name in names]
         )
         calibrations = {name: card.calibration for name, card in served.items()}
-        weights = {name: card.weights_sha256 for name, card in served.items()}
-        return OpenCheck(names, calibrations, call, weights, unread_parts(conversation))
+        versions = {name: card.version for name, card in served.items()}
+        return OpenCheck(names, calibrations, call, versions, unread_parts(conversation))
 
     def step(self) -> None:
         """Run one batch and hand its answers to their calls.

@@ -24,7 +24,7 @@ from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import load_rule, text_hash
 from guard.verdict import Calibration
-from guard.weights.card import Card, weights_sha256
+from guard.weights.card import Card, file_digests
 from serve.engine import Refusal, Score, ScoreRequest
 
 RULE = """\
@@ -177,6 +177,7 @@ class World:
             "rule_text": rule.text(self.recipe.rule_turn),
             "rule_hash": text_hash(rule.text(self.recipe.rule_turn)),
             "prompt_hash": "prompt",
+            "answer_hash": "answer",
             "method": method,
             "model": self.recipe.name,
             "base": self.recipe.base,
@@ -196,7 +197,7 @@ class World:
             "uncertainty_band": (0.5, 0.5),
             "threshold": 0.5,
             "max_fpr": rule.max_fpr,
-            "weights_sha256": weights_sha256(folder, METHODS[method].weights),
+            "files": file_digests(folder, method),
         }
         Card(**{**fields, **card}).save(folder)  # type: ignore[arg-type]
         return folder

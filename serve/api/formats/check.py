@@ -243,12 +243,12 @@ class CheckResponse(BaseModel):
 
 
 class ServedRule(BaseModel):
-    """A rule that is served: its wording in the prompt, its threshold, and its weights."""
+    """A rule that is served: its wording in the prompt, its threshold, and its version."""
 
     rule: str
     text: str
     threshold: float
-    weights_sha256: str
+    version: str
 
 
 class ServedRuleSet(BaseModel):
@@ -283,7 +283,7 @@ async def rules(request: Request) -> list[ServedRule]:
             rule=name,
             text=card.rule_text,
             threshold=card.threshold,
-            weights_sha256=card.weights_sha256,
+            version=card.version,
         )
         served.append(rule)
     return served

@@ -87,11 +87,11 @@ class ContextRequest(BaseModel):
 
 
 class DetectionMetadata(BaseModel):
-    """What the score means: at which threshold it is a violation, and by which weights."""
+    """What the score means: at which threshold it is a violation, and by which version."""
 
     threshold: float
     confident: bool
-    weights_sha256: str
+    version: str
 
 
 class Detection(BaseModel):
@@ -170,14 +170,14 @@ async def _judge(
         violations = []
         for verdict in check.verdicts:
             if verdict.violates:
-                violations.append(_detection(verdict, check.weights[rule]))
+                violations.append(_detection(verdict, check.versions[rule]))
         detections.append(violations)
     return detections
 
 
-def _detection(verdict: Verdict, weights_sha256: str) -> Detection:
+def _detection(verdict: Verdict, version: str) -> Detection:
     metadata = DetectionMetadata(
-        threshold=verdict.threshold, confident=verdict.confident, weights_sha256=weights_sha256
+        threshold=verdict.threshold, confident=verdict.confident, version=version
     )
     return Detection(
         detection_type=verdict.rule,

@@ -215,7 +215,7 @@ async def complete(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=body.model,
-        system_fingerprint=f"fp_{check.weights[body.model][:12]}",
+        system_fingerprint=f"fp_{check.versions[body.model][:12]}",
         choices=choices,
         usage=CompletionUsage.of(check, len(choices)),
     )

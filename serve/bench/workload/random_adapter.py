@@ -20,8 +20,8 @@ from guard.prompt.decoder import PromptBuilder
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, weights_sha256
-from guard.weights.head import Head, WordWeights
+from guard.weights.card import Card, file_digests
+from guard.weights.head import Head, WordWeights, answer_hash
 from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights
@@ -143,6 +143,7 @@ def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> 
         rule_text=text,
         rule_hash=text_hash(text),
         prompt_hash=prompts.hash,
+        answer_hash=answer_hash(),
         method=method,
         model=recipe.name,
         base=recipe.base,
@@ -158,5 +159,5 @@ def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> 
         threshold=0.5,
         uncertainty_band=(0.5, 0.5),
         max_fpr=None,
-        weights_sha256=weights_sha256(folder, METHODS[method].weights),
+        files=file_digests(folder, method),
     )

@@ -79,7 +79,7 @@ def test_rules_are_served_and_removed_in_the_engine_of_their_model(
     mixed.serve("new", new)
     check = mixed.check(MESSAGES, ["b", "new"])
     assert [verdict.rule for verdict in check.verdicts] == ["b", "new"]
-    assert set(check.weights) == set(check.latencies_ms) == {"b", "new"}
+    assert set(check.versions) == set(check.latencies_ms) == {"b", "new"}
     mixed.serve("b", new)
     assert mixed.folder("b") == new
     mixed.remove("new")
