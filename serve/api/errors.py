@@ -19,6 +19,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from guard.errors import GuardError
+from guard.files.strict_json import place
 from serve.api.observe.requests import REQUEST_ID
 from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
 
@@ -90,7 +91,8 @@ class ErrorResponses:
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         problems = error.errors()
-        message = "; ".join(_in_words(problem) for problem in problems[:NAMED_PROBLEMS])
+        named = problems[:NAMED_PROBLEMS]
+        message = "; ".join(_in_words(problem, error.body) for problem in named)
         if len(problems) > NAMED_PROBLEMS:
             message += f"; and {len(problems) - NAMED_PROBLEMS} more"
         status = self._format_of(request.scope).MALFORMED
@@ -147,11 +149,11 @@ def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
     return any(route.matches(scope)[0] != Match.NONE for route in routes)
 
 
-def _in_words(problem: dict[str, Any]) -> str:
+def _in_words(problem: dict[str, Any], body: Any) -> str:
     """One of pydantic's errors as text: where in the body, and what is wrong."""
     location = problem["loc"]
     if problem["type"] == "json_invalid":
-        return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
+        return f"the body is not JSON: {problem['ctx']['error']} at {place(body, location[-1])}"
     if problem["type"] == "value_error":  # one of ours, about a key or about several
         where = ".".join(str(part) for part in location[1:])
         return f"{where}: {reason(problem)}".removeprefix(": ")
