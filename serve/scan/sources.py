@@ -212,6 +212,13 @@ def _parquet(source: str) -> Iterator[RawRow]:
     import pyarrow.parquet  # takes a moment to import, and only this source needs it
 
     file = pyarrow.parquet.ParquetFile(source)
+    names = file.schema_arrow.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        remedy = "Give every column a name of its own"
+        raise GuardError(
+            "columns of one name", where=source, got=", ".join(repeated), remedy=remedy
+        )
     read, rows = 0, max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=PARQUET_ROWS):
         for fields in batch.to_pylist():
