@@ -45,6 +45,7 @@ OTHER_PARTS = {
     "file": "a file",
     "input_file": "a file",
 }
+TOOLS = "Tools:\n"  # how the turn that describes the tools begins
 INK = re.compile("[!-~]")  # of ASCII, what a reader sees
 # JSON's escapes of characters, next to each other: one character may take two (UTF-16).
 ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
@@ -221,15 +222,22 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
 
 
 def says_nothing(conversation: Iterable[Message]) -> bool:
-    """Whether there is nothing to judge: nothing that is seen, and no part that cannot be read."""
-    return not any(isinstance(turn, PartlyRead) or is_seen(turn.content) for turn in conversation)
+    """Whether there is nothing to judge: nothing that is seen, and no part that cannot be read.
+    What describes tools is said by nobody.
+    """
+    for turn in conversation:
+        if turn.role == "system" and turn.content.startswith(TOOLS):
+            continue
+        if isinstance(turn, PartlyRead) or is_seen(turn.content):
+            return False
+    return True
 
 
 def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """One system turn that describes the tools, a line each; none without tools."""
     if not tools:
         return []
-    return [Message("system", "\n".join(["Tools:", *map(_line, tools)]))]
+    return [Message("system", TOOLS + "\n".join(map(_line, tools)))]
 
 
 def turns_of(

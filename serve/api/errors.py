@@ -153,7 +153,8 @@ def _in_words(problem: dict[str, Any], body: Any) -> str:
     """One of pydantic's errors as text: where in the body, and what is wrong."""
     location = problem["loc"]
     if problem["type"] == "json_invalid":
-        return f"the body is not JSON: {problem['ctx']['error']} at {place(body, location[-1])}"
+        where = f"character {location[-1]} ({place(body, location[-1])})"
+        return f"the body is not JSON: {problem['ctx']['error']} at {where}"
     if problem["type"] == "value_error":  # one of ours, about a key or about several
         where = ".".join(str(part) for part in location[1:])
         return f"{where}: {reason(problem)}".removeprefix(": ")

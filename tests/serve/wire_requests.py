@@ -35,9 +35,10 @@ class WireRequest:
 
 def requests_of(messages: Messages, call_id: str) -> dict[str, list[WireRequest]]:
     """The requests by which each format of whole messages puts one conversation to RULE, by the
-    name of the format; the last one's answer is about it. `call_id` joins two.
+    name of the format; the last one's answer is about it. `call_id`, new each time, joins two.
     """
-    call = {"call-id": call_id, "guard-rules": RULE}
+    rules = {"guard-rules": RULE}
+    call = {"call-id": call_id} | rules
     *before, last = messages
     replies = {"body": {"choices": [{"index": 0, "message": last}]}}
     return {
@@ -48,10 +49,8 @@ def requests_of(messages: Messages, call_id: str) -> dict[str, list[WireRequest]
             WireRequest("/v1/chat/completions", ({"model": RULE, "messages": messages},))
         ],
         "detectors": [WireRequest(f"/{RULE}/api/v1/text/chat", ({"messages": messages},))],
-        "litellm": [WireRequest(LITELLM, (_litellm(messages, call_id),))],
-        "agentgateway": [
-            WireRequest("/request", ({"body": {"messages": messages}},), call),
-        ],
+        "litellm": [WireRequest(LITELLM, (_litellm(messages),))],
+        "agentgateway": [WireRequest("/request", ({"body": {"messages": messages}},), rules)],
         "agentgateway reply": [
             WireRequest("/request", ({"body": {"messages": before}},), call),
             WireRequest("/response", (replies,), call),
@@ -63,10 +62,9 @@ def _check(messages: Messages) -> Json:
     return {"messages": messages, "rules": [RULE]}
 
 
-def _litellm(messages: Messages, call_id: str) -> Json:
+def _litellm(messages: Messages) -> Json:
     return {
         "input_type": "request",
-        "litellm_call_id": call_id,
         "structured_messages": messages,
         "request_data": {"user_api_key_hash": "88dc28"},
         "additional_provider_specific_params": {"rules": [RULE]},

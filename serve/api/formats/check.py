@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from starlette.exceptions import HTTPException
 
 from guard.conversation import keys
-from guard.conversation.chat import ChatMessage, turns
+from guard.conversation.chat import ChatMessage, says_nothing, turns
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.verdict import Verdict
@@ -126,6 +126,8 @@ class CheckRequest(StrictBody):
             raise ValueError(
                 f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
             )
+        if says_nothing(self._conversation):
+            raise ValueError("no message has any text")
         return self
 
     @model_validator(mode="after")

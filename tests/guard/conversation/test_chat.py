@@ -268,6 +268,12 @@ def test_what_models_read_is_said_though_nobody_sees_it() -> None:
         assert says_nothing([Message("assistant", blank)])
 
 
+def test_tools_are_said_by_nobody() -> None:
+    silent = ChatMessage(role="user", content="")
+    assert says_nothing(turns([silent], [WEATHER]))
+    assert not says_nothing(turns([ChatMessage(role="system", content="Tools: none."), silent]))
+
+
 def test_a_call_and_what_cannot_be_read_say_something() -> None:
     assert not says_nothing(read({"role": "assistant", "tool_calls": [{}]}))
     assert not says_nothing(read({"role": "assistant", "audio": {"id": "audio_1"}}))

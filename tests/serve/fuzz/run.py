@@ -1,7 +1,8 @@
 """Fuzzes the server by its own OpenAPI: `python -m tests.serve.fuzz.run`, entry of `make fuzz`.
 
 A server on an engine without a model is asked by schemathesis what its description says, and what
-it forbids. No answer may be a server's error, and none an allow: the engine has none to give.
+it forbids. No answer may be a server's error, and none an allow: the engine has none to give. Then
+requests that are allowed are asked again with a violating word hidden in them (`hidden_words.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import time
 
 from guard.layout import ROOT
 from serve.api.app import create_app
+from tests.serve.fuzz.hidden_words import hide_words
 from tests.serve.fuzz.never_allows import NeverAllows
 from tests.serve.serving import serving
 
 CHECKS = "not_a_server_error,nothing_is_allowed"
 ROUND_S = 120.0  # a round of its own seed
+CONVERSATIONS = 100  # of a round, in which words are hidden: about a minute
 
 
 def fuzz(seed: int, *limits: str) -> tuple[int, int]:
@@ -50,8 +53,10 @@ def main() -> None:
         limits = f"--max-time={min(left, ROUND_S):.0f}", "--max-examples=100000"
         status, checks = fuzz(seed, *limits)
         print(f"seed {seed}: {checks} checks reached the engine", flush=True)
-        if status:
-            sys.exit(status)
+        wrong = hide_words(seed, CONVERSATIONS)
+        print("\n".join([f"seed {seed}: {len(wrong)} wrong answers to hidden words", *wrong]))
+        if status or wrong:
+            sys.exit(1)
         seed += 1
 
 
