@@ -127,14 +127,16 @@ class ChatMessage(BaseModel):
         for call in self.calls:
             yield _call_line(call)
 
-    def unknown_keys(self) -> Iterator[tuple[str, Any]]:
-        """Its unknown keys and those of its texts, each by where it stands, with what it holds."""
+    def unknown_keys(self) -> Iterator[tuple[str, bool]]:
+        """Its unknown keys and those of its texts, each by where it stands, and whether words may
+        come with it.
+        """
         yield from keys.unknown_keys(self.model_extra or {}, keys.MESSAGE)
         for index, part in enumerate(self._parts):
             if part.words is None:
                 continue
-            for key, value in keys.unknown_keys(part.model_extra or {}, keys.PART):
-                yield f"content.{index}.{key}", value
+            for key, may_say in keys.unknown_keys(part.model_extra or {}, keys.PART):
+                yield f"content.{index}.{key}", may_say
 
     @property
     def unread(self) -> list[str]:
@@ -147,8 +149,8 @@ class ChatMessage(BaseModel):
                 parts.append(part.kind)
         if self.audio:
             parts.append("a sound")
-        for key, value in self.unknown_keys():
-            if keys.may_say(value):
+        for key, may_say in self.unknown_keys():
+            if may_say:
                 parts.append(f"the key {key!r}")
                 break
         return parts

@@ -37,14 +37,28 @@ COMPLETION = frozenset(
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
-def unknown_keys(fields: Mapping[str, Any], known: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """The keys that are not known, each as it may be named, and what stands there."""
+def unknown_keys(fields: Mapping[str, Any], known: Collection[str]) -> Iterator[tuple[str, bool]]:
+    """The keys that are not known, each as it may be named, and whether it or what stands under it
+    may hold words.
+    """
     for key, value in fields.items():
-        if key not in known:
-            yield key if NAME.fullmatch(str(key)) else "(no name)", value
+        if key in known:
+            continue
+        if NAME.fullmatch(str(key)):
+            yield key, _may_say(value)
+        else:
+            yield "(no name)", True
 
 
-def may_say(value: Any) -> bool:
+def first_that_may_say(fields: Mapping[str, Any], known: Collection[str]) -> str | None:
+    """The first unknown key with which words may come; None if there is none."""
+    for name, may_say in unknown_keys(fields, known):
+        if may_say:
+            return name
+    return None
+
+
+def _may_say(value: Any) -> bool:
     """Whether a value may hold words: a text that is not blank, an object, or a list with one of
     them. Numbers, yes and no, and nothing hold none.
     """
@@ -53,11 +67,3 @@ def may_say(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(isinstance(element, str | bytes | list | tuple | dict) for element in value)
     return isinstance(value, dict) and bool(value)
-
-
-def first_that_may_say(fields: Mapping[str, Any], known: Collection[str]) -> str | None:
-    """The first unknown key under which words may stand; None if there is none."""
-    for name, value in unknown_keys(fields, known):
-        if may_say(value):
-            return name
-    return None

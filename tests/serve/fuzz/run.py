@@ -21,7 +21,7 @@ from tests.serve.serving import serving
 
 CHECKS = "not_a_server_error,nothing_is_allowed"
 ROUND_S = 120.0  # a round of its own seed
-CONVERSATIONS = 100  # of a round, in which words are hidden: about a minute
+CONVERSATIONS = 100  # of a round, in which words are hidden: about 25 s
 
 
 def fuzz(seed: int, *limits: str) -> tuple[int, int]:

@@ -49,6 +49,7 @@ HIDDEN: list[dict[str, Any]] = [
     {"documents": {"title": WORD}},
     {"delta": {"content": WORD}},
     {"Content": WORD},
+    {f"Take {WORD}.": 1},
     {"images": [{"image_url": {"url": "x"}}]},
     {"content": [{"type": "text", "text": "Hello.", "content": WORD}]},
     {"content": [{"type": "text", "text": "Hello.", "x": {"y": WORD}}]},
