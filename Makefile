@@ -205,7 +205,7 @@ merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server 
 base: $(ready) ##   train the first stage of the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.tiny.build $(call option,corpus,$(CORPUS))
 
-fuzz: $(ready) ##   the server asked by its own OpenAPI, by sequences of requests and with packed bodies, on an engine that allows nothing, for MINUTES=: no error of its own, no false allow
+fuzz: $(ready) ##   the server asked by its own OpenAPI, by sequences of requests, packed bodies and words hidden under unknown and repeated keys, for MINUTES=: no error of its own, no false allow
 	$(python) -m tests.serve.fuzz.run $(call option,minutes,$(MINUTES)) $(OPTIONS)
 
 doctor: $(ready) ##   versions, hardware, memory for MODEL, plugin, recipes, trained rules; each problem with its remedy

@@ -27,7 +27,6 @@ from guard.conversation.chat import unread_parts
 from guard.conversation.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
 from guard.conversation.row import conversation_of, json_cell
 from guard.errors import GuardError
-from guard.prompt.text import visible
 from guard.rule import Rule
 
 NAMED = 20  # bad rows that an error spells out
@@ -248,9 +247,7 @@ def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     text_role = "user" if rule.judged == "conversation" else rule.judged
     messages = conversation_of(fields, text_role)
     if unread := unread_parts(messages):
-        raise BadRow(f"{unread[0]}, which no rule can read: say in words what it shows")
-    if not any(visible(message.content).strip() for message in messages):
-        raise BadRow("the conversation is empty")
+        raise BadRow(f"{unread[0]}, which no rule can read: say in words what it says or shows")
     return messages
 
 

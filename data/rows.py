@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
+from guard.files.strict_json import in_words, read_json
 
 HUB = "hub:"
 TOO_DEEP = "nested too deeply"
@@ -115,29 +115,15 @@ def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
             continue
         where = f"{source}:{number}"
         try:
-            fields = from_json(line)
-        except BadRow as problem:
-            yield SourceRow(where, {}, f"not valid JSON ({problem}): one object per line")
+            fields = read_json(line)
+        except (ValueError, RecursionError) as error:
+            problem = f"not valid JSON ({in_words(error)}): one object per line"
+            yield SourceRow(where, {}, problem)
             continue
         if isinstance(fields, dict):
             yield SourceRow(where, without_nulls(fields))
         else:
             yield SourceRow(where, {}, f"must be an object, got {type(fields).__name__}")
-
-
-def from_json(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises BadRow in a few words where it has none, or one that nothing else could read.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadRow(f"{error.msg} at column {error.colno}") from error
-    except ValueError as error:
-        raise BadRow("a number of thousands of digits") from error
-    except RecursionError as error:
-        raise BadRow(TOO_DEEP) from error
 
 
 def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:

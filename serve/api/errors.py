@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from guard.errors import GuardError
 from serve.api.input.methods import allowed_methods
+from guard.files.strict_json import place
 from serve.api.observe.requests import REQUEST_ID
 from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
 
@@ -91,7 +92,8 @@ class ErrorResponses:
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         problems = error.errors()
-        message = "; ".join(_in_words(problem) for problem in problems[:NAMED_PROBLEMS])
+        named = problems[:NAMED_PROBLEMS]
+        message = "; ".join(_in_words(problem, error.body) for problem in named)
         if len(problems) > NAMED_PROBLEMS:
             message += f"; and {len(problems) - NAMED_PROBLEMS} more"
         status = self._format_of(request.scope).MALFORMED
@@ -152,11 +154,12 @@ def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
     return any(route.matches(scope)[0] != Match.NONE for route in routes)
 
 
-def _in_words(problem: dict[str, Any]) -> str:
+def _in_words(problem: dict[str, Any], body: Any) -> str:
     """One of pydantic's errors as text: where in the body, and what is wrong."""
     location = problem["loc"]
     if problem["type"] == "json_invalid":
-        return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
+        where = f"character {location[-1]} ({place(body, location[-1])})"
+        return f"the body is not JSON: {problem['ctx']['error']} at {where}"
     if problem["type"] == "value_error":  # one of ours, about a key or about several
         where = ".".join(str(part) for part in location[1:])
         return f"{where}: {reason(problem)}".removeprefix(": ")

@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from guard.conversation.chat import says_nothing
 from guard.conversation.example import Message
 from guard.weights.card import Card
 from serve.api.access import Caller
@@ -36,6 +37,7 @@ from serve.policy.ruling import Ruling
 log = logging.getLogger(__name__)
 
 FindTrained = Callable[[str], Path | None]
+NOTHING_SAID = "there is no text to judge"
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 
 
@@ -141,7 +143,7 @@ class CheckService(ABC):
 
         `metadata` are what the set's conditions read. Raises HTTPException 413 for more characters
         than the caller may send, and GuardError if there is no verdict at all: too much work, too
-        late, a failed batch.
+        late, a failed batch. Where nothing is said no rule has a verdict.
         """
         caller = Caller.of(request)
         caller.check_size([messages])
@@ -150,7 +152,10 @@ class CheckService(ABC):
         try:
             async with _room(request):
                 cards = _served(caller.catalogue, rule_set)  # another version may answer by now
-                answered = await self._answer(request, messages, rule_set.rules, cache_salt)
+                if says_nothing(messages):
+                    answered = _nothing_said(rule_set)
+                else:
+                    answered = await self._answer(request, messages, rule_set.rules, cache_salt)
             check = _without_internals(answered)
         except BaseException as error:
             record = self._record(request, rule_set, cards, began_s, clock)
@@ -310,6 +315,12 @@ async def _room(request: Request) -> AsyncIterator[None]:
         except TimeoutError:
             raise too_late() from None
         yield
+
+
+def _nothing_said(rule_set: RuleSet) -> Check:
+    """The check of a conversation without a word: no engine is asked."""
+    refusal = Refusal("conversation", NOTHING_SAID)
+    return Check((), dict.fromkeys(rule_set.rules, refusal), 0, 0, 0.0)
 
 
 def _served(catalogue: Catalogue, rule_set: RuleSet) -> dict[str, Card]:

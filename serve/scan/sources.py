@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from guard.conversation.example import Message
 from guard.conversation.row import conversation_of
 from guard.errors import GuardError
+from guard.files.strict_json import in_words, read_json
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -203,15 +203,22 @@ def _skip_line(lines: IO[bytes]) -> None:
 def _parsed(line: bytes) -> tuple[Any, str]:
     """The value of a line, or what is wrong with it."""
     try:
-        return json.loads(line), ""
+        return read_json(line), ""
     except (ValueError, RecursionError) as error:
-        return None, f"not valid JSON: {error}"
+        return None, f"not valid JSON: {in_words(error)}"
 
 
 def _parquet(source: str) -> Iterator[RawRow]:
     import pyarrow.parquet  # takes a moment to import, and only this source needs it
 
     file = pyarrow.parquet.ParquetFile(source)
+    names = file.schema_arrow.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        remedy = "Give every column a name of its own"
+        raise GuardError(
+            "columns of one name", where=source, got=", ".join(repeated), remedy=remedy
+        )
     read, rows = 0, max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=PARQUET_ROWS):
         for fields in batch.to_pylist():

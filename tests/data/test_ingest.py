@@ -346,7 +346,7 @@ BAD = [
         {"messages": [{"role": "bot", "content": "a"}], "label": 1},
         "turn 0 must be {role, content} as OpenAI has it: role: Input should be",
     ),
-    ({"messages": [{"role": "user"}], "label": 1}, "turn 0 must be {role, content}"),
+    ({"messages": [{"role": "user"}], "label": 1}, "the conversation is empty"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}], "label": 1},
         "message 0 has an image, which no rule can read",
@@ -372,7 +372,7 @@ BAD = [
     ({"text": "\ud83d", "label": 1}, "the content is not Unicode text"),
     pytest.param(
         '{"text": "a", "label": ' + "1" * 5000 + "}",
-        "not valid JSON (a number of thousands of digits)",
+        "not valid JSON (a number has too many digits at column 24)",
         id="5000 digits",
     ),
     pytest.param(

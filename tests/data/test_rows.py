@@ -32,6 +32,14 @@ def test_a_row_that_cannot_be_read_says_why_and_the_next_ones_are_read(tmp_path:
     assert (fine.problem, fine.fields) == ("", {"text": "b"})
 
 
+def test_a_key_twice_is_an_error_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"text": "b", "label": 1, "label": 0}\n')
+    (row,) = read_rows(str(path))
+    assert row.fields == {} and row.where == f"{path}:1"
+    assert "the key 'label' stands twice at column 27" in row.problem
+
+
 def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
     assert is_readable("rows.csv.gz") and not is_readable("rows.parquet")
     with pytest.raises(GuardError, match=r"cannot read this kind of file.*\.jsonl"):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from guard.conversation.chat import ChatMessage, ContentPart, says_nothing, turns
+from guard.conversation.chat import ChatMessage, ContentPart, turns
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.errors import Unjudged
@@ -29,7 +29,6 @@ def from_chat(
 
     Raises Unjudged if there is none, it is too long or nested too deeply, or it is not Unicode.
     """
-    messages = list(messages)
     try:
         conversation = turns(messages, tools)
     except GuardError as error:
@@ -41,8 +40,6 @@ def from_chat(
         )
     if not conversation:
         raise Unjudged("there is no message")
-    if says_nothing(messages):
-        raise Unjudged("there is no text")
     return conversation
 
 

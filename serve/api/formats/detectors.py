@@ -28,6 +28,7 @@ from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import ChatMessages, from_chat, from_text
+from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.input.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
@@ -58,27 +59,33 @@ def _rule(
 Rule = Annotated[str, Depends(_rule)]
 
 
-class ContentsRequest(BaseModel):
+class DetectorRequest(NoHiddenWords):
+    """What is put to a detector. A client's parameters, such as its threshold, say nothing."""
+
+    silent_keys = frozenset({"detector_params"})
+
+
+class ContentsRequest(DetectorRequest):
     """Texts, each checked by itself as a message of the user's."""
 
     contents: Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(DetectorRequest):
     """A conversation, and the tools that the model may call, as OpenAI's API describes them."""
 
     messages: ChatMessages
     tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(DetectorRequest):
     """What a user asked and what was generated for it."""
 
     prompt: str
     generated_text: str
 
 
-class ContextRequest(BaseModel):
+class ContextRequest(DetectorRequest):
     """A text of the assistant's, and the documents that it is about: each what a tool returned."""
 
     content: str

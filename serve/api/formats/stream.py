@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from guard.files.strict_json import in_words
 from serve.api.access import Caller
 from serve.api.errors import SERVER_FAILED, engine_failure, log, reason
 from serve.api.formats import check
@@ -39,7 +40,7 @@ from serve.api.formats.check import (
 )
 from serve.api.input.limits import MAX_CHARACTERS
 from serve.api.input.lines import BodyLines
-from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_json
+from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_body
 from serve.api.service import CheckService, DecidedCheck
 from serve.engine.prompts import CHARACTERS_PER_TOKEN
 from serve.engine.thread.refusals import Overloaded
@@ -128,8 +129,8 @@ class GrowingReply:
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """The messages, and the reply so far."""
-        if not self.characters:
+        """The messages, and the reply so far; one that has ended may be empty."""
+        if not (self.characters or self.is_ended):
             return self._messages
         return (*self._messages, Message("assistant", self._checked + self._unchecked()))
 
@@ -353,7 +354,7 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     if line is None:
         raise HTTPException(422, f'{where} is missing; the last one is {{"end": true}}')
     try:
-        return kind.model_validate(read_json(line))
+        return kind.model_validate(read_body(line))
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
@@ -365,7 +366,7 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     except UnicodeDecodeError:
         raise HTTPException(422, f"{where} is {NOT_UNICODE}") from None
     except json.JSONDecodeError as error:
-        raise HTTPException(422, f"{where} is not JSON: {error.msg}") from None
+        raise HTTPException(422, f"{where} is not JSON: {in_words(error)}") from None
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ without `cached_tokens`, and for LoRA, the simulation says what the cache holds.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
+from guard.files.strict_json import in_words, read_json
 from serve.plan.traffic.arrival import CheckArrival
 
 REMEDY = 'A line is {"time": 12.5, "session": "a", "tokens": 315, "rules": ["pii_leak"]}'
@@ -73,9 +73,9 @@ def read_trace(path: Path, suffix_tokens: int) -> Trace:
 
 def _object(line: str, where: str) -> Mapping[str, Any]:
     try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise GuardError(f"not JSON: {error}", where=where, remedy=REMEDY) from error
+        content = read_json(line)
+    except (ValueError, RecursionError) as error:
+        raise GuardError(f"not JSON: {in_words(error)}", where=where, remedy=REMEDY) from error
     if not isinstance(content, dict):
         raise GuardError("not an object", where=where, got=line[:60], remedy=REMEDY)
     return content
