@@ -16,6 +16,7 @@ from guard.conversation.chat import turns_of
 from guard.conversation.example import Message
 from guard.errors import GuardError
 
+CONVERSATION_FIELDS = ("messages", "prompt", "response", "text")
 # What chat templates write around turns: control tokens, roles, signs.
 _TEMPLATE = re.compile(
     r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,20}\]|[^\w\s]|_|\b(?:system|user|human|question|q|instruction"
@@ -44,8 +45,8 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
     else:
         raise GuardError(
             "no conversation",
-            got=", ".join(fields) or "nothing",
-            remedy="A row needs messages, or prompt and response, or text",
+            got=", ".join(present)[:200] or "nothing",
+            remedy="A row needs messages, or prompt and response, or text, not null and not empty",
         )
     turns = _after_system(turns, present)
     for name in beside:
