@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError
 from guard.prompt.text import visible
+from guard.wrong_values import wrong_values
 
 # OpenAI's role -> ours.
 ROLES = {
@@ -84,6 +85,8 @@ class ContentPart(BaseModel):
         """What it is where it is no text."""
         if self.type in OTHER_PARTS:
             return OTHER_PARTS[self.type]
+        if self.type in TEXT_PARTS:
+            return f"a part of type {self.type!r} without its text"
         if TYPE_NAME.fullmatch(self.type):
             return f"a part of type {self.type!r}"
         return "a part of an unknown type"
@@ -243,9 +246,8 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
     try:
         message = ChatMessage.model_validate(item, strict=True)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        why = f"{key}: {problem['msg']}".removeprefix(": ")
+        wrong, *_ = wrong_values(error.errors(), item)
+        why = f"{wrong.key}: {wrong.problem}".removeprefix(": ")
     else:
         if not message.is_empty:
             return message

@@ -17,6 +17,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.conversation.row import conversation_of
 from guard.errors import GuardError
@@ -68,7 +69,7 @@ def find_sources(selection: Sequence[str]) -> list[str]:
     be read.
     """
     sources: dict[str, str] = {}  # by what they are, however they are spelt
-    for name in selection:
+    for name in names_listed(selection, "files"):
         if name.startswith(HUB):
             sources[name] = name
             continue

@@ -27,8 +27,9 @@ from starlette.types import Receive, Scope, Send
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from guard.wrong_values import wrong_values
 from serve.api.access import Caller
-from serve.api.errors import SERVER_FAILED, engine_failure, log, reason
+from serve.api.errors import SERVER_FAILED, engine_failure, in_words, log
 from serve.api.formats import check
 from serve.api.formats.check import (
     CheckRequest,
@@ -353,11 +354,11 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     if line is None:
         raise HTTPException(422, f'{where} is missing; the last one is {{"end": true}}')
     try:
-        return kind.model_validate(read_json(line))
+        value = read_json(line)
+        return kind.model_validate(value)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise HTTPException(422, f"{where}: {key}: {reason(problem)}") from None
+        wrong, *_ = wrong_values(error.errors(), value)
+        raise HTTPException(422, f"{where}: {in_words(wrong)}") from None
     except TooManyValues as error:
         raise HTTPException(413, f"{where} has {error}") from None
     except RecursionError:

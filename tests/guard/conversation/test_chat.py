@@ -170,7 +170,7 @@ def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
     ("value", "problem"),
     [
         ([], "non-empty list"),
-        (["hi"], r"x: turn 0 must be .*valid dictionary"),
+        (["hi"], r"x: turn 0 must be .*Input should be an object"),
         ([{"role": "root", "content": "hi"}], "turn 0 must be .*role: Input should be"),
         ([{"role": "user", "content": 5}], "turn 0 must be .*content"),
         ([{"role": "user"}], "turn 0 must be .*it says nothing"),
@@ -223,7 +223,7 @@ def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:
         {"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]}
     )
     (turn,) = turns([message])
-    assert unread_parts([turn]) == ("message 0 has a part of type 'text'",)
+    assert unread_parts([turn]) == ("message 0 has a part of type 'text' without its text",)
 
 
 def test_what_is_nested_too_deeply_is_refused() -> None:
