@@ -34,7 +34,7 @@ class WrongValue:
     @property
     def key(self) -> str:
         """The path as `messages.2.content`; empty for the whole value."""
-        return ".".join(map(str, self.path))
+        return ".".join(str(part)[:LONGEST_SHOWN] for part in self.path)
 
     def __str__(self) -> str:
         words = f"{self.key}: {self.problem}".removeprefix(": ")
@@ -87,7 +87,7 @@ def _nearest(types: Mapping[str | int, list[WrongValue]]) -> list[WrongValue]:
             continue
         for value in values:
             before = joined.setdefault(value.path, value)
-            if value.problem not in before.problem:
+            if value.problem.removeprefix(SAY) not in before.problem:
                 problem = f"{before.problem} or {value.problem.removeprefix(SAY)}"
                 joined[value.path] = WrongValue(value.path, value.kind, problem, value.got)
     return list(joined.values())

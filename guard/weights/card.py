@@ -116,8 +116,9 @@ def read_card(folder: Path) -> Card:
     """The card, with no look at the weights. Raises GuardError if it is missing or malformed."""
     path = folder / CARD
     if not path.is_file():
+        problem = f"no {CARD}: not finished weights" if folder.is_dir() else "no such folder"
         raise GuardError(
-            f"no {CARD}: not finished weights",
+            problem,
             where=folder,
             remedy="Run `make train` for this rule",
         )

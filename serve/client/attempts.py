@@ -132,9 +132,9 @@ def _listed(name: str, values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def unreachable(error: httpx.HTTPError | TimeoutError) -> CheckFailed:
-    """The error for a connection that failed."""
-    return CheckFailed(f"no response: {error!r}")
+def unreachable(url: str, error: httpx.HTTPError | TimeoutError) -> CheckFailed:
+    """The error for a connection to `url` that failed."""
+    return CheckFailed(f"no response from {url}: {error!r}")
 
 
 def _message(response: httpx.Response) -> str:

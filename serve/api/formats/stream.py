@@ -221,6 +221,7 @@ class CheckedStream(Response):
         self._lines = lines
         self._opening = opening
         self._reply = GrowingReply(opening)
+        self._line_number = 1  # of those that are not empty; the first is the opening
         self._is_sse = EVENTS in request.headers.get("accept", "")
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         # The connection stays open: closed before the body's end it would be reset, and the last
@@ -278,13 +279,16 @@ class CheckedStream(Response):
 
         Raises HTTPException if there is none: what is cut off was not judged.
         """
-        line = await self._lines.next()
-        self._reply.take(_read(StreamPiece, line, "a line"))
+        self._take_line(await self._lines.next())
         while self._lines.has_more:
             line = await self._lines.next()
             if line is None:
                 break
-            self._reply.take(_read(StreamPiece, line, "a line"))
+            self._take_line(line)
+
+    def _take_line(self, line: bytes | None) -> None:
+        self._line_number += 1
+        self._reply.take(_read(StreamPiece, line, f"line {self._line_number}"))
 
     async def _check(self) -> DecidedCheck:
         """The check of the reply so far; given up once its sender is gone.
