@@ -136,7 +136,7 @@ def _files_read(source: str) -> list[Path]:
 # What rows are read and written with besides this stage.
 RENDERING = (
     *("conversation/chat.py", "conversation/example.py", "conversation/row.py"),
-    *("rule.py", "prompt/text.py"),
+    *("rule.py", "prompt/text.py", "files/text_file.py"),
 )
 
 

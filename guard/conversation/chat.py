@@ -22,6 +22,7 @@ from guard.conversation import keys
 from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError
 from guard.prompt.text import visible
+from guard.wrong_values import wrong_values
 
 # OpenAI's role -> ours.
 ROLES = {
@@ -256,9 +257,8 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
     try:
         return ChatMessage.model_validate(item, strict=True)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        why = f"{key}: {problem['msg']}".removeprefix(": ")
+        wrong, *_ = wrong_values(error.errors(), item)
+        why = f"{wrong.key}: {wrong.problem}".removeprefix(": ")
         raise GuardError(
             f"turn {turn} must be {{role, content}} as OpenAI has it: {why}",
             where=where,

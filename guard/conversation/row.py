@@ -19,6 +19,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.files.strict_json import RepeatedKey, in_words, read_json
 
+CONVERSATION_FIELDS = ("messages", "prompt", "response", "text")
 # What chat templates write around turns: control tokens, roles, signs.
 _TEMPLATE = re.compile(
     r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,20}\]|[^\w\s]|_|\b(?:system|user|human|question|q|instruction"
@@ -66,8 +67,8 @@ def _no_conversation(fields: Mapping[str, Any]) -> GuardError:
             problem += f", {name} is null"
     return GuardError(
         problem,
-        got=", ".join(fields) or "nothing",
-        remedy="A row needs messages, or prompt and response, or text, none of them null",
+        got=", ".join(fields)[:200] or "nothing",
+        remedy="A row needs messages, or prompt and response, or text, not null and not empty",
     )
 
 

@@ -148,8 +148,9 @@ def read_card(folder: Path) -> Card:
     """
     path = folder / CARD
     if not path.is_file():
+        problem = f"no {CARD}: not finished weights" if folder.is_dir() else "no such folder"
         raise GuardError(
-            f"no {CARD}: not finished weights",
+            problem,
             where=folder,
             remedy="Run `make train` for this rule",
         )

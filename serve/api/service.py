@@ -243,9 +243,9 @@ class CheckService(ABC):
             request, conversations, rule_set, metadata=metadata, cache_salt=cache_salt
         )
         checks = several.all()
-        for check, decision in checks:
+        for number, (check, decision) in enumerate(checks, start=1):
             if check.refused or decision.ruling is Ruling.UNJUDGED:
-                raise unjudged(check, decision)
+                raise unjudged(check, decision, _place(number, checks))
         return checks
 
 
@@ -277,10 +277,16 @@ def violated(several: SeveralChecks) -> list[str]:
             rules |= dict.fromkeys(_violated_in(decided))
     if rules:
         return list(rules)
-    for check, decision in several.all():
+    checks = several.all()
+    for number, (check, decision) in enumerate(checks, start=1):
         if decision.ruling is Ruling.UNJUDGED:
-            raise unjudged(check, decision)
+            raise unjudged(check, decision, _place(number, checks))
     return []
+
+
+def _place(number: int, checks: Sequence[DecidedCheck]) -> str:
+    """Which of several texts a check is of; empty for a single one."""
+    return f"text {number} of {len(checks)}: " if len(checks) > 1 else ""
 
 
 def _violated_in(decided: DecidedCheck) -> Sequence[str]:
@@ -291,15 +297,16 @@ def _violated_in(decided: DecidedCheck) -> Sequence[str]:
     return decisive or decision.decided_by
 
 
-def unjudged(check: Check, decision: Decision) -> Unjudged:
-    """How many rules of the check have no verdict, and why the first of them has none.
+def unjudged(check: Check, decision: Decision, place: str = "") -> Unjudged:
+    """How many rules of the check have no verdict, and why the first of them has none, after the
+    place that the conversation has among several.
 
     Where all have one, the metadata that are missing.
     """
     for rule, refusal in check.refused.items():
         rules = len(check.verdicts) + len(check.refused)
-        return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
-    return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+        return Unjudged(f"{place}{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
+    return Unjudged(f"{place}the request does not state {', '.join(decision.decided_by)}")
 
 
 @asynccontextmanager

@@ -48,6 +48,17 @@ def from_text(text: str) -> tuple[Message, ...]:
     return from_chat([ChatMessage(role="user", content=text)])
 
 
+def from_texts(texts: Iterable[str], key: str) -> list[tuple[Message, ...]]:
+    """The texts under a key of a body, each as `from_text`; what is raised names the text."""
+    conversations: list[tuple[Message, ...]] = []
+    for index, text in enumerate(texts):
+        try:
+            conversations.append(from_text(text))
+        except Unjudged as error:
+            raise Unjudged(f"{key}.{index}: {error.reason}") from error
+    return conversations
+
+
 def from_parts(parts: list[ContentPart]) -> tuple[Message, ...]:
     """A text in parts, as `from_text`."""
     return from_chat([ChatMessage(role="user", content=parts)])

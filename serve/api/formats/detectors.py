@@ -27,7 +27,7 @@ from guard.conversation.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.formats.conversation import ChatMessages, from_chat, from_text
+from serve.api.formats.conversation import ChatMessages, from_chat, from_texts
 from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.input.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
@@ -125,7 +125,7 @@ async def contents(
     body: ContentsRequest, rule: Rule, request: Request
 ) -> list[list[TextDetection]]:
     """Put each text to the rule: a list of detections a text, empty where there is none."""
-    texts = [from_text(text) for text in body.contents]
+    texts = from_texts(body.contents, "contents")
     detections = []
     for text, violations in zip(body.contents, await _judge(request, rule, texts), strict=True):
         located = []

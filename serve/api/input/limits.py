@@ -136,7 +136,10 @@ class BoundedBodies:
     async def _pass_on(self, kind: RequestKind, scope: Scope, receive: Receive, send: Send) -> None:
         seconds = _seconds(scope, self._timeout_s)
         if seconds is None:
-            message = f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0"
+            stated = Headers(scope=scope)[TIMEOUT_HEADER][:60]
+            message = (
+                f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0, got {stated!r}"
+            )
             await self._refuse(scope, 400, message, None)(scope, receive, send)
             return
         scope["seconds"] = seconds

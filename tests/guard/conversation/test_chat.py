@@ -170,7 +170,7 @@ def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
     ("value", "problem"),
     [
         ([], "non-empty list"),
-        (["hi"], r"x: turn 0 must be .*valid dictionary"),
+        (["hi"], r"x: turn 0 must be .*Input should be an object"),
         ([{"role": "root", "content": "hi"}], "turn 0 must be .*role: Input should be"),
         ([{"role": "user", "content": 5}], "turn 0 must be .*content"),
         ([{"role": "user", "content": "\ud800"}], "message 0: the content is not Unicode"),

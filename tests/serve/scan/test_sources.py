@@ -213,3 +213,38 @@ def test_what_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(tmp_path: 
     damaged.write_bytes(content)
     with pytest.raises(GuardError, match="not readable"):
         list(read_source(str(damaged)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", gzip.compress(b"{}"), "a gzip file, though its name does not end in .gz"),
+        ("rows.jsonl.gz", b"{}", "not a readable gzip file, though its name ends in .gz"),
+        ("rows.jsonl", b"PK\x03\x04", "a zip archive"),
+        ("rows.jsonl", '{"text": "Hi"}'.encode("utf-16"), "UTF-16 or UTF-32 text, not text"),
+        ("rows.jsonl.gz", gzip.compress("{}".encode("utf-16")), "UTF-16 or UTF-32 text, not text"),
+    ],
+)
+def test_a_file_unlike_its_name_is_named_before_it_is_judged(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(GuardError, match=f"{name}: not readable: {message}"):
+        find_sources([str(tmp_path)])
+
+
+def test_lines_that_end_as_on_an_old_mac_are_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "one"}\r{"text": "two"}\r')
+    assert [row.messages[0].content for row in read_source(str(path))] == ["one", "two"]
+
+
+def test_a_row_that_is_not_utf8_says_which_byte(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes('{"text": "café"}\n'.encode("cp1252"))
+    (row,) = read_source(str(tmp_path / "rows.jsonl"))
+    assert "not UTF-8 text, byte 0xe9, in Windows-1252 'é'" in row.problem
+
+
+def test_a_single_name_is_no_list_of_names(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"files must be a list of names .*Write \['logs/"):
+        find_sources("logs/*.jsonl")

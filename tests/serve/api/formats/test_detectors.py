@@ -201,3 +201,10 @@ def test_the_weights_of_a_detection_are_those_that_answered() -> None:
     with serving(app) as client:
         (detection,) = client.post("/flagged/api/v1/text/chat", json=BODIES["chat"]).json()
     assert detection["metadata"]["version"] == "fedcba9876543210"
+
+
+def test_a_blank_text_among_several_is_named(client: httpx.Client) -> None:
+    headers = {"detector-id": "fine"}
+    response = client.post(CONTENTS, json={"contents": ["Hi", "\n"]}, headers=headers)
+    assert response.status_code == 422
+    assert response.json()["message"].endswith("contents.1: there is no text")
