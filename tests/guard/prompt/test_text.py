@@ -12,7 +12,9 @@ from guard.prompt.text import MARKS, visible
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
 
 
-@pytest.mark.parametrize("trick", ["zero_width", "look_alikes", "full_width"])
+@pytest.mark.parametrize(
+    "trick", ["zero_width", "look_alikes", "full_width", "entities", "percent"]
+)
 def test_what_a_trick_hides_is_seen(trick: str) -> None:
     for seed in range(20):
         hidden = TRICKS[trick](PLAIN, random.Random(seed), "seen")
