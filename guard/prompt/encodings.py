@@ -34,7 +34,6 @@ _ENTITY = re.compile(
     r"|(?P<name>[A-Za-z][A-Za-z0-9]{1,30};|shy|nbsp|amp(?=#)))"
 )
 _PERCENT = re.compile("(?:%[0-9a-fA-F]{2})+")
-_PERCENTAGE = re.compile("[0-9]%")
 # However often the backslash was escaped. One \x alone is rather a folder, as in bin\x64.
 _BACKSLASH = re.compile(
     r"(?:(?<!\\)\\+(?:u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}|U[0-9a-fA-F]{8}))+"
@@ -118,12 +117,10 @@ def _characters(escapes: re.Match[str]) -> str:
 
 def _without_percent(word: str) -> str:
     """A word with its percent-encoding undone, unless it is a row of percentages."""
-    if "%" not in word:
+    before, percent, _ = word.partition("%")
+    if not percent or (before[-1:].isdigit() and not any(map(str.isalpha, word))):
         return word
-    plain = _PERCENT.sub(_of_percent, word)
-    if _PERCENTAGE.search(word) and not _is_readable(plain):
-        return word
-    return plain
+    return _PERCENT.sub(_of_percent, word)
 
 
 def _of_percent(run: re.Match[str]) -> str:
