@@ -23,9 +23,9 @@ from collections import Counter
 from html.entities import html5
 
 DEPTH = 4  # encodings of encodings that are read
-SHORTEST = 8  # characters of a readable text
+SHORTEST = 9  # characters of a readable text
 PRINTABLE_SHARE = 0.9  # of a readable text's characters
-WORD_SHARE = 0.8  # letters, digits and spaces
+WORD_SHARE = 0.8  # letters, digits and spaces, all that is not ASCII
 LONG, LONG_WORD_SHARE = 24, 0.6  # JSON and HTML have more marks, and chance has less
 
 # A name without its semicolon is rather part of an address, but for these.
@@ -46,6 +46,7 @@ _MARK = r"\*{1,3}|~~|</?(?!(?i:br|d[dt]|div|h[1-6r]|li|p|t[dhr]|[ou]l)\b)[A-Za-z
 _MARKS = re.compile(_MARK)
 _MARKED_WORD = re.compile(f"(?<!{_LETTER})(?:{_MARK})?{_LETTER}++(?:(?:{_MARK})++{_LETTER}++)++")
 _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\r"))
+_OF_WORDS = re.compile("[A-Za-z0-9 ]|[^\0-\x7f]")  # of Hindi and Thai, marks on letters too
 _FROM_URLS = str.maketrans("-_", "+/")
 _BASE64 = "[A-Za-z0-9+/_-]"
 _LINE_BREAK = r"[ \t]*(?:\r?\n|(?:\\r)?\\n)[ \t]*"  # in a string of JSON it is an escape
@@ -168,13 +169,13 @@ def _readable(data: bytes) -> str:
     controls = len(data) - len(data.translate(None, _CONTROLS))
     if controls > (1 - PRINTABLE_SHARE) * len(data):  # at once, as most bytes are no text
         return ""
-    text = data.decode(errors="replace")
+    text = without_escapes(data.decode(errors="replace"))
     return text if len(text) >= SHORTEST and _is_readable(text) else ""
 
 
 def _is_readable(text: str) -> bool:
     """Whether a text looks like language: printable, and letters, digits and spaces above all."""
     printable = sum(map(str.isprintable, text)) + text.count("\n") - text.count("\ufffd")
-    of_words = sum(map(str.isalnum, text)) + text.count(" ")
+    of_words = len(_OF_WORDS.findall(text))
     word_share = LONG_WORD_SHARE if len(text) >= LONG else WORD_SHARE
     return printable >= PRINTABLE_SHARE * len(text) and of_words >= word_share * len(text)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import re
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
@@ -81,6 +82,7 @@ BLOCKS: dict[str, str] = {
     "colons": ":".join(BYTES),
     "a list": ", ".join(f"0x{byte}" for byte in BYTES),
     "quoted-printable": "".join(f"={byte.upper()}" for byte in BYTES),
+    "base64 in hex": LINE.encode().hex(" "),
     "hex in base64": _in_base64("".join(BYTES)),
 }
 
@@ -178,3 +180,22 @@ def test_a_long_text_takes_time_as_its_length(unit: str) -> None:
     repeated = unit * (200_000 // len(unit))
     for text in (repeated, f"a{repeated}", f"&#{repeated}!"):
         assert len(visible(text)) < 2 * len(text)
+
+
+WAYS: tuple[Callable[[str], str], ...] = (
+    lambda text: "".join(f"&#{ord(letter)};" for letter in text),
+    lambda text: "".join(f"\\u{ord(letter):04x}" for letter in text),
+    lambda text: "".join(f"%{byte:02x}" for byte in text.encode()),
+    _in_base64,
+    lambda text: _lines(_in_base64(text), 76, "\n"),
+    lambda text: json.dumps({"text": text}),
+)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_one_way_after_another_is_read(seed: int) -> None:
+    rng = random.Random(seed)
+    written = TEXT
+    for way in rng.choices(WAYS, k=rng.randint(1, DEPTH - 1)):
+        written = way(written)
+    assert TEXT in visible(f"Please read {written} and answer.")
