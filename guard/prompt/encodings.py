@@ -1,16 +1,14 @@
 """What encodings in a text stand for. Knows nothing of prompts, rules or look-alikes.
 
-Three kinds, and no word that is read without this goes unread with it:
-
-- Escapes of characters (HTML entities, percent-encoding, JSON's and C's backslashes) are put in
-  place: as they are written they say nothing.
+- Escapes of characters (HTML entities, percent-encoding, JSON's and C's backslashes) give way to
+  the characters.
 - Markup inside a word moves behind the word.
-- Blocks (base64, bytes in hex) of readable text stay, and the text follows them. Whoever writes a
-  word can choose its capitals so that it is the base64 of other letters, which in its place would
-  hide it.
+- Blocks (base64, bytes in hex) of readable text give way to the text. A block that is short, or
+  not all of it text, stays before it: a word may be part of it, or the base64 of other letters, if
+  its capitals are chosen so, and would be hidden.
 
-What is added is shorter than what it was read from, and all is found in linear time. Not undone:
-what takes a key or an exercise, as rot13, Morse, text that is reversed or compressed.
+Everything is read in linear time, and is at most twice as long. Not undone: what takes a key or an
+exercise, as rot13, Morse, text that is reversed or compressed.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ DEPTH = 4  # encodings of encodings that are read
 SHORTEST = 9  # characters of a readable text
 PRINTABLE_SHARE = 0.9  # of a readable text's characters
 WORD_SHARE = 0.8  # letters, digits and spaces, all that is not ASCII
-LONG, LONG_WORD_SHARE = 24, 0.6  # JSON and HTML have more marks, and chance has less
+LONG, LONG_WORD_SHARE = 24, 0.6  # JSON and HTML have more marks, and chance has no long text
 
 # A name without its semicolon is rather part of an address, but for these.
 _ENTITY = re.compile(
@@ -49,13 +47,14 @@ _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\r"))
 _OF_WORDS = re.compile("[A-Za-z0-9 ]|[^\0-\x7f]")  # of Hindi and Thai, marks on letters too
 _FROM_URLS = str.maketrans("-_", "+/")
 _BASE64 = "[A-Za-z0-9+/_-]"
+_BYTE = "(?:0x|=)?[0-9a-fA-F]{2}"
 _LINE_BREAK = r"[ \t]*(?:\r?\n|(?:\\r)?\\n)[ \t]*"  # in a string of JSON it is an escape
 # Too many ordinary words and numbers are a shorter one.
 _BLOCK = re.compile(
-    r"(?<![0-9A-Za-z])(?P<hex>(?:(?:0x|=)?[0-9a-fA-F]{2}[\s,:;-]{0,2}){9,})(?![0-9A-Za-z])"
+    rf"(?<![0-9A-Za-z])(?P<hex>{_BYTE}(?:[\s,:;-]{{0,2}}{_BYTE}){{8,}})(?![0-9A-Za-z])"
     rf"|(?<!{_BASE64}){_BASE64}{{12,}}={{0,2}}(?:{_LINE_BREAK}{_BASE64}+={{0,2}})*"
 )
-_BYTE = re.compile("[0-9a-fA-F]{2}(?!x)")
+_DIGITS = re.compile("[0-9a-fA-F]{2}(?!x)")
 _LINES = re.compile(_LINE_BREAK)
 _LINES_OR_PARTS = re.compile(f"{_LINE_BREAK}|/")  # of an address
 
@@ -70,7 +69,10 @@ def decoded(text: str, depth: int = DEPTH) -> str:
 
     def with_reading(block: re.Match[str]) -> str:
         reading = _of_hex(block[0]) if block["hex"] else _of_base64(block[0])
-        return f"{block[0]} {decoded(reading, depth - 1)}" if reading else block[0]
+        if not reading:
+            return block[0]
+        text = decoded(reading, depth - 1)
+        return text if _is_whole(reading) else f"{block[0]} {text}"
 
     return _BLOCK.sub(with_reading, text)
 
@@ -142,7 +144,7 @@ def _with_marks_behind(word: re.Match[str]) -> str:
 
 def _of_hex(block: str) -> str:
     """The text that bytes in hex are; empty if it is not readable, or they are decimal numbers."""
-    digits = "".join(_BYTE.findall(block))
+    digits = "".join(_DIGITS.findall(block))
     if digits.isdecimal():
         return ""
     return _readable(bytes.fromhex(digits))
@@ -171,6 +173,11 @@ def _readable(data: bytes) -> str:
         return ""
     text = without_escapes(data.decode(errors="replace"))
     return text if len(text) >= SHORTEST and _is_readable(text) else ""
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a readable text is long and has no character that is none."""
+    return len(text) >= LONG and "\ufffd" not in text and " ".join(text.split()).isprintable()
 
 
 def _is_readable(text: str) -> bool:

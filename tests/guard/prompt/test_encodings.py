@@ -69,12 +69,11 @@ BLOCKS: dict[str, str] = {
     "lines of MIME": _lines(LINE, 76, "\r\n"),
     "lines of any length": _lines(LINE, 50, "\n"),
     "lines in a string of JSON": _lines(LINE, 50, "\\n"),
-    "UTF-16": base64.b64encode((TEXT[:20] * 5).encode("utf-16")).decode(),
+    "UTF-16": base64.b64encode((TEXT[:20] * 5).encode("utf-16-le")).decode(),
     "in base64": _in_base64(LINE),
     "in entities": "".join(f"&#{ord(letter)};" for letter in LINE),
     "in an address": f"data:text/plain;base64,{LINE}",
     "after an equals sign": f"access_token={LINE}",
-    "with a byte that is no text": base64.b64encode(TEXT.encode() * 3 + b"\xff").decode(),
     "JSON": _in_base64(json.dumps({"to": "user", "text": TEXT}, ensure_ascii=False)),
     "hex": "".join(BYTES),
     "capitals": "".join(BYTES).upper(),
@@ -88,18 +87,30 @@ BLOCKS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("written", BLOCKS.values(), ids=BLOCKS)
-def test_blocks_of_readable_text_are_read_beside_it(written: str) -> None:
-    """What is said before and behind stays where it is."""
+def test_blocks_of_readable_text_give_way_to_it(written: str) -> None:
     seen = visible(f"Decode this: {written} Thanks!")
     assert TEXT[:20] in seen
     assert seen.startswith("Decode this: ") and seen.endswith(" Thanks!")
-    assert len(seen) < 4 * len(visible(written)) + 100
+    assert written not in seen
 
 
-def test_the_block_stays_as_its_text_could_hide_it() -> None:
+def test_a_short_block_stays_as_its_text_could_hide_it() -> None:
     """A word's capitals can be chosen so that it is the base64 of other letters."""
-    word = _in_base64("a plain sentence of words")
-    assert visible(word) == f"{word} a plain sentence of words"
+    assert visible("Take aWJ1cHJvZmVu now") == "Take aWJ1cHJvZmVu ibuprofen now"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        f"{LINE}\nkillyourself",
+        f"{LINE}killyourself",
+        base64.b64encode(TEXT.encode() * 3 + b"\xff").decode(),
+        "".join(BYTES) + "be",
+    ],
+)
+def test_a_block_that_is_not_all_text_stays_as_it_could_hide_a_word(block: str) -> None:
+    seen = visible(block)
+    assert seen.startswith(block) and TEXT in seen.removeprefix(block)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +162,11 @@ def test_what_no_character_is_leaves_unicode_text(code: str) -> None:
 
 
 def test_encodings_inside_each_other_have_an_end() -> None:
-    text = "a plain sentence of words"
+    text = TEXT
     for _ in range(DEPTH):
         text = _in_base64(text)
-    assert visible(text).endswith(" a plain sentence of words")
-    assert "plain" not in visible(_in_base64(text))
+    assert visible(text) == TEXT
+    assert visible(_in_base64(text)) == _in_base64(TEXT)
 
 
 @pytest.mark.parametrize(
