@@ -151,7 +151,7 @@ def _tricked(trial: Trial) -> list[Perturbation]:
     ]
     chosen = random.Random(0).sample(usable, min(TRICKED, len(usable)))
     tricked = []
-    for name in tricks_for(trial.rule):
+    for name in tricks_for(trial.rule, TRICKS):
         for index in chosen:
             example = trial.examples[index]
             rng = random.Random(f"{name}/{example.id}")

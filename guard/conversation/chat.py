@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from guard.conversation import keys
 from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError
+from guard.prompt.encodings import without_escapes
 from guard.prompt.text import visible
 from guard.wrong_values import wrong_values
 
@@ -271,7 +272,7 @@ def is_seen(text: str) -> bool:
     """Whether a reader sees anything of the text. ASCII is looked for first, as `visible` takes
     seconds for a long text; of other characters each is looked at once, by itself.
     """
-    text = text.strip()  # spaces alone are the quickest to find
+    text = without_escapes(text).strip()  # spaces alone are the quickest to find
     return INK.search(text) is not None or any(map(_is_sign_seen, set(text)))
 
 

@@ -1,4 +1,4 @@
-"""What a reader sees of a text: hidden characters and look-alikes undone.
+"""What a reader sees of a text: hidden characters, look-alikes and encodings undone.
 
 Knows nothing of prompts or rules.
 
@@ -14,6 +14,7 @@ import re
 import unicodedata
 
 from guard.layout import fingerprint
+from guard.prompt.encodings import decoded
 
 # Cyrillic, Greek, Armenian, Cherokee and Lisu letters that look Latin in common fonts (a part of
 # Unicode's confusables.txt, UTS 39).
@@ -64,6 +65,7 @@ _STYLED = ("<font>", "<wide>", "<circle>", "<compat>")
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
 ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek
 _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
+_CONTROLS = {code: None for code in (*range(0x20), 0x7F) if chr(code) not in _BREAKS}  # of ASCII
 # A word includes accents that do not compose.
 _WORD = re.compile("[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*")
 # From this share of ASCII letters on, a word of look-alikes alone is taken for Latin too.
@@ -94,13 +96,22 @@ def visible(text: str) -> str:
 
     No characters without ink, empty ones as spaces, tag characters as the ASCII they stand for,
     styled letters plain, and letters of other scripts that look Latin as Latin in Latin words.
-    Fractions, superscripts and words of other scripts stay.
+    Fractions, superscripts and words of other scripts stay. Encodings are read (`encodings.py`).
 
     Not undone: text that is displayed in another order, look-alikes beyond the usual ones,
-    spelling. ASCII comes back as it is but for control characters that break no line.
+    spelling. Other ASCII comes back as it is but for control characters that break no line.
     """
-    if text.isascii() and text.isprintable():
+    text = _undisguised(text)
+    plain = decoded(text)
+    if plain == text:
         return text
+    return _undisguised(plain)
+
+
+def _undisguised(text: str) -> str:
+    """The text without hidden characters and look-alikes."""
+    if text.isascii():
+        return text.translate(_CONTROLS)
     text = _BLANK.sub(" ", _INKLESS.sub("", _FLAG.sub("", text).translate(_TAGS)))
     text = unicodedata.normalize("NFC", _without_controls(text))
     if text.isascii():

@@ -40,7 +40,9 @@ def test_the_hash_of_readings_names_how_text_is_read(
         reading_hash.cache_clear()
 
 
-@pytest.mark.parametrize("trick", ["zero_width", "look_alikes", "full_width"])
+@pytest.mark.parametrize(
+    "trick", ["zero_width", "look_alikes", "full_width", "entities", "percent"]
+)
 def test_what_a_trick_hides_is_seen(trick: str) -> None:
     for seed in range(20):
         hidden = TRICKS[trick](PLAIN, random.Random(seed), "seen")
