@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from guard.coverage import Coverage
 from guard.errors import GuardError
 from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
@@ -34,6 +35,7 @@ def export(
     logits: Sequence[float],
     calibration: Calibration,
     metrics: dict[str, Any],
+    covered: Coverage,
 ) -> None:
     """Write the job's folder, whole or not at all.
 
@@ -47,7 +49,7 @@ def export(
     predictions = zip(rows, logits, strict=True)
     write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
     weights = weights_sha256(part, METHODS[job.method].weights)
-    _card(job, weights, calibration, metrics).save(part)
+    _card(job, weights, calibration, metrics, covered).save(part)
     draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
     _replace(job.folder, part)
@@ -102,7 +104,9 @@ def _keep_or_delete(folder: Path) -> None:
     folder.rename(before)
 
 
-def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, Any]) -> Card:
+def _card(
+    job: Job, weights: str, calibration: Calibration, metrics: dict[str, Any], covered: Coverage
+) -> Card:
     return Card(
         rule=job.rule.id,
         rule_text=job.rule_text,
@@ -123,6 +127,7 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         bias=calibration.bias,
         threshold=calibration.threshold,
         uncertainty_band=calibration.uncertainty_band,
+        coverage=covered,
         max_fpr=job.rule.max_fpr,
         weights_sha256=weights,
     )

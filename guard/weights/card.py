@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from guard.coverage import Coverage
 from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
@@ -50,6 +51,7 @@ class Card(Strict):
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
     uncertainty_band: tuple[Probability, Probability]
+    coverage: Coverage  # the conversations on which a verdict may be confident
     # The rule's max_fpr that the threshold was chosen for; None: the threshold is balanced.
     max_fpr: Probability | None
     weights_sha256: str
@@ -77,7 +79,9 @@ class Card(Strict):
     @property
     def calibration(self) -> Calibration:
         """How this adapter's logit becomes a verdict."""
-        return Calibration(self.temperature, self.threshold, self.bias, self.uncertainty_band)
+        return Calibration(
+            self.temperature, self.threshold, self.bias, self.uncertainty_band, self.coverage
+        )
 
     def save(self, folder: Path) -> None:
         """Write `card.json`, whole or not at all."""

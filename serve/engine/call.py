@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from guard.conversation.chat import unread_parts
+from guard.conversation.example import Message
+from guard.coverage import Form
 from guard.errors import GuardError
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
@@ -131,15 +134,15 @@ class InFlight(NamedTuple):
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
 
-    `calibrations` and `weights` are those of the rules' cards when it was opened. `unread` is what
-    of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
+    `calibrations` and `weights` are those of the rules' cards when it was opened. Where no rule can
+    read a part of the conversation, one that finds no violation in the rest has no verdict.
     """
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
     call: Call
+    conversation: tuple[Message, ...]
     weights: Mapping[str, str] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
@@ -151,11 +154,12 @@ class OpenCheck:
             else:
                 refused[rule] = outcome
         partly_read: Refusal | None = None
-        if self.unread:
-            partly_read = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
+        if unread := unread_parts(self.conversation):
+            partly_read = Refusal("conversation", f"{unread[0]}, which no rule reads")
+        form = Form(self.conversation)
         verdicts: list[Verdict] = []
         for rule, score in scores.items():
-            verdict = self.calibrations[rule].verdict(rule, score.logit)
+            verdict = self.calibrations[rule].verdict(rule, score.logit, form)
             if partly_read is not None and not verdict.violates:
                 refused[rule] = partly_read
             else:
