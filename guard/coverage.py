@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from guard.conversation.example import Message
 from guard.files.yaml_file import Strict
@@ -124,10 +124,32 @@ class Coverage(Strict):
                 return sure
         return None
 
+    @field_validator("words")
+    @classmethod
+    def _is_a_field(cls, words: str) -> str:
+        unpacked_words(words)
+        return words
+
     @cached_property
     def _known(self) -> npt.NDArray[np.bool_]:
-        packed = np.frombuffer(zlib.decompress(base64.b64decode(self.words)), np.uint8)
-        return np.unpackbits(packed).astype(bool)
+        return unpacked_words(self.words)
+
+
+def packed_words(known: npt.NDArray[np.bool_]) -> str:
+    """The field [2^WORD_BITS] of known words' hashes as a card holds it."""
+    return base64.b64encode(zlib.compress(np.packbits(known).tobytes(), 9)).decode()
+
+
+def unpacked_words(words: str) -> npt.NDArray[np.bool_]:
+    """The field that a card holds. Raises ValueError where it holds none."""
+    size = (1 << WORD_BITS) // 8
+    try:
+        packed = zlib.decompressobj().decompress(base64.b64decode(words, validate=True), size + 1)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"no field of words: {error}") from error
+    if len(packed) != size:
+        raise ValueError(f"no field of words: it has {len(packed)} bytes instead of {size}")
+    return np.unpackbits(np.frombuffer(packed, np.uint8)).astype(bool)
 
 
 def words_of(text: str) -> list[str]:

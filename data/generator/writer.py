@@ -151,7 +151,6 @@ class Writer:
             **asdict(pair.dimensions),
             "stratum": {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}[self.pool],
             "difficulty": pair.dimensions.difficulty,
-            "wanders": self.corpus.rule.wanders,
             "act": act,
             "stance": self._stance(act),
             "context": next((turn.source for turn in around if turn.source != act), ""),

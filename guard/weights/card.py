@@ -51,7 +51,8 @@ class Card(Strict):
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
     uncertainty_band: tuple[Probability, Probability]
-    coverage: Coverage  # the conversations on which a verdict may be confident
+    # The conversations on which a verdict may be confident; None, of random weights: all.
+    coverage: Coverage | None
     # The rule's max_fpr that the threshold was chosen for; None: the threshold is balanced.
     max_fpr: Probability | None
     weights_sha256: str

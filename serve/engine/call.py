@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from guard.conversation.chat import unread_parts
-from guard.conversation.example import Message
 from guard.coverage import Form
 from guard.errors import GuardError
 from guard.verdict import Calibration, Verdict
@@ -134,15 +132,17 @@ class InFlight(NamedTuple):
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
 
-    `calibrations` and `weights` are those of the rules' cards when it was opened. Where no rule can
-    read a part of the conversation, one that finds no violation in the rest has no verdict.
+    `calibrations` and `weights` are those of the rules' cards when it was opened. `unread` is what
+    of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
+    `form` is what coverage asks of the conversation; without it a verdict counts as covered.
     """
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
     call: Call
-    conversation: tuple[Message, ...]
     weights: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    form: Form | None = None
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
@@ -154,12 +154,11 @@ class OpenCheck:
             else:
                 refused[rule] = outcome
         partly_read: Refusal | None = None
-        if unread := unread_parts(self.conversation):
-            partly_read = Refusal("conversation", f"{unread[0]}, which no rule reads")
-        form = Form(self.conversation)
+        if self.unread:
+            partly_read = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
         verdicts: list[Verdict] = []
         for rule, score in scores.items():
-            verdict = self.calibrations[rule].verdict(rule, score.logit, form)
+            verdict = self.calibrations[rule].verdict(rule, score.logit, self.form)
             if partly_read is not None and not verdict.violates:
                 refused[rule] = partly_read
             else:

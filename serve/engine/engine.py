@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from guard.conversation.chat import unread_parts
 from guard.conversation.example import Message
+from guard.coverage import Form
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.recipe import Recipe
@@ -268,7 +270,9 @@ class GuardEngine:
         )
         calibrations = {name: card.calibration for name, card in served.items()}
         weights = {name: card.weights_sha256 for name, card in served.items()}
-        return OpenCheck(names, calibrations, call, conversation, weights)
+        return OpenCheck(
+            names, calibrations, call, weights, unread_parts(conversation), Form(conversation)
+        )
 
     def step(self) -> None:
         """Run one batch and hand its answers to their calls.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import random
-import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -12,7 +10,15 @@ from scipy.stats import nct, norm
 
 from data.long_turns import SHORTEST, LongTurns, long_length
 from guard.conversation.example import Example
-from guard.coverage import WORD_BITS, Coverage, Form, SureAllow, word_hash, words_of
+from guard.coverage import (
+    WORD_BITS,
+    Coverage,
+    Form,
+    SureAllow,
+    packed_words,
+    word_hash,
+    words_of,
+)
 from guard.rule import Rule
 
 USUAL_SHARE = 0.99  # of the validation rows have no more unknown words than are covered
@@ -60,7 +66,7 @@ def coverage(
     return Coverage(
         characters=_reached([form.characters for form in (*forms, *long_forms)]),
         unknown_share=float(np.quantile(shares, USUAL_SHARE)),
-        words=base64.b64encode(zlib.compress(np.packbits(known).tobytes(), 9)).decode(),
+        words=packed_words(known),
         lengths=tuple(lengths),
     )
 

@@ -43,6 +43,7 @@ def card(folder: Path, **changes: Any) -> Card:
         "bias": -0.5,
         "threshold": 0.25,
         "uncertainty_band": (0.2, 0.4),
+        "coverage": None,
         "weights_sha256": "",
     }
     if "weights_sha256" not in changes:
