@@ -27,6 +27,8 @@ from guard.conversation.example import Message
 from guard.files.yaml_file import Strict
 from guard.prompt.text import visible
 
+Numbers = npt.NDArray[np.intp]
+
 # A word has a letter; a long number is one too, as it may be text in disguise.
 WORD = re.compile(r"[0-9]{7,}|[0-9]*[^\W0-9_][^\W_]*")
 WORD_BITS = 16  # of a word's hash
@@ -48,30 +50,22 @@ class Form:
         words = self._words
         if not len(words.hashes):
             return 0.0
-        unknown = np.where(known[words.hashes], 0, words.characters)
-        sums = np.concatenate([[0], np.cumsum(unknown)])
+        sums = np.zeros(len(words.hashes) + 1, np.intp)
+        np.cumsum(words.characters * ~known[words.hashes], out=sums[1:])
         shares = (sums[words.ends] - sums[words.starts]) / words.stretch_characters
         return float(shares.max())
 
     @cached_property
     def _words(self) -> _Words:
-        """The words of all turns, and the stretches, none of which crosses a turn's end."""
-        hashes: list[int] = []
-        characters: list[int] = []
-        starts: list[npt.NDArray[np.intp]] = []
-        ends: list[npt.NDArray[np.intp]] = []
+        words: list[str] = []
+        turns: list[int] = []  # of each turn the number of its first word
         for message in self._messages:
-            words = words_of(message.content)
-            first = len(hashes)
-            hashes += map(word_hash, words)
-            characters += map(len, words)
-            turn_starts, turn_ends = _stretches([len(word) for word in words])
-            starts.append(turn_starts + first)
-            ends.append(turn_ends + first)
-        all_starts, all_ends = np.concatenate(starts), np.concatenate(ends)
-        sums = np.concatenate([[0], np.cumsum(characters)])
-        sizes = np.maximum(sums[all_ends] - sums[all_starts], SHORTEST_STRETCH)
-        return _Words(np.array(hashes, np.intp), np.array(characters), all_starts, all_ends, sizes)
+            turns.append(len(words))
+            words += words_of(message.content)
+        characters = np.array([len(word) for word in words], np.intp)
+        starts, ends, sizes = _stretches(characters, turns)
+        hashes = np.array([word_hash(word) for word in words], np.intp)
+        return _Words(hashes, characters, starts, ends, np.maximum(sizes, SHORTEST_STRETCH))
 
 
 class _Words(NamedTuple):
@@ -79,11 +73,11 @@ class _Words(NamedTuple):
     first word of each, the one behind its last, and its size.
     """
 
-    hashes: npt.NDArray[np.intp]
-    characters: npt.NDArray[np.intp]
-    starts: npt.NDArray[np.intp]
-    ends: npt.NDArray[np.intp]
-    stretch_characters: npt.NDArray[np.intp]
+    hashes: Numbers
+    characters: Numbers
+    starts: Numbers
+    ends: Numbers
+    stretch_characters: Numbers
 
 
 class SureAllow(Strict):
@@ -154,7 +148,9 @@ def unpacked_words(words: str) -> npt.NDArray[np.bool_]:
 
 def words_of(text: str) -> list[str]:
     """The words of a text as a reader sees it, in lower case."""
-    return WORD.findall(visible(text).lower())
+    if not text.isascii():  # what `visible` does to ASCII changes no word
+        text = visible(text)
+    return WORD.findall(text.lower())
 
 
 def word_hash(word: str) -> int:
@@ -162,16 +158,19 @@ def word_hash(word: str) -> int:
     return zlib.crc32(word.encode()) & ((1 << WORD_BITS) - 1)
 
 
-def _stretches(
-    characters: Sequence[int],
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """The first word, and the one behind the last, of each stretch of a turn with words of so many
-    characters: the shortest that end in each word and have STRETCH; all words if they are fewer.
+def _stretches(characters: Numbers, turns: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
+    """The first word of each stretch, the one behind its last, and its characters, where words have
+    so many `characters` and `turns` are the numbers of the turns' first words.
+
+    A stretch is the shortest that ends in a word and has STRETCH characters; none crosses a turn's
+    end. A turn with fewer is one stretch.
     """
-    ends = np.cumsum(characters)
-    if not len(characters) or ends[-1] < STRETCH:
-        whole = [0] if len(characters) else []
-        return np.array(whole, np.intp), np.array([len(characters)] * len(whole), np.intp)
-    last_words = np.flatnonzero(ends >= STRETCH)
-    starts = np.searchsorted(ends, ends[last_words] - STRETCH, side="right")
-    return starts.astype(np.intp), last_words + 1
+    sums = np.cumsum(characters)
+    words = np.arange(len(characters))
+    turn_of_word = np.searchsorted(turns, words, side="right") - 1
+    first_of_turn = np.asarray(turns, np.intp)[turn_of_word]
+    starts = np.maximum(np.searchsorted(sums, sums - STRETCH, side="right"), first_of_turn)
+    sizes = sums - (sums - characters)[starts]
+    ends_turn = np.append(turn_of_word[1:] != turn_of_word[:-1], True)[: len(words)]
+    chosen = (sizes >= STRETCH) | (ends_turn & (starts == first_of_turn))
+    return starts[chosen], words[chosen] + 1, sizes[chosen]
