@@ -19,6 +19,7 @@ from tqdm import tqdm
 from eval.answer import Answer
 from eval.trial import Contestant, Trial
 from guard.conversation.example import Example
+from guard.coverage import Form
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
 from guard.machine.provenance import versions
@@ -162,7 +163,10 @@ class Served:
         """One calibrated answer per test example, in order; a refusal is no answer."""
         calibration = contestant.card.calibration if contestant else ZERO_SHOT
         rule = self.trial.rule.id
-        return [_answer(calibration, rule, row.logit) for row in self.rows(contestant)]
+        answers: list[Answer] = []
+        for example, row in zip(self.trial.examples, self.rows(contestant), strict=True):
+            answers.append(_answer(calibration, rule, row.logit, example))
+        return answers
 
     def answers_by_seed(self, method: str) -> dict[int, list[Answer]]:
         """A method's answers by seed."""
@@ -211,10 +215,10 @@ def _contestants_in_order(trial: Trial, with_base: bool) -> list[Contestant | No
     return order
 
 
-def _answer(calibration: Calibration, rule: str, logit: float | None) -> Answer:
+def _answer(calibration: Calibration, rule: str, logit: float | None, example: Example) -> Answer:
     if logit is None:
         return Answer(None)
-    verdict = calibration.verdict(rule, logit)
+    verdict = calibration.verdict(rule, logit, Form(example.messages))
     return Answer(verdict.violates, logit, verdict.p_violation, verdict.confident)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,18 @@ class Trial:
         """The weights of one method by seed; seed 0 alone where the method has no seeds."""
         contestants = [weights for weights in self.contestants if weights.method == method]
         return {contestant.seed: contestant for contestant in contestants}
+
+    def of_rows(self, examples: Sequence[Example], name: str) -> Trial:
+        """The trial in which the served weights alone answer `examples`; their answers are kept in
+        its folder `name`.
+        """
+        return replace(
+            self,
+            examples=tuple(examples),
+            contestants=tuple(self.served(method) for method in self.methods),
+            seeds=(self.served_seed,),
+            folder=self.folder / name,
+        )
 
     def served(self, method: str) -> Contestant:
         """The weights of the served seed; the only ones where the method has no seeds."""

@@ -134,6 +134,7 @@ def save_card(folder: Path, recipe: Recipe, rule_text: str) -> None:
         temperature=1.0,
         bias=0.0,
         uncertainty_band=(0.5, 0.5),
+        coverage=None,
         threshold=0.5,
         max_fpr=None,
         files=file_digests(folder, "lora"),

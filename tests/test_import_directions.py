@@ -58,7 +58,6 @@ ROOMS = {
     "eval/bag_of_words": (),
     "eval/judge": (),
     "eval/report": ("eval/bag_of_words", "eval/judge"),
-    "eval/retest": (),
     "eval/experiments": (),
     "eval/study": ("eval/bag_of_words", "eval/report", "eval/judge"),
     "serve/engine/backends": (),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from guard.coverage import Coverage
 from guard.errors import GuardError
 from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
@@ -34,6 +35,7 @@ def export(
     logits: Sequence[float],
     calibration: Calibration,
     metrics: dict[str, Any],
+    covered: Coverage,
 ) -> None:
     """Write the job's folder, whole or not at all.
 
@@ -46,7 +48,7 @@ def export(
     trained.save(part)
     predictions = zip(rows, logits, strict=True)
     write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
-    _card(job, file_digests(part, job.method), calibration, metrics).save(part)
+    _card(job, file_digests(part, job.method), calibration, metrics, covered).save(part)
     draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
     _replace(job.folder, part)
@@ -100,7 +102,11 @@ def _keep_or_delete(folder: Path) -> None:
 
 
 def _card(
-    job: Job, files: dict[str, str], calibration: Calibration, metrics: dict[str, Any]
+    job: Job,
+    files: dict[str, str],
+    calibration: Calibration,
+    metrics: dict[str, Any],
+    covered: Coverage,
 ) -> Card:
     return Card(
         rule=job.rule.id,
@@ -123,6 +129,7 @@ def _card(
         bias=calibration.bias,
         threshold=calibration.threshold,
         uncertainty_band=calibration.uncertainty_band,
+        coverage=covered,
         max_fpr=job.rule.max_fpr,
         files=files,
     )

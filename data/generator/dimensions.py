@@ -113,7 +113,7 @@ def _acts_beside(tokens: int, rng: random.Random) -> int:
 
 
 def _distractors(corpus: Corpus, tokens: int, rng: random.Random) -> int:
-    if not corpus.book.wanders:
+    if not corpus.rule.wanders:
         return 0
     return _acts_beside(tokens, rng)
 

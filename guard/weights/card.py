@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
+from guard.coverage import Coverage
 from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
@@ -56,6 +57,8 @@ class Card(Strict):
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
     uncertainty_band: tuple[Probability, Probability]
+    # The conversations on which a verdict may be confident; None, of random weights: all.
+    coverage: Coverage | None
     # The rule's max_fpr that the threshold was chosen for; None: the threshold is balanced.
     max_fpr: Probability | None
     # SHA-256 of each file beside the card that decides an answer (`Method.files`), by its name.
@@ -86,7 +89,9 @@ class Card(Strict):
     @property
     def calibration(self) -> Calibration:
         """How this adapter's logit becomes a verdict."""
-        return Calibration(self.temperature, self.threshold, self.bias, self.uncertainty_band)
+        return Calibration(
+            self.temperature, self.threshold, self.bias, self.uncertainty_band, self.coverage
+        )
 
     @cached_property
     def version(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from guard.coverage import Form
 from guard.errors import GuardError
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
@@ -133,6 +134,7 @@ class OpenCheck:
 
     `calibrations` and `versions` are those of the rules' cards when it was opened. `unread` is what
     of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
+    `form` is what coverage asks of the conversation; without it a verdict counts as covered.
     """
 
     rules: tuple[str, ...]
@@ -140,6 +142,7 @@ class OpenCheck:
     call: Call
     versions: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    form: Form | None = None
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
@@ -155,7 +158,7 @@ class OpenCheck:
             partly_read = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
         verdicts: list[Verdict] = []
         for rule, score in scores.items():
-            verdict = self.calibrations[rule].verdict(rule, score.logit)
+            verdict = self.calibrations[rule].verdict(rule, score.logit, self.form)
             if partly_read is not None and not verdict.violates:
                 refused[rule] = partly_read
             else:

@@ -195,6 +195,7 @@ class World:
             "temperature": 2.0,
             "bias": 0.0,
             "uncertainty_band": (0.5, 0.5),
+            "coverage": None,
             "threshold": 0.5,
             "max_fpr": rule.max_fpr,
             "files": file_digests(folder, method),

@@ -70,6 +70,7 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
         "temperature": 2.0,
         "bias": 0.0,
         "uncertainty_band": (0.2, 0.3),
+        "coverage": None,
         "threshold": 0.25,
         "max_fpr": None,
     }

@@ -105,6 +105,7 @@ def save_encoder_card(folder: Path, method: str, **replaced: object) -> None:
         "temperature": 1.0,
         "bias": 0.0,
         "uncertainty_band": (0.5, 0.5),
+        "coverage": None,
         "threshold": 0.5,
         "max_fpr": None,
         "files": file_digests(folder, method),

@@ -54,7 +54,7 @@ class Metrics:
         )
         self._verdicts = self._counter("guard_verdicts", "Rules judged, or not.", "rule", "verdict")
         self._uncertain = self._counter(
-            "guard_uncertain_verdicts", "Verdicts inside the rule's uncertainty band.", "rule"
+            "guard_uncertain_verdicts", "Verdicts that are not confident.", "rule"
         )
         self._tokens = self._counter(
             "guard_tokens", "Prompt tokens of answered checks, cached or computed.", "source"

@@ -54,6 +54,7 @@ def save_words(folder: Path, weights: bytes) -> Path:
         bias=0.0,
         threshold=0.5,
         uncertainty_band=(0.4, 0.6),
+        coverage=None,
         max_fpr=None,
         files=file_digests(folder, "alora"),
     )

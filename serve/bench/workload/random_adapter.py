@@ -158,6 +158,7 @@ def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> 
         bias=0.0,
         threshold=0.5,
         uncertainty_band=(0.5, 0.5),
+        coverage=None,
         max_fpr=None,
         files=file_digests(folder, method),
     )

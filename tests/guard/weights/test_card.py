@@ -51,6 +51,7 @@ def card(folder: Path, **changes: Any) -> Card:
         "bias": -0.5,
         "threshold": 0.25,
         "uncertainty_band": (0.2, 0.4),
+        "coverage": None,
     }
     fields |= changes
     return Card(**fields, files=file_digests(folder, fields["method"]))
