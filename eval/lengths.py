@@ -39,7 +39,7 @@ AS_IT_IS = "as it is"  # the row without a long turn
 Key = tuple[int, Place | Literal["as it is"]]  # a cell's characters and place
 
 
-class Cell(Strict):
+class LengthCell(Strict):
     """Verdicts of one method on `n` rows of one length and place, `violating` of which violate.
 
     `unjudged` were refused, most as they do not fit the context. `missed` are violations that are
@@ -64,7 +64,7 @@ class Lengths(Strict):
     """All cells on one base."""
 
     model: str
-    cells: tuple[Cell, ...]
+    cells: tuple[LengthCell, ...]
     commit: str
     hardware: str
     versions: dict[str, str]
@@ -73,7 +73,7 @@ class Lengths(Strict):
         """A table of all cells, over all rules together."""
         head = ["characters", "what decides", "method", "n", "violations missed"]
         head += ["missed and confident", "harmless flagged", "confident", "unjudged"]
-        together: dict[tuple[int, str, str], list[Cell]] = {}
+        together: dict[tuple[int, str, str], list[LengthCell]] = {}
         for cell in self.cells:
             key = (cell.characters, cell.place, cell.method)
             together.setdefault(key, []).append(cell)
@@ -120,7 +120,7 @@ def lengths(
         rows_of_trial = trial.of_rows([row for _, row in written], "lengths")
         served.append(Served(rows_of_trial, with_base=False))
     score_missing(served, answering_recipe(recipe), open_predictor)
-    cells: list[Cell] = []
+    cells: list[LengthCell] = []
     for kept, rule_keys in zip(served, keys, strict=True):
         for method in kept.trial.methods:
             cells += _cells(kept, method, rule_keys)
@@ -145,19 +145,19 @@ def _written(trial: Trial, characters: Sequence[int], rows: int) -> Iterator[tup
                     yield (length, place), row
 
 
-def _cells(kept: Served, method: str, keys: Sequence[Key]) -> list[Cell]:
+def _cells(kept: Served, method: str, keys: Sequence[Key]) -> list[LengthCell]:
     """The cells of one rule's rows, whose `keys` are in the order of its trial's examples."""
     trial = kept.trial
     answers = kept.answers(trial.served(method))
     by_key: dict[Key, list[tuple[Example, Answer]]] = {}
     for key, example, answer in zip(keys, trial.examples, answers, strict=True):
         by_key.setdefault(key, []).append((example, answer))
-    cells: list[Cell] = []
+    cells: list[LengthCell] = []
     for (characters, place), pairs in by_key.items():
         missed = [answer for example, answer in pairs if example.label and answer.violates is False]
         flagged = [answer for example, answer in pairs if not example.label and answer.violates]
         cells.append(
-            Cell(
+            LengthCell(
                 rule=trial.rule.id,
                 method=method,
                 characters=characters,

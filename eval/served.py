@@ -19,7 +19,7 @@ from tqdm import tqdm
 from eval.answer import Answer
 from eval.trial import Contestant, Trial
 from guard.conversation.example import Example
-from guard.coverage import Form
+from guard.coverage import ConversationForm
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
 from guard.machine.provenance import versions
@@ -218,7 +218,7 @@ def _contestants_in_order(trial: Trial, with_base: bool) -> list[Contestant | No
 def _answer(calibration: Calibration, rule: str, logit: float | None, example: Example) -> Answer:
     if logit is None:
         return Answer(None)
-    verdict = calibration.verdict(rule, logit, Form(example.messages))
+    verdict = calibration.verdict(rule, logit, ConversationForm(example.messages))
     return Answer(verdict.violates, logit, verdict.p_violation, verdict.confident)
 
 

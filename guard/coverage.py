@@ -36,7 +36,7 @@ STRETCH = 100  # characters in words, in which unknown ones are counted
 SHORTEST_STRETCH = 40  # a shorter turn counts as one of so many
 
 
-class Form:
+class ConversationForm:
     """What coverage asks of a conversation, computed once for all rules."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -101,18 +101,18 @@ class Coverage(Strict):
     words: str
     lengths: tuple[SureAllow, ...]
 
-    def has(self, form: Form) -> bool:
+    def has(self, form: ConversationForm) -> bool:
         """Whether a conversation is like the validation rows."""
         if form.characters > self.characters or self._sure_allow(form) is None:
             return False
         return form.unknown_share(self._known) <= self.unknown_share
 
-    def is_sure_allow(self, form: Form, logit: float) -> bool:
+    def is_sure_allow(self, form: ConversationForm, logit: float) -> bool:
         """Whether an "allow" with this logit, in nats, is sure."""
         sure = self._sure_allow(form)
         return sure is not None and logit < sure.logit
 
-    def _sure_allow(self, form: Form) -> SureAllow | None:
+    def _sure_allow(self, form: ConversationForm) -> SureAllow | None:
         for sure in self.lengths:
             if form.longest_turn <= sure.turn_characters:
                 return sure

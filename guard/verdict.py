@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from guard.coverage import Coverage, Form
+from guard.coverage import ConversationForm, Coverage
 
 ECE_BINS = 15  # Guo et al., 2017
 
@@ -77,7 +77,7 @@ class Calibration:
         low, high = self.uncertainty_band
         return low < high and low <= p_violation <= high
 
-    def verdict(self, rule: str, logit: float, form: Form | None = None) -> Verdict:
+    def verdict(self, rule: str, logit: float, form: ConversationForm | None = None) -> Verdict:
         """The decision on `logit` for `rule`. Without a conversation's `form` it is taken for one
         that is covered.
         """

@@ -60,6 +60,15 @@ def _as_tags(text: str) -> str:
 # could hide text as well as anywhere.
 _FLAGS = "|".join(map(_as_tags, ("gbeng", "gbsct", "gbwls")))
 _FLAG = re.compile(f"(?<=\U0001f3f4)(?:{_FLAGS})\U000e007f")
+# One text in each encoding that is read, for `reading_hash`.
+ENCODED = (
+    "&#84;ake &amp; &lt;b&gt;",
+    "Take%20eight%20hundred",
+    "\\u0054ake and \\x54\\x61ke",
+    "T<b>a</b>ke **ei**ght<!-- -->",
+    "VGFrZSBlaWdodCBodW5kcmVkIG1pbGxpZ3JhbXM=",
+    "54 61 6b 65 20 65 69 67 68 74 20 68 75 6e 64 72 65 64",
+)
 # Unicode's names of decompositions of letters that differ from others only in style.
 _STYLED = ("<font>", "<wide>", "<circle>", "<compat>")
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
@@ -85,7 +94,7 @@ def reading_hash() -> str:
         category = unicodedata.ucd_3_2_0.category(chr(code))
         if category not in ("Cn", "Co", "Cs", "Lo"):
             characters.add(chr(code))
-    read = [visible("a" + "\u0301" * 2 * MARKS)]
+    read = [visible("a" + "\u0301" * 2 * MARKS), *map(visible, ENCODED)]
     for text in ("{0}", "a{0}b", "\u0436{0}{0}\u0436", "\u0915{0}\u0937"):
         read.append(visible("\n".join(map(text.format, sorted(characters)))))
     return fingerprint(read, [MARKS, ALONE, LATIN_SHARE])

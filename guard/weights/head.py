@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from guard.conversation.example import Message
+from guard.coverage import WORD_BITS, ConversationForm, word_hash
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.ngrams import MOST_NGRAMS, NgramRows, NgramVocabulary, ngram_rows
@@ -128,8 +130,9 @@ def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
 
 
 def answer_hash() -> str:
-    """A fingerprint of what is made of a fixed text's words, by a fixed head and calibration: if it
-    changes, weights would answer otherwise than they were trained to, and are trained again.
+    """A fingerprint of what is made of a fixed text's words, by a fixed head, calibration and
+    coverage: if it changes, weights would answer otherwise than they were trained to, and are
+    trained again.
     """
     texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
     vocabulary = NgramVocabulary.of(texts)
@@ -144,7 +147,18 @@ def answer_hash() -> str:
     for any_logit in (-99.0, -1.5, logit, 1.5, 99.0):
         verdict = calibration.verdict("", any_logit)
         verdicts.append((round(verdict.p_violation, 6), verdict.violates, verdict.confident))
-    return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf, round(logit, 6), verdicts])
+    unknown = [round(_unknown_share(stretch), 6) for stretch in range(1, 60, 7)]
+    numbers = [MOST_NGRAMS, round(logit, 6), unknown]
+    return fingerprint([vocabulary.keys.tolist(), tfidf, verdicts, numbers])
+
+
+def _unknown_share(stretch: int) -> float:
+    """What coverage says of a fixed conversation in which the words of a stretch are unknown."""
+    words = [f"word{chr(ord('a') + number % 26)}{'x' * (number % 7)}" for number in range(60)]
+    known = np.zeros(1 << WORD_BITS, bool)
+    known[[word_hash(word) for word in words[stretch:]]] = True
+    half = Message("user", " ".join(words[:30])), Message("tool", " ".join(words[30:]))
+    return ConversationForm(half).unknown_share(known)
 
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor by its name

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from guard.coverage import Form
+from guard.coverage import ConversationForm
 from guard.errors import GuardError
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
@@ -142,7 +142,7 @@ class OpenCheck:
     call: Call
     versions: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
-    form: Form | None = None
+    form: ConversationForm | None = None
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""

@@ -18,7 +18,7 @@ from typing import Any
 from guard.arguments import names_listed
 from guard.conversation.chat import unread_parts
 from guard.conversation.example import Message
-from guard.coverage import Form
+from guard.coverage import ConversationForm
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.recipe import Recipe
@@ -278,7 +278,12 @@ class GuardEngine:
         calibrations = {name: card.calibration for name, card in served.items()}
         versions = {name: card.version for name, card in served.items()}
         return OpenCheck(
-            names, calibrations, call, versions, unread_parts(conversation), Form(conversation)
+            names,
+            calibrations,
+            call,
+            versions,
+            unread_parts(conversation),
+            ConversationForm(conversation),
         )
 
     def step(self) -> None:

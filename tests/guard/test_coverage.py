@@ -9,8 +9,8 @@ from guard.conversation.example import Message
 from guard.coverage import (
     STRETCH,
     WORD_BITS,
+    ConversationForm,
     Coverage,
-    Form,
     SureAllow,
     packed_words,
     word_hash,
@@ -40,8 +40,8 @@ def coverage(**replaced: object) -> Coverage:
     return Coverage(**(fields | replaced))  # type: ignore[arg-type]
 
 
-def form(*contents: str) -> Form:
-    return Form([Message("user", content) for content in contents])
+def form(*contents: str) -> ConversationForm:
+    return ConversationForm([Message("user", content) for content in contents])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_an_allow_is_sure_below_the_logit_of_its_length() -> None:
     calibration = Calibration(coverage=coverage())
     short, long = form(ENGLISH), form(ENGLISH * 20)
 
-    def confident(logit: float, conversation: Form | None) -> bool:
+    def confident(logit: float, conversation: ConversationForm | None) -> bool:
         return calibration.verdict("rule", logit, conversation).confident
 
     assert [confident(logit, short) for logit in (-1.9, -2.1, 3.0)] == [False, True, True]

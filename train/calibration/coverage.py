@@ -12,8 +12,8 @@ from data.long_turns import SHORTEST, LongTurns, long_length
 from guard.conversation.example import Example
 from guard.coverage import (
     WORD_BITS,
+    ConversationForm,
     Coverage,
-    Form,
     SureAllow,
     packed_words,
     word_hash,
@@ -51,9 +51,9 @@ def coverage(
 ) -> Coverage:
     """What validation rows and violating rows with a long turn cover, from their logits in nats."""
     known = known_words(message.content for row in training for message in row.messages)
-    forms = [Form(row.messages) for row in validation]
+    forms = [ConversationForm(row.messages) for row in validation]
     shares = [form.unknown_share(known) for form in forms]
-    long_forms = [Form(row.messages) for row in long]
+    long_forms = [ConversationForm(row.messages) for row in long]
     violating = [logit for row, logit in zip(validation, logits, strict=True) if row.label]
     lengths: list[SureAllow] = []
     for characters, class_logits in (

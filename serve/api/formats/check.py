@@ -164,8 +164,8 @@ class Explanation(BaseModel):
 class RuleResult(BaseModel):
     """One rule's verdict; a violation is `p_violation` >= `threshold`.
 
-    It is not `confident` where the probability is too near to the threshold, or the rule's validation
-    rows were not like the conversation.
+    It is not `confident` where the probability is too near to the threshold, or the rule's
+    validation rows were not like the conversation.
     """
 
     rule: str

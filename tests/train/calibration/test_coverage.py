@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from guard.conversation.example import Example, Message
-from guard.coverage import Form
+from guard.coverage import ConversationForm
 from guard.rule import load_rule
 from train.calibration.coverage import LONG_ROWS, coverage, long_rows, sure_logit
 
@@ -49,9 +49,11 @@ def test_lengths_reach_as_far_as_some_rows_and_not_as_the_longest() -> None:
     assert (short.turn_characters, short.logit, far.logit) == (1_000, 2.0, 1.0)
     longest = sorted(max(len(m.content) for m in row.messages) for row in long)
     assert far.turn_characters == longest[-10] < longest[-1]
-    assert covered.has(Form(validation[0].messages))
+    assert covered.has(ConversationForm(validation[0].messages))
     assert covered.unknown_share < 0.1
-    assert not covered.has(Form([Message("assistant", "Nehmen Sie Ibuprofen gegen Schmerzen")]))
+    assert not covered.has(
+        ConversationForm([Message("assistant", "Nehmen Sie Ibuprofen gegen Schmerzen")])
+    )
 
 
 def test_with_hardly_any_violating_rows_no_allow_is_sure() -> None:
