@@ -24,6 +24,7 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "eval/answer.py": "values only; tests/eval/test_quality.py has what a missing one counts",
+    "guard/conversation/keys.py": "tests/serve/api/formats/test_one_reader.py: all formats",
     "serve/bench/cluster/measure.py": "tests/serve/bench/cluster/test_run.py runs it",
     "serve/bench/cluster/servers.py": "tests/serve/bench/cluster/test_run.py starts them",
     "serve/bench/cluster/words.py": "tests/serve/cluster/test_replica.py asks it",
@@ -59,7 +60,10 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/cluster/test_autoscaling.py": "ray_pool.py, on a Ray of other replicas",
     "tests/serve/cluster/shards/test_shards_on_ray.py": "shards/ and ray_pool.py, on one Ray",
     "tests/serve/api/test_faults.py": "what a caller may break, in all formats",
+    "tests/serve/api/formats/test_one_reader.py": "all formats, scans and rows: one reader",
     "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",
+    "tests/serve/fuzz/test_packed.py": "the whole server, by packed bodies",
+    "tests/serve/fuzz/test_sequences.py": "the whole server, by several requests on a connection",
     "tests/serve/api/test_documented.py": "the examples of the server's pages, against all formats",
     "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",
     "tests/serve/gpu_path/test_sizes.py": "vLLM's configuration of a recipe on a faked GPU",

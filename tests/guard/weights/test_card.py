@@ -9,8 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from guard.coverage import WORD_BITS, packed_words
 from guard.errors import GuardError
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.verdict import Calibration
@@ -111,6 +113,12 @@ OTHERS: dict[str, Any] = {
     "reads": "user",
     "method": "lora",
     "uncertainty_band": [0.1, 0.4],
+    "coverage": {
+        "characters": 9,
+        "unknown_share": 0.5,
+        "words": packed_words(np.zeros(1 << WORD_BITS, bool)),
+        "lengths": ({"turn_characters": 9, "logit": -1.0},),
+    },
     "merged_revision": "m",
     "max_fpr": None,
 }
@@ -175,8 +183,11 @@ def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> Non
     (folder / PEFT_WEIGHTS).unlink()
     with pytest.raises(GuardError, match=f"no {PEFT_WEIGHTS}.*make train"):
         load_card(folder)
-    shutil.rmtree(folder)
+    (folder / "card.json").unlink()
     with pytest.raises(GuardError, match=r"no card.json: not finished weights.*make train"):
+        load_card(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(GuardError, match=r"no such folder.*make train"):
         load_card(folder)
 
 
