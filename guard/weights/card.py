@@ -116,7 +116,9 @@ def read_card(folder: Path) -> Card:
     """The card, with no look at the weights. Raises GuardError if it is missing or malformed."""
     path = folder / CARD
     if not path.is_file():
-        problem = f"no {CARD}: not finished weights" if folder.is_dir() else "no such folder"
+        problem = f"no {CARD}: not finished weights"
+        if not folder.is_dir():
+            problem += "; there is no such folder"
         raise GuardError(
             problem,
             where=folder,

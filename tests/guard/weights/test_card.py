@@ -87,7 +87,9 @@ def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> Non
     with pytest.raises(GuardError, match=f"no {PEFT_WEIGHTS}.*make train"):
         load_card(folder)
     shutil.rmtree(folder)
-    with pytest.raises(GuardError, match=r"no card.json: not finished weights.*make train"):
+    with pytest.raises(
+        GuardError, match=r"no card.json: not finished weights; there is no such folder.*make train"
+    ):
         load_card(folder)
 
 
