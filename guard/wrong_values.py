@@ -64,14 +64,14 @@ def _path(problem: Mapping[str, Any], content: Any) -> tuple[Path, tuple[Path, s
     """
     path: list[str | int] = []
     choice = None
-    *_, last = ("", *problem["loc"])
-    for part in problem["loc"]:
+    location: Path = tuple(problem["loc"])
+    for number, part in enumerate(location, start=1):
         is_key = isinstance(content, dict) and part in content
         is_index = isinstance(content, list) and isinstance(part, int) and part < len(content)
         if is_key or is_index:
             content = content[part]
             path.append(part)
-        elif part == last and problem["type"] in ("missing", "extra_forbidden"):
+        elif number == len(location) and problem["type"] in ("missing", "extra_forbidden"):
             path.append(part)
         elif choice is None:
             choice = (tuple(path), part)

@@ -153,7 +153,9 @@ def read_card(folder: Path) -> Card:
     """
     path = folder / CARD
     if not path.is_file():
-        problem = f"no {CARD}: not finished weights" if folder.is_dir() else "no such folder"
+        problem = f"no {CARD}: not finished weights"
+        if not folder.is_dir():
+            problem += "; there is no such folder"
         raise GuardError(
             problem,
             where=folder,
