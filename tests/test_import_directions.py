@@ -89,7 +89,7 @@ ROOMS = {
         "serve/api/input",
         "serve/api/observe",
     ),
-    "serve/bench/http": ("serve/bench/workload",),
+    "serve/bench/http": ("serve/bench/workload", "serve/api/input"),
     "serve/bench/cluster": ("serve/bench/workload", "serve/bench/http", "serve/cluster"),
     "serve/bench/host": ("serve/bench/workload",),
     "serve/bench/gpu_counts": ("serve/bench/workload", "serve/engine/backends"),
