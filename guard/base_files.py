@@ -101,11 +101,11 @@ def folder_digest(folder: Path, where: str) -> str:
         )
     files: list[tuple[str, FileState]] = []
     for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        is_hidden = any(part.startswith(".") for part in name.parts)
+        below = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in below.parts)
         is_read = path.suffix in READ_SUFFIXES and path.name not in RECORDS
         if is_read and not is_hidden and path.is_file():
-            files.append((str(name), _state_of(path)))
+            files.append((str(below), _state_of(path)))
     return _digest(folder, tuple(files))
 
 
