@@ -24,7 +24,6 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "eval/answer.py": "values only; tests/eval/test_quality.py has what a missing one counts",
-    "guard/conversation/keys.py": "tests/serve/api/formats/test_one_reader.py: all formats",
     "serve/bench/cluster/measure.py": "tests/serve/bench/cluster/test_run.py runs it",
     "serve/bench/cluster/servers.py": "tests/serve/bench/cluster/test_run.py starts them",
     "serve/bench/cluster/words.py": "tests/serve/cluster/test_replica.py asks it",
