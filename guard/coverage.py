@@ -147,8 +147,10 @@ def unpacked_words(words: str) -> npt.NDArray[np.bool_]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text as a reader sees it, in lower case."""
-    if not text.isascii():  # what `visible` does to ASCII changes no word
+    """The words of a text in lower case: as a reader sees it, but for what is encoded in ASCII, so
+    that a text in base64 is not covered because of what it says.
+    """
+    if not text.isascii():
         text = visible(text)
     return WORD.findall(text.lower())
 
