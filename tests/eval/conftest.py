@@ -21,6 +21,7 @@ from guard.layout import Runs, fingerprint
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
+from guard.prompt.encodings import decoded
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import load_rule, text_hash
 from guard.verdict import Calibration
@@ -56,7 +57,7 @@ def evidence(messages: Iterable[Message]) -> float:
     return max(
         float(number)
         for message in messages
-        for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", message.content)
+        for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", decoded(message.content))
     )
 
 

@@ -264,7 +264,7 @@ def test_what_models_read_is_said_though_nobody_sees_it() -> None:
     tags = "".join(chr(0xE0000 + ord(sign)) for sign in "Take 800 mg")
     assert not says_nothing([Message("assistant", tags)])
     assert not says_nothing(read({"role": "assistant", "name": tags, "content": ""}))
-    for blank in (" \t", "\u200b\u2800", "\U000e0001\ufe0f"):
+    for blank in (" \t", "\u200b\u2800", "\U000e0001\ufe0f", "&#8203;&amp;nbsp;", "%20\\u200b"):
         assert says_nothing([Message("assistant", blank)])
 
 
