@@ -77,7 +77,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan plan test test-gpu-path compare replay retest transfer curve sweep bench race merge base fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan plan test test-gpu-path compare replay lengths transfer curve sweep bench race merge base fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -174,8 +174,8 @@ replay: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   A=folder B=fol
 	$(python) -m serve.replay.run "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
 		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
-retest: $(ready) ##   the evaluated rules on an independent second test draw of the offline generator -> table, runs/retest.json
-	$(python) -m eval.retest.run --rule '$(RULE)' --model $(MODEL)
+lengths: $(ready) ##   trained rules on test rows with a turn of 1,000 to 12,000 characters: what is missed, and with confidence -> table, runs/MODEL/lengths.json
+	$(python) -m eval.lengths --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) $(OPTIONS)
 
 # Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
 define study
@@ -205,7 +205,7 @@ merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server 
 base: $(ready) ##   train the first stage of the embedded tiny base anew (hours); its adapters have to be trained again
 	$(python) -m train.tiny.build $(call option,corpus,$(CORPUS))
 
-fuzz: $(ready) ##   the server asked by its own OpenAPI, on an engine that allows nothing, for MINUTES=: no error of its own, no false allow
+fuzz: $(ready) ##   the server asked by its own OpenAPI, by sequences of requests, packed bodies and words hidden under unknown and repeated keys, for MINUTES=: no error of its own, no false allow
 	$(python) -m tests.serve.fuzz.run $(call option,minutes,$(MINUTES)) $(OPTIONS)
 
 doctor: $(ready) ##   versions, hardware, memory for MODEL, plugin, recipes, trained rules; each problem with its remedy

@@ -18,6 +18,7 @@ from typing import Any, get_args
 from data import manifest
 from data.debate import debate
 from data.ingest import Splitting
+from data.long_turns import with_long_turns
 from data.rows import is_hub_id, local_files
 from data.source import DataRequest, DataSource, SourceOptions
 from data.sources import SOURCES, source_named
@@ -69,7 +70,8 @@ def build(
         if was_current:
             mark_current(folder, inputs)  # what was there is as good as it was
         raise
-    description = manifest.describe(sourced.examples)
+    examples = with_long_turns(sourced.examples, rule, seed)
+    description = manifest.describe(examples)
     origin = {
         "rule_hash": text_hash(rule.text()),
         MANIFEST_KEY: labelling(rule),
@@ -77,7 +79,7 @@ def build(
         "splits": splitting,
         "dropped": sourced.dropped,
         "seed": seed,
-        "sha256": write_splits(folder, sourced.examples),
+        "sha256": write_splits(folder, examples),
     }
     manifest.save(folder, origin | description | sourced.notes)
     mark_current(folder, inputs)
@@ -136,7 +138,7 @@ def _files_read(source: str) -> list[Path]:
 # What rows are read and written with besides this stage.
 RENDERING = (
     *("conversation/chat.py", "conversation/example.py", "conversation/row.py"),
-    *("rule.py", "prompt/text.py"),
+    *("rule.py", "prompt/text.py", "files/text_file.py"),
 )
 
 

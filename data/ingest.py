@@ -9,6 +9,7 @@ row is named by file and line.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ from guard.conversation.chat import unread_parts
 from guard.conversation.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
 from guard.conversation.row import conversation_of, json_cell
 from guard.errors import GuardError
-from guard.prompt.text import visible
 from guard.rule import Rule
 
-NAMED = 20  # bad rows that an error spells out
+NAMED = 20  # problems that an error spells out
+PLACES = 3  # rows that are named of those that have one problem
+# What differs between two rows with the same problem: what is quoted of them, and numbers.
+OF_ONE_ROW = re.compile(r"'[^']*'|\d+")
 VIOLATING_WORDS = ("1", "true", "yes", "violates", "violation")
 ALLOWED_WORDS = ("0", "false", "no", "allowed", "allows")
 LABEL_WORDS = dict.fromkeys(VIOLATING_WORDS, 1) | dict.fromkeys(ALLOWED_WORDS, 0)
@@ -123,29 +126,50 @@ def ingest(
 def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parsed]:
     """All rows. Raises GuardError naming the bad ones, or where there are none at all."""
     parsed: list[Parsed] = []
-    problems: list[str] = []
+    problems: list[tuple[str, GuardError]] = []  # where, and what
     for row in rows:
         try:
             parsed.append(_parse(row, rule, source))
-        except (BadRow, GuardError) as problem:
-            problems.append(f"{row.where}: {problem}")
+        except GuardError as problem:
+            problems.append((row.where, problem))
         except RecursionError:
-            problems.append(f"{row.where}: {TOO_DEEP}")
+            problems.append((row.where, BadRow(TOO_DEEP)))
     problems += _contradictions(parsed)
     if problems:
-        shown = problems[:NAMED]
-        if len(problems) > NAMED:
-            shown.append(f"and {len(problems) - NAMED} more")
         raise GuardError(
-            "\n  ".join([f"{len(problems)} bad rows:", *shown]),
+            "\n  ".join([f"{len(problems)} bad rows:", *_each_kind(problems)]),
             where=source,
             remedy="Correct or remove these rows",
         )
     if not parsed:
         raise GuardError(
-            "no rows", where=source, remedy="Write one conversation and its label a row"
+            "no rows: the source is empty, or has a header alone",
+            where=source,
+            remedy="Write one conversation and its label a row",
         )
     return parsed
+
+
+def _each_kind(problems: Iterable[tuple[str, GuardError]]) -> list[str]:
+    """A line for each kind of problem, as many as are named: its first row in full, and how many
+    rows more have it.
+    """
+    first: dict[str, str] = {}
+    places: dict[str, list[str]] = {}
+    for where, error in problems:
+        kind = OF_ONE_ROW.sub("", error.problem)
+        first.setdefault(kind, f"{where}: {error}")
+        places.setdefault(kind, []).append(where)
+    lines = []
+    for kind, (_, *more) in places.items():
+        line = first[kind]
+        if more:
+            line += f" ({len(more)} more like it: {', '.join(more[:PLACES])}"
+            line += ", …)" if len(more) > PLACES else ")"
+        lines.append(line)
+    if len(lines) > NAMED:
+        lines[NAMED:] = [f"and {len(lines) - NAMED} other problems"]
+    return lines
 
 
 def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
@@ -228,29 +252,28 @@ def _refuse_unwritable(example: Example) -> None:
         raise BadRow(f"meta must be JSON: {error}") from error
 
 
-def _contradictions(parsed: list[Parsed]) -> Iterator[str]:
-    """Rows that repeat a conversation with the other label, each with the row it contradicts."""
+def _contradictions(parsed: list[Parsed]) -> Iterator[tuple[str, GuardError]]:
+    """Where rows repeat a conversation with the other label, each with the row it contradicts."""
     first_with: dict[tuple[Message, ...], Parsed] = {}
     for row in parsed:
         first = first_with.setdefault(row.example.messages, row)
         if first.example.label != row.example.label:
-            yield (
-                f"{row.where}: label {row.example.label}, but the same conversation has label "
+            problem = (
+                f"label {row.example.label}, but the same conversation has label "
                 f"{first.example.label} in {first.where}"
             )
+            yield row.where, BadRow(problem)
 
 
 def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     """The row's conversation; a `text` is said by whom the rule judges, if it names somebody.
 
-    Raises BadRow or GuardError.
+    Raises GuardError.
     """
     text_role = "user" if rule.judged == "conversation" else rule.judged
     messages = conversation_of(fields, text_role)
     if unread := unread_parts(messages):
-        raise BadRow(f"{unread[0]}, which no rule can read: say in words what it shows")
-    if not any(visible(message.content).strip() for message in messages):
-        raise BadRow("the conversation is empty")
+        raise BadRow(f"{unread[0]}, which no rule can read: say in words what it says or shows")
     return messages
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict
 
 from guard.endpoint.client import Completion
+from guard.files.strict_json import read_json
 from guard.files.yaml_file import Strict, validate
 
 # Enough tokens and time for a conversation and its reasoning. The temperature is the model's own,
@@ -47,12 +48,14 @@ def words(completion: Completion) -> str:
 def _json_of(text: str) -> Any:
     """The first JSON object in a text, whatever stands around it.
 
-    Raises ValueError where there is none.
+    Raises ValueError where there is none, or it has a key twice.
     """
     decoder, start = json.JSONDecoder(), text.find("{")
     while start >= 0:
         try:
-            return decoder.raw_decode(text[start:])[0]
+            _, length = decoder.raw_decode(text[start:])
         except json.JSONDecodeError:
             start = text.find("{", start + 1)
+        else:
+            return read_json(text[start : start + length])
     raise ValueError("no JSON object")

@@ -87,8 +87,8 @@ def _check_name(name: str, path: Path) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise GuardError(
             "a rule's name is lower-case letters, digits and _",
-            got=name,
-            remedy="For example delivery_date",
+            got=repr(name),
+            remedy="For example NAME=delivery_date",
         )
     if name == "all":
         raise GuardError("RULE=all means every rule", got=name, remedy="Take another name")
@@ -105,7 +105,7 @@ def _check_policy(policy: str) -> None:
         raise GuardError(
             "the policy is too short: it says in a sentence what is forbidden",
             got=repr(policy),
-            remedy='For example "never promise a delivery date"',
+            remedy='For example POLICY="never promise a delivery date"',
         )
     if len(policy) > 140:
         raise GuardError(

@@ -6,20 +6,21 @@ Knows nothing of what a row has to say: `data/ingest.py` does.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import json
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guard.conversation.row import CONVERSATION_FIELDS
 from guard.errors import GuardError
+from guard.files.strict_json import in_words, read_json
+from guard.files.text_file import read_text
 
 HUB = "hub:"
 TOO_DEEP = "nested too deeply"
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}  # and their names
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class SourceRow:
     problem: str = ""
 
 
-class BadRow(Exception):
+class BadRow(GuardError):
     """What is wrong with one row, with the remedy; collected, then raised together."""
 
 
@@ -78,6 +79,10 @@ def read_rows(source: str) -> Iterator[SourceRow]:
         yield from _hub(source)
         return
     path = Path(source)
+    if path.is_dir():
+        raise GuardError(
+            "a folder, not a file", where=source, remedy=f"Name a file in it, or {HUB}{source}"
+        )
     if not is_readable(source):
         raise GuardError(
             "cannot read this kind of file",
@@ -86,58 +91,36 @@ def read_rows(source: str) -> Iterator[SourceRow]:
         )
     if not path.is_file():
         raise GuardError(
-            "no such file", where=source, remedy="Bring it back, or name where the rows are now"
+            "no such file", where=source, remedy="Check its name, or name where the rows are now"
         )
     ending = next(ending for ending in FILE_READERS if path.name.endswith(ending))
-    yield from FILE_READERS[ending](_text_of(path, source), source)
-
-
-def _text_of(path: Path, source: str) -> str:
-    content = path.read_bytes()
-    if path.name.endswith(".gz"):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise GuardError(
-                f"not a readable gzip file: {error}", where=source, remedy="Compress it again"
-            ) from error
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise GuardError(
-            f"not readable as UTF-8 text: {error}", where=source, remedy="Save the file as UTF-8"
-        ) from error
+    text = read_text(path)
+    if "\n" not in text:  # the lines of an old Mac end in \r alone
+        text = text.replace("\r", "\n")
+    yield from FILE_READERS[ending](text, source)
 
 
 def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
+    if text.lstrip().startswith("["):
+        raise GuardError(
+            "one JSON list, not an object a line",
+            where=source,
+            remedy=f"Write each object on a line of its own: jq -c '.[]' {source} > rows.jsonl",
+        )
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{source}:{number}"
         try:
-            fields = from_json(line)
-        except BadRow as problem:
-            yield SourceRow(where, {}, f"not valid JSON ({problem}): one object per line")
+            fields = read_json(line)
+        except (ValueError, RecursionError) as error:
+            problem = f"not valid JSON ({in_words(error)}): one object per line"
+            yield SourceRow(where, {}, problem)
             continue
         if isinstance(fields, dict):
             yield SourceRow(where, without_nulls(fields))
         else:
             yield SourceRow(where, {}, f"must be an object, got {type(fields).__name__}")
-
-
-def from_json(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises BadRow in a few words where it has none, or one that nothing else could read.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadRow(f"{error.msg} at column {error.colno}") from error
-    except ValueError as error:
-        raise BadRow("a number of thousands of digits") from error
-    except RecursionError as error:
-        raise BadRow(TOO_DEEP) from error
 
 
 def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +131,8 @@ def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 def _csv(text: str, source: str) -> Iterator[SourceRow]:
     # A cell may be as long as its file.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    reader = csv.reader(io.StringIO(text), strict=True)
+    delimiter = _delimiter(text)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
     names: list[str] = []
     while True:
         # The line the row begins on: a quoted cell may hold line breaks.
@@ -156,7 +140,7 @@ def _csv(text: str, source: str) -> Iterator[SourceRow]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield SourceRow(where, {}, f"not valid CSV ({error}): check the quotes from here on")
+            yield SourceRow(where, {}, _not_csv(error))
             return
         if cells is None:
             return
@@ -164,12 +148,47 @@ def _csv(text: str, source: str) -> Iterator[SourceRow]:
             continue
         if not names:
             names = _column_names(cells, where)
+        elif len(cells) > len(names):
+            yield SourceRow(where, {}, _too_many_cells(delimiter, names))
         else:
-            yield _csv_row(where, names, cells)
+            pairs = zip(names, cells, strict=False)
+            yield SourceRow(where, {name: cell for name, cell in pairs if cell})
+
+
+def _delimiter(text: str) -> str:
+    """What separates the columns: the first of DELIMITERS that gives a column of the conversation,
+    else the one that gives most columns.
+    """
+    columns: dict[str, int] = {}
+    for delimiter in DELIMITERS:
+        rows = csv.reader(io.StringIO(text), delimiter=delimiter)
+        header = next((cells for cells in rows if cells), [])
+        if any(cell.strip() in CONVERSATION_FIELDS for cell in header):
+            return delimiter
+        columns[delimiter] = len(header)
+    return max(columns, key=columns.__getitem__)
+
+
+def _not_csv(error: csv.Error) -> str:
+    if "new-line character" in str(error):  # Python's words are for whoever opens the file
+        return "a line ends in \\r alone, others in \\n: save the file with one kind of line end"
+    return f"not valid CSV ({error}): check the quotes from here on"
+
+
+def _too_many_cells(delimiter: str, names: list[str]) -> str:
+    sign = DELIMITERS[delimiter]
+    return (
+        f"more cells than columns: put text with {sign} in quotes "
+        f"(columns, by {sign}: {', '.join(names)[:200]})"
+    )
 
 
 def _column_names(cells: list[str], where: str) -> list[str]:
     names = [cell.strip() for cell in cells]
+    if names[0].startswith("{"):
+        raise GuardError(
+            "objects of JSON, not the columns of a table", where=where, remedy="Name it .jsonl"
+        )
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         raise GuardError(
@@ -179,14 +198,6 @@ def _column_names(cells: list[str], where: str) -> list[str]:
             remedy="Give every column a name of its own",
         )
     return names
-
-
-def _csv_row(where: str, names: list[str], cells: list[str]) -> SourceRow:
-    if len(cells) > len(names):
-        problem = "more cells than columns: put text with commas in quotes"
-        return SourceRow(where, {}, problem)
-    pairs = zip(names, cells, strict=False)
-    return SourceRow(where, {name: cell for name, cell in pairs if cell})
 
 
 def _hub(source: str) -> Iterator[SourceRow]:

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
 from eval.answer import Answer
 from eval.trial import Contestant, Trial
 from guard.conversation.example import Example
+from guard.coverage import ConversationForm
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
 from guard.machine.provenance import versions
@@ -94,12 +95,12 @@ class EngineQuery:
         return ScoreRequest(self.example.messages, self._rule_text, name)
 
     @property
-    def _weights(self) -> list[str] | None:
-        """A contestant's method and weights, and whose turns they read; None for the bare base."""
+    def _weights(self) -> list[Any] | None:
+        """A contestant's method and files, and whose turns they read; None for the bare base."""
         if self.contestant is None:
             return None
         method, card = self.contestant.method, self.contestant.card
-        return [method, card.weights_sha256, self.contestant.config_hash, card.reads]
+        return [method, card.files, card.reads]
 
     @property
     def _rule_text(self) -> str:
@@ -162,7 +163,10 @@ class Served:
         """One calibrated answer per test example, in order; a refusal is no answer."""
         calibration = contestant.card.calibration if contestant else ZERO_SHOT
         rule = self.trial.rule.id
-        return [_answer(calibration, rule, row.logit) for row in self.rows(contestant)]
+        answers: list[Answer] = []
+        for example, row in zip(self.trial.examples, self.rows(contestant), strict=True):
+            answers.append(_answer(calibration, rule, row.logit, example))
+        return answers
 
     def answers_by_seed(self, method: str) -> dict[int, list[Answer]]:
         """A method's answers by seed."""
@@ -211,10 +215,10 @@ def _contestants_in_order(trial: Trial, with_base: bool) -> list[Contestant | No
     return order
 
 
-def _answer(calibration: Calibration, rule: str, logit: float | None) -> Answer:
+def _answer(calibration: Calibration, rule: str, logit: float | None, example: Example) -> Answer:
     if logit is None:
         return Answer(None)
-    verdict = calibration.verdict(rule, logit)
+    verdict = calibration.verdict(rule, logit, ConversationForm(example.messages))
     return Answer(verdict.violates, logit, verdict.p_violation, verdict.confident)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from guard.rule import RULES, Rule, load_rule, text_hash
 from guard.weights.card import CARD, Card, load_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
 
-CONFIG = "adapter_config.json"
-
 
 @dataclass(frozen=True)
 class Contestant:
@@ -41,8 +39,6 @@ class Contestant:
     seed: int
     folder: Path
     card: Card
-    # Hash of adapter_config.json, because the card names the weights only; empty for other methods.
-    config_hash: str
     reference_logits: Mapping[str, float]
 
     @property
@@ -84,6 +80,18 @@ class Trial:
         """The weights of one method by seed; seed 0 alone where the method has no seeds."""
         contestants = [weights for weights in self.contestants if weights.method == method]
         return {contestant.seed: contestant for contestant in contestants}
+
+    def of_rows(self, examples: Sequence[Example], name: str) -> Trial:
+        """The trial in which the served weights alone answer `examples`; their answers are kept in
+        its folder `name`.
+        """
+        return replace(
+            self,
+            examples=tuple(examples),
+            contestants=tuple(self.served(method) for method in self.methods),
+            seeds=(self.served_seed,),
+            folder=self.folder / name,
+        )
 
     def served(self, method: str) -> Contestant:
         """The weights of the served seed; the only ones where the method has no seeds."""
@@ -270,8 +278,6 @@ def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
     """The files that the weights' figures depend on."""
     for contestant in contestants:
         yield contestant.folder / CARD
-        if METHODS[contestant.method].is_adapter:
-            yield contestant.folder / CONFIG
         yield contestant.folder / PREDICTIONS
 
 
@@ -313,12 +319,7 @@ class TrialRequirements:
             if example.id not in logits:
                 problem = f"no reference prediction for test example {example.id}"
                 raise GuardError(problem, where=folder / PREDICTIONS, remedy=remedy)
-        config_hash = ""
-        if METHODS[method].is_adapter:
-            if not (folder / CONFIG).is_file():
-                raise GuardError(f"no {CONFIG}", where=folder, remedy=remedy)
-            config_hash = fingerprint(folder / CONFIG)
-        return Contestant(self.rule.id, method, seed, folder, card, config_hash, logits)
+        return Contestant(self.rule.id, method, seed, folder, card, logits)
 
     def _compare(self, card: Card, folder: Path, method: str, seed: int, remedy: str) -> None:
         """Raise GuardError that names the card's first field that does not fit."""

@@ -1,11 +1,12 @@
 """Parsing of command lines: types of options for argparse, whose errors say what is expected and
-what was given, and lists of names.
+what was given, and lists of names, from Python too.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterable
 
 from guard.errors import GuardError
 
@@ -47,6 +48,14 @@ def comma_separated(text: str, kind: str) -> list[str]:
         remedy = "Name one, or several separated by commas"
         raise GuardError(f"no {kind} was named", got=repr(text), remedy=remedy)
     return names
+
+
+def names_listed(names: Iterable[str], kind: str) -> tuple[str, ...]:
+    """The names. Raises GuardError for a single text, whose letters Python would take for names."""
+    if isinstance(names, str):
+        remedy = f"Write [{names!r}] for a single one"
+        raise GuardError(f"{kind} must be a list of names", got=repr(names), remedy=remedy)
+    return tuple(names)
 
 
 def port(text: str) -> int:

@@ -17,6 +17,11 @@ from guard.errors import GuardError
 # A GLiNER2's folder has the configuration of its encoder here, beside its own.
 ENCODER_CONFIG = "encoder_config/config.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
+# The suffixes of what transformers and vLLM read of a base: weights and their index, configurations
+# also of pooling, a tokenizer, a chat template, code.
+READ_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".py")
+# Records beside a base that nothing which answers reads: of how it was made, and a rule's card.
+RECORDS = ("provenance.json", "card.json")
 IN_PACKAGE = "package:"  # begins a base that an installed package carries
 
 
@@ -73,7 +78,7 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
 
 
 def folder_digest(folder: Path, where: str) -> str:
-    """SHA-256 over a local base's weights, configuration and tokenizer.
+    """SHA-256 over all files of a local base that decide what it computes.
 
     Raises GuardError where a file is missing, or the weights are in another format.
     """
@@ -86,8 +91,7 @@ def folder_digest(folder: Path, where: str) -> str:
                 remedy=f"A base's folder holds {', '.join(REQUIRED_FILES)} and the weights: "
                 "complete it, or name another base",
             )
-    weights = list(folder.glob("*.safetensors"))
-    if not weights:
+    if not any(folder.glob("*.safetensors")):
         raise GuardError(
             "the base has no weights in safetensors, by which it is told from others",
             where=where,
@@ -95,23 +99,32 @@ def folder_digest(folder: Path, where: str) -> str:
             remedy="Save it again with transformers' save_pretrained, which writes "
             "model.safetensors; rules that were trained on it are to be trained again then",
         )
-    files = [*weights, *folder.glob(ENCODER_CONFIG), *(folder / name for name in REQUIRED_FILES)]
-    return _digest(tuple(map(_version_of, sorted(files))))
+    files: list[tuple[str, FileState]] = []
+    for path in sorted(folder.rglob("*")):
+        below = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in below.parts)
+        is_read = path.suffix in READ_SUFFIXES and path.name not in RECORDS
+        if is_read and not is_hidden and path.is_file():
+            files.append((str(below), _state_of(path)))
+    return _digest(folder, tuple(files))
 
 
-def _version_of(path: Path) -> tuple[Path, int, int]:
-    """The file, its time in ns and its size in bytes."""
+FileState = tuple[int, int, int, int]
+
+
+def _state_of(path: Path) -> FileState:
+    """What changes when a file is written again, even with its old time of modification."""
     status = path.stat()
-    return path, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @functools.cache
-def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """SHA-256 over names and contents; time and size tell a file that was written again."""
+def _digest(folder: Path, files: tuple[tuple[str, FileState], ...]) -> str:
+    """SHA-256 over names and contents; the states tell a file that was written again."""
     digest = hashlib.sha256()
-    for path, _, _ in files:
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
+    for name, _ in files:
+        content = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        digest.update(f"{name} {content}\n".encode())
     return digest.hexdigest()
 
 

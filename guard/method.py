@@ -41,8 +41,18 @@ class Method:
         """Whether the weights are a PEFT adapter, which changes what the base computes."""
         return self.acts_from != "output"
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of all files beside a card that decide what the weights answer. Only WORDS may
+        be missing.
+        """
+        if self.is_adapter:
+            return self.weights, PEFT_CONFIG, WORDS
+        return self.weights, WORDS
+
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
+PEFT_CONFIG = "adapter_config.json"
 # The rule's word weights, a file beside the weights of an encoder's adapter.
 WORDS = "words.safetensors"
 

@@ -26,6 +26,16 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 # label, and has a classifier of labels.
 Kind = Literal["decoder", "encoder", "gliner2"]
 
+# vLLM's EngineArgs by which an engine would compute with another base than the cards name, or by
+# rounded weights, keys or values of it.
+OF_ANOTHER_BASE = (
+    *("model", "revision", "code_revision", "hf_config_path", "quantization", "kv_cache_dtype"),
+    *("load_format", "hf_overrides"),
+)
+# What may be said of them all the same: how the base's own weights are read, and in which type the
+# output layer computes.
+LOAD_FORMATS = ("auto", "safetensors")
+HF_OVERRIDES = {"head_dtype"}
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
 
@@ -154,6 +164,21 @@ class Recipe(Strict):
         dtype = engine.get("dtype")
         if dtype not in (None, *get_args(Dtype)):
             raise ValueError(f"dtype: one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+        return engine
+
+    @field_validator("engine")
+    @classmethod
+    def _is_of_this_base(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        for key in OF_ANOTHER_BASE:
+            value = engine.get(key)
+            is_harmless = value is None or (key == "load_format" and value in LOAD_FORMATS)
+            if key == "hf_overrides" and isinstance(value, dict):
+                is_harmless = value.keys() <= HF_OVERRIDES
+            if not is_harmless:
+                raise ValueError(
+                    f"{key}: {value!r} would serve another base than the rules were trained on; "
+                    "name it as `base` and train on it"
+                )
         return engine
 
     @field_validator("methods")
@@ -311,7 +336,7 @@ class Recipe(Strict):
 
     @property
     def base_revision(self) -> str:
-        """What pins the base: the hub commit, or SHA-256 over weights, config and tokenizer.
+        """What pins the base: the hub commit, or SHA-256 over the files of its folder.
 
         Raises GuardError where the commit is not known or the folder lacks a file.
         """

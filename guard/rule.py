@@ -82,6 +82,8 @@ class Rule(Strict):
     # Whether a violation in any of the judged speaker's turns counts, or only one in the last: then
     # every message has to be checked as it comes. Encoders read and data are labelled accordingly.
     turns: Turns = "any"
+    # Whether what is said in other conversations may stand in this rule's without changing a label.
+    wanders: bool = True
     terms: tuple[str, ...] = ()
     violates: tuple[str, ...] = Field(min_length=1)
     allows: tuple[str, ...] = Field(min_length=1)

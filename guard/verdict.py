@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from guard.coverage import ConversationForm, Coverage
+
 ECE_BINS = 15  # Guo et al., 2017
 
 
@@ -14,8 +16,8 @@ class Verdict(NamedTuple):
     """One rule's answer on one conversation.
 
     `logit` is log P(yes) - log P(no) at the verdict token, in nats, uncalibrated. `p_violation` is
-    calibrated. `confident`: it lies outside the uncertainty band about the threshold, in which the
-    weights were too often wrong on their validation split.
+    calibrated. `confident`: the validation rows covered such a conversation, and hardly any of them
+    with such a logit was judged wrongly.
     """
 
     rule: str
@@ -36,13 +38,15 @@ class Calibration:
 
     p = sigmoid(logit / temperature + bias): temperature scaling (Guo et al., 2017) without a bias,
     else Platt's (1999). Probabilities from `uncertainty_band[0]` to `uncertainty_band[1]` are too
-    near to the threshold for a verdict that means much; equal bounds are no band.
+    near to the threshold for a verdict that means much; equal bounds are no band. `coverage` says
+    on which conversations a verdict means anything; None: on all.
     """
 
     temperature: float = 1.0
     threshold: float = 0.5
     bias: float = 0.0
     uncertainty_band: tuple[float, float] = (0.5, 0.5)
+    coverage: Coverage | None = None
 
     def __post_init__(self) -> None:
         # Written so that a NaN fails too: a NaN threshold would read as "allow" for every
@@ -73,10 +77,17 @@ class Calibration:
         low, high = self.uncertainty_band
         return low < high and low <= p_violation <= high
 
-    def verdict(self, rule: str, logit: float) -> Verdict:
-        """The decision on `logit` for `rule`."""
+    def verdict(self, rule: str, logit: float, form: ConversationForm | None = None) -> Verdict:
+        """The decision on `logit` for `rule`. Without a conversation's `form` it is taken for one
+        that is covered.
+        """
         p = self.p_violation(logit)
-        return Verdict(rule, logit, p, self.threshold, confident=not self._is_uncertain(p))
+        confident = not self._is_uncertain(p)
+        if self.coverage is not None and form is not None and confident:
+            confident = self.coverage.has(form)
+            if confident and p < self.threshold:
+                confident = self.coverage.is_sure_allow(form, logit)
+        return Verdict(rule, logit, p, self.threshold, confident)
 
 
 def expected_calibration_error(

@@ -9,20 +9,19 @@ again loads it. Knows nothing of how fast it is; `serve/bench/merged.py` measure
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+from guard.base_files import folder_digest
 from guard.errors import GuardError, exits_cleanly
-from guard.files.yaml_file import validate
 from guard.layout import Runs
 from guard.method import METHODS, ActsFrom
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from guard.weights.card import CARD, Card, load_card
+from guard.weights.card import CARD, Card, load_card, read_card
 from serve.engine import GuardEngine
-from serve.engine.adapter import Requirements, trained
+from serve.engine.adapter import Requirements, check_code, trained
 
 MERGED = "merged"
 # Why weights that act from there on cannot be merged.
@@ -67,10 +66,10 @@ def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
 def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     """Write the base with the adapter's weights in it to `folder`.
 
-    A checkpoint with tokenizer and the adapter's card. Merged in float32 and rounded once, to the
-    recipe's type: in bfloat16 the sum of base and adapter loses what the adapter alone would keep,
-    and the benchmark says how much. Raises GuardError for weights that do not act on the whole
-    prompt, and for an adapter of another base.
+    A checkpoint with tokenizer and the adapter's card, which pins the checkpoint too. Merged in
+    float32 and rounded once, to the recipe's type: in bfloat16 the sum of base and adapter loses
+    what the adapter alone would keep, and the benchmark says how much. Raises GuardError for
+    weights that do not act on the whole prompt, and for an adapter of another base.
     """
     card = load_card(adapter)
     method = METHODS[card.method]
@@ -84,7 +83,7 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     _write_checkpoint(recipe, adapter, part)
-    card.save(part)
+    card.model_copy(update={"merged_revision": folder_digest(part, str(folder))}).save(part)
     _put_in_place(part, folder)
 
 
@@ -128,15 +127,20 @@ def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> Guar
 def _card(recipe: Recipe, folder: Path) -> Card:
     """The card of a merged checkpoint, with the adapter's current threshold.
 
-    Raises GuardError if the checkpoint is not the recipe's base with the adapter beside it.
+    Raises GuardError if the checkpoint is not the recipe's base with the adapter beside it, or not
+    as it was written.
     """
     merged = _read_card(folder)
     again = f"Run `make merge RULE={merged.rule} MODEL={recipe.name}`"
+    revision = folder_digest(folder, str(folder))
+    if revision != merged.merged_revision:
+        problem = "the merged checkpoint is not the one that was written"
+        raise GuardError(problem, where=folder, got=revision[:12], remedy=again)
     adapter = folder.with_name(merged.method)
     card = merged
-    if (adapter / CARD).is_file():
-        card = load_card(adapter)  # which may have a newer threshold for the same weights
-    if card.weights_sha256 != merged.weights_sha256:
+    if (adapter / CARD).is_file():  # which may have a newer threshold for the same weights
+        card = load_card(adapter).model_copy(update={"merged_revision": revision})
+    if card.files != merged.files:
         raise GuardError(
             f"the rule's {METHODS[card.method].label} was trained again since it was merged",
             where=folder,
@@ -151,25 +155,17 @@ def _card(recipe: Recipe, folder: Path) -> Card:
         )
     # With the tokenizer of the checkpoint.
     prompts = PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix)
-    if card.prompt_hash != prompts.hash:
-        raise GuardError(
-            "trained on another wording or layout of the prompt",
-            where=folder,
-            remedy=f"`{card.retrain}`, then {again}",
-        )
+    check_code(card, prompts, folder, f"`{card.retrain}`, then {again}")
     return card
 
 
 def _read_card(folder: Path) -> Card:
-    path = folder / CARD
     try:
-        return validate(json.loads(path.read_text(encoding="utf-8")), Card, where=path)
-    except (OSError, ValueError) as error:
-        raise GuardError(
-            f"no merged checkpoint: {error}",
-            where=folder,
-            remedy="Run `make merge RULE=…` for the rule",
-        ) from error
+        return read_card(folder)
+    except GuardError as error:
+        problem = f"no merged checkpoint: {error.problem}"
+        remedy = "Run `make merge RULE=…` for the rule"
+        raise GuardError(problem, where=folder, got=error.got, remedy=remedy) from error
 
 
 def _arguments() -> argparse.Namespace:

@@ -19,11 +19,11 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import DebertaV2Config, DebertaV2Tokenizer, PreTrainedTokenizerFast
 
 from guard.conversation.example import Message
-from guard.method import PEFT_WEIGHTS
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, weights_sha256
+from guard.weights.card import Card, file_digests
+from guard.weights.head import answer_hash
 
 ENCODER_TARGETS = ("query_proj", "key_proj", "value_proj", "dense")
 CLASSIFIER_TARGETS = ("classifier.0", "classifier.2")
@@ -120,6 +120,7 @@ def save_card(folder: Path, recipe: Recipe, rule_text: str) -> None:
         rule_text=rule_text,
         rule_hash=text_hash(rule_text),
         prompt_hash=Gliner2PromptBuilder.of(recipe).hash,
+        answer_hash=answer_hash(),
         method="lora",
         model=recipe.name,
         base=recipe.base,
@@ -133,9 +134,10 @@ def save_card(folder: Path, recipe: Recipe, rule_text: str) -> None:
         temperature=1.0,
         bias=0.0,
         uncertainty_band=(0.5, 0.5),
+        coverage=None,
         threshold=0.5,
         max_fpr=None,
-        weights_sha256=weights_sha256(folder, PEFT_WEIGHTS),
+        files=file_digests(folder, "lora"),
     ).save(folder)
 
 

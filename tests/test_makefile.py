@@ -21,7 +21,7 @@ FOR_EXPERTS = [
     "test-gpu-path",
     "compare",
     "replay",
-    "retest",
+    "lengths",
     "transfer",
     "curve",
     "sweep",

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from guard.coverage import Coverage
 from guard.errors import GuardError
 from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
-from guard.method import METHODS
 from guard.rule import text_hash
 from guard.verdict import Calibration
-from guard.weights.card import CARD, Card, load_card, read_card, weights_sha256
+from guard.weights.card import CARD, VERSION, Card, file_digests, load_card
+from guard.weights.head import answer_hash
 from guard.weights.predictions import write_predictions
 from train.examples import Row
 from train.job import Job
@@ -34,6 +35,7 @@ def export(
     logits: Sequence[float],
     calibration: Calibration,
     metrics: dict[str, Any],
+    covered: Coverage,
 ) -> None:
     """Write the job's folder, whole or not at all.
 
@@ -46,8 +48,7 @@ def export(
     trained.save(part)
     predictions = zip(rows, logits, strict=True)
     write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
-    weights = weights_sha256(part, METHODS[job.method].weights)
-    _card(job, weights, calibration, metrics).save(part)
+    _card(job, file_digests(part, job.method), calibration, metrics, covered).save(part)
     draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
     _replace(job.folder, part)
@@ -62,17 +63,15 @@ def finish_export(job: Job) -> None:
 
 
 def damage_of(folder: Path) -> str:
-    """What is missing or torn of finished weights; empty if nothing is.
+    """What is missing, torn or edited of finished weights; empty if nothing is.
 
     A card with other keys than today's is no damage: they are good weights of another version.
     """
     try:
-        json.loads((folder / CARD).read_bytes())
+        content = json.loads((folder / CARD).read_bytes())
     except (OSError, ValueError) as error:
         return f"{CARD} cannot be read: {error}"
-    try:
-        read_card(folder)
-    except GuardError:
+    if isinstance(content, dict) and set(content) != {*Card.model_fields, VERSION}:
         return ""
     try:
         load_card(folder)
@@ -102,12 +101,19 @@ def _keep_or_delete(folder: Path) -> None:
     folder.rename(before)
 
 
-def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, Any]) -> Card:
+def _card(
+    job: Job,
+    files: dict[str, str],
+    calibration: Calibration,
+    metrics: dict[str, Any],
+    covered: Coverage,
+) -> Card:
     return Card(
         rule=job.rule.id,
         rule_text=job.rule_text,
         rule_hash=text_hash(job.rule_text),
         prompt_hash=job.builder.hash,
+        answer_hash=answer_hash(),
         reads=job.reads,
         method=job.method,
         model=job.recipe.name,
@@ -123,6 +129,7 @@ def _card(job: Job, weights: str, calibration: Calibration, metrics: dict[str, A
         bias=calibration.bias,
         threshold=calibration.threshold,
         uncertainty_band=calibration.uncertainty_band,
+        coverage=covered,
         max_fpr=job.rule.max_fpr,
-        weights_sha256=weights,
+        files=files,
     )

@@ -15,11 +15,10 @@ from typing import IO, Any
 from guard.files.atomic import atomic_write
 from guard.files.lock import locked
 from guard.layout import Runs, fingerprint, not_current, split_files
-from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import Reads, Rule
-from guard.weights.head import head_hash
+from guard.weights.head import answer_hash
 
 LOCK = "lock"
 # Folders whose weights this process trains, and the open files that hold their locks.
@@ -120,18 +119,14 @@ class Job:
     def inputs(self) -> str:
         """Fingerprint of what decides the weights, read once: a later change makes them stale.
 
-        Without our code and the packages' versions: a reworded message does not make a fleet stale.
+        Without our code, but for what two hashes of it tell, and the packages' versions: a reworded
+        message does not make a fleet stale.
         FORCE=1 trains again. And without the rule's max_fpr: another threshold is chosen from the
         predictions that are kept (`recalibrate.py`).
         """
-        prompt = [self.builder.hash, self.rule_text]
-        if self.reads != "conversation":
-            prompt.append(self.reads)
-        if not METHODS[self.method].is_adapter or self.recipe.kind == "encoder":
-            prompt.append(head_hash())
         return fingerprint(
             self.data_hash,
-            prompt,
+            [self.builder.hash, answer_hash(), self.rule_text, self.reads],
             [self.recipe.base, self.base_revision],
             [self.recipe.training_settings(self.method), self.patience, self.method, self.seed],
         )

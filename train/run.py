@@ -17,12 +17,15 @@ from typing import Any
 
 from guard.arguments import whole_numbers
 from guard.calibration_rows import for_calibration
+from guard.conversation.example import Example, read_examples
 from guard.conversation.labelling import check_labelling
+from guard.coverage import Coverage
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import Runs, is_current
+from guard.layout import Runs, is_current, split_files
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
+from guard.prompt.decoder import Prompt
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from guard.weights.card import read_card
@@ -126,8 +129,25 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     )
     calibration = calibrate(validation, labels, job.rule.max_fpr)
     metrics = validation_metrics(validation, labels, calibration)
-    export(job, trained, seen, logits, calibration, metrics)
+    covered = _coverage(job, trained, logits[: len(rows.validation)])
+    export(job, trained, seen, logits, calibration, metrics, covered)
     return metrics
+
+
+def _coverage(job: Job, trained: Trained, logits: Sequence[float]) -> Coverage:
+    """What the validation rows, of which the weights give these logits in nats, cover."""
+    from train.calibration.coverage import coverage, long_rows
+
+    training, validation, _ = map(read_examples, split_files(job.data))
+    longest = job.recipe.context_tokens - job.builder.verdict_tokens
+    long: list[Example] = []
+    prompts: list[Prompt] = []
+    for row in long_rows(job.rule, validation):
+        prompt = job.builder.build(row.messages, job.rule_text)
+        if len(prompt.token_ids) <= longest:
+            long.append(row)
+            prompts.append(prompt)
+    return coverage(training, validation, logits, long, trained.logits(prompts))
 
 
 def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> None:

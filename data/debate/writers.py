@@ -107,7 +107,7 @@ def _conversation(row: SourceRow, rule: Rule) -> tuple[Message, ...]:
         if row.problem:
             raise BadRow(row.problem)
         return conversation(row.fields, rule)
-    except (BadRow, GuardError) as error:
+    except GuardError as error:
         raise GuardError(
             f"no conversation: {error}",
             where=row.where,

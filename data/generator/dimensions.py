@@ -17,7 +17,7 @@ from typing import Literal
 
 from data.generator.phrasebook import Corpus
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
-from data.generator.tricks import tricks_for
+from data.generator.tricks import TRAINED, tricks_for
 
 # Tokens; the estimate of an exchange's length may be a few per cent too low.
 SHORTEST = 50
@@ -113,7 +113,7 @@ def _acts_beside(tokens: int, rng: random.Random) -> int:
 
 
 def _distractors(corpus: Corpus, tokens: int, rng: random.Random) -> int:
-    if not corpus.book.wanders:
+    if not corpus.rule.wanders:
         return 0
     return _acts_beside(tokens, rng)
 
@@ -121,7 +121,7 @@ def _distractors(corpus: Corpus, tokens: int, rng: random.Random) -> int:
 def _trick(corpus: Corpus, rng: random.Random) -> str | None:
     if rng.random() >= TRICK_SHARE:
         return None
-    return rng.choice(tricks_for(corpus.rule))
+    return rng.choice(tricks_for(corpus.rule, TRAINED))
 
 
 def sample_length(rng: random.Random) -> int:

@@ -137,7 +137,6 @@ class ExcerptWriter:
             "excerpt": name,
             "stratum": STRATA[self.pool],
             "difficulty": "boundary",
-            "wanders": self.corpus.book.wanders,
             "violating_act": f"{name}_{STANCES[1]}",
             "allowed_act": f"{name}_{STANCES[0]}",
             "act": f"{name}_{stance}",

@@ -105,14 +105,13 @@ class Act(Strict):
 class Phrasebook(Strict):
     """The phrases of one rule.
 
-    `domains` are the background domains that surround the rule, all where there are none. A book
-    that `wanders` lets its conversations turn to other domains and to what other rules are about;
-    one that `borrows` lends its acts to other rules' conversations as distractors.
+    `domains` are the background domains that surround the rule, all where there are none; the
+    conversations of a rule that `wanders` turn to others too, and to what other rules are about. A
+    book that `borrows` lends its acts to other rules' conversations as distractors.
     """
 
     rule: str
     domains: tuple[str, ...] = ()
-    wanders: bool = True
     borrows: bool = True
     slots: dict[str, Lines]
     parts: dict[str, Lines]

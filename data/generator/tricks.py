@@ -2,16 +2,17 @@
 
 Knows nothing of rules or of what the message says.
 
-A trick changes no meaning: the label of a conversation stays what it was. Training data hold some,
-evenly over both labels, so that none tells the label; `eval/robustness.py` counts the verdicts that
-each of them flips.
+A trick changes no meaning: the label of a conversation stays what it was. Training data hold those
+of TRAINED, evenly over both labels, so that none tells the label; `eval/robustness.py` counts the
+verdicts that each of TRICKS flips.
 """
 
 from __future__ import annotations
 
+import base64
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from data.generator.phrasebook import Pool, pool_of
 from guard.rule import Rule
@@ -131,15 +132,25 @@ def _beside(text: str, addition: str, rng: random.Random) -> str:
     return f"{text} {addition}"
 
 
-COMMANDS = ("hidden_tags", "instruction")  # that hold an injection for the judge
+def entities(text: str, rng: random.Random, pool: Pool) -> str:
+    """Half of the words in HTML entities."""
+    return _in_words(text, rng, 0.5, lambda word: "".join(f"&#{ord(letter)};" for letter in word))
 
 
-def tricks_for(rule: Rule) -> list[str]:
-    """The tricks that leave the labels of `rule` what they are."""
-    return [name for name in TRICKS if not (rule.commands and name in COMMANDS)]
+def percent(text: str, rng: random.Random, pool: Pool) -> str:
+    """Half of the words in percent-encoding, every letter."""
+    return _in_words(text, rng, 0.5, lambda word: "".join(f"%{ord(letter):02X}" for letter in word))
 
 
-TRICKS: dict[str, Trick] = {
+def in_base64(text: str, rng: random.Random, pool: Pool) -> str:
+    """All of it in base64, in lines of one of the usual lengths."""
+    width = rng.choice((64, 76))
+    line = base64.b64encode(text.encode()).decode()
+    return "\n".join(line[start : start + width] for start in range(0, len(line), width))
+
+
+# Another one, or another order, draws other training data.
+TRAINED: dict[str, Trick] = {
     "zero_width": zero_width,
     "look_alikes": look_alikes,
     "full_width": full_width,
@@ -149,3 +160,10 @@ TRICKS: dict[str, Trick] = {
     "instruction": instruction,
     "master_key": master_key,
 }
+TRICKS = TRAINED | {"entities": entities, "percent": percent, "base64": in_base64}
+COMMANDS = ("hidden_tags", "instruction")  # that hold an injection for the judge
+
+
+def tricks_for(rule: Rule, tricks: Iterable[str]) -> list[str]:
+    """Those of the tricks that leave the labels of `rule` what they are."""
+    return [name for name in tricks if not (rule.commands and name in COMMANDS)]

@@ -151,7 +151,6 @@ class Writer:
             **asdict(pair.dimensions),
             "stratum": {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}[self.pool],
             "difficulty": pair.dimensions.difficulty,
-            "wanders": self.corpus.book.wanders,
             "act": act,
             "stance": self._stance(act),
             "context": next((turn.source for turn in around if turn.source != act), ""),
@@ -309,7 +308,7 @@ class Writer:
 
     def _other_domains(self, domain: str) -> list[str]:
         domains: Iterable[str] = self.corpus.book.domains
-        if self.corpus.book.wanders:
+        if self.corpus.rule.wanders:
             domains = self.corpus.background.domains
         return [name for name in domains if name != domain]
 
@@ -356,7 +355,7 @@ class Writer:
     @property
     def _borrowed(self) -> tuple[Phrasebook, ...]:
         """The books of other rules whose acts may stand in this one's conversations."""
-        if not self.corpus.book.wanders:
+        if not self.corpus.rule.wanders:
             return ()
         return self.corpus.borrowed
 

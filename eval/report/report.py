@@ -148,8 +148,6 @@ class Report:
             *(["## Strata", strata] if strata else []),
             "## Verdict flips under perturbation",
             tables.trick_table(self),
-            "## Length and position",
-            tables.position_table(self),
             "## Served engine against PEFT",
             tables.agreement_table(self),
             "## Notes",

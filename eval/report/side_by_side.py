@@ -42,7 +42,6 @@ def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
             "robustness": Robustness(
                 seeds=_seeds(it.robustness.seeds for it in evaluations),
                 tricks=_together(evaluations, lambda it: it.robustness.tricks),
-                surrounded=_together(evaluations, lambda it: it.robustness.surrounded),
             ),
             "differences": differences_of(right),
             "right": right,

@@ -190,31 +190,6 @@ def _trick_cells(flips: Sequence[TrickFlips]) -> list[str]:
     ]
 
 
-def position_table(report: Evaluated) -> str:
-    """Verdicts that are right amid other conversations, by length and position, over all rules; of
-    one on the last turn at the end alone. A base has no rows that its context cannot hold.
-    """
-    head = ["tokens around", "position", "method", "n", "right"]
-    right: dict[tuple[int, str], dict[str, int]] = {}
-    totals: dict[tuple[int, str], dict[str, int]] = {}
-    for evaluation in report.evaluations:
-        for method in report.trained:
-            for cell in evaluation.robustness.surrounded[method]:
-                key = (cell.tokens, cell.position)
-                of_key = right.setdefault(key, {})
-                of_key[method] = of_key.get(method, 0) + cell.right
-                of_key = totals.setdefault(key, {})
-                of_key[method] = of_key.get(method, 0) + cell.n
-    rows: TableRows = []
-    for (tokens, position), total in totals.items():
-        named = [f"{tokens:,}", position]
-        for method in total:
-            share = share_cell(right[tokens, position][method], total[method])
-            rows.append([*named, label_of(method), str(total[method]), share])
-            named = ["", ""]
-    return markdown_table(head, rows)
-
-
 def agreement_table(report: Evaluated) -> str:
     """The served engine against PEFT, by rule and method."""
     head = ["rule", "method", "prompts", "max difference", "mean difference"]

@@ -2,9 +2,9 @@
 
 A turn's lines are, in this order: who it is from (`name`, or the tool whose call it answers), its
 text, its refusal, and a line of JSON for each tool call. Later messages change no turn before them.
-Ids, a model's reasoning and what its provider keeps with a tool call are not rendered. Pictures,
-sounds and files cannot be: a turn that has one is a PartlyRead. Knows nothing of HTTP and of
-prompts.
+What `keys.py` lists, as ids and a model's reasoning, is not rendered. Pictures, sounds, files and
+what stands under a key that nobody knows cannot be: a turn that has one is a PartlyRead. A message
+that says nothing is an empty turn. Knows nothing of HTTP and of prompts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from guard.conversation import keys
 from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError
+from guard.prompt.encodings import without_escapes
 from guard.prompt.text import visible
+from guard.wrong_values import wrong_values
 
 # OpenAI's role -> ours.
 ROLES = {
@@ -44,15 +47,11 @@ OTHER_PARTS = {
     "file": "a file",
     "input_file": "a file",
 }
-# The type of any other part is named only if it looks like a name: it appears in reasons and logs.
-TYPE_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+TOOLS = "Tools:\n"  # how the turn that describes the tools begins
 INK = re.compile("[!-~]")  # of ASCII, what a reader sees
 # JSON's escapes of characters, next to each other: one character may take two (UTF-16).
 ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
-# Keys of a tool or a tool call: what is read as its function, and what says nothing.
-FUNCTION_KEYS, SILENT_KEYS = ("function", "custom"), ("id", "index", "type")
-# And of a call, what providers keep with it, such as a signature of their model's thoughts.
-PROVIDER_KEYS = ("extra_content", "provider_specific_fields")
+FUNCTION_KEYS = ("function", "custom")  # of a tool or a tool call: what is read as its function
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,8 @@ class PartlyRead(Message):
 class ContentPart(BaseModel):
     """A piece of a message: a text, or something that is no text."""
 
+    model_config = ConfigDict(extra="allow")
+
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -75,7 +76,7 @@ class ContentPart(BaseModel):
     @property
     def words(self) -> str | None:
         """Its text; None if it is no text."""
-        if self.type not in TEXT_PARTS or (self.text is None and self.refusal is None):
+        if self.type not in TEXT_PARTS:
             return None
         return "\n".join(text for text in (self.text, self.refusal) if text)
 
@@ -84,7 +85,7 @@ class ContentPart(BaseModel):
         """What it is where it is no text."""
         if self.type in OTHER_PARTS:
             return OTHER_PARTS[self.type]
-        if TYPE_NAME.fullmatch(self.type):
+        if keys.NAME.fullmatch(self.type):
             return f"a part of type {self.type!r}"
         return "a part of an unknown type"
 
@@ -95,7 +96,9 @@ ToolCalls = Annotated[list[dict[str, Any]], Field(max_length=MAX_CALLS, fail_fas
 
 
 class ChatMessage(BaseModel):
-    """One of OpenAI's messages; other keys hold nothing that is judged."""
+    """One of OpenAI's messages."""
+
+    model_config = ConfigDict(extra="allow")
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | ContentParts | None = None
@@ -105,11 +108,6 @@ class ChatMessage(BaseModel):
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
     function_call: dict[str, Any] | None = None  # before there were tool calls
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it lacks everything that a message can say."""
-        return self.content is None and not (self.refusal or self.audio or self.calls)
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -131,15 +129,32 @@ class ChatMessage(BaseModel):
         for call in self.calls:
             yield _call_line(call)
 
+    def unknown_keys(self) -> Iterator[tuple[str, bool]]:
+        """Its unknown keys and those of its texts, each by where it stands, and whether words may
+        come with it.
+        """
+        yield from keys.unknown_keys(self.model_extra or {}, keys.MESSAGE)
+        for index, part in enumerate(self._parts):
+            if part.words is None:
+                continue
+            for key, may_say in keys.unknown_keys(part.model_extra or {}, keys.PART):
+                yield f"content.{index}.{key}", may_say
+
     @property
-    def other_parts(self) -> list[str]:
-        """The kinds of the parts that are no text, in words."""
+    def unread(self) -> list[str]:
+        """In words, the parts that are no text, and the first unknown key that may say something:
+        there may be very many.
+        """
         parts = []
         for part in self._parts:
             if part.words is None:
                 parts.append(part.kind)
         if self.audio:
             parts.append("a sound")
+        for key, may_say in self.unknown_keys():
+            if may_say:
+                parts.append(f"the key {key!r}")
+                break
         return parts
 
     @property
@@ -174,7 +189,7 @@ def _turns(
         for call in message.calls:
             call_id = call.get("id")
             if isinstance(call_id, str) and call_id:
-                function, _ = _function_of(call)
+                function, _ = function_of(call)
                 tool_names[call_id] = str(function.get("name", ""))
         rendered_turns.append(_turn(number, message, tool_names))
     return tuple(rendered_turns)
@@ -189,7 +204,7 @@ def _refuse_long_arguments(
         calls += message.calls
     characters = 0
     for call in calls:
-        function, _ = _function_of(call)
+        function, _ = function_of(call)
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             characters += len(arguments)
@@ -210,14 +225,14 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
     return tuple(unread)
 
 
-def says_nothing(messages: Iterable[ChatMessage]) -> bool:
-    """Whether the messages have nothing to judge: nothing that is seen, and no part that cannot be
-    read.
+def says_nothing(conversation: Iterable[Message]) -> bool:
+    """Whether there is nothing to judge: nothing that is seen, and no part that cannot be read.
+    What describes tools is said by nobody.
     """
-    for message in messages:
-        if message.other_parts or message.calls:  # a call's line has brackets at least
-            return False
-        if any(map(_is_seen, (message.name or "", *message.lines()))):
+    for turn in conversation:
+        if turn.role == "system" and turn.content.startswith(TOOLS):
+            continue
+        if isinstance(turn, PartlyRead) or is_seen(turn.content):
             return False
     return True
 
@@ -226,7 +241,7 @@ def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """One system turn that describes the tools, a line each; none without tools."""
     if not tools:
         return []
-    return [Message("system", "\n".join(["Tools:", *map(_line, tools)]))]
+    return [Message("system", TOOLS + "\n".join(map(_line, tools)))]
 
 
 def turns_of(
@@ -241,28 +256,23 @@ def turns_of(
 
 def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
     try:
-        message = ChatMessage.model_validate(item, strict=True)
+        return ChatMessage.model_validate(item, strict=True)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        why = f"{key}: {problem['msg']}".removeprefix(": ")
-    else:
-        if not message.is_empty:
-            return message
-        why = "it says nothing"
-    raise GuardError(
-        f"turn {turn} must be {{role, content}} as OpenAI has it: {why}",
-        where=where,
-        got=repr(item)[:60],
-        remedy='For example {"role": "user", "content": "Hello"}',
-    )
+        wrong, *_ = wrong_values(error.errors(), item)
+        why = f"{wrong.key}: {wrong.problem}".removeprefix(": ")
+        raise GuardError(
+            f"turn {turn} must be {{role, content}} as OpenAI has it: {why}",
+            where=where,
+            got=repr(item)[:60],
+            remedy='For example {"role": "user", "content": "Hello"}',
+        ) from None
 
 
-def _is_seen(text: str) -> bool:
+def is_seen(text: str) -> bool:
     """Whether a reader sees anything of the text. ASCII is looked for first, as `visible` takes
     seconds for a long text; of other characters each is looked at once, by itself.
     """
-    text = text.strip()  # spaces alone are the quickest to find
+    text = without_escapes(text).strip()  # spaces alone are the quickest to find
     return INK.search(text) is not None or any(map(_is_sign_seen, set(text)))
 
 
@@ -274,14 +284,14 @@ def _is_sign_seen(sign: str) -> bool:
 def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> Message:
     lines = list(message.lines())
     name = message.name or ""
-    if not name and any(map(_is_seen, lines)):  # else the tool's name stands in its call alone
+    if not name and any(map(is_seen, lines)):  # else the tool's name stands in its call alone
         name = tool_names.get(message.tool_call_id or "", "")
-    if _is_seen(name):
+    if is_seen(name):
         lines.insert(0, f"From {name}:")
     role = ROLES[message.role]
+    unread = tuple(f"message {number} has {part}" for part in message.unread)
     try:
-        if message.other_parts:
-            unread = tuple(f"message {number} has {part}" for part in message.other_parts)
+        if unread:
             return PartlyRead(role, "\n".join(lines), unread)
         return Message(role, "\n".join(lines))
     except GuardError as error:
@@ -290,8 +300,9 @@ def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> M
         ) from error
 
 
-def _function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The function of a tool call, or of a tool's description, and what stands beside it.
+def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The function of a tool call, or of a tool's description, and what stands beside it that may
+    be rendered.
 
     Without a function, all of it and nothing.
     """
@@ -299,7 +310,7 @@ def _function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         if isinstance(call.get(key), Mapping):
             beside: dict[str, Any] = {}
             for name, value in call.items():
-                if name not in (key, *SILENT_KEYS) and value is not None:
+                if name != key and name not in keys.TOOL and value is not None:
                     beside[name] = value
             return dict(call[key]), beside
     return dict(call), {}
@@ -307,7 +318,7 @@ def _function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 def _call_line(call: Mapping[str, Any]) -> str:
     """A tool call as `_line`, without what its provider keeps with it."""
-    return _line({key: value for key, value in call.items() if key not in PROVIDER_KEYS})
+    return _line({key: value for key, value in call.items() if key not in keys.CALL})
 
 
 def _line(tool: Mapping[str, Any]) -> str:
@@ -316,7 +327,7 @@ def _line(tool: Mapping[str, Any]) -> str:
     What stands beside its function, but for its id, follows as an object of its own: a chat
     template may show it.
     """
-    function, beside = _function_of(tool)
+    function, beside = function_of(tool)
     if isinstance(function.get("arguments"), str):
         function["arguments"] = _arguments(function["arguments"])
     line = json.dumps(function, ensure_ascii=False)

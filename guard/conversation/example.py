@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
+from guard.files.strict_json import read_json
 
 ROLES = ("system", "user", "assistant", "tool")
 Split = Literal["train", "validation", "test"]
@@ -118,7 +119,7 @@ def read_examples(path: Path) -> list[Example]:
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         where = f"{path}:{number}"
         try:
-            row = json.loads(line)
+            row = read_json(line)
             row["messages"] = as_messages(row["messages"], where="messages")
             examples.append(Example(**row))
         except (GuardError, ValueError, KeyError, TypeError) as error:

@@ -1,7 +1,8 @@
 """What the labels of a data set follow from besides its rows, so that a changed rule is noticed.
 
 The generator labels a row by whom the rule judges, by which turns count and by whether it is about
-commands, and a plain `text` is said by whom the rule judges. Knows nothing of models.
+commands, a plain `text` is said by whom the rule judges, and what is put around a long turn follows
+from whether the rule wanders. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ MANIFEST_KEY = "labelling"
 
 def labelling(rule: Rule) -> dict[str, Any]:
     """The fields of the rule that decide what its rows are labelled."""
-    return {"judged": rule.judged, "turns": rule.turns, "commands": rule.commands}
+    return {
+        "judged": rule.judged,
+        "turns": rule.turns,
+        "commands": rule.commands,
+        "wanders": rule.wanders,
+    }
 
 
 def check_labelling(data: Path, rule: Rule) -> None:

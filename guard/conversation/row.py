@@ -2,7 +2,8 @@
 
 A row has `messages` as OpenAI has them, with or without `tools` and the `response` to them, or
 `prompt` and `response`, or `text`; each of them with or without `system`. One of the others that
-stands beside them must say again what one of the turns says. Knows nothing of labels and of files.
+stands beside them must say again what one of the turns says. One of the turns must say something.
+Knows nothing of labels and of files.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from guard.conversation.chat import turns_of
+from guard.conversation import keys
+from guard.conversation.chat import says_nothing, turns_of
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from guard.files.strict_json import RepeatedKey, in_words, read_json
 
+CONVERSATION_FIELDS = ("messages", "prompt", "response", "text")
 # What chat templates write around turns: control tokens, roles, signs.
 _TEMPLATE = re.compile(
     r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,20}\]|[^\w\s]|_|\b(?:system|user|human|question|q|instruction"
@@ -27,7 +31,8 @@ _TEMPLATE = re.compile(
 def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple[Message, ...]:
     """The turns of a row; a `text` is said by `text_role`. What is null is not there.
 
-    Raises GuardError if the row has no conversation, or one that cannot be read whole.
+    Raises GuardError if the row has no conversation, one in which nothing is said, or one that
+    cannot be read whole.
     """
     present = {name: value for name, value in fields.items() if value is not None}
     beside: tuple[str, ...]
@@ -42,31 +47,43 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
         turns = turns_of([{"role": text_role, "content": text}], where="text")
         beside = ("tools",)
     else:
-        raise GuardError(
-            "no conversation",
-            got=", ".join(fields) or "nothing",
-            remedy="A row needs messages, or prompt and response, or text",
-        )
+        raise _no_conversation(fields)
     turns = _after_system(turns, present)
     for name in beside:
         _refuse_left_out(name, present, turns)
+    if says_nothing(turns):
+        raise GuardError(
+            "the conversation is empty",
+            got=repr(fields)[:60],
+            remedy="Leave the row out, or write down what was said",
+        )
     return turns
+
+
+def _no_conversation(fields: Mapping[str, Any]) -> GuardError:
+    problem = "no conversation"
+    for name in ("messages", "prompt", "response", "text"):
+        if name in fields:
+            problem += f", {name} is null"
+    return GuardError(
+        problem,
+        got=", ".join(fields)[:200] or "nothing",
+        remedy="A row needs messages, or prompt and response, or text, not null and not empty",
+    )
 
 
 def json_cell(value: Any, name: str) -> Any:
     """The value of a cell that holds JSON as text, as tables have it; another value as it is.
 
-    Raises GuardError for text that is no JSON.
+    Raises GuardError for text that is no JSON, or has a key twice.
     """
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return read_json(value)
     except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise GuardError(
-            f"{name} must be JSON: {why}", got=value[:60], remedy="Write it as JSON"
-        ) from error
+        problem = f"{name} must be JSON: {in_words(error)}"
+        raise GuardError(problem, got=value[:60], remedy="Write it as JSON") from error
 
 
 def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Message]) -> None:
@@ -91,10 +108,15 @@ def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Mess
 
 
 def _described_tools(tools: Any) -> Any:
-    """The tools of a cell; none where a text only names them."""
+    """The tools of a cell; none where a text only names them.
+
+    Raises GuardError for JSON that has a key twice or is nested too deeply.
+    """
     try:
         described = json_cell(tools, "tools")
-    except GuardError:
+    except GuardError as error:
+        if isinstance(error.__cause__, RepeatedKey | RecursionError):
+            raise
         return []
     return described if isinstance(described, list | dict) else []
 
@@ -214,6 +236,7 @@ def _answers_in(response: Any) -> list[dict[str, Any]]:
         if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
             messages = [choice.get("message") for choice in choices]
             if all(isinstance(message, dict) for message in messages):
+                _refuse_beside_the_messages(response, choices)
                 return messages
     elif isinstance(response, dict) and ("content" in response or "tool_calls" in response):
         return [response]
@@ -226,14 +249,30 @@ def _answers_in(response: Any) -> list[dict[str, Any]]:
     )
 
 
+def _refuse_beside_the_messages(
+    completion: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise GuardError where a chat completion may say something beside its messages."""
+    for fields, known in [(completion, keys.COMPLETION), *((one, keys.CHOICE) for one in choices)]:
+        key = keys.first_that_may_say(fields, {*known, "choices", "message"})
+        if key is not None:
+            raise GuardError(
+                f"the response has the key {key!r}, which no rule reads",
+                got=repr(fields)[:60],
+                remedy="Leave the key out, or have the message alone there",
+            )
+
+
 def _reply_in(text: str) -> Any:
     """The message or chat completion that a cell of a table holds as JSON; a reply's text, which
     may be JSON too, as it is.
+
+    Raises GuardError for one that has a key twice.
     """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
     if isinstance(value, dict) and value.keys() & {"choices", "content", "tool_calls"}:
-        return value
+        return json_cell(text, "response")
     return text

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from guard.errors import GuardError
 from guard.files.lock import locked
+from guard.files.strict_json import read_json
 
 
 class KeptRow(Protocol):
@@ -83,7 +84,7 @@ class AnswerFile(Generic[RowT]):
     def _read(self, row_type: type[RowT]) -> None:
         for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], start=1):
             try:
-                row = row_type(**json.loads(line))
+                row = row_type(**read_json(line))
             except (ValueError, TypeError) as error:
                 raise GuardError(
                     f"not a kept answer: {error}",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
+from guard.files.strict_json import in_words, read_json
 
 MAX_BYTES = 2**20  # a card or an adapter's configuration has a few thousand
 
@@ -14,8 +14,8 @@ MAX_BYTES = 2**20  # a card or an adapter's configuration has a few thousand
 def load_json(path: Path, *, remedy: str) -> Any:
     """The value in the file.
 
-    Raises GuardError if it cannot be read, is no JSON in UTF-8, has more than MAX_BYTES, or is
-    nested so deep that it cannot be parsed.
+    Raises GuardError if it cannot be read, is no JSON in UTF-8 as `strict_json.py` reads it, has
+    more than MAX_BYTES, or is nested so deep that it cannot be parsed.
     """
     try:
         with path.open("rb") as file:
@@ -23,8 +23,8 @@ def load_json(path: Path, *, remedy: str) -> Any:
         if len(content) > MAX_BYTES:
             problem = f"more than {MAX_BYTES} bytes, which no file of its kind has"
             raise GuardError(problem, where=path, remedy=remedy)
-        return json.loads(content.decode("utf-8"))
+        return read_json(content.decode("utf-8"))
     except OSError as error:
         raise GuardError(f"cannot be read: {error}", where=path, remedy=remedy) from error
     except (ValueError, RecursionError) as error:
-        raise GuardError(f"not valid JSON: {error}", where=path, remedy=remedy) from error
+        raise GuardError(f"not valid JSON: {in_words(error)}", where=path, remedy=remedy) from error

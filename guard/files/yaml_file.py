@@ -17,6 +17,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from guard.errors import GuardError, choose_from, did_you_mean
+from guard.files.text_file import read_text
+from guard.wrong_values import WrongValue, wrong_values
 
 CORRECT_KEYS = "Correct these keys, after the model of another file of its kind"
 
@@ -82,7 +84,7 @@ def load(path: Path, model: type[Model]) -> Model:
         raise GuardError(
             "must be a mapping of keys to values",
             where=path,
-            got=type(content).__name__,
+            got="nothing" if content is None else repr(content)[:60],
             remedy="Write one `key: value` a line, after the model of the other files there",
         )
     return validate(content, model, where=path)
@@ -91,19 +93,12 @@ def load(path: Path, model: type[Model]) -> Model:
 def _read(path: Path) -> Any:
     """The file's values. Raises GuardError where it is not YAML."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml12Loader)
+        return yaml.load(read_text(path), Loader=_Yaml12Loader)
     except yaml.YAMLError as error:
         raise GuardError(
             f"not valid YAML{_line_of(error)}: {getattr(error, 'problem', error)}",
             where=path,
             remedy="Correct the file; a text with ':' or '#' needs quotes",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise GuardError(
-            "not UTF-8 text",
-            where=path,
-            got=f"byte {error.object[error.start]:#x} at {error.start}",
-            remedy="Save the file as UTF-8",
         ) from error
     # For example a number of thousands of digits, or brackets nested a thousand deep.
     except (ValueError, RecursionError) as error:
@@ -139,19 +134,20 @@ def validate(
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        problems = "; ".join(_in_words(problem, model) for problem in error.errors())
+        wrong = wrong_values(error.errors(), json.loads(text))
+        problems = "; ".join(_in_words(value, model) for value in wrong)
         raise GuardError(problems, where=where, remedy=remedy) from error
 
 
-def _in_words(problem: Any, model: type[BaseModel]) -> str:
-    """One of pydantic's errors in words: the key, what is wrong with it, and its value."""
-    key = ".".join(str(part) for part in problem["loc"]) or "content"
-    if problem["type"] == "extra_forbidden":
-        return _unknown_key(key, problem["loc"], model)
-    if problem["type"] == "missing":
+def _in_words(value: WrongValue, model: type[BaseModel]) -> str:
+    """The key, what is wrong with it, and its value."""
+    key = value.key or "content"
+    if value.kind == "extra_forbidden":
+        return _unknown_key(key, value.path, model)
+    if value.kind == "missing":
         return f"missing key '{key}'"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"'{key}': {message[0].lower()}{message[1:]}, got {repr(problem['input'])[:60]}"
+    words = f"'{key}': {value.problem[0].lower()}{value.problem[1:]}"
+    return f"{words}, got {value.got}" if value.got else words
 
 
 def _unknown_key(key: str, location: tuple[Any, ...], model: type[BaseModel]) -> str:

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import fingerprint
-from guard.prompt.text import visible
+from guard.prompt.text import reading_hash, visible
 from guard.recipe import Recipe
 
 INSTRUCTION = (
@@ -39,9 +39,13 @@ INSTRUCTION = (
 )
 ROLE_LABELS = {"system": "System:", "user": "User:", "assistant": "Assistant:", "tool": "Tool:"}
 YES, NO = "yes", "no"
-# Every role, a line break, a forgery, hidden and look-alike characters.
+# Every role, a line break, a forgery, hidden and look-alike characters, and encodings of "This is".
 SAMPLE = tuple(
-    Message(role, f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by")
+    Message(
+        role,
+        f"A {role} says:\n5 mg, <|im_end|> caf\u00e9 p\u0430\u200by\n"
+        "&#84;&#x68;&lt;is is %54%68%69%73%20is VGhpcyBpcw== 54686973206973",
+    )
     for role in ROLE_LABELS
 )
 
@@ -116,19 +120,10 @@ class PromptBuilder:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over the token ids of a fixed prompt and of the verdicts.
-
-        An adapter answers exactly this rendering.
+        """SHA-256 over how text is read, and over what the builder makes of a fixed conversation
+        and rule. Weights answer exactly this rendering.
         """
-        return fingerprint(
-            [
-                self.prefix_ids(SAMPLE),
-                self.suffix_ids(SAMPLE[0].content),
-                self.suffix_ids(""),
-                self.yes_id,
-                self.no_id,
-            ]
-        )
+        return fingerprint(reading_hash(), self._sample())
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
         """The prompt whose next token is the verdict.
@@ -181,6 +176,16 @@ class PromptBuilder:
         """
         role = "user" if rule_text.split() else "assistant"
         return tuple(self._header(role))
+
+    def _sample(self) -> list[Any]:
+        """The token ids of a fixed prompt and of the verdicts."""
+        return [
+            self.prefix_ids(SAMPLE),
+            self.suffix_ids(SAMPLE[0].content),
+            self.suffix_ids(""),
+            self.yes_id,
+            self.no_id,
+        ]
 
     @staticmethod
     def _tokenizer_of(base: str, revision: str | None) -> Tokenizer:

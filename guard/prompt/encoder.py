@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 from tokenizers import Tokenizer
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.layout import fingerprint
 from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder
 from guard.prompt.windows import (
     OVERLAP,
@@ -70,9 +69,8 @@ class EncoderPromptBuilder(PromptBuilder):
         tokenizer = cls._tokenizer_of(recipe.base_path, recipe.commit)
         return cls(tokenizer, recipe.window_tokens)
 
-    @cached_property
-    def hash(self) -> str:
-        """SHA-256 over a fixed conversation's token ids, its windows, their spans, and which count.
+    def _sample(self) -> list[Any]:
+        """A fixed conversation's token ids, its windows, their spans, and which count.
 
         Raises GuardError where the tokenizer writes two speakers' labels alike.
         """
@@ -86,7 +84,7 @@ class EncoderPromptBuilder(PromptBuilder):
             windows_and_spans.append([window.token_ids, spans])
         constants = [self.start_id, self.window_tokens, OVERLAP, SPAN_TOKENS]
         speakers = {judged: SPEAKERS[judged] for judged in get_args(Judged)}
-        return fingerprint([ids, windows_and_spans, constants, speakers, SILENT])
+        return [ids, windows_and_spans, constants, speakers, SILENT]
 
     def prefix_pieces(self, messages: Iterable[Message]) -> Iterator[list[int]]:
         """The turns, each ended by the separator."""

@@ -19,13 +19,12 @@ import re
 import sys
 import unicodedata
 from collections.abc import Sequence
-from functools import cached_property
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.layout import fingerprint
 from guard.prompt.decoder import SAMPLE, labelled
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import UNKNOWN, Span, Window, cut_windows
@@ -48,15 +47,14 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         self.label_id = self._control(LABEL_MARKER)
         self.text_id = self._control(TEXT_MARKER)
 
-    @cached_property
-    def hash(self) -> str:
-        """SHA-256 over a fixed conversation's and rule's token ids and their windows."""
+    def _sample(self) -> list[Any]:
+        """A fixed conversation's and rule's token ids and their windows."""
         schema = self._schema_ids(SAMPLE[0].content)
         start = self._start(schema)
         ids = self.prefix_ids(SAMPLE * 3)
         windows = cut_windows(ids, start, self.separator_id, limit=len(start) + 32)
         window_ids = [window.token_ids for window in windows]
-        return fingerprint([ids, schema, window_ids, self.window_tokens])
+        return [ids, schema, window_ids, self.window_tokens]
 
     def turn_ids(self, message: Message) -> list[int]:
         """The words of one message behind its speaker's label."""

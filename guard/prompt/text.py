@@ -1,4 +1,4 @@
-"""What a reader sees of a text: hidden characters and look-alikes undone.
+"""What a reader sees of a text: hidden characters, look-alikes and encodings undone.
 
 Knows nothing of prompts or rules.
 
@@ -9,8 +9,12 @@ nobody sees and models read. A guard has to read what the person and the guarded
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
+
+from guard.layout import fingerprint
+from guard.prompt.encodings import decoded
 
 # Cyrillic, Greek, Armenian, Cherokee and Lisu letters that look Latin in common fonts (a part of
 # Unicode's confusables.txt, UTS 39).
@@ -56,15 +60,44 @@ def _as_tags(text: str) -> str:
 # could hide text as well as anywhere.
 _FLAGS = "|".join(map(_as_tags, ("gbeng", "gbsct", "gbwls")))
 _FLAG = re.compile(f"(?<=\U0001f3f4)(?:{_FLAGS})\U000e007f")
+# One text in each encoding that is read, for `reading_hash`.
+ENCODED = (
+    "&#84;ake &amp; &lt;b&gt;",
+    "Take%20eight%20hundred",
+    "\\u0054ake and \\x54\\x61ke",
+    "T<b>a</b>ke **ei**ght<!-- -->",
+    "VGFrZSBlaWdodCBodW5kcmVkIG1pbGxpZ3JhbXM=",
+    "54 61 6b 65 20 65 69 67 68 74 20 68 75 6e 64 72 65 64",
+)
 # Unicode's names of decompositions of letters that differ from others only in style.
 _STYLED = ("<font>", "<wide>", "<circle>", "<compat>")
 MARKS = 30  # on one letter, as in Unicode's stream-safe text: sorting thousands takes minutes
 ALONE = 3  # letters that a word of look-alikes alone must have: alpha and chi squared are Greek
 _BREAKS = "\t\n\r\x0b\x0c\x1c\x1d\x1e\x85"
+_CONTROLS = {code: None for code in (*range(0x20), 0x7F) if chr(code) not in _BREAKS}  # of ASCII
 # A word includes accents that do not compose.
 _WORD = re.compile("[^\\W\\d_](?:[^\\W\\d_]|[\u0300-\u036f])*")
 # From this share of ASCII letters on, a word of look-alikes alone is taken for Latin too.
 LATIN_SHARE = 0.5
+
+
+@functools.cache
+def reading_hash() -> str:
+    """A fingerprint of how `visible` reads each character that it may change, alone and between
+    others: if it changes, weights would read other text than they were trained on.
+
+    Of the characters of Unicode 3.2, which every Python reads alike, and of the tables here;
+    ideographs and syllables, which stay, are left out.
+    """
+    characters = {*_LOOK_ALIKES, *_SMALL_CAPITALS, *map(chr, _TAGS), *_BREAKS}
+    for code in range(0x20, 0x1F000):
+        category = unicodedata.ucd_3_2_0.category(chr(code))
+        if category not in ("Cn", "Co", "Cs", "Lo"):
+            characters.add(chr(code))
+    read = [visible("a" + "\u0301" * 2 * MARKS), *map(visible, ENCODED)]
+    for text in ("{0}", "a{0}b", "\u0436{0}{0}\u0436", "\u0915{0}\u0937"):
+        read.append(visible("\n".join(map(text.format, sorted(characters)))))
+    return fingerprint(read, [MARKS, ALONE, LATIN_SHARE])
 
 
 def visible(text: str) -> str:
@@ -72,13 +105,22 @@ def visible(text: str) -> str:
 
     No characters without ink, empty ones as spaces, tag characters as the ASCII they stand for,
     styled letters plain, and letters of other scripts that look Latin as Latin in Latin words.
-    Fractions, superscripts and words of other scripts stay.
+    Fractions, superscripts and words of other scripts stay. Encodings are read (`encodings.py`).
 
     Not undone: text that is displayed in another order, look-alikes beyond the usual ones,
-    spelling. ASCII comes back as it is but for control characters that break no line.
+    spelling. Other ASCII comes back as it is but for control characters that break no line.
     """
-    if text.isascii() and text.isprintable():
+    text = _undisguised(text)
+    plain = decoded(text)
+    if plain == text:
         return text
+    return _undisguised(plain)
+
+
+def _undisguised(text: str) -> str:
+    """The text without hidden characters and look-alikes."""
+    if text.isascii():
+        return text.translate(_CONTROLS)
     text = _BLANK.sub(" ", _INKLESS.sub("", _FLAG.sub("", text).translate(_TAGS)))
     text = unicodedata.normalize("NFC", _without_controls(text))
     if text.isascii():

@@ -1,27 +1,32 @@
 """`card.json` beside every rule's weights: what they answer, on which base, how well.
 
-Knows nothing of tensors.
+A version of a rule is one set of weights with its card. `Card.version` identifies it everywhere: it
+changes with whatever decides an answer. Knows nothing of tensors.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
+from guard.coverage import Coverage
 from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
 from guard.files.yaml_file import Strict, validate
-from guard.method import METHODS, PEFT_WEIGHTS, WORDS
+from guard.layout import fingerprint
+from guard.method import METHODS, WORDS
 from guard.rule import Reads
 from guard.verdict import Calibration
 
 CARD = "card.json"
+VERSION = "version"  # the key of `Card.version` in the file
 
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -32,7 +37,9 @@ class Card(Strict):
     rule: str
     rule_text: str
     rule_hash: str
-    prompt_hash: str  # PromptBuilder.hash: the instruction, the rendering, the answer prefix
+    # PromptBuilder.hash: how text is read, the instruction, the rendering, the answer prefix.
+    prompt_hash: str
+    answer_hash: str  # weights.head.answer_hash: how words, heads and calibrations are computed
     # The turns that an encoder's head reads, as the rule says; on any other base, all of them.
     reads: Reads = "conversation"
     method: str  # a name of guard.method.METHODS
@@ -50,9 +57,14 @@ class Card(Strict):
     bias: float = Field(allow_inf_nan=False)
     threshold: Probability
     uncertainty_band: tuple[Probability, Probability]
+    # The conversations on which a verdict may be confident; None, of random weights: all.
+    coverage: Coverage | None
     # The rule's max_fpr that the threshold was chosen for; None: the threshold is balanced.
     max_fpr: Probability | None
-    weights_sha256: str
+    # SHA-256 of each file beside the card that decides an answer (`Method.files`), by its name.
+    files: dict[str, str]
+    # What pins the base that the weights were merged into; None: they lie beside the card.
+    merged_revision: str | None = None
 
     @field_validator("method")
     @classmethod
@@ -77,11 +89,27 @@ class Card(Strict):
     @property
     def calibration(self) -> Calibration:
         """How this adapter's logit becomes a verdict."""
-        return Calibration(self.temperature, self.threshold, self.bias, self.uncertainty_band)
+        return Calibration(
+            self.temperature, self.threshold, self.bias, self.uncertainty_band, self.coverage
+        )
+
+    @cached_property
+    def version(self) -> str:
+        """The digest that identifies these weights with this card.
+
+        It covers every field, so the contents of all files that decide an answer, the calibration,
+        the base, the prompt, and our code as far as the two hashes of it do.
+        """
+        return fingerprint(self.model_dump(mode="json"))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """The card with other values, checked as any, and of another version."""
+        return type(self)(**(self.model_dump() | dict(update or {})))
 
     def save(self, folder: Path) -> None:
-        """Write `card.json`, whole or not at all."""
-        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        """Write `card.json` with its version, whole or not at all."""
+        content = self.model_dump(mode="json") | {VERSION: self.version}
+        text = json.dumps(content, indent=2, ensure_ascii=False)
         with atomic_write(folder / CARD) as part:
             part.write_text(text + "\n", encoding="utf-8")
 
@@ -89,18 +117,24 @@ class Card(Strict):
 def load_card(folder: Path) -> Card:
     """The card of a folder of weights.
 
-    Raises GuardError if it is missing or malformed or the weights are not the card's.
+    Raises GuardError if it is missing, malformed or edited, or a file beside it that decides an
+    answer is not the card's.
     """
     card = read_card(folder)
-    sha256 = weights_sha256(folder, METHODS[card.method].weights)
-    if sha256 != card.weights_sha256:
-        raise GuardError(
-            "the weights are not those of the card",
-            where=folder,
-            got=sha256[:12],
-            remedy="Train again or restore the folder",
-        )
+    check_files(card, file_digests(folder, card.method), folder)
     return card
+
+
+def check_files(card: Card, digests: Mapping[str, str], folder: Path) -> None:
+    """Raise GuardError that names the first file whose digest is not the one on the card."""
+    for name in sorted(card.files.keys() | digests.keys()):
+        if card.files.get(name) != digests.get(name):
+            raise GuardError(
+                f"the weights are not those of the card: {name} is another file",
+                where=folder,
+                got=digests.get(name, "no such file")[:12],
+                remedy="Train again or restore the folder",
+            )
 
 
 def check_rule(card: Card, rule: str, folder: Path) -> None:
@@ -113,41 +147,51 @@ def check_rule(card: Card, rule: str, folder: Path) -> None:
 
 
 def read_card(folder: Path) -> Card:
-    """The card, with no look at the weights. Raises GuardError if it is missing or malformed."""
+    """The card, with no look at the weights.
+
+    Raises GuardError if it is missing or malformed, or says something else than was written.
+    """
     path = folder / CARD
     if not path.is_file():
+        problem = f"no {CARD}: not finished weights"
+        if not folder.is_dir():
+            problem += "; there is no such folder"
         raise GuardError(
-            f"no {CARD}: not finished weights",
+            problem,
             where=folder,
             remedy="Run `make train` for this rule",
         )
     content = load_json(path, remedy="Train again or restore the folder")
+    stated = content.pop(VERSION, None) if isinstance(content, dict) else None
     # A card of an earlier version: training without FORCE=1 would keep it.
     remedy = "Train it again: `make train` for this rule, with FORCE=1"
-    return validate(content, Card, where=path, remedy=remedy)
+    card = validate(content, Card, where=path, remedy=remedy)
+    if stated != card.version:
+        raise GuardError(
+            f"the card was edited: it is of version {card.version[:12]} now, not of the one it "
+            "states",
+            where=path,
+            got=str(stated)[:12],
+            remedy="Restore it or run `make train` for this rule; another threshold is chosen by "
+            "the rule's max_fpr",
+        )
+    return card
 
 
-def weights_sha256(folder: Path, name: str = PEFT_WEIGHTS) -> str:
-    """SHA-256 of the weights file `name` of the folder and, where there are any, of the words
-    beside it. Raises GuardError if there are no weights.
+def file_digests(folder: Path, method: str) -> dict[str, str]:
+    """SHA-256 of each file of the folder that decides what weights of this method answer, by its
+    name, as a card has them. Raises GuardError if one is missing or cannot be read.
     """
-    if not (folder / name).is_file():
+    digests: dict[str, str] = {}
+    for name in METHODS[method].files:
+        if name == WORDS and not (folder / name).is_file():
+            continue
         remedy = "Run `make train` for this rule, with FORCE=1"
-        raise GuardError(f"no {name}", where=folder, remedy=remedy)
-    return contents_sha256(weights_contents(folder, name))
-
-
-def weights_contents(folder: Path, name: str) -> list[bytes]:
-    """The weights file and, where there are any, the words beside it. Raises OSError."""
-    contents = [(folder / name).read_bytes()]
-    if (folder / WORDS).is_file():
-        contents.append((folder / WORDS).read_bytes())
-    return contents
-
-
-def contents_sha256(contents: Sequence[bytes]) -> str:
-    """What a card says of its weights."""
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(content)
-    return digest.hexdigest()
+        try:
+            with (folder / name).open("rb") as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise GuardError(f"no {name}", where=folder, remedy=remedy) from None
+        except OSError as error:
+            raise GuardError(f"cannot be read: {error}", where=folder, remedy=remedy) from error
+    return digests

@@ -21,9 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from guard.conversation.example import Message
+from guard.coverage import WORD_BITS, ConversationForm, word_hash
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.ngrams import MOST_NGRAMS, NgramRows, NgramVocabulary, ngram_rows
+from guard.verdict import Calibration
 
 State = npt.NDArray[np.float32]
 Tensors = Mapping[str, np.ndarray]
@@ -126,12 +129,36 @@ def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
     return Head(weight.astype(np.float32), bias, words)
 
 
-def head_hash() -> str:
-    """A fingerprint of what heads read of a fixed text: if it changes, heads are trained again."""
+def answer_hash() -> str:
+    """A fingerprint of what is made of a fixed text's words, by a fixed head, calibration and
+    coverage: if it changes, weights would answer otherwise than they were trained to, and are
+    trained again.
+    """
     texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
     vocabulary = NgramVocabulary.of(texts)
     tfidf = [values.round(6).tolist() for values in vocabulary.tfidf(texts[0])]
-    return fingerprint([vocabulary.keys.tolist(), MOST_NGRAMS, tfidf])
+    words = WordWeights(vocabulary, np.linspace(-1, 1, len(vocabulary.keys), dtype=np.float32))
+    states = np.array([[2.0, 0.25], [0.5, -1.0]])
+    logit = Head(np.array([1.5, -0.5], np.float32), 0.125, words).logit(states, texts[0])
+    calibration = Calibration(
+        temperature=2.0, threshold=0.6, bias=-0.25, uncertainty_band=(0.3, 0.7)
+    )
+    verdicts: list[tuple[float, bool, bool]] = []
+    for any_logit in (-99.0, -1.5, logit, 1.5, 99.0):
+        verdict = calibration.verdict("", any_logit)
+        verdicts.append((round(verdict.p_violation, 6), verdict.violates, verdict.confident))
+    unknown = [round(_unknown_share(stretch), 6) for stretch in range(1, 60, 7)]
+    numbers = [MOST_NGRAMS, round(logit, 6), unknown]
+    return fingerprint([vocabulary.keys.tolist(), tfidf, verdicts, numbers])
+
+
+def _unknown_share(stretch: int) -> float:
+    """What coverage says of a fixed conversation in which the words of a stretch are unknown."""
+    words = [f"word{chr(ord('a') + number % 26)}{'x' * (number % 7)}" for number in range(60)]
+    known = np.zeros(1 << WORD_BITS, bool)
+    known[[word_hash(word) for word in words[stretch:]]] = True
+    half = Message("user", " ".join(words[:30])), Message("tool", " ".join(words[30:]))
+    return ConversationForm(half).unknown_share(known)
 
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor by its name

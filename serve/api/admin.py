@@ -34,18 +34,18 @@ class ChangedRule(BaseModel):
     """What answers the rule now, and what did before; null where nothing does or did."""
 
     rule: str
-    weights_sha256: str | None
+    version: str | None
     threshold: float | None
-    weights_sha256_before: str | None
+    version_before: str | None
 
     @classmethod
     def of(cls, rule: str, now: Card | None, before: Card | None) -> ChangedRule:
         """The change from the weights of one card to those of another."""
         return cls(
             rule=rule,
-            weights_sha256=now.weights_sha256 if now else None,
+            version=now.version if now else None,
             threshold=now.threshold if now else None,
-            weights_sha256_before=before.weights_sha256 if before else None,
+            version_before=before.version if before else None,
         )
 
 

@@ -27,6 +27,7 @@ from serve.api.formats import (
     turns,
 )
 from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
+from serve.api.input.methods import HeadAsGet
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
@@ -98,13 +99,14 @@ def put_in_front(
     max_requests: int | None = None,
 ) -> None:
     """Put in front of all routes what every request passes: it is counted, its sender identified,
-    its size and time bounded, and errors answered in its format.
+    its size and time bounded, its body unpacked, and errors answered in its format.
 
     `max_requests` may be under way at once, by default MAX_REQUESTS.
     """
     errors = ErrorResponses(FORMATS, fallback=check)
     errors.handle_all(app)
     streams = (stream.PATH,)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(
         BoundedBodies,
         refuse=errors.response,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -19,6 +19,9 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from guard.errors import GuardError
+from guard.files.strict_json import place
+from guard.wrong_values import WrongValue, wrong_values
+from serve.api.input.methods import allowed_methods
 from serve.api.observe.requests import REQUEST_ID
 from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
 
@@ -47,6 +50,7 @@ class Unjudged(HTTPException):
     """
 
     def __init__(self, reason: str) -> None:
+        self.reason = reason
         super().__init__(422, f"could not be judged: {reason}")
 
 
@@ -89,19 +93,23 @@ class ErrorResponses:
 
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        problems = error.errors()
-        message = "; ".join(_in_words(problem) for problem in problems[:NAMED_PROBLEMS])
+        problems = _problems(error)
+        message = "; ".join(problems[:NAMED_PROBLEMS])
         if len(problems) > NAMED_PROBLEMS:
             message += f"; and {len(problems) - NAMED_PROBLEMS} more"
         status = self._format_of(request.scope).MALFORMED
         return self.response(request.scope, status, message)
 
-    async def _refused(self, request: Request, error: Exception) -> JSONResponse:
+    async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = error.detail
+        message, headers = error.detail, error.headers
+        if error.status_code == 405:
+            headers = {"allow": allowed_methods(request)}  # Starlette names those of one route
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=headers)
         if message in NO_SUCH_CALL:
             message += "; GET /docs describes the calls"
-        return self.response(request.scope, error.status_code, message, error.headers)
+        return self.response(request.scope, error.status_code, message, headers)
 
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
         message = engine_failure(error)
@@ -147,23 +155,30 @@ def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
     return any(route.matches(scope)[0] != Match.NONE for route in routes)
 
 
-def _in_words(problem: dict[str, Any]) -> str:
-    """One of pydantic's errors as text: where in the body, and what is wrong."""
-    location = problem["loc"]
-    if problem["type"] == "json_invalid":
-        return f"the body is not JSON: {problem['ctx']['error']} at character {location[-1]}"
-    if problem["type"] == "value_error":  # one of ours, about a key or about several
-        where = ".".join(str(part) for part in location[1:])
-        return f"{where}: {reason(problem)}".removeprefix(": ")
-    if len(location) < 2:  # the body as a whole
-        return "the body must be a JSON object, sent with `content-type: application/json`"
-    key = ".".join(str(part) for part in location[1:])
-    return f"{key}: {reason(problem)}"
+def _problems(error: RequestValidationError) -> list[str]:
+    """What is wrong with a request: where in the body or its head, and what."""
+    words: list[str] = []
+    of_body: list[dict[str, Any]] = []
+    for problem in error.errors():
+        part, *location = problem["loc"]
+        inside = problem | {"loc": location}
+        if problem["type"] == "json_invalid":
+            where = f"character {location[-1]} ({place(error.body, location[-1])})"
+            words.append(f"the body is not JSON: {problem['ctx']['error']} at {where}")
+        elif part != "body":  # a header, the query or the path
+            (value,) = wrong_values([inside], {location[0]: problem["input"]})
+            words.append(f"{part} {value}")
+        elif location or problem["type"] == "value_error":
+            of_body.append(inside)
+        else:
+            words.append(
+                "the body must be a JSON object, sent with `content-type: application/json`"
+            )
+    return words + [value_in_words(value) for value in wrong_values(of_body, error.body)]
 
 
-def reason(problem: Mapping[str, Any]) -> str:
-    """The message of one of pydantic's errors, without the place."""
-    if problem["type"] == "extra_forbidden":
-        return "there is no such key; GET /docs lists the known ones"
-    message: str = problem["msg"]
-    return message.removeprefix("Value error, ")
+def value_in_words(value: WrongValue) -> str:
+    """What is wrong with a value of a body, with its key."""
+    if value.kind == "extra_forbidden":
+        return f"{value.key}: there is no such key; GET /docs lists the known ones"
+    return str(value)

@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from guard.conversation.chat import says_nothing
 from guard.conversation.example import Message
 from guard.weights.card import Card
 from serve.api.access import Caller
@@ -36,6 +37,7 @@ from serve.policy.ruling import Ruling
 log = logging.getLogger(__name__)
 
 FindTrained = Callable[[str], Path | None]
+NOTHING_SAID = "there is no text to judge"
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 
 
@@ -141,7 +143,7 @@ class CheckService(ABC):
 
         `metadata` are what the set's conditions read. Raises HTTPException 413 for more characters
         than the caller may send, and GuardError if there is no verdict at all: too much work, too
-        late, a failed batch.
+        late, a failed batch. Where nothing is said no rule has a verdict.
         """
         caller = Caller.of(request)
         caller.check_size([messages])
@@ -150,7 +152,10 @@ class CheckService(ABC):
         try:
             async with _room(request):
                 cards = _served(caller.catalogue, rule_set)  # another version may answer by now
-                answered = await self._answer(request, messages, rule_set.rules, cache_salt)
+                if says_nothing(messages):
+                    answered = _nothing_said(rule_set)
+                else:
+                    answered = await self._answer(request, messages, rule_set.rules, cache_salt)
             check = _without_internals(answered)
         except BaseException as error:
             record = self._record(request, rule_set, cards, began_s, clock)
@@ -238,9 +243,9 @@ class CheckService(ABC):
             request, conversations, rule_set, metadata=metadata, cache_salt=cache_salt
         )
         checks = several.all()
-        for check, decision in checks:
+        for number, (check, decision) in enumerate(checks, start=1):
             if check.refused or decision.ruling is Ruling.UNJUDGED:
-                raise unjudged(check, decision)
+                raise unjudged(check, decision, _place(number, checks))
         return checks
 
 
@@ -272,10 +277,16 @@ def violated(several: SeveralChecks) -> list[str]:
             rules |= dict.fromkeys(_violated_in(decided))
     if rules:
         return list(rules)
-    for check, decision in several.all():
+    checks = several.all()
+    for number, (check, decision) in enumerate(checks, start=1):
         if decision.ruling is Ruling.UNJUDGED:
-            raise unjudged(check, decision)
+            raise unjudged(check, decision, _place(number, checks))
     return []
+
+
+def _place(number: int, checks: Sequence[DecidedCheck]) -> str:
+    """Which of several texts a check is of; empty for a single one."""
+    return f"text {number} of {len(checks)}: " if len(checks) > 1 else ""
 
 
 def _violated_in(decided: DecidedCheck) -> Sequence[str]:
@@ -286,15 +297,16 @@ def _violated_in(decided: DecidedCheck) -> Sequence[str]:
     return decisive or decision.decided_by
 
 
-def unjudged(check: Check, decision: Decision) -> Unjudged:
-    """How many rules of the check have no verdict, and why the first of them has none.
+def unjudged(check: Check, decision: Decision, place: str = "") -> Unjudged:
+    """How many rules of the check have no verdict, and why the first of them has none, after the
+    place that the conversation has among several.
 
     Where all have one, the metadata that are missing.
     """
     for rule, refusal in check.refused.items():
         rules = len(check.verdicts) + len(check.refused)
-        return Unjudged(f"{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
-    return Unjudged(f"the request does not state {', '.join(decision.decided_by)}")
+        return Unjudged(f"{place}{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
+    return Unjudged(f"{place}the request does not state {', '.join(decision.decided_by)}")
 
 
 @asynccontextmanager
@@ -310,6 +322,12 @@ async def _room(request: Request) -> AsyncIterator[None]:
         except TimeoutError:
             raise too_late() from None
         yield
+
+
+def _nothing_said(rule_set: RuleSet) -> Check:
+    """The check of a conversation without a word: no engine is asked."""
+    refusal = Refusal("conversation", NOTHING_SAID)
+    return Check((), dict.fromkeys(rule_set.rules, refusal), 0, 0, 0.0)
 
 
 def _served(catalogue: Catalogue, rule_set: RuleSet) -> dict[str, Card]:

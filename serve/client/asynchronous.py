@@ -115,7 +115,7 @@ class AsyncGuardClient:
                         self._url, content=content, headers=headers, timeout=left
                     )
             except (httpx.HTTPError, TimeoutError) as error:
-                raise unreachable(error) from error
+                raise unreachable(self._url, error) from error
             answer = attempts.answer(response)
             if isinstance(answer, CheckAnswer):
                 return answer

@@ -43,11 +43,12 @@ class Asked:
     explain: bool = False
 
     def body(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The request's body for these messages."""
-        body: dict[str, Any] = {"messages": list(messages)}
-        if self.rules is not None:
-            body["rules"] = list(self.rules)
-        for key in ("rule_set", "metadata", "cache_salt", "tools"):
+        """The request's body for these messages. Raises TypeError as `_listed` does."""
+        body: dict[str, Any] = {"messages": _listed("messages", messages)}
+        for key in ("rules", "tools"):
+            if getattr(self, key) is not None:
+                body[key] = _listed(key, getattr(self, key))
+        for key in ("rule_set", "metadata", "cache_salt"):
             if getattr(self, key) is not None:
                 body[key] = getattr(self, key)
         if self.explain:
@@ -121,9 +122,19 @@ class Attempts:
         return seconds
 
 
-def unreachable(error: httpx.HTTPError | TimeoutError) -> CheckFailed:
-    """The error for a connection that failed."""
-    return CheckFailed(f"no response: {error!r}")
+def _listed(name: str, values: Sequence[Any]) -> list[Any]:
+    """The values as a list. Raises TypeError for a single one, whose letters or keys Python would
+    take for several.
+    """
+    if isinstance(values, str | bytes | Mapping):
+        shown = repr(values)[:60]
+        raise TypeError(f"{name} must be a list, got {shown}; write [{shown}] for a single one")
+    return list(values)
+
+
+def unreachable(url: str, error: httpx.HTTPError | TimeoutError) -> CheckFailed:
+    """The error for a connection to `url` that failed."""
+    return CheckFailed(f"no response from {url}: {error!r}")
 
 
 def _message(response: httpx.Response) -> str:

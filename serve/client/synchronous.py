@@ -113,7 +113,7 @@ class GuardClient:
                 ) as receiving:
                     response = attempts.received(receiving)
             except httpx.HTTPError as error:
-                raise unreachable(error) from error
+                raise unreachable(self._url, error) from error
             answer = attempts.answer(response)
             if isinstance(answer, CheckAnswer):
                 return answer

@@ -1,8 +1,8 @@
 """The folders that a cluster serves, copied as they were when they were admitted.
 
 A replica that starts later must answer with the weights that the others answer with, whatever lies
-in a rule's folder by then. So every folder that is served is copied once under the hash of its card
-(which has the hash of the weights), and a file says which rule is served from which copy.
+in a rule's folder by then. So every folder that is served is copied once under its card's version,
+and a file says which rule is served from which copy.
 Knows nothing of replicas.
 """
 
@@ -21,13 +21,15 @@ from pathlib import Path
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.json_file import load_json
-from guard.method import METHODS, WORDS
+from guard.method import METHODS
 from guard.weights.card import CARD, load_card
 
 SERVED = "served.json"
-PEFT_CONFIG = "adapter_config.json"
+NAME_DIGITS = 32  # of a version, in the name of a copy
 COPYING = ".copy-"  # before the name of a copy that is being made
 GONE = ".gone-"  # before that of one that is being deleted
+
+DECIDING_FILES = frozenset(name for method in METHODS.values() for name in method.files)
 
 Folders = dict[str, Path]  # of the rules that are served, by name
 
@@ -56,14 +58,14 @@ class Snapshots:
         with tempfile.TemporaryDirectory(prefix=COPYING, dir=self._root) as scratch:
             copy = Path(scratch) / "weights"
             copy.mkdir()
-            for name in (CARD, PEFT_CONFIG, *_weights_files()):
+            for name in sorted({CARD, *DECIDING_FILES}):
                 if (folder / name).is_file():
                     shutil.copyfile(_within(folder, name), copy / name)
             try:
-                load_card(copy)  # a copy made during a change has neither version's hash
+                version = load_card(copy).version  # a copy made during a change is of none
             except GuardError as error:
                 raise GuardError(error.problem, where=folder, remedy=error.remedy) from error
-            destination = self._root / _identity(copy)
+            destination = self._root / version[:NAME_DIGITS]
             if destination.is_dir():
                 os.utime(destination)  # it is used again: `discard` looks at that
             else:
@@ -131,15 +133,3 @@ def _within(folder: Path, name: str) -> Path:
         problem, remedy = "a link that leads out of its folder", "Put the file itself there"
         raise GuardError(problem, where=folder / name, remedy=remedy)
     return path
-
-
-def _weights_files() -> list[str]:
-    return sorted({WORDS, *(method.weights for method in METHODS.values())})
-
-
-def _identity(copy: Path) -> str:
-    """A name that two folders share only if the same bytes would be served."""
-    digest = hashlib.sha256()
-    for path in sorted(copy.iterdir()):
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:32]

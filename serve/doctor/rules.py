@@ -103,7 +103,7 @@ def _trained(folder: Path, name: str, requirements: Requirements) -> Finding:
     card = requirements.admit(name, folder).card
     check_rule(card, folder.parent.name, folder)
     rule, recipe = load_rule(card.rule, RULES), load_recipe(card.model)
-    if (rule.text(recipe.rule_turn), recipe.reads(rule)) == (card.rule_text, card.reads):
-        return Finding("weights", f"{name}: ready")
-    state = f"ready for its rule as it was; `{card.retrain}` follows the change"
-    return Finding("weights", f"{name}: {state}")
+    state = "ready"
+    if (rule.text(recipe.rule_turn), recipe.reads(rule)) != (card.rule_text, card.reads):
+        state = f"ready for its rule as it was; `{card.retrain}` follows the change"
+    return Finding("weights", f"{name}: {state}; version {card.version}")

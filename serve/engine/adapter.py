@@ -16,12 +16,13 @@ from guard.arguments import comma_separated
 from guard.errors import GuardError
 from guard.files.json_file import load_json
 from guard.layout import Runs
-from guard.method import METHODS
+from guard.method import METHODS, PEFT_CONFIG
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
 from guard.weights.card import CARD, Card, load_card
+from guard.weights.head import answer_hash
 from serve.engine.head import ServableHead, load_classifier, load_head
 
 MAX_SHOWN = 200  # characters of a value that an error quotes
@@ -66,6 +67,14 @@ class Requirements:
         rank = max_rank or recipe.max_rank
         return cls(recipe.base, recipe.base_revision, rank, prompts, recipe.kind)
 
+    def check_base(self, recipe: Recipe) -> None:
+        """Raise GuardError if the base on the disk is not the one that was there before."""
+        revision = recipe.base_revision
+        if revision != self.base_revision:
+            problem = "the base was replaced while it was loaded"
+            got = revision[:12]
+            raise GuardError(problem, where=recipe.base_path, got=got, remedy="Start again")
+
     def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
         """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
         _check_links(folder)
@@ -73,7 +82,7 @@ class Requirements:
         self._check_card(card, folder)
         if not METHODS[card.method].is_adapter:
             return load_head(name, folder, card)
-        path = folder / "adapter_config.json"
+        path = folder / PEFT_CONFIG
         config = self._config(path, card)
         self._check_invocation(config, card, path)
         modules = _modules(config, path, card)
@@ -90,14 +99,13 @@ class Requirements:
         if card.rule_hash != text_hash(card.rule_text):
             problem = "the card's rule text is not the one its hash names"
             raise GuardError(problem, where=folder, got=card.rule_hash[:12], remedy=remedy)
-        if card.prompt_hash != self.prompts.hash:
-            problem = "trained on another wording or layout of the prompt"
-            raise GuardError(problem, where=folder, got=card.prompt_hash[:12], remedy=remedy)
+        check_code(card, self.prompts, folder, remedy)
 
     def _config(self, path: Path, card: Card) -> dict[str, Any]:
         config = load_json(path, remedy=card.remedy)
         if not isinstance(config, dict) or config.get("peft_type") != "LORA":
             raise GuardError("not a LoRA adapter", where=path, remedy=card.remedy)
+        _check_honoured(config, path)
         rank = config.get("r")
         if not isinstance(rank, int) or not 1 <= rank <= self.max_rank:
             problem = f"the rank must be between 1 and {self.max_rank}"
@@ -122,6 +130,32 @@ class Requirements:
             got = str(configured)
             got = got if len(got) <= MAX_SHOWN else f"{got[:MAX_SHOWN]} ..."
             raise GuardError(problem, where=path, got=got, remedy=card.remedy)
+
+
+def _check_honoured(config: dict[str, Any], path: Path) -> None:
+    """Raise GuardError for a field of PEFT's that the engine would ignore."""
+    from vllm_alora.peft_config import unserved  # imports no vLLM; `make doctor` says if it is gone
+
+    name = unserved(config)
+    if name is not None:
+        raise GuardError(
+            f"PEFT acts on the adapter's {name}, and the engine does not",
+            where=path,
+            got=f"{name}: {config[name]!r}"[:MAX_SHOWN],
+            remedy="Take it out of the recipe's lora section and train again",
+        )
+
+
+def check_code(card: Card, prompts: PromptBuilder, folder: Path, remedy: str) -> None:
+    """Raise GuardError where our code, or the base's tokenizer, makes something else of a text or
+    of a logit than when the weights were trained.
+    """
+    if card.prompt_hash != prompts.hash:
+        problem = "trained on another wording or layout of the prompt"
+        raise GuardError(problem, where=folder, got=card.prompt_hash[:12], remedy=remedy)
+    if card.answer_hash != answer_hash():
+        problem = "trained for another way to compute a verdict"
+        raise GuardError(problem, where=folder, got=card.answer_hash[:12], remedy=remedy)
 
 
 def trained(runs: Runs, model: str, method: str, selection: str | None = None) -> dict[str, Path]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from guard.coverage import ConversationForm
 from guard.errors import GuardError
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
@@ -131,15 +132,17 @@ class InFlight(NamedTuple):
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
 
-    `calibrations` and `weights` are those of the rules' cards when it was opened. `unread` is what
+    `calibrations` and `versions` are those of the rules' cards when it was opened. `unread` is what
     of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
+    `form` is what coverage asks of the conversation; without it a verdict counts as covered.
     """
 
     rules: tuple[str, ...]
     calibrations: Mapping[str, Calibration]
     call: Call
-    weights: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    form: ConversationForm | None = None
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
@@ -155,7 +158,7 @@ class OpenCheck:
             partly_read = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
         verdicts: list[Verdict] = []
         for rule, score in scores.items():
-            verdict = self.calibrations[rule].verdict(rule, score.logit)
+            verdict = self.calibrations[rule].verdict(rule, score.logit, self.form)
             if partly_read is not None and not verdict.violates:
                 refused[rule] = partly_read
             else:
@@ -166,6 +169,6 @@ class OpenCheck:
             cached_tokens=sum(score.cached_tokens for score in scores.values()),
             computed_tokens=sum(score.computed_tokens for score in scores.values()),
             wall_ms=(self.call.finished - self.call.started) * 1000,
-            weights={rule: sha256 for rule, sha256 in self.weights.items() if rule in scores},
+            versions={rule: self.versions[rule] for rule in scores if rule in self.versions},
             latencies_ms={rule: score.latency_ms for rule, score in scores.items()},
         )

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from guard.arguments import names_listed
 from guard.conversation.chat import unread_parts
 from guard.conversation.example import Message
+from guard.coverage import ConversationForm
 from guard.errors import GuardError
 from guard.layout import ROOT
 from guard.recipe import Recipe
@@ -105,6 +107,7 @@ class GuardEngine:
         self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
+            requirements.check_base(recipe)
             for servable in admitted:
                 self._rules.put(servable)
             on_failure.pop_all()
@@ -238,7 +241,7 @@ class GuardEngine:
         Conversations of different `cache_salt` share no keys and values, so that the time and the
         token counts of one tell nothing of another. Where it is partly unread
         (`guard.conversation.chat`), a rule has a verdict only if it finds a violation. Raises
-        GuardError if there is no rule, or one twice.
+        GuardError if there is no rule, or one twice, and for messages or rules that are no lists.
         """
         open_check = self.open_check(messages, rules, cache_salt=cache_salt)
         self._finish(open_check.call)
@@ -256,7 +259,12 @@ class GuardEngine:
         Raises as `check` does.
         """
         cards, conversation = self.rules, tuple(messages)
-        names = tuple(cards if rules is None else rules)
+        names = names_listed(cards if rules is None else rules, "rules")
+        for message in conversation:
+            if not isinstance(message, Message):
+                remedy = "guard.conversation.chat.turns_of makes Messages of OpenAI's messages"
+                got = repr(message)[:60]
+                raise GuardError("messages must be a list of Message", got=got, remedy=remedy)
         if not names:  # and no verdict either: an empty check must not read as "allow"
             remedy = "Name one of the engine's rules, or leave them out to ask all"
             raise GuardError("there is no rule to check", remedy=remedy)
@@ -268,8 +276,15 @@ class GuardEngine:
             [ScoreRequest(conversation, texts.get(name, ""), name, cache_salt) for name in names]
         )
         calibrations = {name: card.calibration for name, card in served.items()}
-        weights = {name: card.weights_sha256 for name, card in served.items()}
-        return OpenCheck(names, calibrations, call, weights, unread_parts(conversation))
+        versions = {name: card.version for name, card in served.items()}
+        return OpenCheck(
+            names,
+            calibrations,
+            call,
+            versions,
+            unread_parts(conversation),
+            ConversationForm(conversation),
+        )
 
     def step(self) -> None:
         """Run one batch and hand its answers to their calls.

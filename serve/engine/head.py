@@ -6,6 +6,7 @@ among its own weights, as PEFT's `classifier` of the labels no and yes, and its 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from guard.method import METHODS, WORDS
 from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.prompt.windows import counting, judged_of
 from guard.rule import Reads
-from guard.weights.card import Card, contents_sha256, weights_contents
+from guard.weights.card import Card, check_files
 from guard.weights.head import NO_WORDS, Head, WordWeights
 from serve.engine.backend import EngineOutput
 
@@ -169,16 +170,20 @@ def _read_tensors(folder: Path, card: Card) -> FolderTensors:
     """The tensors in `folder`. Raises GuardError if they are not those of the card: then weights
     and calibration are from two trainings.
     """
+    names = [METHODS[card.method].weights]
+    if WORDS in card.files:
+        names.append(WORDS)
+    digests = dict(card.files)
+    tensors: list[dict[str, np.ndarray]] = []
     try:
-        contents = weights_contents(folder, METHODS[card.method].weights)
-        tensors = FolderTensors(*map(_as_numpy, contents))
+        for name in names:
+            content = (folder / name).read_bytes()
+            digests[name] = hashlib.sha256(content).hexdigest()
+            tensors.append(_as_numpy(content))
     except (OSError, SafetensorError) as error:
         raise GuardError(f"cannot be read: {error}", where=folder, remedy=card.remedy) from error
-    if contents_sha256(contents) != card.weights_sha256:
-        raise GuardError(
-            "the weights were replaced while they were read", where=folder, remedy="Try again"
-        )
-    return tensors
+    check_files(card, digests, folder)
+    return FolderTensors(*tensors)
 
 
 def _as_numpy(content: bytes) -> dict[str, np.ndarray]:

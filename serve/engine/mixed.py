@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.weights.card import Card, load_card
@@ -183,7 +184,7 @@ class MixedEngine:
 
         A rule that none serves is the first engine's to refuse.
         """
-        names = tuple(self.rules if rules is None else rules)
+        names = names_listed(self.rules if rules is None else rules, "rules")
         serving = self._serving()
         by_engine: dict[int, list[str]] = {}
         for name in names:

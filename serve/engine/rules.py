@@ -183,9 +183,9 @@ class ServedRules:
             )
 
     def _load(self, adapter: ServableAdapter) -> Loaded:
-        # The name is part of the key of cached KV blocks; with the weights' hash in it, other
-        # weights never meet old blocks.
-        name = f"{adapter.name}@{adapter.card.weights_sha256[:16]}"
+        # The name is part of the key of cached KV blocks; with the version in it, another one never
+        # meets old blocks.
+        name = f"{adapter.name}@{adapter.card.version[:16]}"
         loaded = self._backend.load(name, adapter.folder)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._backend.unload, loaded)

@@ -82,7 +82,7 @@ class Check:
     """The verdicts of the rules that could be judged, in the order of the rules.
 
     `refused` are the rules that could not, by name. Of each rule that was answered, also if the
-    answer is refused since not all could be read, `weights` is the SHA-256 of what answered,
+    answer is refused since not all could be read, `versions` is the version that answered,
     `latencies_ms` the time from its submission to its answer.
     """
 
@@ -91,7 +91,7 @@ class Check:
     cached_tokens: int
     computed_tokens: int
     wall_ms: float
-    weights: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     latencies_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -114,12 +114,12 @@ def joined(rules: Sequence[str], checks: Sequence[Check]) -> Check:
     """
     verdicts: dict[str, Verdict] = {}
     refused: dict[str, Refusal] = {}
-    weights: dict[str, str] = {}
+    versions: dict[str, str] = {}
     latencies_ms: dict[str, float] = {}
     for check in checks:
         verdicts |= {verdict.rule: verdict for verdict in check.verdicts}
         refused |= check.refused
-        weights |= check.weights
+        versions |= check.versions
         latencies_ms |= check.latencies_ms
     return Check(
         verdicts=tuple(verdicts[rule] for rule in rules if rule in verdicts),
@@ -127,6 +127,6 @@ def joined(rules: Sequence[str], checks: Sequence[Check]) -> Check:
         cached_tokens=sum(check.cached_tokens for check in checks),
         computed_tokens=sum(check.computed_tokens for check in checks),
         wall_ms=max(check.wall_ms for check in checks),
-        weights=weights,
+        versions=versions,
         latencies_ms=latencies_ms,
     )

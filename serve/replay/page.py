@@ -64,7 +64,7 @@ def _section(
     pair = report.pair(replay.rule)
     parts = [f"<h2>{escape(replay.rule)}</h2>", "<table>"]
     for label, version in (("A", pair.a), ("B", pair.b)):
-        weights = f"{version.folder} ({version.card.method}, {version.card.weights_sha256[:12]})"
+        weights = f"{version.folder} ({version.card.method}, {version.card.version[:12]})"
         parts.append(_table_row(label, weights))
     for label, text in figures(replay):
         parts.append(_table_row(label.strip(), text))

@@ -120,7 +120,7 @@ def _version(version: RuleVersion) -> dict[str, Any]:
     return {
         "folder": str(version.folder),
         "method": card.method,
-        "weights_sha256": card.weights_sha256,
+        "version": card.version,
         "rule_text": card.rule_text,
         "threshold": card.threshold,
         "temperature": card.temperature,

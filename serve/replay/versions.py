@@ -38,10 +38,8 @@ class VersionPair:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether both answer alike: the same weights and calibration, reading the same turns."""
-        a, b = self.a.card, self.b.card
-        answers_a = (a.weights_sha256, a.calibration, a.reads)
-        return answers_a == (b.weights_sha256, b.calibration, b.reads)
+        """Whether both answer alike: they are one version."""
+        return self.a.card.version == self.b.card.version
 
     @property
     def shares_prefill(self) -> bool:
@@ -64,8 +62,8 @@ class VersionPair:
             sentences.append(f"What counts differs: A reads “{a.reads}”, B reads “{b.reads}”.")
         if not self.shares_prefill:
             sentences.append("A LoRA acts on the whole conversation: no prefill is shared with it.")
-        if a.weights_sha256 == b.weights_sha256:
-            sentences.append("The weights are the same: only the calibration differs.")
+        if a.files == b.files:
+            sentences.append("The weights are the same: only the card differs.")
         if a.threshold != b.threshold:
             sentences.append(f"The threshold differs: {a.threshold:.3f} and {b.threshold:.3f}.")
         if a.data_hash != b.data_hash:

@@ -22,37 +22,29 @@ FORMATS = get_args(Format)
 
 @dataclass(frozen=True)
 class ScanManifest:
-    """What was scanned: sources with their `state_of`, rules with the SHA-256 of their weights and
-    their thresholds, and what else their verdicts depend on.
+    """What was scanned: sources with their `state_of`, rules with their versions, and what else
+    their verdicts depend on.
 
-    `calibrations`: temperature, bias, and both ends of the uncertainty band; `reads`: whose turns
-    count; `engines`: of each base, what decides what fits and in which dtype it is computed. The
-    order of the sources is the parts'. `is_finished` once all parts exist, with the number of rows
-    of each verdict.
+    `engines`: of each base, what decides what fits and in which dtype it is computed. The order of
+    the sources is the parts'. `is_finished` once all parts exist, with the number of rows of each
+    verdict.
     """
 
     model: str
     sources: Mapping[str, tuple[int, int | str]]
-    rules: Mapping[str, tuple[str, float]]
+    rules: Mapping[str, str]
     rows_a_part: int
     format: Format
     is_finished: bool = False
     conversations: int = 0
     verdicts: Mapping[str, Mapping[str, int]] | None = None
-    calibrations: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    reads: Mapping[str, str] = field(default_factory=dict)
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def check_served(self, cards: Mapping[str, Card]) -> None:
-        """Raise GuardError if an engine with these cards, by rule, answers by other weights, by
-        another calibration or to other turns: its verdicts would stand under the names of these.
+        """Raise GuardError if an engine with these cards, by rule, answers by other versions: its
+        verdicts would stand under the names of these.
         """
-        changed: list[str] = []
-        for rule, weights in self.rules.items():
-            card = cards[rule]
-            scanned = (weights, self.calibrations[rule], self.reads[rule])
-            if (weights_of(card), calibration_of(card), card.reads) != scanned:
-                changed.append(rule)
+        changed = [rule for rule, version in self.rules.items() if cards[rule].version != version]
         if changed:
             raise GuardError(
                 "trained again since the scan began",
@@ -82,16 +74,6 @@ class ScanManifest:
         return dict(json.loads(json.dumps(facts)))
 
 
-def weights_of(card: Card) -> tuple[str, float]:
-    """What `ScanManifest.rules` says of a rule with this card."""
-    return card.weights_sha256, card.threshold
-
-
-def calibration_of(card: Card) -> tuple[float, ...]:
-    """What `ScanManifest.calibrations` says of a rule with this card."""
-    return card.temperature, card.bias, *card.uncertainty_band
-
-
 def engine_of(recipe: Recipe) -> dict[str, Any]:
     """What `ScanManifest.engines` says of a base with this recipe."""
     return {
@@ -108,14 +90,10 @@ def manifest_of(
 
     Raises GuardError for weights that cannot be read, or a data set that does not exist.
     """
-    rules: dict[str, tuple[str, float]] = {}
-    calibrations: dict[str, tuple[float, ...]] = {}
-    reads: dict[str, str] = {}
+    rules: dict[str, str] = {}
     for part in parts:
         for name, folder in part.folders.items():
-            card = load_card(folder)
-            rules[name], calibrations[name] = weights_of(card), calibration_of(card)
-            reads[name] = card.reads
+            rules[name] = load_card(folder).version
     states = {source: state_of(source) for source in sources}
     return ScanManifest(
         ",".join(part.recipe.name for part in parts),
@@ -123,7 +101,5 @@ def manifest_of(
         rules,
         rows_a_part,
         format_,
-        calibrations=calibrations,
-        reads=reads,
         engines={part.recipe.name: engine_of(part.recipe) for part in parts},
     )

@@ -47,7 +47,7 @@ class ScanRow:
     p_violation: float | None
     threshold: float | None
     confident: bool | None
-    weights_sha256: str
+    version: str
     reason: str = ""
 
 
@@ -243,7 +243,7 @@ def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:
             ("p_violation", pyarrow.float64()),
             ("threshold", pyarrow.float64()),
             ("confident", pyarrow.bool_()),
-            ("weights_sha256", pyarrow.string()),
+            ("version", pyarrow.string()),
             ("reason", pyarrow.string()),
         ]
     )

@@ -45,22 +45,22 @@ def _rows(stored: StoredConversation, check: Check | None, manifest: ScanManifes
     if check is not None:
         verdicts = {verdict.rule: verdict for verdict in check.verdicts}
     rows: list[ScanRow] = []
-    for rule, (weights_sha256, _) in manifest.rules.items():
+    for rule, version in manifest.rules.items():
         origin = (stored.source, stored.number, stored.id, rule)
         if rule in verdicts:
-            rows.append(_judged(origin, verdicts[rule], weights_sha256))
+            rows.append(_judged(origin, verdicts[rule], version))
             continue
         reason = stored.problem if check is None else check.refused[rule].why
-        rows.append(ScanRow(*origin, "unjudged", None, None, None, weights_sha256, reason))
+        rows.append(ScanRow(*origin, "unjudged", None, None, None, version, reason))
     return rows
 
 
-def _judged(origin: RowOrigin, verdict: Verdict, weights_sha256: str) -> ScanRow:
+def _judged(origin: RowOrigin, verdict: Verdict, version: str) -> ScanRow:
     return ScanRow(
         *origin,
         verdict="violation" if verdict.violates else "allow",
         p_violation=verdict.p_violation,
         threshold=verdict.threshold,
         confident=verdict.confident,
-        weights_sha256=weights_sha256,
+        version=version,
     )

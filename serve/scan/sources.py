@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.conversation.row import conversation_of
 from guard.errors import GuardError
+from guard.files.strict_json import in_words, read_json
+from guard.files.text_file import no_text, unlike_its_name, wrong_byte
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -66,13 +69,13 @@ def find_sources(selection: Sequence[str]) -> list[str]:
     be read.
     """
     sources: dict[str, str] = {}  # by what they are, however they are spelt
-    for name in selection:
+    for name in names_listed(selection, "files"):
         if name.startswith(HUB):
             sources[name] = name
             continue
         files = _files(name)
         if not files:
-            endings = f"Known: {', '.join(READERS)}, or {HUB}ORG/NAME"
+            endings = f"Known endings: {', '.join(READERS)}, or {HUB}ORG/NAME"
             raise GuardError("no file of stored conversations", got=name, remedy=endings)
         for file in files:
             if _escaped(file) != file:
@@ -177,16 +180,22 @@ def _raw_rows(source: str) -> Iterator[RawRow]:
 def _json_lines(source: str) -> Iterator[RawRow]:
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(Path(source).open("rb"))
-        lines: IO[bytes] = raw
+        lines: BufferedReader | gzip.GzipFile = raw
+        problem = unlike_its_name(source, raw.peek())
         if source.endswith(".gz"):
-            lines = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=raw)))
+            lines = stack.enter_context(gzip.GzipFile(fileobj=raw))
+        if problem := problem or no_text(lines.peek(1)):
+            raise ValueError(problem)
         while line := lines.readline(MAX_LINE_BYTES):
             if _is_cut(line):
                 _skip_line(lines)
                 yield None, f"a line of more than {MAX_LINE_BYTES:,} bytes", raw.tell()
-            elif line.strip():
-                fields, problem = _parsed(line)
-                yield fields, problem, raw.tell()
+                continue
+            # An old Mac ends its lines in \r alone, so all of them are one.
+            for row in [line] if line.endswith(b"\n") else line.split(b"\r"):
+                if row.strip():
+                    fields, problem = _parsed(row)
+                    yield fields, problem, raw.tell()
 
 
 def _is_cut(piece: bytes) -> bool:
@@ -194,7 +203,7 @@ def _is_cut(piece: bytes) -> bool:
     return len(piece) == MAX_LINE_BYTES and not piece.endswith(b"\n")
 
 
-def _skip_line(lines: IO[bytes]) -> None:
+def _skip_line(lines: BufferedReader | gzip.GzipFile) -> None:
     """Read on to the line's end: what is left of it is no row of its own."""
     while _is_cut(lines.readline(MAX_LINE_BYTES)):
         pass
@@ -203,15 +212,24 @@ def _skip_line(lines: IO[bytes]) -> None:
 def _parsed(line: bytes) -> tuple[Any, str]:
     """The value of a line, or what is wrong with it."""
     try:
-        return json.loads(line), ""
+        return read_json(line), ""
+    except UnicodeDecodeError as error:
+        return None, f"not valid JSON: not UTF-8 text, {wrong_byte(error)}"
     except (ValueError, RecursionError) as error:
-        return None, f"not valid JSON: {error}"
+        return None, f"not valid JSON: {in_words(error)}"
 
 
 def _parquet(source: str) -> Iterator[RawRow]:
     import pyarrow.parquet  # takes a moment to import, and only this source needs it
 
     file = pyarrow.parquet.ParquetFile(source)
+    names = file.schema_arrow.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        remedy = "Give every column a name of its own"
+        raise GuardError(
+            "columns of one name", where=source, got=", ".join(repeated), remedy=remedy
+        )
     read, rows = 0, max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=PARQUET_ROWS):
         for fields in batch.to_pylist():

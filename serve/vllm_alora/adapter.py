@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,10 @@ from vllm.lora.utils import (
 )
 from vllm.platforms import current_platform
 
+from .peft_config import is_adapted, unserved
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_SHOWN = 200  # characters of a value that an error quotes
 
 
 class AdapterError(VLLMValidationError, ValueError):
@@ -79,7 +83,10 @@ def read_adapter(path: str) -> AdapterFiles:
     return _read(folder, stamps)
 
 
-def _stamps(folder: str) -> tuple[tuple[int, int, int], ...] | None:
+Stamp = tuple[int, int, int, int]
+
+
+def _stamps(folder: str) -> tuple[Stamp, ...] | None:
     """What tells versions of the adapter's files apart; None where one is missing."""
     try:
         # A Path takes three times as long to make as the file takes to look up.
@@ -88,8 +95,9 @@ def _stamps(folder: str) -> tuple[tuple[int, int, int], ...] | None:
     except OSError:
         return None
     return (
-        (config.st_mtime_ns, config.st_size, config.st_ino),
-        (weights.st_mtime_ns, weights.st_size, weights.st_ino),
+        # The time of a change of state, since that of a change of content can be set.
+        (config.st_mtime_ns, config.st_ctime_ns, config.st_size, config.st_ino),
+        (weights.st_mtime_ns, weights.st_ctime_ns, weights.st_size, weights.st_ino),
     )
 
 
@@ -112,7 +120,7 @@ def _missing(name: str, folder: Path) -> AdapterError:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> AdapterFiles:
+def _read(path: str, stamps: tuple[Stamp, ...]) -> AdapterFiles:
     """Read and check the files; `stamps` only tells their versions apart."""
     try:
         config_bytes, weights_bytes = (Path(path, name).read_bytes() for name in (CONFIG, WEIGHTS))
@@ -120,7 +128,7 @@ def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> AdapterFiles:
         raise AdapterError(
             f"cannot be read: {error}", where=path, remedy="Save it again, or correct the path"
         ) from error
-    config = _config(path, config_bytes)
+    fields, config = _config(path, config_bytes)
     content = hashlib.sha256(config_bytes)
     content.update(weights_bytes)  # without a copy: an adapter has hundreds of MB
     return AdapterFiles(
@@ -128,11 +136,12 @@ def _read(path: str, stamps: tuple[tuple[int, int, int], ...]) -> AdapterFiles:
         config=config,
         invocation=tuple(config.alora_invocation_tokens or ()),
         content=content.hexdigest(),
-        shapes=_shapes(path, config, weights_bytes),
+        shapes=_shapes(path, fields, config, weights_bytes),
     )
 
 
-def _config(path: str, content: bytes) -> PEFTHelper:
+def _config(path: str, content: bytes) -> tuple[dict[str, Any], PEFTHelper]:
+    """The fields of the configuration, and what vLLM makes of them."""
     where = Path(path, CONFIG)
     try:
         fields = json.loads(content)
@@ -150,19 +159,27 @@ def _config(path: str, content: bytes) -> PEFTHelper:
             got=fields.get("peft_type"),
             remedy="Only LoRA and aLoRA are served",
         )
+    name = unserved(fields)
+    if name is not None:
+        raise AdapterError(
+            f"PEFT acts on the adapter's {name}, and the engine does not",
+            where=where,
+            got=f"{name}: {fields[name]!r}"[:MAX_SHOWN],
+            remedy="Train without it",
+        )
     tokens = config.alora_invocation_tokens
     if tokens is not None and not (
         isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens)
     ):
         problem = "alora_invocation_tokens must be a non-empty list of token ids"
         raise AdapterError(problem, where=where, got=tokens, remedy="Train it again")
-    return config
+    return fields, config
 
 
 SAVE_AGAIN = "Save the adapter with PEFT's save_pretrained"
 
 
-def _shapes(path: str, config: PEFTHelper, content: bytes) -> Shapes:
+def _shapes(path: str, fields: dict[str, Any], config: PEFTHelper, content: bytes) -> Shapes:
     where = Path(path, WEIGHTS)
     try:
         tensors = load(content)
@@ -182,6 +199,7 @@ def _shapes(path: str, config: PEFTHelper, content: bytes) -> Shapes:
         raise AdapterError("the adapter has no tensors", where=where, remedy=SAVE_AGAIN)
     shapes = {}
     for module, side in sides.items():
+        _check_adapted(module, fields, path)
         rank, _ = config.get_rank_and_scaling(module)
         a, b = side.get(True, ()), side.get(False, ())
         if not (len(a) == len(b) == 2 and a[0] == b[1] == rank):
@@ -190,6 +208,19 @@ def _shapes(path: str, config: PEFTHelper, content: bytes) -> Shapes:
             raise AdapterError(problem, where=where, got=got, remedy=SAVE_AGAIN)
         shapes[module] = (a, b)
     return shapes
+
+
+def _check_adapted(module: str, fields: dict[str, Any], path: str) -> None:
+    """Raise AdapterError for a layer with tensors that PEFT would leave out."""
+    where = Path(path, CONFIG)
+    try:
+        is_left_out = ".experts" not in module and not is_adapted(fields, module)
+    except (re.error, TypeError, ValueError) as error:
+        problem = f"its layers cannot be told: {error}"
+        raise AdapterError(problem, where=where, remedy=SAVE_AGAIN) from error
+    if is_left_out:
+        problem = "by the configuration PEFT leaves out a layer that has weights"
+        raise AdapterError(problem, where=where, got=module, remedy=SAVE_AGAIN)
 
 
 def _check_finite(name: str, tensor: torch.Tensor, where: Path) -> None:

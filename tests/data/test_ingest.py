@@ -9,7 +9,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from data.ingest import LABEL_WORDS, Ingested, Splitting, ingest
-from data.rows import read_rows
+from data.rows import SourceRow, read_rows
 from guard.conversation.example import SPLITS, Message
 from guard.errors import GuardError
 from guard.rule import Rule, load_rule
@@ -346,7 +346,7 @@ BAD = [
         {"messages": [{"role": "bot", "content": "a"}], "label": 1},
         "turn 0 must be {role, content} as OpenAI has it: role: Input should be",
     ),
-    ({"messages": [{"role": "user"}], "label": 1}, "turn 0 must be {role, content}"),
+    ({"messages": [{"role": "user"}], "label": 1}, "the conversation is empty"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}], "label": 1},
         "message 0 has an image, which no rule can read",
@@ -372,7 +372,7 @@ BAD = [
     ({"text": "\ud83d", "label": 1}, "the content is not Unicode text"),
     pytest.param(
         '{"text": "a", "label": ' + "1" * 5000 + "}",
-        "not valid JSON (a number of thousands of digits)",
+        "not valid JSON (a number has too many digits at column 24)",
         id="5000 digits",
     ),
     pytest.param(
@@ -421,14 +421,51 @@ def test_a_nested_row_is_taken_or_named_and_never_ends_in_a_traceback(
         assert f"{source}:61: " in str(error) and "nested too deeply" in str(error)
 
 
-def test_all_bad_rows_are_listed_up_to_twenty(tmp_path: Path) -> None:
+def test_a_problem_of_many_rows_is_said_once_with_the_first_places(tmp_path: Path) -> None:
+    source = _jsonl(tmp_path, [*_rows(3), *({"text": "a"} for _ in range(25))])
     with pytest.raises(GuardError) as caught:
-        _ingest(_jsonl(tmp_path, [*_rows(3), *({"text": "a"} for _ in range(25))]), RULE, seed=0)
-    assert "25 bad rows" in str(caught.value)
-    assert str(caught.value).count("no label") == 20
-    assert "own.jsonl:4: " in str(caught.value)
-    assert "own.jsonl:23: " in str(caught.value)
-    assert "and 5 more" in str(caught.value)
+        _ingest(source, RULE, seed=0)
+    message = str(caught.value)
+    assert "25 bad rows" in message and message.count("no label") == 1
+    assert f"{source}:4: no label" in message
+    assert f"(24 more like it: {source}:5, {source}:6, {source}:7, …)" in message
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda number: {"text": "a", "label": f"bad{number}"},
+        lambda number: {"messages": [{"role": "bot", "content": f"'{number}"}], "label": 1},
+        lambda number: '{"text": ' * (number + 1),
+    ],
+)
+def test_what_is_quoted_of_a_row_makes_no_other_problem(tmp_path: Path, row: Any) -> None:
+    with pytest.raises(GuardError, match=r"own.jsonl:1: .*\(29 more like it: .*own.jsonl:4, …\)"):
+        _ingest(_jsonl(tmp_path, list(map(row, range(30)))), RULE, seed=0)
+
+
+def test_of_many_kinds_of_problems_twenty_are_named(tmp_path: Path) -> None:
+    words = [chr(97 + number) * 3 for number in range(25)]
+    source = [SourceRow(f"row {word}", {}, f"the problem {word}") for word in words]
+    with pytest.raises(GuardError) as caught:
+        ingest(source, "rows", RULE, 0)
+    assert "row ttt: the problem ttt\n  and 5 other problems" in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [{"text": None, "label": 1}, {"text": "", "label": 1}])
+def test_a_text_that_is_null_or_empty_is_no_conversation(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    message = "conversation is empty|not null and not empty"
+    with pytest.raises(GuardError, match=message):
+        _ingest(_jsonl(tmp_path, [row]), RULE, seed=0)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "text,label\n"])
+def test_a_file_without_rows_says_so(tmp_path: Path, content: str) -> None:
+    (tmp_path / "own.csv").write_text(content)
+    with pytest.raises(GuardError, match="no rows: the source is empty, or has a header alone"):
+        _ingest(str(tmp_path / "own.csv"), RULE, seed=0)
 
 
 def test_bad_csv_rows_are_named_by_line_even_after_a_cell_with_line_breaks(tmp_path: Path) -> None:

@@ -32,6 +32,14 @@ def test_a_row_that_cannot_be_read_says_why_and_the_next_ones_are_read(tmp_path:
     assert (fine.problem, fine.fields) == ("", {"text": "b"})
 
 
+def test_a_key_twice_is_an_error_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"text": "b", "label": 1, "label": 0}\n')
+    (row,) = read_rows(str(path))
+    assert row.fields == {} and row.where == f"{path}:1"
+    assert "the key 'label' stands twice at column 27" in row.problem
+
+
 def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
     assert is_readable("rows.csv.gz") and not is_readable("rows.parquet")
     with pytest.raises(GuardError, match=r"cannot read this kind of file.*\.jsonl"):
@@ -89,3 +97,78 @@ def test_rows_that_break_off_while_they_are_read_are_named(
     assert next(rows).fields == {"text": "a"}
     with pytest.raises(GuardError, match="RuntimeError block of 5 bytes"):
         next(rows)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_columns_are_separated_as_the_header_says(
+    tmp_path: Path, delimiter: str, line_end: str
+) -> None:
+    lines = [("id", "text", "label"), ("1", '"a, b; c | d"', "0"), ("2", "plain", "1"), ()]
+    path = tmp_path / "own.csv"
+    path.write_bytes(line_end.join(delimiter.join(line) for line in lines).encode())
+    assert list(read_rows(str(path))) == [
+        SourceRow(f"{path}:2", {"id": "1", "text": "a, b; c | d", "label": "0"}),
+        SourceRow(f"{path}:3", {"id": "2", "text": "plain", "label": "1"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "fields"),
+    [
+        ("text,a;b;c;d,label\nHi,x,1\n", {"text": "Hi", "a;b;c;d": "x", "label": "1"}),
+        ('"text","a\n;;;;b"\nHi;,1\n', {"text": "Hi;", "a\n;;;;b": "1"}),
+        ("text\na;b\n", {"text": "a;b"}),
+        ("text;label (0, 1)\nHi, you;1\n", {"text": "Hi, you", "label (0, 1)": "1"}),
+        ("Frage;Antwort\nHi, you;Yes, I\n", {"Frage": "Hi, you", "Antwort": "Yes, I"}),
+    ],
+)
+def test_commas_separate_where_they_give_a_column_of_the_conversation(
+    tmp_path: Path, content: str, fields: dict[str, str]
+) -> None:
+    (tmp_path / "own.csv").write_text(content)
+    (row,) = read_rows(str(tmp_path / "own.csv"))
+    assert row.fields == fields
+
+
+def test_too_many_cells_are_said_with_the_sign_and_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("text;label\na;b;1\n")
+    (row,) = read_rows(str(tmp_path / "own.csv"))
+    assert row.problem == (
+        "more cells than columns: put text with semicolons in quotes "
+        "(columns, by semicolons: text, label)"
+    )
+
+
+def test_a_line_end_of_another_kind_is_said(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_bytes(b"text,label\na,1\rb,0\n")
+    (row,) = read_rows(str(tmp_path / "own.csv"))
+    assert row.problem.startswith("a line ends in \\r alone, others in \\n")
+
+
+def test_lines_that_end_as_on_an_old_mac_are_lines(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(b'{"text": "a"}\r{"text": "b"}\r')
+    assert [row.where for row in read_rows(str(path))] == [f"{path}:1", f"{path}:2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("own.jsonl", '[\n {"text": "a"}\n]', "one JSON list, not an object a line.*jq -c"),
+        ("own.csv", '{"text": "a", "label": 1}\n', "objects of JSON, not the columns.*jsonl"),
+    ],
+)
+def test_rows_of_another_format_are_named_once(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(GuardError, match=message):
+        list(read_rows(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("name", ["set", "set.csv"])
+def test_a_folder_is_no_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(GuardError, match=rf"a folder, not a file.*hub:.*{name}"):
+        list(read_rows(str(tmp_path / name)))

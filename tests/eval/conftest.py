@@ -21,10 +21,11 @@ from guard.layout import Runs, fingerprint
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
+from guard.prompt.encodings import decoded
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import load_rule, text_hash
 from guard.verdict import Calibration
-from guard.weights.card import Card, weights_sha256
+from guard.weights.card import Card, file_digests
 from serve.engine import Refusal, Score, ScoreRequest
 
 RULE = """\
@@ -56,7 +57,7 @@ def evidence(messages: Iterable[Message]) -> float:
     return max(
         float(number)
         for message in messages
-        for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", message.content)
+        for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", decoded(message.content))
     )
 
 
@@ -177,6 +178,7 @@ class World:
             "rule_text": rule.text(self.recipe.rule_turn),
             "rule_hash": text_hash(rule.text(self.recipe.rule_turn)),
             "prompt_hash": "prompt",
+            "answer_hash": "answer",
             "method": method,
             "model": self.recipe.name,
             "base": self.recipe.base,
@@ -194,9 +196,10 @@ class World:
             "temperature": 2.0,
             "bias": 0.0,
             "uncertainty_band": (0.5, 0.5),
+            "coverage": None,
             "threshold": 0.5,
             "max_fpr": rule.max_fpr,
-            "weights_sha256": weights_sha256(folder, METHODS[method].weights),
+            "files": file_digests(folder, method),
         }
         Card(**{**fields, **card}).save(folder)  # type: ignore[arg-type]
         return folder

@@ -13,6 +13,7 @@ from eval.compare import compare, main
 from guard.errors import GuardError
 from guard.layout import ROOT
 from tests.eval.conftest import World
+from tests.signed import sign
 
 
 def two_versions(world: World, wrong: dict[int, float], examples: int = 40) -> tuple[Path, Path]:
@@ -125,8 +126,7 @@ def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_
 ) -> None:
     """Wherever below the runs folder they lie; elsewhere the data are named."""
     a, b = two_versions(world, {4: 3.0})
-    card = json.loads((a / "card.json").read_text())
-    (a / "card.json").write_text(json.dumps(card | {"data_hash": "other rows"}))
+    sign(a, data_hash="other rows")
     before = world.runs.root / "toy" / "medical" / "before" / "lora"
     before.parent.mkdir()
     a.rename(before)
@@ -135,7 +135,7 @@ def test_versions_trained_on_other_rows_are_compared_on_the_test_rows_that_both_
     with pytest.raises(GuardError, match="no test rows of medical in any folder above"):
         compare(away, b)
     assert len(compare(away, b, world.runs.data("medical")).flips) == 1
-    (away / "card.json").write_text(json.dumps(card | {"test_sha256": "other"}))
+    sign(away, test_sha256="other")
     with pytest.raises(GuardError, match="its test rows are not those in"):
         compare(away, b, world.runs.data("medical"))
 

@@ -23,7 +23,6 @@ NOT_TRIED = TrickFlips(n=0, flips=0, right_before=0, right_after=0)
 NOTHING_TRIED = Robustness(
     seeds=(0,),
     tricks={method: dict.fromkeys(TRICKS, NOT_TRIED) for method in ("lora", "alora")},
-    surrounded={method: [] for method in ("lora", "alora")},
 )
 
 

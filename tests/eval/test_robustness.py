@@ -5,27 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from data.generator.exchange import count_tokens
 from data.generator.phrasebook import pool_of
 from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
 from eval.answer import Answer
-from eval.robustness import SURROUNDED, TRICKED, perturbations, perturbed_trial, robustness
+from eval.robustness import TRICKED, perturbations, perturbed_trial, robustness
 from eval.trial import Trial, load_trial
 from guard.conversation.example import Message
-from tests.eval.conftest import World, evidence
+from tests.eval.conftest import World
 from tests.eval.test_run import evaluate
 
 
 def trial(world: World, examples: int = 120, seeds: tuple[int, ...] = (0, 1)) -> Trial:
     world.add_rule(examples=examples, seeds=seeds)
-    plain = load_trial(
+    return load_trial(
         world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
-    )
-    return replace(
-        plain,
-        examples=tuple(
-            replace(example, meta=example.meta | {"wanders": True}) for example in plain.examples
-        ),
     )
 
 
@@ -34,7 +27,7 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
     perturbed = perturbations(plain)
     assert perturbed == perturbations(plain)
     for name in TRICKS:
-        tricked = [perturbation for perturbation in perturbed if perturbation.kind == name]
+        tricked = [perturbation for perturbation in perturbed if perturbation.trick == name]
         assert 0.3 * TRICKED < len(tricked) <= TRICKED
         for perturbation in tricked:
             before = plain.examples[perturbation.index]
@@ -54,7 +47,7 @@ def test_of_a_rule_on_tools_a_document_in_the_system_s_turn_is_played_on(world: 
     ]
     rule = plain.rule.model_copy(update={"judged": "tool"})
     perturbed = perturbations(replace(plain, rule=rule, examples=tuple(documents)))
-    tricked = [perturbation for perturbation in perturbed if perturbation.kind in TRICKS]
+    tricked = [perturbation for perturbation in perturbed if perturbation.trick in TRICKS]
     assert tricked
     for perturbation in tricked:
         before = documents[perturbation.index].messages
@@ -70,7 +63,7 @@ def test_the_words_of_a_trick_are_none_that_training_has_seen(world: World) -> N
             line
             for line in lines
             for perturbation in perturbed
-            if perturbation.kind == name
+            if perturbation.trick == name
             and line in _beside(perturbation.example.messages[1].content, "case of")
         }
         assert played
@@ -90,7 +83,7 @@ def test_no_trick_is_played_on_a_row_that_has_one(world: World) -> None:
         for number, row in enumerate(plain.examples)
     ]
     perturbed = perturbations(replace(plain, examples=tuple(marked)))
-    assert {p.index % 3 for p in perturbed if isinstance(p.kind, str)} == {0}
+    assert {p.index % 3 for p in perturbed} == {0}
 
 
 def test_an_answer_that_is_missing_is_wrong_and_no_flip(world: World) -> None:
@@ -101,41 +94,6 @@ def test_an_answer_that_is_missing_is_wrong_and_no_flip(world: World) -> None:
     result = robustness(plain, perturbed, dict.fromkeys(plain.methods, right), silent)
     trick = result.tricks["alora"]["instruction"]
     assert (trick.flips, trick.right_before, trick.right_after) == (0, TRICKED, 0)
-
-
-def test_an_example_stands_at_the_start_in_the_middle_and_at_the_end_of_others_that_are_allowed(
-    world: World,
-) -> None:
-    plain = trial(world)
-    assert {
-        perturbation.kind[0]
-        for perturbation in perturbations(plain)
-        if not isinstance(perturbation.kind, str)
-    } == {500}  # of 1,024 tokens of context
-    for tokens in (500,):
-        room = min(tokens, 0.9 * plain.recipe.context_tokens)
-        perturbed = [
-            perturbation
-            for perturbation in perturbations(plain)
-            if not isinstance(perturbation.kind, str) and perturbation.kind[0] == tokens
-        ]
-        assert len(perturbed) == 3 * SURROUNDED[tokens]
-        for perturbation in perturbed:
-            original, around = (
-                plain.examples[perturbation.index].messages,
-                perturbation.example.messages,
-            )
-            at = next(
-                start
-                for start in range(len(around))
-                if around[start : start + len(original)] == original
-            )
-            last = len(around) - len(original)
-            assert (
-                at in {"start": [0], "middle": range(1, last), "end": [last]}[perturbation.kind[1]]
-            )
-            assert (evidence(around) > 0) == bool(perturbation.example.label)
-            assert sum(count_tokens(message.content) for message in around) <= room
 
 
 def test_the_seed_that_is_served_is_asked(world: World) -> None:
@@ -151,7 +109,7 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
     right = [Answer(bool(example.label)) for example in plain.examples]
     fooled = [
         Answer(False)
-        if perturbation.kind in ("instruction", (500, "end"))
+        if perturbation.trick == "instruction"
         else Answer(bool(perturbation.example.label))
         for perturbation in perturbed
     ]
@@ -161,7 +119,7 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
     violating = sum(
         bool(perturbation.example.label)
         for perturbation in perturbed
-        if perturbation.kind == "instruction"
+        if perturbation.trick == "instruction"
     )
     trick = result.tricks["alora"]["instruction"]
     assert trick.n == TRICKED  # a word to the judge can always be added
@@ -171,17 +129,6 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
         TRICKED - violating,
     )
     assert result.tricks["alora"]["spaced"].flips == 0
-    cells = {(cell.tokens, cell.position): cell for cell in result.surrounded["lora"]}
-    assert cells[500, "end"].right < cells[500, "end"].n == cells[500, "start"].right
-
-
-def test_a_rule_on_the_last_turn_is_asked_at_the_end_alone(world: World) -> None:
-    """Behind the example allowed turns would be the last, and its label another."""
-    plain = trial(world)
-    on_last = replace(plain, rule=plain.rule.model_copy(update={"turns": "last"}))
-    kinds = [perturbation.kind for perturbation in perturbations(on_last)]
-    positions = {kind[1] for kind in kinds if not isinstance(kind, str)}
-    assert positions == {"end"}
 
 
 def test_the_report_tells_what_tricks_do(world: World) -> None:
@@ -189,19 +136,3 @@ def test_the_report_tells_what_tricks_do(world: World) -> None:
     text = evaluate(world).as_markdown()
     assert "## Verdict flips under perturbation" in text
     assert "| instruction | LoRA | 32 | 0.0" in " ".join(text.split())
-    assert "## Length and position" in text
-
-
-def test_what_surrounds_an_example_must_not_change_its_label(world: World) -> None:
-    plain = trial(world)
-    unmarked = tuple(
-        replace(example, meta={}) for example in plain.examples
-    )  # nobody knows what may stand around it
-    for examples in (
-        unmarked,
-        tuple(replace(example, meta={"wanders": False}) for example in unmarked),
-    ):
-        assert all(
-            isinstance(perturbation.kind, str)
-            for perturbation in perturbations(replace(plain, examples=examples))
-        )

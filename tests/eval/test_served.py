@@ -9,9 +9,9 @@ from eval.served import Served, answering_code, score_missing
 from eval.trial import Contestant, Trial, load_trial
 from guard.method import PEFT_WEIGHTS
 from guard.rule import RuleTurn
-from guard.weights.card import weights_sha256
 from serve.engine import CODE, ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence
+from tests.signed import sign
 
 
 def trial(world: World, name: str = "medical") -> Trial:
@@ -93,10 +93,8 @@ def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
     world.add_rule(examples=4)
     score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
     folder = world.runs.adapter("toy", "medical", "alora")
-    before = weights_sha256(folder)
     (folder / PEFT_WEIGHTS).write_bytes(b"trained again")
-    card = folder / "card.json"
-    card.write_text(card.read_text().replace(before, weights_sha256(folder)))
+    sign(folder)
     engine = ToyEngine()
     score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
     assert {request.adapter for request in engine.requests} == {"medical/alora/0"}
@@ -154,9 +152,9 @@ def test_another_version_of_our_own_code_is_asked_again(
 def test_other_engine_settings_or_another_configuration_are_asked_again(world: World) -> None:
     world.add_rule(examples=4)
     score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
-    (world.runs.adapter("toy", "medical", "lora") / "adapter_config.json").write_text(
-        '{"lora_alpha": 1}'
-    )
+    folder = world.runs.adapter("toy", "medical", "lora")
+    (folder / "adapter_config.json").write_text('{"lora_alpha": 1}')
+    sign(folder)
     assert len(Served(trial(world), with_base=True).missing()) == 4
     world.recipe = world.recipe.model_copy(update={"engine": {"block_size": 64}})
     assert len(Served(trial(world), with_base=True).missing()) == 4 * 3

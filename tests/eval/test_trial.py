@@ -11,6 +11,7 @@ from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.method import PEFT_WEIGHTS
 from tests.eval.conftest import WITH_HEAD, World
+from tests.signed import sign
 
 
 def load(world: World, **arguments: Any) -> Trial:
@@ -124,7 +125,9 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
     assert changed()
     world.recipe = world.recipe.model_copy(update={"engine": {"block_size": 64}})
     assert changed()
-    (world.runs.adapter("toy", "medical", "lora") / "adapter_config.json").write_text("{}")
+    folder = world.runs.adapter("toy", "medical", "lora")
+    (folder / "adapter_config.json").write_text("{}")
+    sign(folder)
     assert changed()
 
 
@@ -144,7 +147,7 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
             {"recipe": {"dtype": "float16", "quantization": None, "lora": {}, "trainer": {}}},
             r"recipe is not.*dtype: float32.*dtype: float16",
         ),
-        ({"weights_sha256": "0" * 64}, "not those of the card"),
+        ({"files": {"adapter_model.safetensors": "0" * 64}}, "not those of the card"),
     ],
 )
 def test_an_adapter_that_is_not_the_one_is_refused(

@@ -9,6 +9,7 @@ from guard.arguments import (
     comma_separated,
     count,
     multiple,
+    names_listed,
     port,
     seconds,
     whole_number,
@@ -62,3 +63,9 @@ def test_names_are_taken_once_each_in_the_order_given() -> None:
     assert comma_separated(" b, a,,b ", "rule") == ["b", "a"]
     with pytest.raises(GuardError, match=r"no rule was named \(got ' , '\)"):
         comma_separated(" , ", "rule")
+
+
+def test_a_single_name_is_no_list_of_names() -> None:
+    assert names_listed(["ab", "c"], "rules") == ("ab", "c")
+    with pytest.raises(GuardError, match=r"rules must be a list of names .*Write \['ab'\]"):
+        names_listed("ab", "rules")

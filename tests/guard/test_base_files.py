@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -75,11 +76,44 @@ def test_a_local_base_is_pinned_by_its_files(tmp_path: Path) -> None:
     before = folder_digest(base, "recipe toy")
     shutil.copy(base / "config.json", base / "README.md")
     assert folder_digest(base, "recipe toy") == before
-    (base / "model.safetensors").write_text("other weights")
-    assert folder_digest(base, "recipe toy") != before
+    (base / "provenance.json").write_text("{}")
+    (base / "card.json").write_text("{}")
+    (base / ".cache").mkdir()
+    (base / ".cache" / "config.json").write_text("{}")
+    assert folder_digest(base, "recipe toy") == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *FILES,
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "vocab.txt",
+        "encoder_config/config.json",  # a GLiNER2 has its shape there
+        "1_Pooling/config.json",
+    ],
+)
+def test_each_file_that_decides_what_a_local_base_computes_pins_it(
+    tmp_path: Path, name: str
+) -> None:
+    base = make_base(tmp_path / "base")
     before = folder_digest(base, "recipe toy")
-    (base / "encoder_config").mkdir()  # a GLiNER2 has its shape there
-    (base / "encoder_config" / "config.json").write_text("{}")
+    (base / name).parent.mkdir(exist_ok=True)
+    (base / name).write_text("others")
+    assert folder_digest(base, "recipe toy") != before
+
+
+def test_a_file_written_again_at_its_old_time_is_read_again(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    before = folder_digest(base, "recipe toy")
+    file = base / "model.safetensors"
+    status = file.stat()
+    file.write_text(file.read_text().upper())
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert folder_digest(base, "recipe toy") != before
 
 

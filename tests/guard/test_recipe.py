@@ -230,6 +230,27 @@ def test_a_dtype_of_the_engine_that_nothing_is_compared_in_is_refused(tmp_path: 
         write(tmp_path, TOY + "\nengine: {dtype: auto}\n")
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        "model: someone/other",
+        "revision: other",
+        "hf_config_path: other",
+        "quantization: fp8",
+        "kv_cache_dtype: fp8",
+        "load_format: dummy",
+        "hf_overrides: {num_hidden_layers: 1}",
+    ],
+)
+def test_an_engine_argument_that_serves_another_base_is_refused(
+    tmp_path: Path, stated: str
+) -> None:
+    key = stated.partition(":")[0]
+    with pytest.raises(GuardError, match=f"{key}: .* would serve another base"):
+        write(tmp_path, TOY + f"\nengine: {{{stated}}}\n")
+    write(tmp_path, TOY + "\nengine: {load_format: safetensors, hf_overrides: {head_dtype: model}}")
+
+
 ENCODER = """
 name: toy
 kind: encoder

@@ -7,11 +7,12 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from guard.method import METHODS
+from guard.method import METHODS, PEFT_CONFIG
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, weights_sha256
+from guard.weights.card import Card, file_digests
+from guard.weights.head import answer_hash
 
 RULE_TEXTS = {
     "medical_advice": "The assistant must not give medical advice for the user's own case.",
@@ -45,14 +46,17 @@ def text_of(name: str) -> str:
 
 def save_card(folder: Path, name: str, method: str = "alora", **replaced: object) -> None:
     """The card of whatever weights are in the folder; `replaced` are fields that are not as they
-    should be.
+    should be. An adapter that nothing loads gets a configuration that says nothing.
     """
+    if METHODS[method].is_adapter and not (folder / PEFT_CONFIG).exists():
+        (folder / PEFT_CONFIG).write_text("{}")
     text = text_of(name)
     fields: dict[str, object] = {
         "rule": name,
         "rule_text": text,
         "rule_hash": text_hash(text),
         "prompt_hash": prompts().hash,
+        "answer_hash": answer_hash(),
         "method": method,
         "model": "tiny",
         "base": recipe().base,
@@ -66,8 +70,10 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
         "temperature": 2.0,
         "bias": 0.0,
         "uncertainty_band": (0.2, 0.3),
+        "coverage": None,
         "threshold": 0.25,
         "max_fpr": None,
-        "weights_sha256": weights_sha256(folder, METHODS[method].weights),
     }
+    if "files" not in replaced:
+        fields["files"] = file_digests(folder, method)
     Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]

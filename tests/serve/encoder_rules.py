@@ -21,8 +21,8 @@ from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import Window, judged_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged, text_hash
-from guard.weights.card import Card, read_card, weights_sha256
-from guard.weights.head import Head
+from guard.weights.card import Card, file_digests, read_card
+from guard.weights.head import Head, answer_hash
 from tests.plain_words import file_of_words, plain_word_logit, random_words
 
 TARGETS = ("query", "key", "value", "dense")
@@ -91,6 +91,7 @@ def save_encoder_card(folder: Path, method: str, **replaced: object) -> None:
         "rule_text": "",
         "rule_hash": text_hash(""),
         "prompt_hash": builder().hash,
+        "answer_hash": answer_hash(),
         "method": method,
         "model": "minilm",
         "base": recipe().base,
@@ -104,9 +105,10 @@ def save_encoder_card(folder: Path, method: str, **replaced: object) -> None:
         "temperature": 1.0,
         "bias": 0.0,
         "uncertainty_band": (0.5, 0.5),
+        "coverage": None,
         "threshold": 0.5,
         "max_fpr": None,
-        "weights_sha256": weights_sha256(folder, METHODS[method].weights),
+        "files": file_digests(folder, method),
     }
     Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ import openai
 import uvicorn
 from fastapi import FastAPI
 
+from serve.api.input.bounded_heads import BoundedHeads
 from tests.serve.guarded import CONVERSATION
 
 MESSAGES = [{"role": message.role, "content": message.content} for message in CONVERSATION]
@@ -24,7 +25,7 @@ MESSAGES = [{"role": message.role, "content": message.content} for message in CO
 def serving(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of the app, which is stopped at the end as a signal would stop it."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+        server = uvicorn.Server(uvicorn.Config(app, http=BoundedHeads, log_level="critical"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import MethodSettings
-from guard.weights.card import load_card
+from guard.weights.card import load_card, read_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.merge import _card, merge, mergeable_method, merged_engine
@@ -148,10 +147,26 @@ def test_what_was_merged_into_another_base_or_not_at_all_is_refused(
     merged: Path, tmp_path: Path
 ) -> None:
     other = shutil.copytree(merged, tmp_path / "other")
-    card = json.loads((other / "card.json").read_text())
-    (other / "card.json").write_text(json.dumps(card | {"base_revision": "of another base"}))
+    card = read_card(other)
+    card.model_copy(update={"base_revision": "of another base"}).save(other)
     with pytest.raises(GuardError, match=r"merged into another base"):
         merged_engine(recipe(), other)
+    (other / "card.json").write_text((other / "card.json").read_text().replace("0.25", "0.75"))
+    with pytest.raises(GuardError, match=r"no merged checkpoint: the card was edited.*make merge"):
+        merged_engine(recipe(), other)
+    card.save(other)
+    generation = other / "generation_config.json"
+    for file, content in ((generation, b"{}"), (other / "chat_template.jinja", b"")):
+        before = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(GuardError, match=r"not the one that was written.*make merge"):
+            _card(recipe(), other)
+        file.write_bytes(before)
+    assert (
+        _card(recipe(), other).version
+        == card.version
+        != load_card(adapter_folders()["plain"]).version
+    )
     with pytest.raises(GuardError, match=r"(?s)no merged checkpoint.*make merge"):
         merged_engine(recipe(), tmp_path)
 

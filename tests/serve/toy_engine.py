@@ -48,7 +48,7 @@ class ToyEngine:
         card = SimpleNamespace(
             rule_text="Be nice.",
             threshold=THRESHOLD,
-            weights_sha256="0123456789abcdef",
+            version="0123456789abcdef",
             model="tiny",
             method="alora",
         )
@@ -84,8 +84,8 @@ class ToyEngine:
             waiting.clear()
         self.open.append((names[:], call))
         calibrations = dict.fromkeys(self.logits, CALIBRATION)
-        weights = {name: self.rules[name].weights_sha256 for name in names if name in self.rules}
-        return OpenCheck(tuple(names), calibrations, call, weights, unread_parts(messages))
+        versions = {name: self.rules[name].version for name in names if name in self.rules}
+        return OpenCheck(tuple(names), calibrations, call, versions, unread_parts(messages))
 
     def text_tokens(self, text: str) -> int:
         return len(text.split())

@@ -26,7 +26,7 @@ from guard.conversation.example import GENERATOR, SPLITS, read_examples, write_e
 from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.layout import ROOT, is_current
-from guard.method import PEFT_WEIGHTS, WORDS
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt
 from guard.weights.card import CARD, load_card, read_card
 from guard.weights.predictions import read_predictions
@@ -111,6 +111,7 @@ class SplitLogits:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / PEFT_WEIGHTS).write_bytes(b"weights")
+        (folder / PEFT_CONFIG).write_text("{}")
 
 
 @dataclass
@@ -627,6 +628,8 @@ def test_a_process_knows_how_many_share_its_machine(
         (WORDS, None, "the weights are not those of the card"),
         (CARD, None, f"{CARD} cannot be read"),
         (CARD, b"{", f"{CARD} cannot be read"),
+        (PEFT_CONFIG, b'{"lora_alpha": 1}', "adapter_config.json is another file"),
+        (PEFT_CONFIG, None, f"no {PEFT_CONFIG}"),
     ],
 )
 def test_weights_that_are_missing_or_torn_are_trained_again(
@@ -650,6 +653,18 @@ def test_weights_that_are_missing_or_torn_are_trained_again(
     assert [of for of, _ in claimed] == [job] and failed == taken == []
     finish_at_once(job)
     assert outdated_jobs([job], force=False) == ([], [])
+
+
+def test_weights_whose_card_was_edited_are_trained_again(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job()
+    finish_at_once(job)
+    content = json.loads((job.folder / CARD).read_text())
+    (job.folder / CARD).write_text(json.dumps(content | {"threshold": 0.99}))
+    outdated, failed = outdated_jobs([job], force=False)
+    assert [of for of, _ in outdated] == [job] and failed == []
+    assert "to be trained again: the card was edited" in capsys.readouterr().out
 
 
 def test_a_card_with_other_keys_is_told_and_nothing_is_trained_for_it(

@@ -23,10 +23,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 
+from guard.conversation import keys
 from guard.conversation.chat import ChatMessage
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
+from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, violated
@@ -54,31 +56,33 @@ def _selected(
 Selected = Annotated[RuleSet, Depends(_selected)]
 
 
-class PromptMessages(BaseModel):
+class PromptMessages(NoHiddenWords):
     """The messages that are sent to a model."""
 
     messages: ChatMessages
 
 
-class PromptRequest(BaseModel):
+class PromptRequest(NoHiddenWords):
     """A request to check."""
 
     body: PromptMessages
 
 
-class ReplyChoice(BaseModel):
+class ReplyChoice(NoHiddenWords):
     """One of a model's replies."""
+
+    silent_keys = keys.CHOICE
 
     message: ChatMessage
 
 
-class ReplyChoices(BaseModel):
+class ReplyChoices(NoHiddenWords):
     """The replies of a model."""
 
     choices: Annotated[list[ReplyChoice], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
-class ReplyRequest(BaseModel):
+class ReplyRequest(NoHiddenWords):
     """A response to check."""
 
     body: ReplyChoices

@@ -21,6 +21,7 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
+from guard.conversation import keys
 from guard.conversation.chat import ChatMessage, says_nothing, turns
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -58,20 +59,20 @@ class StrictBody(KnownKeys):
 
 
 class MessageBody(StrictBody, ChatMessage):
-    """One of OpenAI's messages as it came from a client or a model, and no unknown key.
+    """One of OpenAI's messages as it came from a client or a model, and no unknown key, in its
+    texts none that may say something.
 
-    What the second group of keys holds is not judged.
+    Ids, annotations, a model's reasoning and the like may stand there and are not judged.
     """
 
-    id: Any = None
-    annotations: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
+    model_config = ConfigDict(extra="forbid")
+    silent_keys = keys.MESSAGE
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.is_empty:
-            raise ValueError("no content, no refusal and no tool call")
+    def _has_texts_of_known_keys(self) -> Self:
+        for key, may_say in self.unknown_keys():
+            if may_say:
+                raise ValueError(f"{key}: there is no such key; no rule would read what it says")
         return self
 
 
@@ -125,7 +126,7 @@ class CheckRequest(StrictBody):
             raise ValueError(
                 f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
             )
-        if says_nothing(self.messages):
+        if says_nothing(self._conversation):
             raise ValueError("no message has any text")
         return self
 
@@ -163,8 +164,8 @@ class Explanation(BaseModel):
 class RuleResult(BaseModel):
     """One rule's verdict; a violation is `p_violation` >= `threshold`.
 
-    It is not `confident` where the probability is so near to the threshold that the verdict means
-    little.
+    It is not `confident` where the probability is too near to the threshold, or the rule's
+    validation rows were not like the conversation.
     """
 
     rule: str
@@ -243,12 +244,12 @@ class CheckResponse(BaseModel):
 
 
 class ServedRule(BaseModel):
-    """A rule that is served: its wording in the prompt, its threshold, and its weights."""
+    """A rule that is served: its wording in the prompt, its threshold, and its version."""
 
     rule: str
     text: str
     threshold: float
-    weights_sha256: str
+    version: str
 
 
 class ServedRuleSet(BaseModel):
@@ -283,7 +284,7 @@ async def rules(request: Request) -> list[ServedRule]:
             rule=name,
             text=card.rule_text,
             threshold=card.threshold,
-            weights_sha256=card.weights_sha256,
+            version=card.version,
         )
         served.append(rule)
     return served

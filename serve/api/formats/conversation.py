@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from guard.conversation.chat import ChatMessage, ContentPart, says_nothing, turns
+from guard.conversation.chat import ChatMessage, ContentPart, turns
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.errors import Unjudged
@@ -29,7 +29,6 @@ def from_chat(
 
     Raises Unjudged if there is none, it is too long or nested too deeply, or it is not Unicode.
     """
-    messages = list(messages)
     try:
         conversation = turns(messages, tools)
     except GuardError as error:
@@ -41,14 +40,23 @@ def from_chat(
         )
     if not conversation:
         raise Unjudged("there is no message")
-    if says_nothing(messages):
-        raise Unjudged("there is no text")
     return conversation
 
 
 def from_text(text: str) -> tuple[Message, ...]:
     """A text that nobody said to anybody: one message of the user's. Raises as `from_chat`."""
     return from_chat([ChatMessage(role="user", content=text)])
+
+
+def from_texts(texts: Iterable[str], key: str) -> list[tuple[Message, ...]]:
+    """The texts under a key of a body, each as `from_text`; what is raised names the text."""
+    conversations: list[tuple[Message, ...]] = []
+    for index, text in enumerate(texts):
+        try:
+            conversations.append(from_text(text))
+        except Unjudged as error:
+            raise Unjudged(f"{key}.{index}: {error.reason}") from error
+    return conversations
 
 
 def from_parts(parts: list[ContentPart]) -> tuple[Message, ...]:

@@ -27,7 +27,8 @@ from guard.conversation.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.formats.conversation import ChatMessages, from_chat, from_text
+from serve.api.formats.conversation import ChatMessages, from_chat, from_texts
+from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.input.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
@@ -58,27 +59,33 @@ def _rule(
 Rule = Annotated[str, Depends(_rule)]
 
 
-class ContentsRequest(BaseModel):
+class DetectorRequest(NoHiddenWords):
+    """What is put to a detector. A client's parameters, such as its threshold, say nothing."""
+
+    silent_keys = frozenset({"detector_params"})
+
+
+class ContentsRequest(DetectorRequest):
     """Texts, each checked by itself as a message of the user's."""
 
     contents: Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(DetectorRequest):
     """A conversation, and the tools that the model may call, as OpenAI's API describes them."""
 
     messages: ChatMessages
     tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(DetectorRequest):
     """What a user asked and what was generated for it."""
 
     prompt: str
     generated_text: str
 
 
-class ContextRequest(BaseModel):
+class ContextRequest(DetectorRequest):
     """A text of the assistant's, and the documents that it is about: each what a tool returned."""
 
     content: str
@@ -87,11 +94,11 @@ class ContextRequest(BaseModel):
 
 
 class DetectionMetadata(BaseModel):
-    """What the score means: at which threshold it is a violation, and by which weights."""
+    """What the score means: at which threshold it is a violation, and by which version."""
 
     threshold: float
     confident: bool
-    weights_sha256: str
+    version: str
 
 
 class Detection(BaseModel):
@@ -118,7 +125,7 @@ async def contents(
     body: ContentsRequest, rule: Rule, request: Request
 ) -> list[list[TextDetection]]:
     """Put each text to the rule: a list of detections a text, empty where there is none."""
-    texts = [from_text(text) for text in body.contents]
+    texts = from_texts(body.contents, "contents")
     detections = []
     for text, violations in zip(body.contents, await _judge(request, rule, texts), strict=True):
         located = []
@@ -170,14 +177,14 @@ async def _judge(
         violations = []
         for verdict in check.verdicts:
             if verdict.violates:
-                violations.append(_detection(verdict, check.weights[rule]))
+                violations.append(_detection(verdict, check.versions[rule]))
         detections.append(violations)
     return detections
 
 
-def _detection(verdict: Verdict, weights_sha256: str) -> Detection:
+def _detection(verdict: Verdict, version: str) -> Detection:
     metadata = DetectionMetadata(
-        threshold=verdict.threshold, confident=verdict.confident, weights_sha256=weights_sha256
+        threshold=verdict.threshold, confident=verdict.confident, version=version
     )
     return Detection(
         detection_type=verdict.rule,

@@ -21,13 +21,15 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
+from guard.conversation import keys
 from guard.conversation.chat import (
     MAX_PARTS,
     ChatMessage,
     ContentPart,
     PartlyRead,
     ToolCalls,
-    says_nothing,
+    function_of,
+    is_seen,
     unread_parts,
 )
 from guard.conversation.example import Message
@@ -35,6 +37,7 @@ from guard.errors import GuardError
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
 from serve.api.formats.conversation import from_chat
+from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.input.limits import (
     MAX_CALL_ID,
     MAX_CHARACTERS,
@@ -52,7 +55,7 @@ router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
 
 
-class GuardrailParams(BaseModel):
+class GuardrailParams(NoHiddenWords):
     """What the gateway's configuration of this guardrail says."""
 
     rules: Annotated[list[str], Field(min_length=1, max_length=MAX_RULES)] | None = None
@@ -60,8 +63,21 @@ class GuardrailParams(BaseModel):
     metadata: Metadata | None = None
 
 
-class GatewayCaller(BaseModel):
+class GatewayCaller(NoHiddenWords):
     """The caller, by the gateway's keys."""
+
+    silent_keys = frozenset(
+        f"user_api_key_{name}"
+        for name in (
+            "hash",
+            "alias",
+            "user_id",
+            "user_email",
+            "team_alias",
+            "end_user_id",
+            "org_id",
+        )
+    )
 
     user_api_key_team_id: Annotated[str, Field(max_length=MAX_SALT)] | None = None
 
@@ -75,12 +91,14 @@ class Replies(NamedTuple):
     problem: Unjudged | None
 
 
-class GuardrailRequest(BaseModel):
-    """What is to be checked. The other fields that LiteLLM sends change no verdict."""
+class GuardrailRequest(NoHiddenWords):
+    """What is to be checked."""
+
+    silent_keys = frozenset({"litellm_trace_id", "litellm_version", "model", "request_headers"})
 
     input_type: Literal["request", "response"]
     litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
-    # For a chat, the texts of all its messages, which are not read.
+    # For a chat, the texts, images and tool calls of all its messages.
     texts: Annotated[list[str], Field(fail_fast=True)] | None = None
     images: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
     structured_messages: (
@@ -102,7 +120,7 @@ class GuardrailRequest(BaseModel):
     def sent(self) -> tuple[Message, ...]:
         """A request's conversation; if it is not a chat, its texts as the user's messages."""
         if self.structured_messages:
-            return from_chat(self.structured_messages, self.tools or ())
+            return self._with_unread(from_chat(self.structured_messages, self.tools or ()))
         messages = [ChatMessage(role="user", content=text) for text in self.texts or ()]
         if self.images:
             messages.append(ChatMessage(role="user", content=self._unread_images))
@@ -113,8 +131,8 @@ class GuardrailRequest(BaseModel):
     def replies_after(self, sent: tuple[Message, ...]) -> Replies:
         """A response's replies, each at the end of the conversation `sent`.
 
-        Each has all images and tool calls: the format does not say whose they are. An empty reply
-        among several is left out.
+        Each has all images and tool calls: the format does not say whose they are. A blank reply
+        among several is left out, as it says nothing.
         """
         try:
             calls, unread = self._beside_the_texts()
@@ -148,6 +166,29 @@ class GuardrailRequest(BaseModel):
         (turn,) = from_chat([message])
         return turn.content, unread_parts([turn])
 
+    def _with_unread(self, chat: tuple[Message, ...]) -> tuple[Message, ...]:
+        """A chat, partly read if a text, an image or a tool call stands beside its messages that
+        stands in none of them.
+        """
+        said: set[str] = set()
+        calls: set[str] = set()
+        for turn in chat:
+            said.update(turn.content.splitlines())
+        for message in self.structured_messages or ():
+            calls.update(map(_call_key, message.calls))
+        unread = unread_parts(chat)
+        beside: list[str] = []
+        if any(not said.issuperset(text.splitlines()) for text in self.texts or ()):
+            beside.append("texts has what no message says")
+        if not calls.issuperset(map(_call_key, self.tool_calls or ())):
+            beside.append("tool_calls has a call of no message")
+        if self.images and not unread:
+            beside.append("images has an image of no message")
+        if not beside:
+            return chat
+        *before, last = chat
+        return (*before, PartlyRead(last.role, last.content, (*unread_parts([last]), *beside)))
+
     @property
     def _spoken(self) -> list[str]:
         """The texts that are not empty. Those beyond MAX_CHARACTERS are not looked at: what is too
@@ -158,7 +199,7 @@ class GuardrailRequest(BaseModel):
         for text in self.texts or ():
             characters += len(text)
             is_too_long = characters > MAX_CHARACTERS
-            if is_too_long or not says_nothing([ChatMessage(role="assistant", content=text)]):
+            if is_too_long or is_seen(text):
                 spoken.append(text)
         return spoken
 
@@ -168,15 +209,30 @@ class GuardrailRequest(BaseModel):
         return [ContentPart(type="image_url") for _ in self.images or ()]
 
 
+def _call_key(call: dict[str, Any]) -> str:
+    """A text that is the same for one call, in whatever order the gateway has its keys.
+
+    Raises Unjudged.
+    """
+    function, beside = function_of(call)
+    said: list[str] = []
+    try:
+        for key, value in (*function.items(), *beside.items()):
+            if value is not None and key not in keys.CALL:
+                said.append(repr((key, value)))
+    except RecursionError:
+        raise Unjudged("a tool call is nested too deeply to be read") from None
+    return " ".join(sorted(said))
+
+
 def _reply(content: str, unread: tuple[str, ...]) -> Message:
-    """A reply as a turn. Raises Unjudged if it says nothing or is not Unicode."""
+    """A reply as a turn. Raises Unjudged if it is not Unicode."""
     try:
         if unread:
             return PartlyRead("assistant", content, unread)
-        (reply,) = from_chat([ChatMessage(role="assistant", content=content)])
+        return Message("assistant", content)
     except GuardError as error:
         raise Unjudged(str(error)) from error
-    return reply
 
 
 class GuardrailResponse(BaseModel):

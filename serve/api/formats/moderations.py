@@ -20,7 +20,7 @@ from guard.conversation.chat import ContentPart
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.formats.conversation import from_parts, from_text
+from serve.api.formats.conversation import from_parts, from_text, from_texts
 from serve.api.formats.known_keys import KnownKeys
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.input.limits import MAX_TEXTS
@@ -114,13 +114,9 @@ def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Mes
     """A conversation for each text; parts are one text together, as OpenAI has it."""
     if isinstance(texts, str):
         return [from_text(texts)]
-    whole = []
-    parts: list[ContentPart] = []
-    for text in texts:
-        if isinstance(text, str):
-            whole.append(from_text(text))
-        else:
-            parts.append(text)
+    whole = [text for text in texts if isinstance(text, str)]
+    parts = [part for part in texts if not isinstance(part, str)]
+    conversations = from_texts(whole, "input")
     if parts:
-        whole.append(from_parts(parts))
-    return whole
+        conversations.append(from_parts(parts))
+    return conversations

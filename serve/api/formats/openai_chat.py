@@ -27,8 +27,9 @@ from guard.prompt.decoder import NO, YES
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, from_chat
+from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.formats.openai_error import MALFORMED, error_body
-from serve.api.input.limits import MAX_SALT
+from serve.api.input.limits import MAX_SALT, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
 from serve.engine import Check
@@ -44,7 +45,6 @@ STARTED = int(time.time())
 WITHOUT_EFFECT = (
     "frequency_penalty",
     "function_call",
-    "functions",
     "metadata",
     "parallel_tool_calls",
     "presence_penalty",
@@ -59,35 +59,37 @@ WITHOUT_EFFECT = (
     "store",
     "temperature",
     "tool_choice",
-    "tools",
     "top_p",
     "user",
     "verbosity",
 )
 
 
-class TextFormat(BaseModel):
+class TextFormat(NoHiddenWords):
     """The one format that an answer can have."""
 
     type: Literal["text"]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(NoHiddenWords):
     """What a stream says beside its answer."""
 
     include_usage: bool = False
 
 
 class ChatCompletionRequest(BaseModel):
-    """A conversation, and the rule that it is put to.
+    """A conversation with the tools that the model may call, and the rule that it is put to.
 
-    `cache_salt` is vLLM's name for it, and does what it does in `/v1/check`.
+    `functions` are tools by their old name. `cache_salt` is vLLM's name for it, and does what it
+    does in `/v1/check`.
     """
 
     model_config = ConfigDict(extra="allow")
 
     model: str
     messages: ChatMessages
+    tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
+    functions: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -206,7 +208,7 @@ async def complete(
     """Put a conversation to the rule that is called like the model."""
     _refuse_contradictions(body)
     rule_set = Caller.of(request).catalogue.selected([body.model])
-    conversation = from_chat(body.messages)
+    conversation = from_chat(body.messages, [*(body.tools or ()), *(body.functions or ())])
     ((check, _),) = await CheckService.of(request).judge_each(
         request, [conversation], rule_set, cache_salt=body.cache_salt
     )
@@ -215,7 +217,7 @@ async def complete(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=body.model,
-        system_fingerprint=f"fp_{check.weights[body.model][:12]}",
+        system_fingerprint=f"fp_{check.versions[body.model][:12]}",
         choices=choices,
         usage=CompletionUsage.of(check, len(choices)),
     )

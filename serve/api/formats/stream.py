@@ -27,8 +27,10 @@ from starlette.types import Receive, Scope, Send
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from guard.files.strict_json import in_words
+from guard.wrong_values import wrong_values
 from serve.api.access import Caller
-from serve.api.errors import SERVER_FAILED, engine_failure, log, reason
+from serve.api.errors import SERVER_FAILED, engine_failure, log, value_in_words
 from serve.api.formats import check
 from serve.api.formats.check import (
     CheckRequest,
@@ -39,7 +41,7 @@ from serve.api.formats.check import (
 )
 from serve.api.input.limits import MAX_CHARACTERS
 from serve.api.input.lines import BodyLines
-from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_json
+from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_body
 from serve.api.service import CheckService, DecidedCheck
 from serve.engine.prompts import CHARACTERS_PER_TOKEN
 from serve.engine.thread.refusals import Overloaded
@@ -128,8 +130,8 @@ class GrowingReply:
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        """The messages, and the reply so far."""
-        if not self.characters:
+        """The messages, and the reply so far; one that has ended may be empty."""
+        if not (self.characters or self.is_ended):
             return self._messages
         return (*self._messages, Message("assistant", self._checked + self._unchecked()))
 
@@ -220,6 +222,7 @@ class CheckedStream(Response):
         self._lines = lines
         self._opening = opening
         self._reply = GrowingReply(opening)
+        self._line_number = 1  # of those that are not empty; the first is the opening
         self._is_sse = EVENTS in request.headers.get("accept", "")
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         # The connection stays open: closed before the body's end it would be reset, and the last
@@ -277,13 +280,16 @@ class CheckedStream(Response):
 
         Raises HTTPException if there is none: what is cut off was not judged.
         """
-        line = await self._lines.next()
-        self._reply.take(_read(StreamPiece, line, "a line"))
+        self._take_line(await self._lines.next())
         while self._lines.has_more:
             line = await self._lines.next()
             if line is None:
                 break
-            self._reply.take(_read(StreamPiece, line, "a line"))
+            self._take_line(line)
+
+    def _take_line(self, line: bytes | None) -> None:
+        self._line_number += 1
+        self._reply.take(_read(StreamPiece, line, f"line {self._line_number}"))
 
     async def _check(self) -> DecidedCheck:
         """The check of the reply so far; given up once its sender is gone.
@@ -353,11 +359,11 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     if line is None:
         raise HTTPException(422, f'{where} is missing; the last one is {{"end": true}}')
     try:
-        return kind.model_validate(read_json(line))
+        value = read_body(line)
+        return kind.model_validate(value)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise HTTPException(422, f"{where}: {key}: {reason(problem)}") from None
+        wrong, *_ = wrong_values(error.errors(), value)
+        raise HTTPException(422, f"{where}: {value_in_words(wrong)}") from None
     except TooManyValues as error:
         raise HTTPException(413, f"{where} has {error}") from None
     except RecursionError:
@@ -365,7 +371,7 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     except UnicodeDecodeError:
         raise HTTPException(422, f"{where} is {NOT_UNICODE}") from None
     except json.JSONDecodeError as error:
-        raise HTTPException(422, f"{where} is not JSON: {error.msg}") from None
+        raise HTTPException(422, f"{where} is not JSON: {in_words(error)}") from None
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""How large the head of a request may be, how long it may take, how many requests may wait on a
-connection, and how long a client may leave its answer unread: uvicorn bounds none of these.
+"""How a connection is read: which requests stand on it one behind the other, how large the head of
+one may be, how long it may take, how many may wait, and how long a client may leave its answer
+unread. uvicorn bounds none of these, and reads bodies as requests.
 
 A head is all that stands before a request's body; no middleware sees it before it is complete.
 Knows nothing of what is asked.
@@ -11,9 +12,10 @@ import asyncio
 import logging
 import socket
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +23,18 @@ MAX_HEAD = 64 * 2**10  # bytes, give or take one read of the socket
 MAX_WAITING = 8  # requests behind the one that is being answered
 
 
+class RequestRefused(Exception):
+    """Ends the parsing of a connection that gets no further answer."""
+
+
 class BoundedHeads(HttpToolsProtocol):
     """uvicorn's protocol, which also ends a connection whose head is too large or too slow, where
-    too many requests wait, or whose client does not read. The trailers behind a body in chunks
-    count to the head.
+    too many requests wait, or whose client does not read.
+
+    Every request has one answer, in order: one that asks for another protocol is read and answered
+    as if it did not. What is no request, or could be read as two, is refused behind the answers to
+    those before it, and ends the connection. The trailers behind a body in chunks count to the
+    head's size, and say nothing.
 
     A connection that says nothing is kept for `timeout_keep_alive` seconds, as uvicorn keeps one
     that has been answered.
@@ -38,6 +48,8 @@ class BoundedHeads(HttpToolsProtocol):
         self._head_bytes = 0  # bytes of the URL and of the complete fields
         self._unparsed_bytes = 0  # bytes since the parser's last event, of an unfinished field
         self._timer: asyncio.TimerHandle | None = None
+        self._current: RequestResponseCycle | None = None  # `cycle` is the one read last
+        self._last_answer: bytes | None = None  # what ends the connection; then no more is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
@@ -50,18 +62,45 @@ class BoundedHeads(HttpToolsProtocol):
         self._end_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget the timer, and tell the request that is being answered."""
         self._disarm()
+        if self._current is not None and self._is_answering:
+            self.cycle = self._current
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless a field has become too large."""
+        self._unset_keepalive_if_required()
         self._unparsed_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._unparsed_bytes > MAX_HEAD + len(data):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if self._timer is None and not self._is_in_head and not self._is_answering:
             self._end_after(self.timeout_keep_alive)  # bytes that begin no head
+
+    def _parse(self, data: bytes) -> None:
+        """Have the bytes parsed. httptools takes what is behind a head with `Upgrade` for the other
+        protocol's, so it gets that head a second time, without this field, and then the rest.
+        """
+        unread = [memoryview(data)]
+        while unread and self._last_answer is None and not self.transport.is_closing():
+            piece = unread.pop(0)
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                (behind_head,) = upgrade.args
+                unread = [memoryview(self._head_without_upgrade()), piece[behind_head:]]
+                self.parser = _parser_for(self)
+            except httptools.HttpParserError:
+                self._refuse(HTTPStatus.BAD_REQUEST)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """Start the timer of a head."""
@@ -72,24 +111,41 @@ class BoundedHeads(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """A piece of the URL."""
-        if self._has_room_for(len(url)):
-            super().on_url(url)
+        self._make_room_for(len(url))
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head, or of the trailers."""
-        if self._has_room_for(len(name) + len(value)):
+        """A field of the head; or of the trailers, of which `Connection` would end the reading."""
+        self._make_room_for(len(name) + len(value))
+        if self._is_in_head:
             super().on_header(name, value)
+        elif name.lower() == b"connection":
+            self._stop(HTTPStatus.BAD_REQUEST)
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
-        self._is_in_head, self._unparsed_bytes = False, 0
-        self._disarm()
         if self.transport.is_closing():
             return
+        if self.parser.get_method() == b"CONNECT" or not self._is_coding_known:
+            self._stop(HTTPStatus.NOT_IMPLEMENTED)
+        if self.parser.should_upgrade():
+            return  # it is parsed again
+        if self.parser.get_http_version() == "1.0":  # whose clients know no such answer
+            self.expect_100_continue = False
         super().on_headers_complete()
+        self._is_in_head, self._unparsed_bytes = False, 0
+        self._disarm()
         if len(self.pipeline) > MAX_WAITING:
             log.warning("a connection on which more than %d requests wait is closed", MAX_WAITING)
             self.transport.close()
+
+    @property
+    def _is_coding_known(self) -> bool:
+        """Whether the body comes as it is, or in chunks of what it is."""
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                return False
+        return True
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -100,26 +156,30 @@ class BoundedHeads(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._unparsed_bytes = 0
-        if self.cycle is not None:
+        if self.cycle is not None and not self.parser.should_upgrade():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """The response is complete: a head that has begun meanwhile is waited for."""
         super().on_response_complete()
-        if self._is_in_head and self._timer is None:
+        if self._last_answer is not None and not self._is_answering:
+            self._end()
+        elif self._is_in_head and self._timer is None:
             self._end_after(self.patience_s)
 
-    def _has_room_for(self, size: int) -> bool:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._current = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _make_room_for(self, size: int) -> None:
         self._unparsed_bytes = 0
         self._head_bytes += size
-        if self._head_bytes <= MAX_HEAD:
-            return True
-        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        return False
+        if self._head_bytes > MAX_HEAD:
+            self._stop(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._current is not None and not self._current.response_complete
 
     def _end_after(self, seconds: float) -> None:
         self._disarm()
@@ -137,17 +197,47 @@ class BoundedHeads(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _stop(self, status: HTTPStatus) -> NoReturn:
+        """Refuse what is being parsed."""
+        self._refuse(status)
+        raise RequestRefused(status)
+
     def _refuse(self, status: HTTPStatus) -> None:
-        """End the connection; with a response, unless another one is being written."""
-        if self.transport.is_closing():
+        """Read no more, and end the connection once the requests before are answered; with this
+        status, unless what was being read has an answer.
+        """
+        if self._last_answer is not None or self.transport.is_closing():
             return
-        log.warning("a request's head was refused: %s", status.phrase)
+        log.warning("a request was refused: %s", status.phrase)
+        self._last_answer = b""
+        if self._is_in_head or self._is_taken_back():
+            head = f"HTTP/1.1 {status} {status.phrase}\r\nconnection: close\r\n"
+            self._last_answer = f"{head}content-length: 0\r\n\r\n".encode()
         if not self._is_answering:
-            head = (
-                f"HTTP/1.1 {status} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n"
-            )
-            self.transport.write(f"{head}\r\n".encode())
+            self._end()
+
+    def _is_taken_back(self) -> bool:
+        """Whether the request whose body is being read has no answer; none is sent then."""
+        if self.pipeline and self.pipeline[0][0] is self.cycle:  # the last that came
+            self.pipeline.popleft()
+            return True
+        is_answered = self.cycle is None or self.cycle.response_started
+        if self._is_answering:  # this one, which would wait for the rest of its body
+            self.cycle.disconnected = True
+            self._current = None
+        return not is_answered
+
+    def _end(self) -> None:
+        if self._last_answer and not self.transport.is_closing():
+            self.transport.write(self._last_answer)
         self.transport.close()
+
+
+def _parser_for(protocol: BoundedHeads) -> httptools.HttpRequestParser:
+    """A parser as uvicorn has it: what is sent behind `connection: close` is not read."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
 
 def bounded_heads(seconds: float) -> type[BoundedHeads]:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
+from serve.api.input.encodings import unpacked
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED
 from serve.policy.logic import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
@@ -89,7 +90,8 @@ class NotRead(Exception):
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES, or less if the caller's is. A request that comes while `max_requests`,
+    The limit is MAX_BYTES, or less if the caller's is, for what is sent and for what it is once
+    unpacked. A request that comes while `max_requests`,
     by default MAX_REQUESTS, are under way is refused too; those of `stream_paths` are counted by
     themselves, up to MAX_STREAMS, so that replies that are written slowly keep no other out. Each
     has `timeout_s` seconds from its head on, for its body and its checks together, or what
@@ -134,12 +136,20 @@ class BoundedBodies:
     async def _pass_on(self, kind: RequestKind, scope: Scope, receive: Receive, send: Send) -> None:
         seconds = _seconds(scope, self._timeout_s)
         if seconds is None:
-            message = f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0"
+            stated = Headers(scope=scope)[TIMEOUT_HEADER][:60]
+            message = (
+                f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0, got {stated!r}"
+            )
             await self._refuse(scope, 400, message, None)(scope, receive, send)
             return
         scope["seconds"] = seconds
         scope["deadline"] = time.monotonic() + seconds
-        bounded = _bounded(receive, scope)
+        try:
+            bounded = unpacked(_bounded(receive, scope), scope, _max_bytes(scope))
+        except HTTPException as error:
+            refused = self._refuse(scope, error.status_code, error.detail, error.headers)
+            await refused(scope, receive, send)
+            return
         self._under_way[kind] += 1
         try:
             await self._app(scope, bounded, _read_in_time(send, self._timeout_s))

@@ -1,13 +1,9 @@
-"""Bodies in which no key stands twice: readers of JSON differ in which one counts, so what is
-judged here could differ from what is sent on. And none has so many values that reading them
-holds up everybody else. Knows nothing of what a body says.
+"""Bodies of HTTP, and lines of them, as `guard/files/strict_json.py` reads JSON. None has so many
+values that reading them holds up everybody else. Knows nothing of what a body says.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,12 +11,12 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from guard.files.strict_json import STRING, decoded, read_json
+
 # Of a body: ten thousand messages with all of their fields, or a thousand tools, have half as many.
 MAX_VALUES = 300_000
 TOO_DEEP = "nested too deeply to be read"
 NOT_UNICODE = "not Unicode"
-# One without an end goes to the text's: so none is looked at twice.
-STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 class TooManyValues(ValueError):
@@ -30,21 +26,14 @@ class TooManyValues(ValueError):
         return f"more than {MAX_VALUES:,} values"
 
 
-def read_json(content: bytes) -> Any:
+def read_body(content: bytes) -> Any:
     """The value of a JSON text in UTF-8, UTF-16 or UTF-32.
 
-    Raises JSONDecodeError for another one, for a key that stands twice in an object and for a
-    number of thousands of digits, UnicodeDecodeError for what is no Unicode, RecursionError for
-    what is nested too deeply, and TooManyValues for more than MAX_VALUES.
+    Raises as `read_json`, and TooManyValues for more than MAX_VALUES.
     """
-    text = content.decode(json.detect_encoding(content), "surrogatepass")
+    text = decoded(content)
     _refuse_many_signs(text)
-    try:
-        value = json.loads(text, object_pairs_hook=_object)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:  # Python's, whose words are for whoever runs it
-        raise json.JSONDecodeError("a number has too many digits", "", 0) from None
+    value = read_json(text)
     _refuse_many(value)
     return value
 
@@ -59,14 +48,6 @@ def _refuse_many_signs(text: str) -> None:
 
 def _signs(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise json.JSONDecodeError(f"the key {repeated!r} stands twice", "", 0)
-    return values
 
 
 def _refuse_many(value: Any) -> None:
@@ -85,7 +66,7 @@ def _refuse_many(value: Any) -> None:
 class _StrictRequest(Request):
     async def json(self) -> Any:
         try:
-            return read_json(await self.body())
+            return read_body(await self.body())
         except TooManyValues as error:
             raise HTTPException(413, f"the body has {error}") from error
         except RecursionError as error:
@@ -95,10 +76,10 @@ class _StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route whose body is read by `read_json`."""
+    """A route whose body is read by `read_body`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, which gets a request that is read by `read_json`."""
+        """FastAPI's handler, which gets a request that is read by `read_body`."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:

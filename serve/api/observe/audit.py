@@ -89,7 +89,7 @@ def _line(record: CheckRecord) -> dict[str, Any]:
 def _rule_line(record: CheckRecord, verdict: Verdict) -> dict[str, Any]:
     return {
         "rule": verdict.rule,
-        "weights_sha256": record.weights_of(verdict.rule),
+        "version": record.version_of(verdict.rule),
         "p_violation": round(verdict.p_violation, 6),
         "threshold": verdict.threshold,
         "verdict": "violation" if verdict.violates else "allow",

@@ -54,7 +54,7 @@ class Metrics:
         )
         self._verdicts = self._counter("guard_verdicts", "Rules judged, or not.", "rule", "verdict")
         self._uncertain = self._counter(
-            "guard_uncertain_verdicts", "Verdicts inside the rule's uncertainty band.", "rule"
+            "guard_uncertain_verdicts", "Verdicts that are not confident.", "rule"
         )
         self._tokens = self._counter(
             "guard_tokens", "Prompt tokens of answered checks, cached or computed.", "source"
@@ -160,9 +160,9 @@ class EngineCollector(Collector):
         return counts
 
     def _rule_info(self) -> Metric:
-        """Which weights answer which rule: to join with the others by `rule`."""
-        labels = ["rule", "weights_sha256"]
-        info = GaugeMetricFamily("guard_rule_info", "A rule's weights.", labels=labels)
+        """Which version answers which rule: to join with the others by `rule`."""
+        labels = ["rule", "version"]
+        info = GaugeMetricFamily("guard_rule_info", "A rule's version.", labels=labels)
         for rule, card in self._rules.items():
-            info.add_metric([rule, card.weights_sha256], 1.0)
+            info.add_metric([rule, card.version], 1.0)
         return info

@@ -58,16 +58,16 @@ class CheckRecord:
     failure: str | None = None
     purpose: Purpose = "answer"
 
-    def weights_of(self, rule: str) -> str:
-        """The SHA-256 of the weights that judged the rule, though others may serve it by now.
+    def version_of(self, rule: str) -> str:
+        """The version that judged the rule, though another may serve it by now.
 
         Empty for a rule that was removed before.
         """
-        if self.check is not None and rule in self.check.weights:
-            return self.check.weights[rule]
+        if self.check is not None and rule in self.check.versions:
+            return self.check.versions[rule]
         if rule not in self.cards:
             return ""
-        return self.cards[rule].weights_sha256
+        return self.cards[rule].version
 
     @property
     def verdict(self) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.method import PEFT_WEIGHTS
-from guard.weights.card import Card, load_card, weights_sha256
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
+from guard.weights.card import Card, file_digests, load_card
 from serve.api.app import create_app
 from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score
@@ -33,12 +33,13 @@ def save_words(folder: Path, weights: bytes) -> Path:
     """A folder as training leaves it, with weights that no model can load."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PEFT_WEIGHTS).write_bytes(weights)
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / PEFT_CONFIG).write_text("{}")
     card = Card(
         rule=folder.name,
         rule_text="Be nice.",
         rule_hash="",
         prompt_hash="",
+        answer_hash="",
         method="alora",
         model="tiny",
         base="",
@@ -53,8 +54,9 @@ def save_words(folder: Path, weights: bytes) -> Path:
         bias=0.0,
         threshold=0.5,
         uncertainty_band=(0.4, 0.6),
+        coverage=None,
         max_fpr=None,
-        weights_sha256=weights_sha256(folder),
+        files=file_digests(folder, "alora"),
     )
     card.save(folder)
     return folder
@@ -102,8 +104,8 @@ class WordsEngine:
         self._open.append(call)
         cards = {name: self.rules[name] for name in names}
         calibrations = {name: card.calibration for name, card in cards.items()}
-        weights = {name: card.weights_sha256 for name, card in cards.items()}
-        return OpenCheck(names, calibrations, call, weights)
+        versions = {name: card.version for name, card in cards.items()}
+        return OpenCheck(names, calibrations, call, versions)
 
     def step(self) -> None:
         """Answer all open checks."""
@@ -157,4 +159,4 @@ class WordsStart:
 
 def _strength(card: Card) -> float:
     """How many nats these weights add to a logit: every version has its own number."""
-    return int(hashlib.sha256(card.weights_sha256.encode()).hexdigest()[:4], 16) / 0xFFFF
+    return int(hashlib.sha256(card.version.encode()).hexdigest()[:4], 16) / 0xFFFF

@@ -104,7 +104,7 @@ def _inputs(recipe: Recipe, runs: Runs, beside: Recipe | None, grid: EncoderGrid
     for base_recipe in _recipes(recipe, beside):
         inputs += [base_recipe.model_dump(), base_recipe.base_revision]
         for card in sorted((runs.root / base_recipe.name).glob(f"*/*/{CARD}")):
-            inputs.append(read_card(card.parent).weights_sha256)
+            inputs.append(read_card(card.parent).version)
     return fingerprint(*inputs, running_code(MEASURING_CODE))
 
 

@@ -26,6 +26,7 @@ from guard.errors import GuardError
 from guard.layout import ROOT, Runs
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe
+from serve.api.input.bounded_heads import BoundedHeads
 from serve.bench.workload.random_adapter import save_random_adapters
 
 READY = "/v1/check is ready"
@@ -104,7 +105,7 @@ def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[Runnin
 @contextlib.contextmanager
 def served_here(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of the app, which runs in a thread of this process on a free port."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, http=BoundedHeads, log_level="critical"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

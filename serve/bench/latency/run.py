@@ -172,7 +172,7 @@ def _inputs(recipe: Recipe, folders: Folders, is_random: bool) -> str:
     """
     weights = []
     for method_folders in folders.values():
-        weights += [load_card(folder).weights_sha256 for folder in method_folders]
+        weights += [load_card(folder).version for folder in method_folders]
     made_with = recipe.model_dump(), recipe.base_revision, weights, is_random
     code = running_code(MEASURING_CODE)
     return fingerprint(*made_with, hardware(), versions(), threads(), code)

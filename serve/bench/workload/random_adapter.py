@@ -20,8 +20,8 @@ from guard.prompt.decoder import PromptBuilder
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, weights_sha256
-from guard.weights.head import Head, WordWeights
+from guard.weights.card import Card, file_digests
+from guard.weights.head import Head, WordWeights, answer_hash
 from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of the weights
@@ -143,6 +143,7 @@ def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> 
         rule_text=text,
         rule_hash=text_hash(text),
         prompt_hash=prompts.hash,
+        answer_hash=answer_hash(),
         method=method,
         model=recipe.name,
         base=recipe.base,
@@ -157,6 +158,7 @@ def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> 
         bias=0.0,
         threshold=0.5,
         uncertainty_band=(0.5, 0.5),
+        coverage=None,
         max_fpr=None,
-        weights_sha256=weights_sha256(folder, METHODS[method].weights),
+        files=file_digests(folder, method),
     )

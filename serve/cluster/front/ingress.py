@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import MutableHeaders
+from starlette.routing import request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
@@ -41,7 +42,6 @@ from serve.engine.thread.refusals import CallerGone, too_late
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants
 
-METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 NO_FORMAT = "none"  # the wire format of a path that is no format's, by ErrorResponses.name_of
 
 
@@ -83,7 +83,8 @@ def create_ingress(
     ClusterProbes(rules, metrics).add_to(app)
     if is_relay:
         app.include_router(stream.router)
-        app.add_route("/{path:path}", Relay(rules.shards[0], timeout_s).pass_on, methods=METHODS)
+        # For all paths that are not its own, whatever the method.
+        app.router.default = request_response(Relay(rules.shards[0], timeout_s).pass_on)
     else:
         for wire_format in FORMATS.values():
             app.include_router(wire_format.router)

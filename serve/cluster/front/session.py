@@ -28,7 +28,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.calls import AMBIGUOUS, CALL_S
 from serve.api.errors import Unjudged
-from serve.api.input.strict_json import read_json
+from serve.api.input.strict_json import read_body
 from serve.cluster.messages import RelayedRequest
 
 SESSION_HEADER = "x-session-id"
@@ -116,7 +116,7 @@ def conversation_key(
 def _json_object(body: bytes) -> dict[str, Any]:
     """The body; empty if it is not a JSON object that is read, which a replica will refuse."""
     try:
-        content = read_json(body)
+        content = read_body(body)
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine.mixed import CheckEngine
@@ -153,9 +154,10 @@ class EngineThread:
         """`GuardEngine.check`, from any thread.
 
         Nobody waits for it after `deadline`, by time.monotonic. Raises Overloaded, also where it
-        would hardly be answered by then; the future raises what the check raises.
+        would hardly be answered by then, and GuardError for rules that are no list; the future
+        raises what the check raises.
         """
-        names = None if rules is None else tuple(rules)
+        names = None if rules is None else names_listed(rules, "rules")
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
         with self._queue_lock:

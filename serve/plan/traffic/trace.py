@@ -9,7 +9,6 @@ without `cached_tokens`, and for LoRA, the simulation says what the cache holds.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
+from guard.files.strict_json import in_words, read_json
+from guard.files.text_file import read_text
 from serve.plan.traffic.arrival import CheckArrival
 
 REMEDY = 'A line is {"time": 12.5, "session": "a", "tokens": 315, "rules": ["pii_leak"]}'
@@ -57,7 +58,7 @@ def read_trace(path: Path, suffix_tokens: int) -> Trace:
         raise GuardError("there is no such trace", where=path, remedy=REMEDY)
     recorded: list[RecordedCheck] = []
     left_out = 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         check = _recorded(_object(line, f"{path}:{number}"), suffix_tokens, f"{path}:{number}")
@@ -73,9 +74,9 @@ def read_trace(path: Path, suffix_tokens: int) -> Trace:
 
 def _object(line: str, where: str) -> Mapping[str, Any]:
     try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise GuardError(f"not JSON: {error}", where=where, remedy=REMEDY) from error
+        content = read_json(line)
+    except (ValueError, RecursionError) as error:
+        raise GuardError(f"not JSON: {in_words(error)}", where=where, remedy=REMEDY) from error
     if not isinstance(content, dict):
         raise GuardError("not an object", where=where, got=line[:60], remedy=REMEDY)
     return content
@@ -95,7 +96,8 @@ def _recorded(content: Mapping[str, Any], suffix_tokens: int, where: str) -> Rec
             None if cached is None else int(cached),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise GuardError(f"a line cannot be read: {error}", where=where, remedy=REMEDY) from error
+        why = f"no key {error}" if isinstance(error, KeyError) else str(error)
+        raise GuardError(f"a line cannot be read: {why}", where=where, remedy=REMEDY) from error
     problem = _problem(check)
     if problem:
         raise GuardError(problem, where=where, got=dict(content), remedy=REMEDY)

@@ -53,7 +53,6 @@ def test_a_small_book_loads(tmp_path: Path) -> None:
         ("\\nask others", "", "acts.decline has too few cores"),
         ("\\nand now", "", "lines.ask has too few lines"),
         ("rule: medical_advice", "rule: medical_advice\ndomains: [mars]", "unknown domain"),
-        ("rule: medical_advice", "rule: medical_advice\nwanders: false", "needs `domains`"),
         ("what now\\nand", "user: what >> user: now\\nand", "must be named and take turns"),
         ("what now\\nand", "me: what >> user: now\\nand", "must be named and take turns"),
     ],
@@ -62,6 +61,13 @@ def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, me
     assert old in BOOK
     with pytest.raises(GuardError, match=re.escape(message)):
         _load(tmp_path, BOOK.replace(old, new))
+
+
+def test_a_book_of_a_rule_that_keeps_to_its_domains_names_them(tmp_path: Path) -> None:
+    (tmp_path / "medical_advice.yaml").write_text(BOOK)
+    confined = load_rule("medical_advice").model_copy(update={"wanders": False})
+    with pytest.raises(GuardError, match="needs `domains`"):
+        load_phrasebook(confined, load_background(), tmp_path)
 
 
 @pytest.mark.parametrize("stance", ["does", "declines"])

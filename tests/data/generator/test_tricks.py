@@ -9,7 +9,7 @@ import pytest
 
 from data.generator.generate import Counts, generate
 from data.generator.phrasebook import pool_of
-from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS, tricks_for
+from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRAINED, TRICKS, tricks_for
 from guard.rule import load_rule
 from tests.data.generator.corpora import corpus_of
 
@@ -79,6 +79,6 @@ def test_a_rule_about_commands_is_given_no_notes_to_the_judge() -> None:
         {row.meta["trick"] for row in generate(corpus_of(name, names), Counts(800, 20, 20), 0)}
         for name in names
     ]
-    assert used[0] == {None, *tricks_for(load_rule(names[0]))}
+    assert used[0] == {None, *tricks_for(load_rule(names[0]), TRAINED)}
     assert {"instruction", "hidden_tags"}.isdisjoint(used[0])
-    assert used[1] == {None, *TRICKS}
+    assert used[1] == {None, *TRAINED}

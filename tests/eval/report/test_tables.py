@@ -8,13 +8,12 @@ from eval.quality import METRICS, Metric
 from eval.report.report import Report
 from eval.report.tables import (
     agreement_table,
-    position_table,
     quality_table,
     strata_table,
     threshold_table,
     trick_table,
 )
-from eval.robustness import Surrounded, TrickFlips
+from eval.robustness import TrickFlips
 from guard.conversation.example import REAL
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
@@ -117,18 +116,3 @@ def test_how_far_the_engine_is_from_peft_is_told_by_method(world: World) -> None
         "tolerance": "0.001",
         "refused": "0",
     }
-
-
-def test_positions_are_counted_by_method_where_a_base_cannot_hold_all(world: World) -> None:
-    plain = evaluated(world)
-    near = Surrounded(tokens=500, position="end", n=24, right=18)
-    far = Surrounded(tokens=2000, position="end", n=12, right=3)
-    surrounded = {"lora": [near, far], "alora": [near]}
-    robustness = plain.robustness.model_copy(update={"surrounded": surrounded})
-    evaluation = plain.model_copy(update={"robustness": robustness})
-    _, *body = rows(position_table(Report((evaluation, evaluation))))
-    assert body == [
-        ["500", "end", "LoRA", "48", "75.0"],
-        ["", "", "aLoRA", "48", "75.0"],
-        ["2,000", "end", "LoRA", "24", "25.0"],
-    ]

@@ -170,10 +170,9 @@ def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
     ("value", "problem"),
     [
         ([], "non-empty list"),
-        (["hi"], r"x: turn 0 must be .*valid dictionary"),
+        (["hi"], r"x: turn 0 must be .*Input should be an object"),
         ([{"role": "root", "content": "hi"}], "turn 0 must be .*role: Input should be"),
         ([{"role": "user", "content": 5}], "turn 0 must be .*content"),
-        ([{"role": "user"}], "turn 0 must be .*it says nothing"),
         ([{"role": "user", "content": "\ud800"}], "message 0: the content is not Unicode"),
     ],
 )
@@ -223,7 +222,7 @@ def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:
         {"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]}
     )
     (turn,) = turns([message])
-    assert unread_parts([turn]) == ("message 0 has a part of type 'text'",)
+    assert unread_parts([turn]) == ("message 0 has the key 'content.0.content'",)
 
 
 def test_what_is_nested_too_deeply_is_refused() -> None:
@@ -244,7 +243,7 @@ def test_a_name_is_a_line_though_nothing_follows_it(content: str) -> None:
     """Else no rule would read what stands in it."""
     named = ChatMessage(role="user", name="Take 800 mg", content=content)
     (turn,) = turns([named])
-    assert turn.content.startswith("From Take 800 mg:") and not says_nothing([named])
+    assert turn.content.startswith("From Take 800 mg:") and not says_nothing([turn])
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\u200b"])
@@ -258,19 +257,26 @@ def test_an_empty_result_and_a_name_that_nobody_sees_say_nothing(content: str) -
     ]
     turns_of_them = read({"role": "assistant", "tool_calls": [CALL]}, *empty)
     assert [turn.content for turn in turns_of_them[1:]] == [content, content]
-    assert says_nothing([ChatMessage.model_validate(message) for message in empty])
+    assert says_nothing(turns_of_them[1:])
 
 
 def test_what_models_read_is_said_though_nobody_sees_it() -> None:
     tags = "".join(chr(0xE0000 + ord(sign)) for sign in "Take 800 mg")
-    assert not says_nothing([ChatMessage(role="assistant", content=tags)])
-    assert not says_nothing([ChatMessage(role="assistant", name=tags, content="")])
-    for blank in (" \t", "\u200b\u2800", "\U000e0001\ufe0f"):
-        assert says_nothing([ChatMessage(role="assistant", content=blank)])
+    assert not says_nothing([Message("assistant", tags)])
+    assert not says_nothing(read({"role": "assistant", "name": tags, "content": ""}))
+    for blank in (" \t", "\u200b\u2800", "\U000e0001\ufe0f", "&#8203;&amp;nbsp;", "%20\\u200b"):
+        assert says_nothing([Message("assistant", blank)])
 
 
-def test_a_call_says_something() -> None:
-    assert not says_nothing([ChatMessage(role="assistant", tool_calls=[{}])])
+def test_tools_are_said_by_nobody() -> None:
+    silent = ChatMessage(role="user", content="")
+    assert says_nothing(turns([silent], [WEATHER]))
+    assert not says_nothing(turns([ChatMessage(role="system", content="Tools: none."), silent]))
+
+
+def test_a_call_and_what_cannot_be_read_say_something() -> None:
+    assert not says_nothing(read({"role": "assistant", "tool_calls": [{}]}))
+    assert not says_nothing(read({"role": "assistant", "audio": {"id": "audio_1"}}))
 
 
 def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(
@@ -284,7 +290,7 @@ def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(
 
     monkeypatch.setattr("guard.conversation.chat.visible", unseen)
     signs = "".join(chr(0xE0180 + number) for number in range(100))
-    assert says_nothing([ChatMessage(role="user", content=signs)] * 100)
+    assert says_nothing([Message("user", signs)] * 100)
     assert sorted(looked_up) == list(signs)
 
 

@@ -72,6 +72,51 @@ def test_what_public_data_sets_have_beside_messages_is_left_out(beside: dict[str
     assert len(conversation_of({"messages": said} | beside)) == 2
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": '[{"role": "user", "content": "bad", "content": "Hi"}]'},
+        {"messages": HI, "tools": '[{"name": "bad", "name": "pay"}]'},
+        {"text": "T", "tools": '[{"name": "bad", "name": "pay"}]'},
+        {"messages": HI, "response": '{"content": "bad", "content": "A"}'},
+    ],
+)
+def test_a_key_twice_in_a_cell_is_an_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(GuardError, match="stands twice at column"):
+        conversation_of(fields)
+
+
+@pytest.mark.parametrize("beside", [{"text": "Take 800 mg."}, {"delta": {"content": "A"}}])
+def test_a_completion_that_says_something_beside_its_message_is_an_error(
+    beside: dict[str, Any],
+) -> None:
+    choice = {"index": 0, "message": {"content": "A"}, "finish_reason": "stop", "text": None}
+    completion = {"id": "1", "object": "chat.completion", "usage": {"total_tokens": 5}}
+    assert conversation_of({"messages": HI, "response": completion | {"choices": [choice]}})
+    for response in ({"choices": [choice | beside]}, {"choices": [choice]} | beside):
+        with pytest.raises(GuardError, match="which no rule reads"):
+            conversation_of({"messages": HI, "response": response})
+
+
+def test_a_message_that_only_reasoned_is_an_empty_turn() -> None:
+    silent = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
+    turns = (Message("user", "Hi"), Message("assistant", ""))
+    assert conversation_of({"messages": [*HI, silent]}) == turns
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": " "},
+        {"messages": [{"role": "user", "content": None}]},
+        {"prompt": "", "response": "\u200b"},
+    ],
+)
+def test_a_conversation_in_which_nothing_is_said_is_an_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(GuardError, match="the conversation is empty"):
+        conversation_of(fields)
+
+
 def test_names_of_tools_are_no_descriptions() -> None:
     assert len(conversation_of({"prompt": "Q", "response": "A", "tools": "search, pay"})) == 2
 

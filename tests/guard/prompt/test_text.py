@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
 from data.generator.tricks import TRICKS
-from guard.prompt.text import MARKS, visible
+from guard.prompt import text as text_module
+from guard.prompt.text import MARKS, reading_hash, visible
 
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
 
 
-@pytest.mark.parametrize("trick", ["zero_width", "look_alikes", "full_width"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("_LOOK_ALIKES", {}),
+        ("_SMALL_CAPITALS", {}),
+        ("_TAGS", {}),
+        ("_INKLESS", re.compile("x{9}")),
+        ("_BLANK", re.compile("x{9}")),
+        ("_BREAKS", ""),
+        ("_STYLED", ("<font>",)),
+        ("MARKS", 40),
+        ("LATIN_SHARE", 0.6),
+    ],
+)
+def test_the_hash_of_readings_names_how_text_is_read(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = reading_hash()
+    monkeypatch.setattr(text_module, name, value)
+    reading_hash.cache_clear()
+    try:
+        assert reading_hash() != before
+    finally:
+        reading_hash.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "trick", ["zero_width", "look_alikes", "full_width", "entities", "percent"]
+)
 def test_what_a_trick_hides_is_seen(trick: str) -> None:
     for seed in range(20):
         hidden = TRICKS[trick](PLAIN, random.Random(seed), "seen")

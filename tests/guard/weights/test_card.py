@@ -1,4 +1,6 @@
-"""The card of a rule's weights: it comes back as written, and only with the weights it is of."""
+"""The card of a rule's weights: it comes back as written, and only with the weights it is of. Its
+version changes with all that decides an answer.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from guard.coverage import WORD_BITS, packed_words
 from guard.errors import GuardError
-from guard.method import PEFT_WEIGHTS
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.verdict import Calibration
-from guard.weights.card import Card, load_card, weights_sha256
+from guard.weights.card import VERSION, Card, file_digests, load_card
+from tests.signed import sign
+
+CONFIG = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "use_rslora": False, "bias": "none"}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / PEFT_WEIGHTS).write_bytes(b"weights")
+    (tmp_path / PEFT_CONFIG).write_text(json.dumps(CONFIG))
+    (tmp_path / WORDS).write_bytes(b"words")
     card(tmp_path).save(tmp_path)
     return tmp_path
 
@@ -28,6 +37,7 @@ def card(folder: Path, **changes: Any) -> Card:
         "rule_text": "Keine persönlichen Daten.",
         "rule_hash": "r",
         "prompt_hash": "p",
+        "answer_hash": "a",
         "method": "alora",
         "model": "tiny",
         "base": "recipes/models/tiny",
@@ -43,11 +53,10 @@ def card(folder: Path, **changes: Any) -> Card:
         "bias": -0.5,
         "threshold": 0.25,
         "uncertainty_band": (0.2, 0.4),
-        "weights_sha256": "",
+        "coverage": None,
     }
-    if "weights_sha256" not in changes:
-        changes["weights_sha256"] = weights_sha256(folder)
-    return Card(**(fields | changes))
+    fields |= changes
+    return Card(**fields, files=file_digests(folder, fields["method"]))
 
 
 def test_a_card_comes_back_as_it_was_written(folder: Path) -> None:
@@ -57,17 +66,105 @@ def test_a_card_comes_back_as_it_was_written(folder: Path) -> None:
     assert not list(folder.glob("*.part"))
 
 
-def test_other_weights_than_the_cards_are_refused(folder: Path) -> None:
-    (folder / PEFT_WEIGHTS).write_bytes(b"tampered")
-    with pytest.raises(GuardError, match="the weights are not those of the card"):
+@pytest.mark.parametrize("name", [PEFT_WEIGHTS, PEFT_CONFIG, WORDS])
+@pytest.mark.parametrize("change", ["edited", "removed"])
+def test_a_file_that_is_not_the_cards_is_refused_by_name_and_signed_another_version(
+    folder: Path, name: str, change: str
+) -> None:
+    before = load_card(folder).version
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    if change == "removed":
+        (folder / name).unlink()
+    with pytest.raises(GuardError, match=f"{name}.*rain"):
         load_card(folder)
+    if (folder / name).is_file():
+        assert sign(folder).version != before
+        assert load_card(folder).version != before
+
+
+def test_words_that_the_card_does_not_name_are_refused(folder: Path) -> None:
+    (folder / WORDS).unlink()
+    sign(folder)
+    assert load_card(folder)
+    (folder / WORDS).write_bytes(b"words")
+    with pytest.raises(GuardError, match=r"words\.safetensors is another file"):
+        load_card(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("use_rslora", True), ("lora_alpha", 1), ("r", 4), ("bias", "all"), ("new", None)],
+)
+def test_an_edited_configuration_is_refused_and_signed_another_version(
+    folder: Path, key: str, value: object
+) -> None:
+    before = load_card(folder).version
+    (folder / PEFT_CONFIG).write_text(json.dumps(CONFIG | {key: value}))
+    with pytest.raises(
+        GuardError, match=r"adapter_config\.json is another file \(got [0-9a-f]{12}"
+    ):
+        load_card(folder)
+    assert sign(folder).version != before
+
+
+OTHERS: dict[str, Any] = {
+    "reads": "user",
+    "method": "lora",
+    "uncertainty_band": [0.1, 0.4],
+    "coverage": {
+        "characters": 9,
+        "unknown_share": 0.5,
+        "words": packed_words(np.zeros(1 << WORD_BITS, bool)),
+        "lengths": ({"turn_characters": 9, "logit": -1.0},),
+    },
+    "merged_revision": "m",
+    "max_fpr": None,
+}
+
+
+@pytest.mark.parametrize("key", sorted(Card.model_fields))
+def test_an_edited_card_is_refused_and_signed_another_version(folder: Path, key: str) -> None:
+    before = load_card(folder)
+    content = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    value = content[key]
+    if key in OTHERS:
+        other = OTHERS[key]
+    elif isinstance(value, dict):
+        other = {**value, "another": "thing"}
+    elif isinstance(value, str):
+        other = f"{value}x"
+    else:
+        other = value + 1 if isinstance(value, int) else value / 2
+    (folder / "card.json").write_text(json.dumps(content | {key: other}))
+    with pytest.raises(GuardError, match=r"card\.json: the card was edited.*max_fpr"):
+        load_card(folder)
+    signed = before.model_copy(update={key: tuple(other) if isinstance(other, list) else other})
+    assert signed.version != before.version
+
+
+def test_a_card_without_its_version_is_refused(folder: Path) -> None:
+    content = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert content.pop(VERSION) == load_card(folder).version
+    (folder / "card.json").write_text(json.dumps(content))
+    with pytest.raises(GuardError, match=r"the card was edited.*\(got None\)"):
+        load_card(folder)
+
+
+def test_another_layout_of_the_same_card_is_the_same_version(folder: Path) -> None:
+    before = load_card(folder)
+    content = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    (folder / "card.json").write_text(json.dumps(dict(sorted(content.items(), reverse=True))))
+    assert load_card(folder).version == before.version
+    before.save(folder)
+    assert load_card(folder) == before
 
 
 def test_a_card_is_of_the_file_that_its_method_writes(tmp_path: Path) -> None:
     (tmp_path / "head.safetensors").write_bytes(b"weight and bias")
-    sha256 = weights_sha256(tmp_path, "head.safetensors")
-    card(tmp_path, method="head", weights_sha256=sha256).save(tmp_path)
-    assert load_card(tmp_path).weights_sha256 == sha256
+    card(tmp_path, method="head").save(tmp_path)
+    assert list(load_card(tmp_path).files) == ["head.safetensors"]
     (tmp_path / "head.safetensors").write_bytes(b"tampered")
     with pytest.raises(GuardError, match="the weights are not those of the card"):
         load_card(tmp_path)
@@ -86,8 +183,11 @@ def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> Non
     (folder / PEFT_WEIGHTS).unlink()
     with pytest.raises(GuardError, match=f"no {PEFT_WEIGHTS}.*make train"):
         load_card(folder)
-    shutil.rmtree(folder)
+    (folder / "card.json").unlink()
     with pytest.raises(GuardError, match=r"no card.json: not finished weights.*make train"):
+        load_card(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(GuardError, match=r"no such folder.*make train"):
         load_card(folder)
 
 

@@ -9,8 +9,27 @@ import pytest
 
 from guard.errors import GuardError
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
-from guard.weights.head import Head, WordWeights, mean_head
+from guard.verdict import Calibration
+from guard.weights.head import Head, WordWeights, answer_hash, mean_head
 from tests.plain_words import plain_word_logit
+
+PARTS_OF_AN_ANSWER = {
+    "verdict": (Calibration, "p_violation", lambda self, logit: 0.5),
+    "band": (Calibration, "_is_uncertain", lambda self, p: False),
+    "head": (Head, "logit", lambda self, states, words: 0.25),
+    "words": (WordWeights, "logits", lambda self, texts: np.zeros(texts.texts)),
+}
+
+
+@pytest.mark.parametrize("part", PARTS_OF_AN_ANSWER)
+def test_the_hash_of_answers_names_how_each_is_computed(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = answer_hash()
+    assert answer_hash() == before
+    monkeypatch.setattr(*PARTS_OF_AN_ANSWER[part])
+    assert answer_hash() != before
+
 
 TEXTS = [[1, 2, 3], [2, 3, 3, 5], []]
 RNG = np.random.default_rng(0)

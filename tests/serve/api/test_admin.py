@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,14 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from guard.errors import GuardError
 from guard.weights.card import load_card
 from serve.api.app import create_app
+from serve.api.observe.audit import AuditLog
 from serve.engine import GuardEngine
 from serve.policy.rule_set import RuleSet
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
+from tests.signed import sign
 
 pytestmark = pytest.mark.slow
 
@@ -72,13 +76,13 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
 ) -> None:
     of_version = expected(versions)
     assert probability(client) == pytest.approx(of_version[0], abs=TOLERANCE)
-    before = client.get("/v1/rules").json()[0]["weights_sha256"]
+    before = client.get("/v1/rules").json()[0]["version"]
     for number in (1, 0, 1):
         train(folder, versions[number])
         answer = client.post(f"/admin/rules/{RULE}").json()
-        assert answer["weights_sha256_before"] == before
-        before = answer["weights_sha256"]
-        assert client.get("/v1/rules").json()[0]["weights_sha256"] == before
+        assert answer["version_before"] == before
+        before = answer["version"]
+        assert client.get("/v1/rules").json()[0]["version"] == before
         for _ in range(2):  # the second from the cache
             assert probability(client) == pytest.approx(of_version[number], abs=TOLERANCE)
 
@@ -111,6 +115,44 @@ def test_weights_that_cannot_be_served_leave_the_rule_as_it_was(
     assert len(answer["results"]) + len(answer["unjudged"]) == 1
 
 
+def test_one_digest_names_the_version_everywhere(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine:
+        app = create_app(engine, observers=[AuditLog(log)])
+        with serving(app) as client:
+            probability(client)
+            version = client.get("/v1/rules").json()[0]["version"]
+            metrics = client.get("/metrics").text
+    assert version == load_card(folder).version
+    assert f'guard_rule_info{{rule="{RULE}",version="{version}"}} 1.0' in metrics
+    assert json.loads(log.read_text())["rules"][0]["version"] == version
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("adapter_config.json", "use_rslora", True),
+        ("adapter_config.json", "lora_alpha", 1),
+        ("card.json", "threshold", 0.9),
+        ("card.json", "temperature", 9.0),
+        ("card.json", "uncertainty_band", [0.0, 0.1]),
+    ],
+)
+def test_an_edited_folder_is_not_served_and_signed_it_is_another_version(
+    client: httpx.Client, folder: Path, file: str, key: str, value: object
+) -> None:
+    before = client.get("/v1/rules").json()
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | {key: value}))
+    assert client.post(f"/admin/rules/{RULE}").status_code == 409
+    assert client.get("/v1/rules").json() == before
+    with pytest.raises(GuardError, match=f"the card was edited|card: {file} is another file"):
+        GuardEngine(small_recipe(), {RULE: folder})
+    sign(folder)
+    changed = client.post(f"/admin/rules/{RULE}").json()
+    assert changed["version"] == load_card(folder).version != changed["version_before"]
+
+
 def test_a_rule_that_is_neither_served_nor_trained_is_not_found(client: httpx.Client) -> None:
     for name in ("nobody", "..", "%2e%2e%2fplain"):
         assert client.post(f"/admin/rules/{name}").status_code == 404
@@ -127,12 +169,12 @@ def test_a_rule_is_added_and_removed_while_others_are_checked(
         with ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(probability, client) for _ in range(20)]
             added = client.post("/admin/rules/new").json()
-            assert added["weights_sha256"] == load_card(new).weights_sha256
-            assert added["weights_sha256_before"] is None
+            assert added["version"] == load_card(new).version
+            assert added["version_before"] is None
             both = client.post("/v1/check", json={"messages": MESSAGES}).json()
             removed = client.delete("/admin/rules/new").json()
-            assert removed["weights_sha256_before"] == added["weights_sha256"]
-            assert removed["weights_sha256"] is None
+            assert removed["version_before"] == added["version"]
+            assert removed["version"] is None
             values = [answer.result() for answer in answers]
             assert values == pytest.approx([before] * 20, abs=1e-3)
         logit = peft_logit(CONVERSATION, load_card(new).rule_text, new)

@@ -77,7 +77,7 @@ def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_describe
     client: httpx.Client,
 ) -> None:
     wrong = client.get("/v1/check")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "OPTIONS, POST")
     assert wrong.json() == {
         "verdict": "unjudged",
         "error": "Method Not Allowed; GET /docs describes the calls",

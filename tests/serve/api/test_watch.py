@@ -119,7 +119,7 @@ def test_what_is_still_being_copied_is_not_tried(
 ) -> None:
     refused = checked(engine, monkeypatch)
     folder = engine.folders["fine"]
-    save_card(folder, "fine", weights_sha256="0" * 64)
+    save_card(folder, "fine", files={"adapter_model.safetensors": "0" * 64})
     looks = 0
 
     def grow(service: EngineService) -> WatchedFolders:

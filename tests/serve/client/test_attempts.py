@@ -76,3 +76,17 @@ def nested(depth: int) -> list[Any]:
 def test_what_cannot_be_sent_is_no_answer(content: object) -> None:
     with pytest.raises(CheckFailed, match="cannot be sent"):
         Asked().content([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "selection", "message"),
+    [
+        ([], Asked(rules="medical_advice"), r"rules must be a list, .*\['medical_advice'\]"),
+        ([], Asked(tools={"name": "f"}), "tools must be a list"),  # type: ignore[arg-type]
+        ("Hello", Asked(), "messages must be a list, got 'Hello'"),
+        ({"role": "user", "content": "Hi"}, Asked(), "messages must be a list"),
+    ],
+)
+def test_a_single_value_is_no_list(messages: Any, selection: Asked, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        selection.content(messages)

@@ -127,7 +127,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
         save_adapter(folder, "pii_leak", seed=7)
         assert checked(client, 9).json()["results"] == results
         change = client.post("/admin/rules/pii_leak").json()
-        assert change["weights_sha256"] != change["weights_sha256_before"]
+        assert change["version"] != change["version_before"]
         by_replica: dict[str, set[float]] = {}
         for number in range(SESSIONS):
             headers = {"x-session-id": str(number)}

@@ -14,6 +14,7 @@ from guard.layout import Runs
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
+from guard.weights.card import load_card
 from guard.weights.head import Head
 from serve.doctor import rules
 from serve.doctor.finding import Finding
@@ -63,7 +64,8 @@ def test_weights_are_ready_unfinished_outdated_or_broken(
         and "trained on another base" in stale.text
         and "make train RULE=pii_leak" in str(stale.remedy)
     )
-    assert texts[0].text.endswith("ready") and texts[0].remedy is None
+    version = load_card(tmp_path / "tiny" / "pii_leak" / "alora").version
+    assert texts[0].text.endswith(f"ready; version {version}") and texts[0].remedy is None
     assert "`make train RULE=pii_leak MODEL=tiny" in texts[1].text and texts[1].remedy is None
     assert (
         "unfinished" in texts[2].text
@@ -102,7 +104,9 @@ def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.Mo
     text = load_rule("pii_leak").text(recipe.rule_turn)
     save_card(folder, "pii_leak", "head", rule_text=text, rule_hash=text_hash(text))
     (finding,) = rules.weights()
-    assert finding.text == "tiny/pii_leak/head: ready" and finding.remedy is None
+    version = load_card(folder).version
+    assert finding.text == f"tiny/pii_leak/head: ready; version {version}"
+    assert finding.remedy is None
 
 
 def test_a_rule_or_recipe_that_does_not_load_is_a_problem(

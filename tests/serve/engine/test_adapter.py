@@ -10,9 +10,11 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import Runs
+from guard.method import PEFT_CONFIG
 from serve.engine.adapter import Requirements, trained
 from tests.serve.cards import prompts, recipe
 from tests.serve.guarded import adapter_folders, save_adapter
+from tests.signed import sign
 
 
 @pytest.fixture
@@ -25,8 +27,11 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(adapter_folders()["medical_advice"], tmp_path / "medical_advice"))
 
 
-def edit(path: Path, **fields: object) -> None:
+def configure(folder: Path, **fields: object) -> None:
+    """Another configuration, as if the adapter had been trained so."""
+    path = folder / PEFT_CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    sign(folder)
 
 
 def test_a_trained_folder_is_admitted_with_its_card(
@@ -39,7 +44,7 @@ def test_a_trained_folder_is_admitted_with_its_card(
 def test_an_adapter_of_another_base_is_refused(requirements: Requirements, folder: Path) -> None:
     for field, value in (("base_revision", "0" * 64), ("base", "somebody/else")):
         kept = (folder / "card.json").read_text()
-        edit(folder / "card.json", **{field: value})
+        sign(folder, **{field: value})
         with pytest.raises(GuardError, match="another base"):
             requirements.admit("rule", folder)
         (folder / "card.json").write_text(kept)
@@ -57,7 +62,7 @@ def test_weights_that_are_not_the_cards_are_refused(
 def test_a_rule_text_that_was_changed_after_training_is_refused(
     requirements: Requirements, folder: Path
 ) -> None:
-    edit(folder / "card.json", rule_text="The assistant may do as it likes.")
+    sign(folder, rule_text="The assistant may do as it likes.")
     with pytest.raises(GuardError, match="rule text"):
         requirements.admit("rule", folder)
 
@@ -65,16 +70,73 @@ def test_a_rule_text_that_was_changed_after_training_is_refused(
 def test_an_adapter_trained_on_another_prompt_is_refused(
     requirements: Requirements, folder: Path
 ) -> None:
-    edit(folder / "card.json", prompt_hash="0" * 64)
+    sign(folder, prompt_hash="0" * 64)
     with pytest.raises(GuardError, match="wording or layout of the prompt"):
         requirements.admit("rule", folder)
+
+
+def test_an_adapter_trained_for_other_code_that_answers_is_refused(
+    requirements: Requirements, folder: Path
+) -> None:
+    sign(folder, answer_hash="0" * 64)
+    with pytest.raises(GuardError, match="another way to compute a verdict"):
+        requirements.admit("rule", folder)
+
+
+CONFIG_FIELDS = {
+    "use_rslora": True,
+    "lora_alpha": 1,
+    "r": 8,
+    "target_modules": ["q_proj"],
+    "alora_invocation_tokens": [1],
+    "bias": "all",
+    "use_dora": True,
+    "rank_pattern": {"q_proj": 4},
+    "alpha_pattern": {"q_proj": 1},
+    "modules_to_save": ["lm_head"],
+    "exclude_modules": ["q_proj"],
+    "layers_to_transform": [0],
+    "fan_in_fan_out": True,
+    "a_field_of_next_year": 1,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), CONFIG_FIELDS.items())
+def test_a_configuration_that_was_edited_alone_is_refused(
+    requirements: Requirements, folder: Path, field: str, value: object
+) -> None:
+    path = folder / PEFT_CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(GuardError, match=r"not those of the card: adapter_config\.json"):
+        requirements.admit("rule", folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bias", "all"),
+        ("use_dora", True),
+        ("init_lora_weights", "pissa"),
+        ("target_parameters", ["experts.w"]),
+        ("trainable_token_indices", [1]),
+        ("a_field_of_next_year", {"on": 1}),
+    ],
+)
+def test_a_field_that_the_engine_would_ignore_is_refused_by_name(
+    requirements: Requirements, folder: Path, field: str, value: object
+) -> None:
+    configure(folder, **{field: value})
+    with pytest.raises(GuardError, match=f"PEFT acts on the adapter's {field}, .*got {field}: "):
+        requirements.admit("rule", folder)
+    configure(folder, **{field: {"bias": "none", "init_lora_weights": True}.get(field)})
+    assert requirements.admit("rule", folder)
 
 
 @pytest.mark.parametrize("rank", [17, 0, "8", None])
 def test_a_rank_outside_the_limit_is_refused_with_the_limit(
     requirements: Requirements, folder: Path, rank: object
 ) -> None:
-    edit(folder / "adapter_config.json", r=rank)
+    configure(folder, r=rank)
     with pytest.raises(GuardError, match="between 1 and 16"):
         requirements.admit("rule", folder)
 
@@ -83,7 +145,7 @@ def test_a_rank_outside_the_limit_is_refused_with_the_limit(
 def test_an_alora_with_another_invocation_than_the_prompts_is_refused(
     requirements: Requirements, folder: Path, invocation: object
 ) -> None:
-    edit(folder / "adapter_config.json", alora_invocation_tokens=invocation)
+    configure(folder, alora_invocation_tokens=invocation)
     with pytest.raises(GuardError, match="invocation tokens"):
         requirements.admit("rule", folder)
 
@@ -91,7 +153,7 @@ def test_an_alora_with_another_invocation_than_the_prompts_is_refused(
 def test_a_lora_that_is_really_an_alora_is_refused(
     requirements: Requirements, folder: Path
 ) -> None:
-    edit(folder / "card.json", method="lora")
+    sign(folder, method="lora")
     with pytest.raises(GuardError, match="'lora' must have the invocation tokens"):
         requirements.admit("rule", folder)
 
@@ -113,7 +175,8 @@ MALFORMED = {
 def test_a_malformed_configuration_is_refused_by_name(
     requirements: Requirements, folder: Path, content: bytes
 ) -> None:
-    (folder / "adapter_config.json").write_bytes(content)
+    (folder / PEFT_CONFIG).write_bytes(content)
+    sign(folder)
     with pytest.raises(GuardError, match=r"adapter_config\.json") as refused:
         requirements.admit("rule", folder)
     assert len(str(refused.value)) < 1000
@@ -131,7 +194,7 @@ def test_a_malformed_configuration_is_refused_by_name(
 def test_a_field_of_another_kind_is_refused_by_name_and_not_quoted_at_length(
     requirements: Requirements, folder: Path, field: str, value: object
 ) -> None:
-    edit(folder / "adapter_config.json", **{field: value})
+    configure(folder, **{field: value})
     with pytest.raises(GuardError, match=r"adapter_config\.json") as refused:
         requirements.admit("rule", folder)
     assert len(str(refused.value)) < 1000

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_rules_are_served_and_removed_in_the_engine_of_their_model(
     mixed.serve("new", new)
     check = mixed.check(MESSAGES, ["b", "new"])
     assert [verdict.rule for verdict in check.verdicts] == ["b", "new"]
-    assert set(check.weights) == set(check.latencies_ms) == {"b", "new"}
+    assert set(check.versions) == set(check.latencies_ms) == {"b", "new"}
     mixed.serve("b", new)
     assert mixed.folder("b") == new
     mixed.remove("new")
@@ -111,6 +112,23 @@ def test_no_rule_or_one_twice_is_an_error_as_in_one_engine(
 ) -> None:
     with pytest.raises(GuardError, match=r"no rule|twice"):
         mixed.check(MESSAGES, rules)
+
+
+@pytest.mark.parametrize(
+    ("messages", "rules", "problem"),
+    [
+        (MESSAGES, "pii_leak", r"rules must be a list of names .*Write \['pii_leak'\]"),
+        ("Hello", ["pii_leak"], "messages must be a list of Message .got 'H'.*turns_of"),
+        ([{"role": "user", "content": "Hi"}], ["pii_leak"], "messages must be a list of Message"),
+    ],
+)
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_what_is_no_list_of_rules_or_messages_is_an_error(
+    mixed: MixedEngine, messages: Any, rules: Any, problem: str, is_mixed: bool
+) -> None:
+    engine = mixed if is_mixed else mixed.engines[0]
+    with pytest.raises(GuardError, match=problem):
+        engine.check(messages, rules)
 
 
 def test_two_engines_may_not_serve_one_name(tmp_path: Path) -> None:

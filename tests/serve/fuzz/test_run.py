@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.serve.fuzz.hidden_words import Repeated, hide_words, written
 from tests.serve.fuzz.run import fuzz
 
 pytestmark = pytest.mark.slow
@@ -17,3 +18,12 @@ def test_no_answer_to_what_the_description_allows_or_forbids_is_an_error_or_an_a
     # Else it was refused before anything was judged. About a hundred: Hypothesis draws on the
     # constants of our source, so they change with it.
     assert checks > 50
+
+
+def test_no_word_is_hidden_under_an_unknown_key_or_one_that_stands_twice() -> None:
+    assert hide_words(1, conversations=10) == []
+
+
+def test_an_object_is_written_with_its_key_twice() -> None:
+    for is_first, text in ((True, '[{"a": "b", "a": 1}]'), (False, '[{"a": 1, "a": "b"}]')):
+        assert written([Repeated({"a": 1}, "a", "b", is_first=is_first)]) == text

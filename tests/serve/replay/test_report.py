@@ -27,7 +27,7 @@ def test_the_file_says_which_versions_differ_where(tmp_path: Path) -> None:
     assert facts["conversations"] == 4 and facts["sources"] == {"a.jsonl": 100}
     assert facts["rules_of_b_only"] == ["new"] and facts["rules_of_a_only"] == []
     mild = facts["rules"]["mild"]
-    assert mild["a"]["weights_sha256"] != mild["b"]["weights_sha256"]
+    assert mild["a"]["version"] != mild["b"]["version"]
     assert mild["flips"]["count"] == 2 and mild["flips"]["share"] == 2 / 3
     assert mild["flips"]["ci95"] == list(CountedShare.of(2, 3).ci95)
     assert [changed["row"] for changed in mild["largest"]] == [1, 2, 0]

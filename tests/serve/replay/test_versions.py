@@ -74,7 +74,7 @@ def test_what_differs_beside_the_weights_is_said(tmp_path: Path) -> None:
     (pair,) = find_versions(a, b).pairs
     said = " ".join(pair.differences)
     assert text in said and text_of("mild") in said
-    assert "only the calibration" in said and "0.250 and 0.500" in said and "other" not in said
+    assert "only the card" in said and "0.250 and 0.500" in said and "other" not in said
     assert "different data" in said
 
 

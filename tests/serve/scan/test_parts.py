@@ -15,7 +15,7 @@ from guard.errors import GuardError
 from serve.scan.manifest import Format, ScanManifest
 from serve.scan.parts import PartFolder, ScanRow, delete_scan
 
-MANIFEST = ScanManifest("tiny", {"a.jsonl": (5, 7)}, {"fine": ("abc", 0.25)}, 10, "jsonl")
+MANIFEST = ScanManifest("tiny", {"a.jsonl": (5, 7)}, {"fine": "abc"}, 10, "jsonl")
 ROWS = [
     ScanRow("a.jsonl", 0, "x", "fine", "violation", 0.7, 0.25, True, "abc"),
     ScanRow("a.jsonl", 1, "", "fine", "unjudged", None, None, None, "abc", "zu lang: ä"),
@@ -101,7 +101,6 @@ def test_a_finished_scan_says_so_and_goes_on_being_the_same_scan(tmp_path: Path)
         ("rows_a_part", 11),
         ("model", "minilm"),
         ("format", "parquet"),
-        ("reads", {"fine": "last tool"}),
         ("engines", {"tiny": {"context_tokens": 512}}),
     ],
 )

@@ -34,4 +34,4 @@ def test_a_source_that_breaks_off_is_an_error(tmp_path: Path) -> None:
     broken.write_bytes(b"not gzip")
     states = {str(broken): (8, 0)}
     with pytest.raises(GuardError, match="not readable"):
-        list(read_parts(ScanManifest("toy", states, {"words": ("abc", 0.25)}, 4, "jsonl")))
+        list(read_parts(ScanManifest("toy", states, {"words": "abc"}, 4, "jsonl")))

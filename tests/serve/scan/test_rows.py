@@ -40,7 +40,7 @@ def test_rows_stand_in_the_order_of_conversations_and_rules() -> None:
     ]
     judged = rows[0]
     assert judged.p_violation is not None and judged.threshold == 0.25 and judged.confident
-    assert {row.weights_sha256 for row in rows} == {"abc", "def"}
+    assert {row.version for row in rows} == {"abc", "def"}
     assert rows[2].p_violation is None and rows[2].threshold is None
 
 

@@ -33,7 +33,7 @@ def write_rows(path: Path, count: int) -> Path:
 
 def manifest(*files: Path, rows_a_part: int = 4) -> ScanManifest:
     states = {str(file): state_of(str(file)) for file in files}
-    rules = {"words": ("abc", 0.25), "fine": ("def", 0.25)}
+    rules = {"words": "abc", "fine": "def"}
     return ScanManifest("toy", states, rules, rows_a_part, "jsonl")
 
 

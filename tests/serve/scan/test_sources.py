@@ -94,6 +94,33 @@ def test_lines_are_conversations_and_bad_ones_say_why(tmp_path: Path, name: str)
     assert rows[-1].read_bytes == path.stat().st_size
 
 
+def test_a_key_twice_is_an_error_with_its_place(tmp_path: Path) -> None:
+    """Readers differ in which one counts."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "bad", "content": "Hi"}]}\n')
+    (row,) = read_source(str(path))
+    assert row.messages == ()
+    assert row.problem == "not valid JSON: the key 'content' stands twice at column 50"
+
+
+def test_what_says_nothing_is_not_judged(tmp_path: Path) -> None:
+    silent = {"role": "assistant", "content": None}
+    rows = {"messages": [silent]}, {"text": " "}, {"text": None}, {"messages": [*HI, silent]}
+    *empty, spoken = read_source(write_lines(tmp_path / "rows.jsonl", *rows))
+    words = ["the conversation is empty"] * 2 + ["no conversation, text is null"]
+    for row, problem in zip(empty, words, strict=True):
+        assert problem in row.problem and row.messages == ()
+    assert spoken.messages == (Message("user", "Hi"), Message("assistant", ""))
+
+
+def test_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = [pyarrow.array(["bad"]), pyarrow.array(["Hi"])]
+    pyarrow.parquet.write_table(pyarrow.table(columns, names=["text", "text"]), path)
+    with pytest.raises(GuardError, match=r"columns of one name \(got text\)"):
+        list(read_source(str(path)))
+
+
 def test_a_line_without_end_costs_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,3 +213,38 @@ def test_what_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(tmp_path: 
     damaged.write_bytes(content)
     with pytest.raises(GuardError, match="not readable"):
         list(read_source(str(damaged)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", gzip.compress(b"{}"), "a gzip file, though its name does not end in .gz"),
+        ("rows.jsonl.gz", b"{}", "not a readable gzip file, though its name ends in .gz"),
+        ("rows.jsonl", b"PK\x03\x04", "a zip archive"),
+        ("rows.jsonl", '{"text": "Hi"}'.encode("utf-16"), "UTF-16 or UTF-32 text, not text"),
+        ("rows.jsonl.gz", gzip.compress("{}".encode("utf-16")), "UTF-16 or UTF-32 text, not text"),
+    ],
+)
+def test_a_file_unlike_its_name_is_named_before_it_is_judged(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(GuardError, match=f"{name}: not readable: {message}"):
+        find_sources([str(tmp_path)])
+
+
+def test_lines_that_end_as_on_an_old_mac_are_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "one"}\r{"text": "two"}\r')
+    assert [row.messages[0].content for row in read_source(str(path))] == ["one", "two"]
+
+
+def test_a_row_that_is_not_utf8_says_which_byte(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes('{"text": "café"}\n'.encode("cp1252"))
+    (row,) = read_source(str(tmp_path / "rows.jsonl"))
+    assert "not UTF-8 text, byte 0xe9, in Windows-1252 'é'" in row.problem
+
+
+def test_a_single_name_is_no_list_of_names(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"files must be a list of names .*Write \['logs/"):
+        find_sources("logs/*.jsonl")

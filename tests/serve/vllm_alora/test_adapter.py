@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -169,7 +170,21 @@ def test_a_rank_above_the_engines_limit_is_refused(folder: Path) -> None:
 
 def test_a_feature_vllm_does_not_have_is_refused(folder: Path) -> None:
     change_config(folder, use_dora=True)
-    assert "DoRA" in refusal(folder)
+    assert "PEFT acts on the adapter's use_dora, and the engine does not" in refusal(folder)
+
+
+def test_a_layer_that_peft_would_leave_out_is_refused(folder: Path) -> None:
+    for fields in (
+        {"target_modules": ["k_proj", "v_proj"]},
+        {"exclude_modules": ["q_proj"]},
+        {"layers_to_transform": [0]},
+        {"target_modules": r".*\.layers\.0\..*"},
+        {"target_modules": "("},
+    ):
+        kept = (folder / "adapter_config.json").read_text()
+        change_config(folder, **fields)
+        assert re.search("PEFT leaves out a layer|its layers cannot be told", refusal(folder))
+        (folder / "adapter_config.json").write_text(kept)
 
 
 def test_a_layer_the_base_does_not_have_is_refused(folder: Path) -> None:
@@ -205,6 +220,7 @@ def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(
         tensors[f"base_model.model.{end}.lora_B.weight"] = torch.zeros(16384, 16)
 
     change_tensors(folder, extend)
+    change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
     assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
 
 

@@ -79,7 +79,7 @@ class RuleTalk:
             severity = "plain"
         hard_negatives = rng.randint(0, tokens // ROOM_FOR_AN_ACT)
         distractors = 0
-        if self._writers[book].corpus.book.wanders:
+        if self._writers[book].corpus.rule.wanders:
             distractors = rng.randint(0, tokens // ROOM_FOR_AN_ACT)
         return replace(
             drawn,

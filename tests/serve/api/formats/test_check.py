@@ -108,7 +108,9 @@ MALFORMED = {
     "messages: Field required": {},
     "messages: List should have at least 1 item": {"messages": []},
     "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
-    "messages.0: no content": {"messages": [{"role": "user", "content": None}]},
+    "messages.0: content.0.x: there is no such key": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "x": ["y"]}]}]
+    },
     "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
     "no message has any text": {"messages": [{"role": "user", "content": " "}]},
     "7 keys are unknown": {"messages": MESSAGES, **{f"key_{number}": 1 for number in range(7)}},

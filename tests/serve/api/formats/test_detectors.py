@@ -24,7 +24,7 @@ DETECTION = {
     "detection_type": "flagged",
     "detector_id": "flagged",
     "score": pytest.approx(1 / (1 + math.e)),
-    "metadata": {"threshold": 0.25, "confident": False, "weights_sha256": "0123456789abcdef"},
+    "metadata": {"threshold": 0.25, "confident": False, "version": "0123456789abcdef"},
 }
 CONTENTS = "/api/v1/text/contents"
 BODIES: dict[str, dict[str, Any]] = {
@@ -196,8 +196,15 @@ def test_the_weights_of_a_detection_are_those_that_answered() -> None:
     engine = ToyEngine(LOGITS)
     app = create_app(engine)  # type: ignore[arg-type]
     # The engine has new weights, and the catalogue does not know yet.
-    renewed = vars(engine.rules["flagged"]) | {"weights_sha256": "fedcba9876543210"}
+    renewed = vars(engine.rules["flagged"]) | {"version": "fedcba9876543210"}
     engine.rules["flagged"] = SimpleNamespace(**renewed)
     with serving(app) as client:
         (detection,) = client.post("/flagged/api/v1/text/chat", json=BODIES["chat"]).json()
-    assert detection["metadata"]["weights_sha256"] == "fedcba9876543210"
+    assert detection["metadata"]["version"] == "fedcba9876543210"
+
+
+def test_a_blank_text_among_several_is_named(client: httpx.Client) -> None:
+    headers = {"detector-id": "fine"}
+    response = client.post(CONTENTS, json={"contents": ["Hi", "\n"]}, headers=headers)
+    assert response.status_code == 422
+    assert response.json()["message"].endswith("contents.1: there is no text")

@@ -78,7 +78,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"
     ("texts", "why"),
     [
         ("cannot be judged", "2 of 2 rules; flagged: it does not fit"),
-        (["Hi", "cannot be judged"], "2 of 2 rules"),
+        (["Hi", "cannot be judged"], "text 2 of 2: 2 of 2 rules"),
+        (["Hi", " ", "Ho"], "input.1: there is no text"),
         ([{"type": "text", "text": "Look:"}, IMAGE], "1 of 2 rules; fine: message 0 has an image"),
     ],
 )
@@ -134,3 +135,19 @@ def test_a_model_that_is_a_rule_set_is_flagged_by_its_logic(sdk: openai.OpenAI) 
     with pytest.raises(openai.UnprocessableEntityError) as unstated:
         sdk.moderations.create(input="Hi", model="staff")
     assert unstated.value.code == "unjudged"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (7, "input: Input should be a valid string or a valid list, got 7"),
+        (None, "input: Input should be a valid string or a valid list, got null"),
+        (["Hi", 7], "input.1: Input should be a valid string, got 7"),
+        ([{"type": "text", "text": 7}], "input.0.text: Input should be a valid string, got 7"),
+    ],
+)
+def test_a_wrong_input_is_said_without_the_names_of_types(
+    client: httpx.Client, value: Any, message: str
+) -> None:
+    response = client.post("/v1/moderations", json={"input": value})
+    assert response.json()["error"]["message"] == message

@@ -220,7 +220,7 @@ def test_the_fingerprint_is_of_the_weights_that_answered() -> None:
     engine = ToyEngine(LOGITS)
     app = create_app(engine)  # type: ignore[arg-type]
     # The engine has new weights, and the catalogue does not know yet.
-    renewed = vars(engine.rules["likely"]) | {"weights_sha256": "fedcba9876543210"}
+    renewed = vars(engine.rules["likely"]) | {"version": "fedcba9876543210"}
     engine.rules["likely"] = SimpleNamespace(**renewed)
     with serving(app) as client, openai_client(client) as sdk:
         assert complete(sdk).system_fingerprint == "fp_fedcba987654"

@@ -194,11 +194,11 @@ def test_a_body_that_is_cut_off_is_not_judged(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"{nonsense\n", "a line is not JSON"),
-        (b'{"append": "\xff"}\n', "a line is not Unicode"),
-        (b"[" * 100_000 + b"\n", "a line is nested too deeply"),
-        (b'{"append": "a", "append": "b"}\n', "a line is not JSON: the key 'append' stands twice"),
-        (b"1" * 5000 + b"\n", "a line is not JSON: a number has too many digits"),
+        (b"{nonsense\n", "line 2 is not JSON"),
+        (b'{"append": "\xff"}\n', "line 2 is not Unicode"),
+        (b"[" * 100_000 + b"\n", "line 2 is nested too deeply"),
+        (b'{"append": "a", "append": "b"}\n', "line 2 is not JSON: the key 'append' stands twice"),
+        (b"1" * 5000 + b"\n", "line 2 is not JSON: a number has too many digits"),
         (b"[]\n", "a line"),
         ({"append": 5}, "append"),
         ({"appendix": "a"}, "no such key"),

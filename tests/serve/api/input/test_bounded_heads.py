@@ -1,4 +1,6 @@
-"""Connections that send heads for ever, slowly or not at all, or do not read; on real sockets."""
+"""Connections that send heads for ever, slowly or not at all, or do not read, or what could be read
+as two requests; on real sockets. `tests/serve/fuzz/sequences.py` has requests in all orders.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,21 @@ KEEP_ALIVE_S = 1
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
-    """Answers every request once its body is complete, with more than sockets hold for `/long`."""
-    while (await receive()).get("more_body"):
+    """Answers every request once its body is complete, with more than sockets hold for `/long`, and
+    with the names of its headers and its body for `/echo`; one for `/early` before, and one for
+    `/gone` once its client is gone.
+    """
+    received = b""
+    more = scope["path"] != "/early"
+    while more:
+        message = await receive()
+        received += message.get("body", b"")
+        more = message.get("more_body", False)
+    while scope["path"] == "/gone" and (await receive())["type"] != "http.disconnect":
         pass
     body = b"hi" * (2**24 if scope["path"] == "/long" else 1)
+    if scope["path"] == "/echo":
+        body = b" ".join(name for name, _ in scope["headers"]) + b"|" + received
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -141,6 +154,16 @@ def test_empty_lines_do_not_keep_a_connection_that_was_answered(address: tuple[s
         assert answer(connection) == b""
 
 
+def test_a_body_that_nobody_reads_does_not_keep_a_connection(address: tuple[str, int]) -> None:
+    began = time.monotonic()
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(b"GET /early HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while time.monotonic() < began + 60:
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+
 def test_bodies_and_further_requests_take_the_time_that_they_take(
     address: tuple[str, int],
 ) -> None:
@@ -176,3 +199,110 @@ def test_a_client_that_does_not_read_its_answer_is_closed_too(
         connection.sendall(head.encode())
         wait_until(lambda: connections, 10)
         wait_until(lambda: not connections, 10)
+
+
+BODY = b"POST /smuggled HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+CHUNKS = b"%x;a=b\r\n%b\r\n0\r\nx-more: a\r\n\r\n" % (len(BODY), BODY)
+CLOSE = b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"
+ONE = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
+WRONG = {  # heads and bodies that are refused, and by which status
+    "a tunnel": (b"CONNECT here:80 HTTP/1.1\r\n" + LENGTH + b"\r\n" + BODY, b"501"),
+    "a tunnel and Upgrade": (
+        b"CONNECT here:80 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+        b"501",
+    ),
+    "another coding": (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKS, b"501"),
+    "two codings": (HEAD + b"transfer-encoding: gzip\r\n" + CHUNKED + b"\r\n" + CHUNKS, b"501"),
+    "two lengths": (HEAD + LENGTH + LENGTH + b"\r\n" + BODY, b"400"),
+    "length and chunks": (HEAD + LENGTH + CHUNKED + b"\r\n" + CHUNKS, b"400"),
+    "a broken chunk": (HEAD + CHUNKED + b"\r\n5\r\nhelloworld", b"400"),
+    "a trailer that closes": (
+        HEAD + CHUNKED + b"\r\n0\r\nconnection: close\r\n\r\n",
+        b"400",
+    ),
+    "noise": (b"noise\r\n\r\n", b"400"),
+}
+
+
+def answer_to(address: tuple[str, int], sent: bytes, *, is_cut: bool) -> bytes:
+    """All that the server says to these bytes, sent at once or one by one."""
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pieces = [sent[at : at + 1] for at in range(len(sent))] if is_cut else [sent]
+        for piece in pieces:
+            connection.sendall(piece)
+        return answer(connection)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "byte by byte"])
+@pytest.mark.parametrize("framing", [LENGTH, CHUNKED], ids=["length", "chunks"])
+@pytest.mark.parametrize(
+    ("method", "token"),
+    [
+        ("POST", b"h2c"),
+        ("POST", b"websocket"),
+        ("GET", b"WebSocket"),
+        ("PUT", b"TLS/1.0, HTTP/1.1"),
+        ("OPTIONS", b"h2c\r\nupgrade: none-such"),
+    ],
+)
+def test_a_request_for_another_protocol_is_read_as_if_it_asked_for_none(
+    address: tuple[str, int], method: str, token: bytes, framing: bytes, is_cut: bool
+) -> None:
+    head = (
+        f"{method} /echo HTTP/1.1\r\n".encode() + framing + b"connection: keep-alive, Upgrade\r\n"
+    )
+    head += b"upgrade: " + token + b"\r\nx-last: a\r\n\r\n"
+    body = BODY if framing == LENGTH else CHUNKS
+    said = answer_to(address, 2 * (head + body) + CLOSE, is_cut=is_cut)
+    first, second, last, *behind = said.split(b"HTTP/1.1 ")[1:]
+    names = framing.split(b":")[0] + b" connection x-last|"
+    assert first == second and first.endswith(b"\r\n\r\n" + names + BODY)
+    assert last.endswith(b"hi") and not behind
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_refusal_is_the_last_answer_and_comes_behind_those_before(
+    address: tuple[str, int], name: str, before: int
+) -> None:
+    sent, status = WRONG[name]
+    for behind in (b"", CLOSE):
+        said = answer_to(address, before * ONE + sent + behind, is_cut=False)
+        answers = said.split(b"HTTP/1.1 ")[1:]
+        assert [piece[:3] for piece in answers] == [b"200"] * before + [status]
+        assert b"connection: close" in answers[-1]
+
+
+def test_a_request_that_has_its_answer_gets_no_second_one(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(b"POST /early HTTP/1.1\r\n" + CHUNKED + b"\r\n")
+        assert connection.recv(65536).endswith(b"hi")
+        connection.sendall(b"no chunk\r\n" + CLOSE)
+        assert answer(connection) == b""
+
+
+def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
+    sent = b"POST /echo HTTP/1.1\r\n" + CHUNKED + b"\r\n" + CHUNKS + CLOSE
+    assert b"transfer-encoding|" in answer_to(address, sent, is_cut=False)
+
+
+@pytest.mark.parametrize(("version", "count"), [("1.1", 1), ("1.0", 0)])
+def test_who_does_not_know_of_it_is_not_told_to_go_on(
+    address: tuple[str, int], version: str, count: int
+) -> None:
+    sent = f"POST / HTTP/{version}\r\nexpect: 100-continue\r\nconnection: close\r\n".encode()
+    said = answer_to(address, sent + LENGTH + b"\r\n" + BODY, is_cut=False)
+    assert said.count(b"HTTP/1.1 100 ") == count and said.endswith(b"hi")
+
+
+def test_a_client_that_is_gone_is_seen_although_its_next_request_waits(
+    server: uvicorn.Server, address: tuple[str, int]
+) -> None:
+    tasks = server.server_state.tasks
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(b"GET /gone HTTP/1.1\r\n\r\n" + NEXT)
+        wait_until(lambda: tasks, 10)
+    wait_until(lambda: not tasks, 10)

@@ -41,7 +41,7 @@ def test_a_line_says_which_weights_said_what_when_and_to_whom(tmp_path: Path) ->
         "rules": [
             {
                 "rule": "flagged",
-                "weights_sha256": "0123abcd",
+                "version": "0123abcd",
                 "p_violation": 0.75,
                 "threshold": 0.5,
                 "verdict": "violation",
@@ -49,7 +49,7 @@ def test_a_line_says_which_weights_said_what_when_and_to_whom(tmp_path: Path) ->
             },
             {
                 "rule": "fine",
-                "weights_sha256": "0123abcd",
+                "version": "0123abcd",
                 "p_violation": 0.45,
                 "threshold": 0.5,
                 "verdict": "allow",

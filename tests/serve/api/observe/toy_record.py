@@ -13,7 +13,7 @@ from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand nowhere else
-CARD: Any = SimpleNamespace(weights_sha256="0123abcd")
+CARD: Any = SimpleNamespace(version="0123abcd")
 CHECK = Check(
     verdicts=(
         Verdict("flagged", 1.0, 0.75, 0.5),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +33,7 @@ from serve.cluster.snapshots import Snapshots
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import load_tenants
+from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import LocalReplicas, body, kept, local_replicas, trained
 from tests.serve.serving import serving, waiting_caller
@@ -287,11 +290,31 @@ def test_a_body_that_no_route_reads_is_not_read(cluster: Cluster) -> None:
         cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
             client.request(method, "/v1/rules", content=b"as long as the sender likes")
-        for path in ("/docs", "/healthz", "/openapi.json", "/nowhere"):  # most need no key
+        for path in ("/docs", "/openapi.json", "/nowhere"):  # most need no key
             client.post(path, content=b"as slowly as the sender likes")
         client.post("/v1/check", json=body("a"))
     *unread, posted = bodies
-    assert unread == [b""] * 9 and posted != b""
+    assert unread == [b""] * 8 and posted != b""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_method_is_answered_as_by_one_server(cluster: Cluster, path: str) -> None:
+    with cluster.client() as client:
+        check_path(client, path, "greeting")
+
+
+def test_a_packed_body_is_passed_on_as_it_was_before(cluster: Cluster) -> None:
+    content = json.dumps(body(VIOLATES)).encode()
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    with cluster.client() as client:
+        plain = client.post("/v1/check", json=body(VIOLATES))
+        answer = client.post("/v1/check", content=gzip.compress(content), headers=packed)
+        assert answer.json()["verdict"] == plain.json()["verdict"] == "violation"
+        assert answer.headers[REPLICA] == plain.headers[REPLICA]
+        bomb = client.post("/v1/check", content=gzip.compress(bytes(2**25)), headers=packed)
+        assert (bomb.status_code, bomb.json()["verdict"]) == (413, "unjudged")
+        packed["content-encoding"] = "br"
+        assert client.post("/v1/check", content=content, headers=packed).status_code == 415
 
 
 def test_a_replica_that_hangs_is_not_waited_for_much_longer_than_the_caller_waits(
@@ -356,14 +379,14 @@ def test_an_administrator_changes_a_rule_for_all_replicas(cluster: Cluster) -> N
         save_words(cluster.folder / "manners", b"second")
         assert answers() == before
         change = client.post("/admin/rules/manners").json()
-        assert change["weights_sha256"] != change["weights_sha256_before"]
+        assert change["version"] != change["version_before"]
         after = answers()
         assert len(after) == 2 and len({p for _, p in after}) == 1
         assert not {p for _, p in after} & {p for _, p in before}
         save_words(cluster.folder / "manners", BAD)
         assert client.post("/admin/rules/manners").status_code == 409
         assert answers() == after
-        assert client.delete("/admin/rules/manners").json()["weights_sha256"] is None
+        assert client.delete("/admin/rules/manners").json()["version"] is None
         assert client.post("/v1/check", json=body("a", "manners")).status_code == 422
         assert client.delete("/admin/rules/manners").status_code == 404
         assert client.delete("/admin/rules/greeting").status_code == 409

@@ -62,6 +62,12 @@ def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(
     assert thread.is_alive
 
 
+def test_the_letters_of_a_text_are_no_rules(toy: tuple[ToyEngine, EngineThread]) -> None:
+    _, thread = toy
+    with pytest.raises(GuardError, match=r"rules must be a list of names .*\['fine'\]"):
+        thread.check((), "fine")
+
+
 def test_a_batch_that_breaks_is_logged_once_however_many_checks_are_in_it(
     toy: tuple[ToyEngine, EngineThread],
     monkeypatch: pytest.MonkeyPatch,

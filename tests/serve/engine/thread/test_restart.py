@@ -324,7 +324,7 @@ def test_an_engine_that_is_killed_amid_a_request_serves_again_what_it_served_las
         shutil.copytree(versions[1], folders["replaced"])
         card = read_card(folders["replaced"]).model_copy(update={"rule": "replaced"})
         card.save(folders["replaced"])
-        replaced = client.post("/admin/rules/replaced").json()["weights_sha256"]
+        replaced = client.post("/admin/rules/replaced").json()["version"]
         assert client.post("/v1/check", json=BODY).status_code == 200
         kill(engines[0], is_clearable=is_clearable)
         killed = client.post("/v1/check", json=BODY | {"messages": MESSAGES[:1]})
@@ -333,7 +333,7 @@ def test_an_engine_that_is_killed_amid_a_request_serves_again_what_it_served_las
         assert len(engines) == 2
         for result in answer["results"]:
             assert result["p_violation"] == pytest.approx(expected(versions[1]), abs=TOLERANCE)
-        served = {rule["rule"]: rule["weights_sha256"] for rule in client.get("/v1/rules").json()}
+        served = {rule["rule"]: rule["version"] for rule in client.get("/v1/rules").json()}
         assert served == {"replaced": replaced, "moved": replaced}
 
 

@@ -75,7 +75,7 @@ def _record(began_s: float, failure: str | None) -> CheckRecord:
     [
         (["{"], r":1: not JSON"),
         (["[1]"], r":1: not an object"),
-        ([{"time": 1, "tokens": 5, "rules": 1}, {"time": 1}], r":2: a line cannot be read"),
+        ([{"time": 1, "tokens": 5, "rules": 1}, {"time": 1}], r":2: .* read: no key 'tokens'"),
         ([{"time": 1, "tokens": 0, "rules": 1}], "tokens must be at least 1"),
         ([{"time": 1, "tokens": 9, "rules": ["a", "a"]}], "each only once"),
         ([{"time": 1, "tokens": 9, "rules": 1}], "at least two checks.*got 1 checks"),
@@ -104,3 +104,9 @@ def test_what_is_no_trace_is_refused_with_its_line(
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="no such trace"):
         read_trace(tmp_path / "none.jsonl", SUFFIX)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_bytes("{}".encode("utf-16"))
+    with pytest.raises(GuardError, match=r"trace.jsonl: UTF-16 or UTF-32 text"):
+        read_trace(tmp_path / "trace.jsonl", SUFFIX)

@@ -1,0 +1,161 @@
+"""Rows with one long turn: the turn that decides amid other text, or a long result of a tool before
+it.
+
+A rule that was trained on short turns alone reads a long one badly, and says so with confidence.
+What is put around a turn changes no label: it is of allowed rows, or made-up records. Of a rule for
+which the same words may be allowed in one conversation and a violation in another
+(`Rule.wanders`), only the tool's result is long, and only of records. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from guard.conversation.example import Example, Message
+from guard.rule import SPEAKERS, Rule
+
+SHORTEST, LONGEST = 1_000, 16_000  # characters of a long turn
+SHARE = 0.05  # of the training rows, as many again are written with a long turn
+
+# Where the turn that decides stands in its long turn, or `before`: behind the long one.
+Place = Literal["start", "middle", "end", "before"]
+PLACES: tuple[Place, ...] = get_args(Place)
+_STATES = ("open", "paid", "shipped", "returned", "on hold", "closed")
+
+
+class LongTurns:
+    """Writes rows of `rule` with a long turn, with text of the allowed ones of `examples`."""
+
+    def __init__(self, rule: Rule, examples: Sequence[Example]) -> None:
+        self._rule = rule
+        self._texts: dict[str, list[str]] = {}  # by role
+        if rule.wanders:
+            for example in examples:
+                if not example.label:
+                    for message in example.messages:
+                        self._texts.setdefault(message.role, []).append(message.content)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the turn that decides may stand."""
+        if self._rule.wanders:
+            return PLACES
+        return ("before",)
+
+    def written(
+        self, example: Example, place: Place, characters: int, rng: random.Random
+    ) -> Example | None:
+        """The row with a turn of about so many `characters`; None where nothing in it decides."""
+        index = _deciding(example, self._rule)
+        if index is None:
+            return None
+        messages = list(example.messages)
+        turn = messages[index]
+        room = characters - len(turn.content)
+        if place == "before":
+            messages.insert(index, Message(self._role_before(), self._result(characters, rng)))
+        else:
+            pieces = self._pieces(turn.role, room, rng)
+            cut = {"start": 0, "middle": len(pieces) // 2, "end": len(pieces)}[place]
+            separator = rng.choice((" ", "\n\n"))
+            content = separator.join([*pieces[:cut], turn.content, *pieces[cut:]])
+            messages[index] = Message(turn.role, content)
+        long = {"place": place, "characters": max(len(message.content) for message in messages)}
+        return replace(
+            example,
+            id=f"{example.id}/{place}/{characters}",
+            messages=tuple(messages),
+            meta=example.meta | {"long_turn": long},
+        )
+
+    def _role_before(self) -> str:
+        """Whose long turn stands before the one that decides: not a judged speaker's, if it can."""
+        judged = SPEAKERS[self._rule.reads]
+        if "tool" in judged and "user" not in judged:
+            return "user"
+        return "tool"
+
+    def _result(self, characters: int, rng: random.Random) -> str:
+        """A long result: records, or what was said in other conversations."""
+        texts = [text for role_texts in self._texts.values() for text in role_texts]
+        if not texts or rng.random() < 0.5:
+            return "\n".join(_records(characters, rng))
+        return "\n".join(_filled(texts, characters, rng))
+
+    def _pieces(self, role: str, characters: int, rng: random.Random) -> list[str]:
+        """What the speaker says in allowed rows; records where there are none."""
+        texts = self._texts.get(role)
+        if not texts:
+            return _records(characters, rng)
+        return _filled(texts, characters, rng)
+
+
+def with_long_turns(examples: Sequence[Example], rule: Rule, seed: int) -> list[Example]:
+    """The examples, and behind them copies of some training rows with a long turn, equally many of
+    either label. The other splits stay as they are.
+    """
+    rng = random.Random(f"{rule.id}/{seed}/long turns")
+    training = [example for example in examples if example.split == "train"]
+    writer = LongTurns(rule, training)
+    copies: list[Example] = []
+    for label in (0, 1):
+        candidates = [example for example in training if example.label == label]
+        wanted = min(len(candidates), math.ceil(SHARE * len(training) / 2))
+        for example in rng.sample(candidates, wanted):
+            copy = writer.written(example, rng.choice(writer.places), long_length(rng), rng)
+            if copy is not None:
+                copies.append(copy)
+    return [*examples, *copies]
+
+
+def long_length(rng: random.Random) -> int:
+    """The characters of a long turn: as often in every octave from SHORTEST to LONGEST."""
+    return round(math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST))))
+
+
+def _deciding(example: Example, rule: Rule) -> int | None:
+    """The number of the turn that the label is about: the one that performs a generated row's act,
+    or else the judged speaker's last; None where the judged speaker says nothing.
+    """
+    performed = f"{rule.id}/{example.meta.get('act')}"
+    acts = example.meta.get("acts", ()) if example.is_generated else ()
+    for index, act in enumerate(acts[: len(example.messages)]):
+        if act == performed:
+            return index
+    judged: int | None = None
+    for index, message in enumerate(example.messages):
+        if message.role in SPEAKERS[rule.reads] and message.content:
+            judged = index
+    return judged
+
+
+def _filled(texts: Sequence[str], characters: int, rng: random.Random) -> list[str]:
+    """Texts in random order, of so many characters together or a little more."""
+    pieces: list[str] = []
+    while characters > 0:
+        for text in rng.sample(texts, min(len(texts), 100)):
+            pieces.append(text)
+            characters -= len(text) + 1
+            if characters <= 0:
+                break
+    return pieces
+
+
+def _records(characters: int, rng: random.Random) -> list[str]:
+    """Lines of JSON as a tool returns them."""
+    lines: list[str] = []
+    while characters > 0:
+        record = {
+            "id": rng.randint(1_000, 999_999),
+            "status": rng.choice(_STATES),
+            "total": rng.randint(100, 99_999) / 100,
+            "updated": f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}",
+        }
+        lines.append(json.dumps(record))
+        characters -= len(lines[-1]) + 1
+    return lines

@@ -1,0 +1,218 @@
+"""Verdicts on long turns: by length, and by where in it stands what decides. Entry of
+`make lengths`.
+
+Test rows are written anew with a long turn (`data/long_turns.py`), half of them violating, and put
+to the served weights. A violation that is allowed, and said to be `confident`, is what no rule may
+do often. Answers are kept: only what is missing is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from data.long_turns import LongTurns, Place
+from eval.answer import Answer
+from eval.markdown import markdown_table
+from eval.served import OpenPredictor, Served, open_engine, score_missing
+from eval.trial import Trial, answering_recipe, load_trial
+from guard.arguments import multiple, whole_numbers
+from guard.conversation.example import Example
+from guard.errors import exits_cleanly
+from guard.files.atomic import atomic_write
+from guard.files.yaml_file import Strict
+from guard.layout import Runs
+from guard.machine.provenance import provenance
+from guard.recipe import Recipe
+from guard.rule import RULES, rule_names
+from guard.study import add_recipe_arguments, named_recipes
+
+LENGTHS = (1_000, 4_000, 12_000)  # characters of the long turn
+ROWS = 100  # of a cell
+AS_IT_IS = "as it is"  # the row without a long turn
+
+Key = tuple[int, Place | Literal["as it is"]]  # a cell's characters and place
+
+
+class LengthCell(Strict):
+    """Verdicts of one method on `n` rows of one length and place, `violating` of which violate.
+
+    `unjudged` were refused, most as they do not fit the context. `missed` are violations that are
+    allowed, `missed_confident` those of them that are said to be sure, `flagged` allowed rows that
+    are called a violation, and `confident` all verdicts that are.
+    """
+
+    rule: str
+    method: str
+    characters: int
+    place: Place | Literal["as it is"]
+    n: int
+    violating: int
+    unjudged: int
+    missed: int
+    missed_confident: int
+    flagged: int
+    confident: int
+
+
+class Lengths(Strict):
+    """All cells on one base."""
+
+    model: str
+    cells: tuple[LengthCell, ...]
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+
+    def as_markdown(self) -> str:
+        """A table of all cells, over all rules together."""
+        head = ["characters", "what decides", "method", "n", "violations missed"]
+        head += ["missed and confident", "harmless flagged", "confident", "unjudged"]
+        together: dict[tuple[int, str, str], list[LengthCell]] = {}
+        for cell in self.cells:
+            key = (cell.characters, cell.place, cell.method)
+            together.setdefault(key, []).append(cell)
+        rows: list[list[str]] = []
+        for (characters, place, method), cells in together.items():
+            n = sum(cell.n for cell in cells)
+            violating = sum(cell.violating for cell in cells)
+            rows.append(
+                [
+                    f"{characters:,}" if characters else "",
+                    place,
+                    method,
+                    str(n),
+                    _percent(sum(cell.missed for cell in cells), violating),
+                    _percent(sum(cell.missed_confident for cell in cells), n),
+                    _percent(sum(cell.flagged for cell in cells), n - violating),
+                    _percent(sum(cell.confident for cell in cells), n),
+                    str(sum(cell.unjudged for cell in cells)),
+                ]
+            )
+        return markdown_table(head, rows)
+
+
+def lengths(
+    selection: str,
+    recipe: Recipe,
+    *,
+    characters: Sequence[int] = LENGTHS,
+    rows: int = ROWS,
+    runs: Runs | None = None,
+    rules: Path = RULES,
+    open_predictor: OpenPredictor = open_engine,
+) -> Lengths:
+    """The cells of the selected rules, by the served weights of each of the recipe's methods.
+
+    Raises GuardError where a rule cannot be evaluated.
+    """
+    served: list[Served] = []
+    keys: list[list[Key]] = []
+    for name in rule_names(selection, rules):
+        trial = load_trial(runs or Runs(), recipe, recipe.base_revision, name, rules=rules)
+        written = list(_written(trial, characters, rows))
+        keys.append([key for key, _ in written])
+        rows_of_trial = trial.of_rows([row for _, row in written], "lengths")
+        served.append(Served(rows_of_trial, with_base=False))
+    score_missing(served, answering_recipe(recipe), open_predictor)
+    cells: list[LengthCell] = []
+    for kept, rule_keys in zip(served, keys, strict=True):
+        for method in kept.trial.methods:
+            cells += _cells(kept, method, rule_keys)
+    return Lengths(model=recipe.name, cells=tuple(cells), **provenance())
+
+
+def _written(trial: Trial, characters: Sequence[int], rows: int) -> Iterator[tuple[Key, Example]]:
+    """The rows of each cell, the same ones at every call."""
+    writer = LongTurns(trial.rule, trial.examples)
+    chosen: list[Example] = []
+    for label in (0, 1):
+        candidates = [example for example in trial.examples if example.label == label]
+        chosen += random.Random(0).sample(candidates, min(rows // 2, len(candidates)))
+    for example in chosen:
+        yield (0, AS_IT_IS), example
+    for length in characters:
+        for place in writer.places:
+            for example in chosen:
+                rng = random.Random(f"{example.id}/{length}/{place}")
+                row = writer.written(example, place, length, rng)
+                if row is not None:
+                    yield (length, place), row
+
+
+def _cells(kept: Served, method: str, keys: Sequence[Key]) -> list[LengthCell]:
+    """The cells of one rule's rows, whose `keys` are in the order of its trial's examples."""
+    trial = kept.trial
+    answers = kept.answers(trial.served(method))
+    by_key: dict[Key, list[tuple[Example, Answer]]] = {}
+    for key, example, answer in zip(keys, trial.examples, answers, strict=True):
+        by_key.setdefault(key, []).append((example, answer))
+    cells: list[LengthCell] = []
+    for (characters, place), pairs in by_key.items():
+        missed = [answer for example, answer in pairs if example.label and answer.violates is False]
+        flagged = [answer for example, answer in pairs if not example.label and answer.violates]
+        cells.append(
+            LengthCell(
+                rule=trial.rule.id,
+                method=method,
+                characters=characters,
+                place=place,
+                n=len(pairs),
+                violating=sum(example.label for example, _ in pairs),
+                unjudged=sum(answer.violates is None for _, answer in pairs),
+                missed=len(missed),
+                missed_confident=sum(bool(answer.confident) for answer in missed),
+                flagged=len(flagged),
+                confident=sum(bool(answer.confident) for _, answer in pairs),
+            )
+        )
+    return cells
+
+
+def _percent(count: int, total: int) -> str:
+    return f"{100 * count / total:.1f}" if total else ""
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.lengths",
+        description="Test rows with a long turn, by its length and by where in it stands what "
+        "decides: what is missed, and what is missed with confidence, in percent. Writes "
+        "runs/MODEL/lengths.{json,md}.",
+    )
+    parser.add_argument(
+        "--rule", required=True, help="a rule's name, several separated by commas, or all"
+    )
+    add_recipe_arguments(parser)
+    parser.add_argument(
+        "--characters", type=whole_numbers, default=LENGTHS, help="lengths (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rows",
+        type=partial(multiple, of=2, at_least=2),
+        default=ROWS,
+        help="rows of a cell, half of them violating (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    for recipe in named_recipes(arguments):
+        measured = lengths(
+            arguments.rule, recipe, characters=arguments.characters, rows=arguments.rows
+        )
+        path = Runs().root / recipe.name / "lengths.json"
+        with atomic_write(path) as part:
+            part.write_text(json.dumps(measured.model_dump(mode="json"), indent=2) + "\n")
+        with atomic_write(path.with_suffix(".md")) as part:
+            part.write_text(measured.as_markdown() + "\n")
+        print(measured.as_markdown())
+        print(f"written: {path}, {path.with_suffix('.md')}")
+
+
+if __name__ == "__main__":
+    main()

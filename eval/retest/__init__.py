@@ -1,1 +1,0 @@
-"""The evaluated weights on an independent second test draw, beside the first."""

@@ -1,0 +1,103 @@
+"""The one reader of JSON that others wrote: no key stands twice in an object, since readers differ
+in which one counts, so that what is read here could differ from what is read elsewhere. Knows
+nothing of what a text means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+# One without an end goes to the text's: so none is looked at twice.
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+# What tells in valid JSON which keys an object has: its brackets, and texts, each with its colon if
+# it is a key.
+_SIGN = re.compile(rf"[{{}}]|(?P<text>{STRING.pattern})(?P<colon>\s*:)?", re.DOTALL)
+_DIGITS = re.compile(rf"{STRING.pattern}|\d+", re.DOTALL)
+
+
+class RepeatedKey(json.JSONDecodeError):
+    """A key stands twice in an object; `pos` is where it stands again."""
+
+
+class _Repeated(Exception):
+    """An object that has just been read has a key twice."""
+
+
+def read_json(content: str | bytes) -> Any:
+    """The value of a JSON text; of bytes in UTF-8, UTF-16 or UTF-32.
+
+    Raises JSONDecodeError for another one, for a key that stands twice in an object and for a
+    number of thousands of digits, UnicodeDecodeError for bytes that are no Unicode, and
+    RecursionError for what is nested too deeply.
+    """
+    text = content if isinstance(content, str) else decoded(content)
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except _Repeated:
+        raise _repeated_key(text) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python's, whose words are for whoever runs it
+        problem = "a number has too many digits"
+        raise json.JSONDecodeError(problem, text, _long_number(text)) from None
+
+
+def decoded(content: bytes) -> str:
+    """The text of JSON's bytes. Raises UnicodeDecodeError."""
+    return content.decode(json.detect_encoding(content), "surrogatepass")
+
+
+def in_words(error: ValueError | RecursionError) -> str:
+    """What keeps a text from being read, and where in it; of a text of one line the column."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    if "\n" in error.doc.rstrip():
+        return f"{error.msg} at {place(error.doc, error.pos)}"
+    return f"{error.msg} at column {error.colno}"
+
+
+def place(text: str, position: int) -> str:
+    """The line and the column of a position, both from 1."""
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    return f"line {line}, column {column}"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise _Repeated
+    return values
+
+
+def _repeated_key(text: str) -> RepeatedKey:
+    """The error for the first key of a text that stands again in its object. The text is valid up
+    to there, and no part of it is read more than once.
+    """
+    objects: list[set[str]] = []  # the keys of those that are open, the innermost last
+    for sign in _SIGN.finditer(text):
+        if sign[0] == "{":
+            objects.append(set())
+        elif sign[0] == "}":
+            objects.pop()
+        elif sign["colon"]:
+            key = sign["text"][1:-1]
+            if "\\" in key:  # else it stands there as it is
+                key = json.loads(sign["text"])
+            if key in objects[-1]:
+                return RepeatedKey(f"the key {key!r} stands twice", text, sign.start())
+            objects[-1].add(key)
+    raise AssertionError("no key stands twice")
+
+
+def _long_number(text: str) -> int:
+    """Where the first number stands that has more digits than Python parses."""
+    for sign in _DIGITS.finditer(text):
+        if len(sign[0]) > sys.get_int_max_str_digits() and not sign[0].startswith('"'):
+            return sign.start()
+    return 0

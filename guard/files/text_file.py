@@ -1,0 +1,88 @@
+"""A file of text in UTF-8; where it is another file than its name says, what it is.
+
+Knows nothing of what the text says.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+from guard.errors import GuardError
+
+GZIP = b"\x1f\x8b"
+# The first bytes of what is no text in UTF-8 -> what begins so.
+SIGNATURES = {
+    GZIP: "a gzip file",
+    b"PK\x03\x04": "a zip archive, as .xlsx is",
+    b"\xd0\xcf\x11\xe0": "an old Excel file",
+    b"PAR1\x15": "a Parquet file",
+    b"\xfd7zXZ": "an xz file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"\xff\xfe": "UTF-16 or UTF-32 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+SAVE = "Save it as text in UTF-8"
+
+
+def read_text(path: Path) -> str:
+    """The file's text, without a byte order mark; unpacked where its name ends in .gz.
+
+    Raises GuardError where it cannot be read, or is something else than its name says.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise GuardError(
+            f"cannot be read: {error.strerror}", where=path, remedy="Name a file that can be read"
+        ) from error
+    if problem := unlike_its_name(path.name, content):
+        raise GuardError(problem, where=path, remedy="Rename it")
+    if path.name.endswith(".gz"):
+        content = _unpacked(content, path)
+    if problem := no_text(content):
+        raise GuardError(problem, where=path, remedy=SAVE)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = len((error.object[: error.start] + b".").splitlines())
+        raise GuardError(
+            "not UTF-8 text", where=f"{path}:{line}", got=wrong_byte(error), remedy=SAVE
+        ) from error
+
+
+def unlike_its_name(name: str, head: bytes) -> str:
+    """What is wrong where the name of a file with these first bytes does not say whether it is
+    packed; empty if nothing is.
+    """
+    if head.startswith(GZIP) and not name.endswith(".gz"):
+        return "a gzip file, though its name does not end in .gz"
+    if head and not head.startswith(GZIP) and name.endswith(".gz"):
+        return "not a readable gzip file, though its name ends in .gz"
+    return ""
+
+
+def no_text(head: bytes) -> str:
+    """What begins with these bytes, where that is no text in UTF-8; else empty."""
+    for signature, kind in SIGNATURES.items():
+        if head.startswith(signature):
+            return f"{kind}, not text in UTF-8"
+    if b"\0" in head[:2]:
+        return "UTF-16 text or a binary file, not text in UTF-8"
+    return ""
+
+
+def wrong_byte(error: UnicodeDecodeError) -> str:
+    """The byte that is not UTF-8, and the character that it is where Windows wrote the text."""
+    byte = error.object[error.start : error.start + 1]
+    return f"byte 0x{byte.hex()}, in Windows-1252 {byte.decode('cp1252', 'replace')!r}"
+
+
+def _unpacked(content: bytes, path: Path) -> bytes:
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise GuardError(
+            f"not a readable gzip file: {error}", where=path, remedy="Compress it again"
+        ) from error

@@ -1,0 +1,103 @@
+"""Headers that say how a body is to be read: what it was packed by, and its characters.
+
+A body that is packed is unpacked piece by piece as it comes, and no further than it may be large.
+Knows nothing of what a body says.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope
+
+# zlib's number for each header that it checks; x-gzip is gzip's old name.
+GZIP, ZLIB = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS
+WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": ZLIB}
+MAX_CODINGS = 4  # of one body, each with a window of its own
+CHARSET = re.compile(r"charset\*?\s*=\s*([^\s;,]*)", re.IGNORECASE)
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+NAMED = 40  # characters of an unknown name that are said
+ENCODING, LENGTH, TYPE = "content-encoding", "content-length", "content-type"
+ACCEPTED = {"accept-encoding": "gzip, deflate, identity"}
+
+
+class Unpacking:
+    """One coding of a body, undone piece by piece up to `max_bytes`."""
+
+    def __init__(self, coding: str, max_bytes: int) -> None:
+        self._coding = coding
+        self._max_bytes = self._left = max_bytes
+        self._inflate = zlib.decompressobj(WINDOW_BITS[coding])
+
+    def unpacked(self, piece: bytes, *, is_last: bool) -> bytes:
+        """The next bytes. Raises HTTPException 413 for too many, 400 for what is not the coding."""
+        try:
+            unpacked = self._inflate.decompress(piece, self._left + 1)
+        except zlib.error:
+            raise self._wrong("the body is not in it, or damaged") from None
+        self._left -= len(unpacked)
+        if self._left < 0:
+            limit = f"the limit is {self._max_bytes:,} bytes"
+            raise HTTPException(413, f"the body is too large once unpacked; {limit}")
+        if self._inflate.unused_data:
+            raise self._wrong("the body goes on behind its end")
+        if is_last and not self._inflate.eof:
+            raise self._wrong("the body breaks off before its end")
+        return unpacked
+
+    def _wrong(self, problem: str) -> HTTPException:
+        return HTTPException(400, f"{ENCODING} {self._coding}: {problem}")
+
+
+def unpacked(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
+    """`receive`, whose body is as it was before it was packed; the headers in `scope` say so too.
+
+    Raises HTTPException 415 for a body that cannot be read; `receive` then raises as Unpacking.
+    """
+    headers = Headers(scope=scope)
+    _refuse_charsets(headers.getlist(TYPE))
+    codings = _codings(headers)
+    if ENCODING in headers:
+        unpacked_headers = MutableHeaders(raw=list(scope["headers"]))
+        del unpacked_headers[ENCODING]
+        del unpacked_headers[LENGTH]
+        scope["headers"] = unpacked_headers.raw
+    if not codings:
+        return receive
+    unpackings = [Unpacking(coding, max_bytes) for coding in reversed(codings)]
+
+    async def receive_unpacked() -> AsgiMessage:
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        body, more = message.get("body", b""), message.get("more_body", False)
+        for unpacking in unpackings:
+            body = unpacking.unpacked(body, is_last=not more)
+        return {"type": "http.request", "body": body, "more_body": more}
+
+    return receive_unpacked
+
+
+def _codings(headers: Headers) -> Sequence[str]:
+    """What the body was packed by, in this order. Raises HTTPException 415."""
+    listed = ",".join(headers.getlist(ENCODING)).lower().split(",")
+    codings = [coding.strip() for coding in listed if coding.strip() not in ("", "identity")]
+    unknown = [coding for coding in codings if coding not in WINDOW_BITS]
+    if unknown or len(codings) > MAX_CODINGS:
+        got = repr(unknown[0][:NAMED]) if unknown else f"{len(codings)} codings"
+        known = f"known are gzip, deflate and identity, {MAX_CODINGS} at most"
+        raise HTTPException(415, f"{ENCODING}: {known}; got {got}", ACCEPTED)
+    return codings
+
+
+def _refuse_charsets(content_types: Sequence[str]) -> None:
+    """Raise HTTPException 415 where one names other characters than those of UTF-8."""
+    for charset in CHARSET.findall(";".join(content_types)):
+        name = charset.strip("\"'").lower()
+        if name not in CHARSETS:
+            raise HTTPException(415, f"{TYPE}: the charset is utf-8; got {name[:NAMED]!r}")

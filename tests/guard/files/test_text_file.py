@@ -1,0 +1,81 @@
+"""Files that are something else than their names say, and text that is not UTF-8."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from guard.errors import GuardError
+from guard.files.text_file import read_text
+
+TEXT = "text,label\r\ncafé,1\r\n"
+
+
+def zipped() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("sheet.xml", "<sheet/>")
+    return buffer.getvalue()
+
+
+def parquet() -> bytes:
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["Hi"]}), buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", TEXT.encode()),
+        ("a.csv", TEXT.encode("utf-8-sig")),
+        ("a.csv.gz", gzip.compress(TEXT.encode())),
+    ],
+)
+def test_text_is_read_without_its_mark_and_unpacked(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert read_text(tmp_path / name) == TEXT
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_an_empty_file_is_an_empty_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert read_text(tmp_path / name) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", gzip.compress(b"x"), r"a.csv: a gzip file, though its name does not end in .gz"),
+        ("a.gz", b"text", r"a.gz: not a readable gzip file, though its name ends in .gz.*Rename"),
+        ("a.gz", gzip.compress(gzip.compress(b"x")), "a.gz: a gzip file, not text in UTF-8"),
+        ("a.csv", zipped(), r"a zip archive, as .xlsx is, not text in UTF-8\. Save it as text"),
+        ("a.csv", parquet(), "a Parquet file, not text"),
+        ("a.csv", TEXT.encode("utf-16"), "UTF-16 or UTF-32 text, not text in UTF-8"),
+        ("a.csv", TEXT.encode("utf-32"), "UTF-16 or UTF-32 text, not text in UTF-8"),
+        ("a.csv", b"\xfe\xff" + TEXT.encode("utf-16-be"), "UTF-16 text, not text in UTF-8"),
+        ("a.csv", TEXT.encode("utf-16-le"), "UTF-16 text or a binary file"),
+        ("a.csv", TEXT.encode("utf-16-be"), "UTF-16 text or a binary file"),
+        ("a.csv", TEXT.encode("cp1252"), r"a.csv:2: not UTF-8 text \(got byte 0xe9, .* 'é'\)"),
+        ("a.csv", b"a\rb\r\xe9", "a.csv:3: not UTF-8 text"),
+    ],
+)
+def test_what_is_no_text_says_what_it_is_and_where(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(GuardError, match=message):
+        read_text(tmp_path / name)
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="cannot be read: Is a directory"):
+        read_text(tmp_path)

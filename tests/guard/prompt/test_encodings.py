@@ -1,0 +1,212 @@
+"""Encodings are read as what they stand for; what is none, or stands for no text, stays."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+
+from guard.conversation.example import Message
+from guard.prompt.encodings import DEPTH
+from guard.prompt.text import visible
+
+TEXT = "Take 800 mg of ibuprofen, über den Tag verteilt."
+BYTES = [f"{byte:02x}" for byte in TEXT.encode()]
+
+
+def _in_base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _lines(text: str, width: int, line_break: str) -> str:
+    return line_break.join(re.findall(f".{{1,{width}}}", text))
+
+
+ESCAPED: dict[str, str] = {
+    "decimal": "".join(f"&#{ord(letter)};" for letter in TEXT),
+    "hexadecimal": "".join(f"&#x{ord(letter):X};" for letter in TEXT),
+    "capital X, zeros": "".join(f"&#X{ord(letter):06x};" for letter in TEXT),
+    "thousands of zeros": f"&#{'0' * 5000}84;{TEXT[1:]}",
+    "no semicolons": "".join(f"&#{ord(letter)}" for letter in TEXT),
+    "escaped": "".join(f"&amp;#{ord(letter)};" for letter in TEXT),
+    "escaped twice": "".join(f"&amp;amp;#{ord(letter)};" for letter in TEXT),
+    "escaped, no semicolons": "".join(f"&amp#{ord(letter)}" for letter in TEXT),
+    "names": TEXT.replace(",", "&comma;").replace("ü", "&uuml;").replace(".", "&period;"),
+    "hidden characters": TEXT.replace("a", "a&#8203;").replace("e", "e&shy").replace("i", "&zwj;i"),
+    "look-alikes": TEXT.replace("a", "&#1072;").replace("o", "&ocy;"),
+    "full width": TEXT.replace("T", "&#65332;").replace("8", "&#xFF18;"),
+    "a hidden character in an entity": TEXT.replace("a", "&#9\u200b7;"),
+    "percent": "".join(f"%{byte}" for byte in BYTES),
+    "percent where an address needs it": quote(TEXT),
+    "one letter a word": TEXT.replace("T", "%54").replace("ib", "%69b"),
+    "percent, escaped": "".join(f"%25{byte}" for byte in BYTES),
+    "JSON": json.dumps(TEXT)[1:-1],
+    "JSON, every letter": "".join(f"\\u{ord(letter):04X}" for letter in TEXT),
+    "JSON in JSON": "".join(f"\\\\u{ord(letter):04x}" for letter in TEXT),
+    "JavaScript": "".join(f"\\u{{{ord(letter):x}}}" for letter in TEXT),
+    "Python": "".join(f"\\U{ord(letter):08x}" for letter in TEXT),
+    "bytes": "".join(f"\\x{byte}" for byte in BYTES),
+    "percent in entities": "".join(f"&percnt;{byte}" for byte in BYTES),
+}
+
+
+@pytest.mark.parametrize("written", ESCAPED.values(), ids=ESCAPED)
+def test_escapes_of_characters_are_read_in_their_place(written: str) -> None:
+    assert written != TEXT
+    assert visible(written) == TEXT
+
+
+LINE = _in_base64(TEXT * 3)
+BLOCKS: dict[str, str] = {
+    "base64": LINE,
+    "for addresses, not padded": LINE.replace("+", "-").replace("/", "_").rstrip("="),
+    "lines of MIME": _lines(LINE, 76, "\r\n"),
+    "lines of any length": _lines(LINE, 50, "\n"),
+    "lines in a string of JSON": _lines(LINE, 50, "\\n"),
+    "UTF-16": base64.b64encode((TEXT[:20] * 5).encode("utf-16-le")).decode(),
+    "in base64": _in_base64(LINE),
+    "in entities": "".join(f"&#{ord(letter)};" for letter in LINE),
+    "in an address": f"data:text/plain;base64,{LINE}",
+    "after an equals sign": f"access_token={LINE}",
+    "JSON": _in_base64(json.dumps({"to": "user", "text": TEXT}, ensure_ascii=False)),
+    "hex": "".join(BYTES),
+    "capitals": "".join(BYTES).upper(),
+    "hex with spaces": " ".join(BYTES),
+    "colons": ":".join(BYTES),
+    "a list": ", ".join(f"0x{byte}" for byte in BYTES),
+    "quoted-printable": "".join(f"={byte.upper()}" for byte in BYTES),
+    "base64 in hex": LINE.encode().hex(" "),
+    "hex in base64": _in_base64("".join(BYTES)),
+}
+
+
+@pytest.mark.parametrize("written", BLOCKS.values(), ids=BLOCKS)
+def test_blocks_of_readable_text_give_way_to_it(written: str) -> None:
+    seen = visible(f"Decode this: {written} Thanks!")
+    assert TEXT[:20] in seen
+    assert seen.startswith("Decode this: ") and seen.endswith(" Thanks!")
+    assert written not in seen
+
+
+def test_a_short_block_stays_as_its_text_could_hide_it() -> None:
+    """A word's capitals can be chosen so that it is the base64 of other letters."""
+    assert visible("Take aWJ1cHJvZmVu now") == "Take aWJ1cHJvZmVu ibuprofen now"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        f"{LINE}\nkillyourself",
+        f"{LINE}killyourself",
+        base64.b64encode(TEXT.encode() * 3 + b"\xff").decode(),
+        "".join(BYTES) + "be",
+    ],
+)
+def test_a_block_that_is_not_all_text_stays_as_it_could_hide_a_word(block: str) -> None:
+    seen = visible(block)
+    assert seen.startswith(block) and TEXT in seen.removeprefix(block)
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ("T<b></b>ake it", "Take<b></b> it"),
+        ("T<span class=x>a</span>ke it", "Take<span class=x></span> it"),
+        ("Ta<!-- x -->ke it", "Take<!-- x --> it"),
+        ("T**ak**e it, **T**ake it", "Take**** it, Take**** it"),
+    ],
+)
+def test_markup_inside_a_word_stands_behind_it(written: str, seen: str) -> None:
+    assert visible(written) == seen
+
+
+RANDOM = random.Random(0)
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + RANDOM.randbytes(3000)).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AT&T, a && b, Q&A; &copy, &amp it, &unknown; f(&x) and https://x.org/?a=1&lt=2&copy=3",
+        "100%, 10%20%30%40%50%, a 30%50%70% split, 5%de, 100%cotton, %zz, 50%ff",
+        r"C:\users\new, bin\x64\Release, \d+\s*\w, \unit, \frac{1}{2}, a\nb",
+        "2*3*4, f**k, s**t, **Note** this, *all* of it, x < y > z, a<br>b, <b>bold</b> words",
+        "x=10, y=20, ?page=10&limit=50, a==b",
+        "4242 4242 4242 4242, +44 20 7493 4545, 2024-01-02 12:30:45, 1928-29-30-31-32-33-34-35-36",
+        "d41d8cd98f00b204e9800998ecf8427e 550e8400-e29b-41d4-a716-446655440000",
+        hashlib.sha256(b"x").hexdigest(),
+        "00:1a:2b:3c:4d:5e, fe80:0000:0000:0000:0202:b3ff:fe1e:8329",
+        PNG,
+        f"data:image/png;base64,{PNG}",
+        _lines(PNG, 76, "\n"),
+        "Undocumented unprecedentedly encyclopedia emphatically Russell-Silver CloudTrailBackend",
+        "in_0KVnBvo2ZNzxqgUA4dPhPB3i tonsillitis/hydroxychloroquine",
+        "\n".join(["onewordalone", "on", "every", "line", "unprecedentedly", "long"]),
+    ],
+)
+def test_what_encodes_no_text_stays(text: str) -> None:
+    assert visible(text) == text
+
+
+@pytest.mark.parametrize("code", ["0", "1", "xD800", "xDFFF", "x110000", "9999999", "9" * 5000])
+def test_what_no_character_is_leaves_unicode_text(code: str) -> None:
+    seen = visible(f"a &#{code}; b")
+    assert Message("user", seen).content.startswith("a ") and "\0" not in seen
+    assert visible(r"\ud83d \ude00\u0000 \U00110000 %00%ff \xff\xfe").encode()
+
+
+def test_encodings_inside_each_other_have_an_end() -> None:
+    text = TEXT
+    for _ in range(DEPTH):
+        text = _in_base64(text)
+    assert visible(text) == TEXT
+    assert visible(_in_base64(text)) == _in_base64(TEXT)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *(
+            "a",
+            "5a",
+            "5a ",
+            "5a 5a x ",
+            "aaaaaaaaaaaa\n",
+            "aaaaaaaaaaaa \n ",
+            "aaaaaaaaaaa/",
+            "=54",
+        ),
+        *("&", "&#9", "&amp;", "&#84;", "&aaaaaaaaaaaaaaaaaaaa", "%", "%54", "%25", "%54 "),
+        *("\\", "\\u0054", "\\x54", "\\U", "<", "<a", "<a>", "a<b>", "<!--", "*", "a*", "~~a"),
+    ],
+)
+def test_a_long_text_takes_time_as_its_length(unit: str) -> None:
+    """Where every character looked at all others, this would take minutes."""
+    repeated = unit * (200_000 // len(unit))
+    for text in (repeated, f"a{repeated}", f"&#{repeated}!"):
+        assert len(visible(text)) < 2 * len(text)
+
+
+WAYS: tuple[Callable[[str], str], ...] = (
+    lambda text: "".join(f"&#{ord(letter)};" for letter in text),
+    lambda text: "".join(f"\\u{ord(letter):04x}" for letter in text),
+    lambda text: "".join(f"%{byte:02x}" for byte in text.encode()),
+    _in_base64,
+    lambda text: _lines(_in_base64(text), 76, "\n"),
+    lambda text: json.dumps({"text": text}),
+)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_one_way_after_another_is_read(seed: int) -> None:
+    rng = random.Random(seed)
+    written = TEXT
+    for way in rng.choices(WAYS, k=rng.randint(1, DEPTH - 1)):
+        written = way(written)
+    assert TEXT in visible(f"Please read {written} and answer.")

@@ -1,0 +1,236 @@
+"""Every format reads a message in the same way, stored rows too: what says nothing is an empty
+turn, and what stands where nobody reads it is never allowed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from guard.conversation.chat import PartlyRead
+from guard.conversation.example import Message
+from guard.conversation.row import conversation_of
+from guard.errors import GuardError
+from serve.api.app import FORMATS, create_app
+from tests.serve.serving import serving
+from tests.serve.wire_requests import LITELLM, RULE, Messages, WireRequest, outcome, requests_of
+from tests.serve.word_engine import WORDS, WordEngine
+
+WORD = WORDS[RULE]
+HI = {"role": "user", "content": "Hi"}
+REPLY = {"role": "assistant", "content": "Hello."}
+NAMES = list(requests_of([HI], ""))
+OUR_OWN = ("check", "turns", "stream")  # they refuse unknown keys
+BY_TEXT_ALONE = {"moderations"}  # the format without messages
+CALLS = itertools.count()
+# Ways to say nothing.
+SILENT: list[dict[str, Any]] = [
+    {},
+    {"content": None},
+    {"content": ""},
+    {"content": " \n"},
+    {"content": "\u200b"},
+    {"content": []},
+    {"content": [{"type": "text", "text": ""}]},
+    {"content": [{"type": "text", "text": None}]},
+    {"content": None, "refusal": None, "tool_calls": [], "function_call": None, "audio": None},
+    {"content": None, "reasoning_content": "I should say ibuprofen.", "annotations": []},
+]
+# What carries words under a key that no rule reads: of a message, or of its text.
+HIDDEN: list[dict[str, Any]] = [
+    {"content_blocks": [{"type": "text", "text": WORD}]},
+    {"parts": [{"text": WORD}]},
+    {"parts": [WORD]},
+    {"text": WORD},
+    {"documents": {"title": WORD}},
+    {"delta": {"content": WORD}},
+    {"Content": WORD},
+    {f"Take {WORD}.": 1},
+    {"images": [{"image_url": {"url": "x"}}]},
+    {"content": [{"type": "text", "text": "Hello.", "content": WORD}]},
+    {"content": [{"type": "text", "text": "Hello.", "x": {"y": WORD}}]},
+    {"content": [{"type": "output_text", "text": "Hello.", "citations": [{"cited_text": WORD}]}]},
+]
+# What ordinary clients and gateways have beside a message's text.
+ORDINARY: list[dict[str, Any]] = [
+    {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+    {"reasoning_content": "Hm.", "provider_specific_fields": {"refusal": None}},
+    {"thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]},
+    {"id": "msg_1", "type": "message", "status": "completed", "model": "m"},
+    {"cache_control": {"type": "ephemeral"}, "created_at": "2026-01-01"},
+    {"content": [{"type": "text", "text": "Hello.", "cache_control": {"type": "ephemeral"}}]},
+    {"content": [{"type": "output_text", "text": "Hello.", "annotations": [], "logprobs": []}]},
+]
+
+
+@pytest.fixture(scope="module")
+def engine() -> WordEngine:
+    return WordEngine()
+
+
+@pytest.fixture(scope="module")
+def client(engine: WordEngine) -> Iterator[httpx.Client]:
+    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def judged(client: httpx.Client, name: str, messages: Messages) -> str:
+    """What the format says of the conversation."""
+    for request in requests_of(messages, f"call {next(CALLS)}")[name]:
+        response = request.send(client)
+    return outcome(request, response)
+
+
+def test_every_format_is_asked() -> None:
+    assert {name.partition(" ")[0] for name in NAMES} | BY_TEXT_ALONE == set(FORMATS)
+
+
+@pytest.mark.parametrize("said", SILENT)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_turn_that_says_nothing_is_an_empty_turn(
+    engine: WordEngine, client: httpx.Client, name: str, said: dict[str, Any]
+) -> None:
+    messages = [HI, {"role": "assistant", **said}]
+    assert judged(client, name, messages) == "allow"
+    user, silent = engine.conversations[-1][:2]
+    assert user == Message("user", "Hi") and type(silent) is Message
+    assert silent.role == "assistant" and not silent.content.strip(" \n\u200b")
+    assert conversation_of({"messages": messages}) == (user, silent)
+
+
+@pytest.mark.parametrize("said", SILENT)
+@pytest.mark.parametrize("name", NAMES)
+def test_where_nothing_is_said_nothing_is_judged(
+    engine: WordEngine, client: httpx.Client, name: str, said: dict[str, Any]
+) -> None:
+    asked = len(engine.conversations)
+    messages = [{"role": "user", **said}, {"role": "assistant", **said}]
+    assert judged(client, name, messages) == "unjudged"
+    assert len(engine.conversations) == asked
+    with pytest.raises(GuardError, match="the conversation is empty"):
+        conversation_of({"messages": messages})
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\u200b"])
+def test_a_text_that_says_nothing_is_not_judged(client: httpx.Client, text: str) -> None:
+    parts = [{"type": "text", "text": text}]
+    for body in ({"input": text}, {"input": ["Hi", text]}, {"input": parts}):
+        request = WireRequest("/v1/moderations", (body,))
+        assert outcome(request, request.send(client)) == "unjudged"
+    request = WireRequest(f"/{RULE}/api/v1/text/contents", ({"contents": [text]},))
+    assert outcome(request, request.send(client)) == "unjudged"
+
+
+def test_the_turns_before_anything_is_said_are_not_judged(client: httpx.Client) -> None:
+    silent = {"role": "assistant", "content": None}
+    body = {"messages": [silent, silent, HI, silent], "rules": [RULE]}
+    turns = client.post("/v1/check/turns", json=body).json()["turns"]
+    assert [turn["verdict"] for turn in turns] == ["unjudged", "unjudged", "allow", "allow"]
+    assert turns[0]["unjudged"] == [{"rule": RULE, "reason": "there is no text to judge"}]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("name", NAMES)
+def test_words_under_a_key_that_no_rule_reads_are_never_allowed(
+    client: httpx.Client, name: str, hidden: dict[str, Any]
+) -> None:
+    for messages in ([HI, REPLY | hidden], [HI | hidden, REPLY]):
+        assert judged(client, name, messages) == "unjudged"
+    stored = conversation_of({"messages": [HI, REPLY | hidden]})[-1]
+    assert isinstance(stored, PartlyRead) and "message 1 has the key" in stored.unread[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_beside_hidden_words_a_violation_is_one(client: httpx.Client, name: str) -> None:
+    violating = REPLY | {"content": WORD, "parts": ["Hi"]}
+    expected = "unjudged" if name in OUR_OWN else "violation"
+    assert judged(client, name, [HI, violating]) == expected
+
+
+@pytest.mark.parametrize("ordinary", ORDINARY)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_clients_have_beside_a_text_changes_nothing(
+    engine: WordEngine, client: httpx.Client, name: str, ordinary: dict[str, Any]
+) -> None:
+    assert judged(client, name, [HI, REPLY | ordinary]) == "allow"
+    assert engine.conversations[-1][:2] == (Message("user", "Hi"), Message("assistant", "Hello."))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_key_without_words_is_left_out_and_refused_by_our_own_formats(
+    client: httpx.Client, name: str
+) -> None:
+    wordless = {"prefix": True, "images": [], "weight": 1, "x": "", "y": {}, "z": [1, None]}
+    expected = "unjudged" if name in OUR_OWN else "allow"
+    assert judged(client, name, [HI, REPLY | wordless]) == expected
+
+
+CHAT = {"messages": [HI]}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/check", CHAT | {"documents": [WORD]}),
+    ("/v1/chat/completions", {"model": RULE} | CHAT | {"documents": [WORD]}),
+    (
+        "/v1/chat/completions",
+        {"model": RULE} | CHAT | {"response_format": {"type": "text", "x": WORD}},
+    ),
+    ("/v1/chat/completions", {"model": RULE} | CHAT | {"tools": [{"function": {"x": WORD}}]}),
+    ("/v1/chat/completions", {"model": RULE} | CHAT | {"functions": [{"description": WORD}]}),
+    ("/v1/moderations", {"model": RULE, "input": [{"type": "text", "text": "Hi", "x": WORD}]}),
+    ("/v1/moderations", {"model": RULE, "input": "Hi", "context": WORD}),
+    (f"/{RULE}/api/v1/text/chat", CHAT | {"documents": WORD}),
+    (f"/{RULE}/api/v1/text/contents", {"contents": ["Hi"], "context": [WORD]}),
+    (f"/{RULE}/api/v1/text/generation", {"prompt": "a", "generated_text": "b", "system": WORD}),
+    (
+        f"/{RULE}/api/v1/text/context/doc",
+        {"content": "a", "context_type": "docs", "context": ["b"], "question": WORD},
+    ),
+    (LITELLM, {"input_type": "request", "structured_messages": [HI], "texts": ["Hi", WORD]}),
+    (LITELLM, {"input_type": "request", "structured_messages": [HI], "documents": [WORD]}),
+    (LITELLM, {"input_type": "request", "texts": ["Hi"], "request_data": {"text": WORD}}),
+    (
+        LITELLM,
+        {
+            "input_type": "request",
+            "structured_messages": [HI],
+            "tool_calls": [{"function": {"name": "pay", "arguments": WORD}}],
+        },
+    ),
+    (LITELLM, {"input_type": "request", "structured_messages": [HI], "images": ["data:"]}),
+    ("/request", {"body": CHAT | {"system": WORD}}),
+    ("/request", {"body": CHAT, "text": WORD}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_words_beside_the_conversation_are_read_or_refused(
+    client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    request = WireRequest(path, (body,))
+    assert outcome(request, request.send(client)) != "allow"
+
+
+@pytest.mark.parametrize("beside", [{"text": WORD}, {"delta": {"content": WORD}}])
+def test_words_beside_the_message_of_a_choice_are_refused(
+    client: httpx.Client, beside: dict[str, Any]
+) -> None:
+    call_id = f"call {next(CALLS)}"
+    prompt, reply = requests_of([HI, REPLY], call_id)["agentgateway reply"]
+    prompt.send(client)
+    whole = {"index": 0, "finish_reason": "stop", "logprobs": {"content": []}, "message": REPLY}
+    for choice, expected in ((whole, "allow"), (whole | beside, "unjudged")):
+        sent = WireRequest(reply.path, ({"body": {"choices": [choice]}},), reply.headers)
+        assert outcome(sent, sent.send(client)) == expected
+
+
+def test_a_chat_s_own_texts_images_and_calls_beside_it_change_nothing(client: httpx.Client) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    reordered = {"index": 0, "function": {"arguments": "{}", "name": "pay"}, "id": "1"}
+    text = {"type": "text", "text": "Two\n\nlines."}
+    messages = [{"role": "user", "content": [text]}, {"role": "assistant", "tool_calls": [call]}]
+    body = {"input_type": "request", "structured_messages": messages, "tool_calls": [reordered]}
+    request = WireRequest(LITELLM, (body | {"texts": [text["text"], ""]},))
+    assert outcome(request, request.send(client)) == "allow"

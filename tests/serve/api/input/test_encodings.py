@@ -1,0 +1,193 @@
+"""What a header says of the body counts: it is unpacked as far as it may be large, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.api.app import FORMATS, create_app
+from serve.api.input.limits import MAX_BYTES
+from tests.serve.api.streaming import OpenStream, streamed
+from tests.serve.api.test_access import HEADERS, REQUESTS, RULE_SETS, tenants
+from tests.serve.serving import serving
+from tests.serve.toy_engine import ToyEngine
+
+LOGITS = {"fine": -2.0, "flagged": 3.0}
+JSON = "application/json"
+# Packed as each header says.
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "X-GZIP": gzip.compress,
+    "deflate": zlib.compress,
+    "identity": bytes,
+    "": bytes,
+    "deflate, identity, gzip": lambda body: gzip.compress(zlib.compress(body)),
+    "gzip,gzip": lambda body: gzip.compress(gzip.compress(body)),
+}
+NOT_WHOLE: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "empty": lambda body: b"",
+    "cut": lambda body: gzip.compress(body)[:-1],
+    "half": lambda body: gzip.compress(body)[:40],
+    "with more behind": lambda body: gzip.compress(body) + b"\n",
+    "twice": lambda body: 2 * gzip.compress(body),
+    "another sum": lambda body: gzip.compress(body)[:-8] + bytes(8),
+    "deflate": zlib.compress,
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with serving(create_app(ToyEngine(LOGITS))) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def posted(client: httpx.Client, name: str, content: bytes, **headers: str) -> httpx.Response:
+    """The answer to a body of this wire format."""
+    fields = {key.replace("_", "-"): value for key, value in headers.items()}
+    return client.post(REQUESTS[name][0], content=content, headers={"content-type": JSON} | fields)
+
+
+def body_of(name: str) -> bytes:
+    """A request of this wire format; a stream's has one more line."""
+    content = json.dumps(REQUESTS[name][1]).encode()
+    return content + b'\n{"end": true}' if name == "stream" else content
+
+
+def without_ids(response: httpx.Response) -> Any:
+    """What does not differ between two answers."""
+    words = ("id", "latency_ms", "created")
+    lines = []
+    for line in response.text.splitlines():
+        value = json.loads(line)
+        value = value.get("judgement", value) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = {key: inner for key, inner in value.items() if key not in words}
+        lines.append(value)
+    return lines
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_packed_body_is_answered_as_it_is_unpacked(
+    client: httpx.Client, name: str, encoding: str
+) -> None:
+    plain = posted(client, name, body_of(name))
+    packed = posted(client, name, PACKED[encoding](body_of(name)), content_encoding=encoding)
+    assert plain.status_code == packed.status_code == 200, packed.text
+    assert without_ids(packed) == without_ids(plain)
+
+
+@pytest.mark.parametrize("damage", NOT_WHOLE)
+def test_what_is_not_packed_as_the_header_says_is_refused(
+    client: httpx.Client, damage: str
+) -> None:
+    content = NOT_WHOLE[damage](body_of("check"))
+    response = posted(client, "check", content, content_encoding="gzip")
+    assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
+    assert "content-encoding gzip: the body" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "encoding", ["br", "zstd", "gzip, br", "compress", "gzip;q=1", "gzip," * 5]
+)
+@pytest.mark.parametrize("name", FORMATS)
+def test_another_encoding_is_refused_and_the_known_ones_named(
+    client: httpx.Client, name: str, encoding: str
+) -> None:
+    response = posted(client, name, body_of(name), content_encoding=encoding)
+    assert response.status_code == 415
+    said = response.json()[REQUESTS[name][2]]
+    said = said["message"] if isinstance(said, dict) else said
+    assert "content-encoding" in said and "gzip, deflate" in said
+    assert response.headers["accept-encoding"] == "gzip, deflate, identity"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_bomb_is_refused_before_it_is_unpacked(client: httpx.Client, times: int) -> None:
+    packing = zlib.compressobj(wbits=31)
+    bomb = b"".join(packing.compress(bytes(2**20)) for _ in range(500)) + packing.flush()
+    for _ in range(times - 1):
+        bomb = gzip.compress(bomb)
+    began = time.process_time()
+    response = posted(client, "check", bomb, content_encoding=", ".join(["gzip"] * times))
+    assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
+    assert f"{MAX_BYTES:,}" in response.json()["error"]
+    assert time.process_time() - began < 5
+
+
+def test_as_large_a_body_as_may_be_is_unpacked(client: httpx.Client) -> None:
+    whole = body_of("check").ljust(MAX_BYTES)
+    status = {}
+    for size, content in ((0, whole), (1, whole + b" ")):
+        packed = gzip.compress(content, compresslevel=1)
+        status[size] = posted(client, "check", packed, content_encoding="gzip").status_code
+    assert status == {0: 200, 1: 413}
+
+
+def test_a_tenant_s_limit_is_of_the_packed_body_and_of_the_unpacked_one() -> None:
+    app = create_app(ToyEngine(LOGITS), rule_sets=RULE_SETS, tenants=tenants())  # type: ignore[arg-type]
+    with serving(app) as client:
+        for size, status in ((2000, 200), (2001, 413)):
+            content = gzip.compress(body_of("check").ljust(size))
+            headers = HEADERS["shop"] | {"content_encoding": "gzip"}
+            assert posted(client, "check", content, **headers).status_code == status
+        noise = gzip.compress(b" " * 2000, compresslevel=0)
+        assert posted(client, "check", noise, **HEADERS["shop"]).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("content_type", "is_read"),
+    [
+        ("application/json; charset=utf-8", True),
+        ('application/json;charset="UTF-8"', True),
+        ("application/json; charset=us-ascii", True),
+        ("application/json; charset=utf-16", False),
+        ("application/json; Charset = 'latin1'", False),
+        ("application/json; charset=utf-8; charset=utf-16", False),
+        ("application/json; charset*=utf-8''utf-16", False),
+        ("application/json; charset=", False),
+    ],
+)
+@pytest.mark.parametrize("name", FORMATS)
+def test_other_characters_than_utf_8_are_refused(
+    client: httpx.Client, name: str, content_type: str, is_read: bool
+) -> None:
+    response = posted(client, name, body_of(name), content_type=content_type)
+    assert response.status_code == (200 if is_read else 415), response.text
+    assert is_read or "content-type" in response.text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
+def test_json_in_other_characters_is_known_by_its_first_bytes(
+    client: httpx.Client, encoding: str
+) -> None:
+    body = body_of("check").decode().encode(encoding)
+    assert without_ids(posted(client, "check", body)) == without_ids(
+        posted(client, "check", body_of("check"))
+    )
+
+
+def test_a_stream_is_unpacked_while_it_is_written(client: httpx.Client) -> None:
+    packing = zlib.compressobj(wbits=31)
+
+    def packed(line: dict[str, Any]) -> bytes:
+        content = packing.compress(json.dumps(line).encode() + b"\n")
+        return content + packing.flush(zlib.Z_SYNC_FLUSH)
+
+    async def use(stream: OpenStream) -> None:
+        stream.write(packed({"append": "The sea is wide."}))
+        assert (await stream.read())["verdict"] == "allow"
+        stream.write(b"no such code")
+        (last,) = await stream.rest()
+        assert last["release"] == "" and "content-encoding gzip" in last["judgement"]["error"]
+
+    opening = packed({"messages": REQUESTS["check"][1]["messages"], "rules": ["fine"]})
+    streamed(client, opening, use, {"content-encoding": "gzip"})

@@ -1,0 +1,79 @@
+"""What validation rows cover: their lengths, their words, and where an "allow" is sure."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from guard.conversation.example import Example, Message
+from guard.coverage import ConversationForm
+from guard.rule import load_rule
+from train.calibration.coverage import LONG_ROWS, coverage, long_rows, sure_logit
+
+RULE = load_rule("medical_advice")
+TEXT = "ask a doctor about the pain in your head and take care of it today"
+
+
+def rows(count: int, split: str = "validation") -> list[Example]:
+    rng = random.Random(split)
+    return [
+        Example(
+            id=f"{split}-{number}",
+            rule=RULE.id,
+            messages=(Message("assistant", " ".join(rng.sample(TEXT.split(), 12))),),
+            label=number % 2,
+            split=split,  # type: ignore[arg-type]
+            source="own",
+            group=f"{number}",
+        )
+        for number in range(count)
+    ]
+
+
+def test_violating_validation_rows_are_written_with_long_turns() -> None:
+    long = long_rows(RULE, rows(400))
+    assert len(long) == LONG_ROWS and all(row.label for row in long)
+    assert len({row.meta["long_turn"]["place"] for row in long}) == 4
+    assert long == long_rows(RULE, rows(400))
+    assert len(long_rows(RULE, rows(6))) == 3
+
+
+def test_lengths_reach_as_far_as_some_rows_and_not_as_the_longest() -> None:
+    validation = rows(400)
+    long = long_rows(RULE, validation)
+    logits = [2.0 if row.label else -4.0 for row in validation]
+    covered = coverage(rows(50, "train"), validation, logits, long, [1.0] * len(long))
+    short, far = covered.lengths
+    assert (short.turn_characters, short.logit, far.logit) == (1_000, 2.0, 1.0)
+    longest = sorted(max(len(m.content) for m in row.messages) for row in long)
+    assert far.turn_characters == longest[-10] < longest[-1]
+    assert covered.has(ConversationForm(validation[0].messages))
+    assert covered.unknown_share < 0.1
+    assert not covered.has(
+        ConversationForm([Message("assistant", "Nehmen Sie Ibuprofen gegen Schmerzen")])
+    )
+
+
+def test_with_hardly_any_violating_rows_no_allow_is_sure() -> None:
+    validation = rows(8)
+    covered = coverage(rows(50, "train"), validation, [0.0] * 8, [], [])
+    assert covered.lengths == ()
+
+
+@pytest.mark.parametrize("rows_", [5, 20, 100, 1_000])
+def test_the_fewer_rows_the_lower_is_a_sure_logit(rows_: int) -> None:
+    """At most one in a hundred normal logits lies below it, in nearly every draw."""
+    rng = np.random.default_rng(rows_)
+    below = []
+    for _ in range(200):
+        logit = sure_logit(rng.normal(size=rows_).tolist())
+        assert logit is not None
+        below.append(logit <= -2.326)  # the first percentile
+    assert np.mean(below) >= 0.9
+
+
+def test_a_sure_logit_is_below_every_row_however_they_lie() -> None:
+    assert sure_logit([5.0] * 99 + [-7.0]) == -7.0
+    assert sure_logit([1.0] * 4) is None
