@@ -267,7 +267,7 @@ class Recipe(Strict):
         """The recipe whose base is served in the dtype of training, unless `engine` names another.
 
         A head is fitted to the base's exact states: rounded to bfloat16 they move its logit by .3
-        nats on average (docs/log/serving.md), so an engine with a head among its rules needs it.
+        nats on average (docs/lessons.md), so an engine with a head among its rules needs it.
         """
         dtype = self.engine.get("dtype", self.dtype)
         return self.model_copy(update={"engine": self.engine | {"dtype": dtype}})

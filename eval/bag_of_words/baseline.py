@@ -2,7 +2,7 @@
 
 Which text it reads, which n-grams it counts and how strongly it is regularised is chosen by the
 AUROC on the validation split; probability and threshold come from there too. The few rows of one's
-own beside generated ones choose worse than all (docs/log/quality.md). Knows nothing of engines, and
+own beside generated ones choose worse than all (docs/lessons.md). Knows nothing of engines, and
 nothing of the test split.
 """
 

@@ -2,7 +2,7 @@
 
 Averaging smooths what single batches do to the weights (Polyak and Juditsky, 1992). Later steps
 weigh more, the step t as t (t + 1) (t + 2): polynomial-decay averaging (Shamir and Zhang, 2013,
-section 4); docs/log/quality.md compares decays.
+section 4); docs/lessons.md compares decays.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from train.examples import Row, Rows
 from train.job import Job
 
 # One in so many rows has its opening as another row. A head needs fewer, since it reads no words of
-# these turns (docs/log/quality.md).
+# these turns (docs/lessons.md).
 ADAPTER_EVERY = 6
 HEAD_EVERY = 20
 

@@ -4,7 +4,7 @@ Training is one fit to all rows, in which many generated rows outweigh a few own
 is fitted once more, as one on the frozen encoder is (`train/head/fit.py`): to the own rows alone,
 on the states that the adapter gives, and reading the logit of the trained head. The adapter's
 low-rank weights stay as they are. The trained head has seen these rows, so it is too sure of them;
-after an adapter of generated rows alone the result was no better. docs/log/quality.md has figures.
+after an adapter of generated rows alone the result was no better. docs/lessons.md has figures.
 """
 
 from __future__ import annotations

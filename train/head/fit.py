@@ -155,7 +155,7 @@ def fitted_to_own_rows(
     little about which settings are best, so the head is the mean of all fits and the prior,
     each weighted by the likelihood of the validation rows under it (pseudo-BMA weights: Yao et al.,
     2018). With these weights it is fitted again to training and validation rows.
-    docs/log/quality.md has what each step brings.
+    docs/lessons.md has what each step brings.
     """
     vocabulary = prior.words.vocabulary
     settings = settings_to_try(job, vocabulary)

@@ -2,7 +2,7 @@
 of prompts or words.
 
 A maximum teaches a row's highest span alone, and a fit that picks spans and fits to them in turns
-need not settle (docs/log/quality.md). So the maximum is smoothed while it is fitted:
+need not settle (docs/lessons.md). So the maximum is smoothed while it is fitted:
 
     logit of a row = T log(sum over its spans of exp(logit of the span / T)) + bias
 
@@ -75,7 +75,7 @@ class SpanRows:
             rows = len(self.labels)
             return float(loss.sum() + penalty) / rows, gradient / rows
 
-        # At MiniLM's width two threads take three times as long (docs/log/trainer.md).
+        # At MiniLM's width two threads take three times as long (docs/lessons.md).
         with threadpool_limits(1, "blas"):
             best = minimize(
                 loss_and_gradient,

@@ -59,7 +59,7 @@ class NativeAttention:
     `rows` and `first_rows` are [rows], int32.
     """
 
-    worth: ClassVar = Worth(128, 75_000)  # docs/log/serving.md
+    worth: ClassVar = Worth(128, 75_000)  # docs/lessons.md
 
     rows: npt.NDArray[np.int32]
     first_rows: npt.NDArray[np.int32]

@@ -38,7 +38,7 @@ class TiledAttention:
         unpadded   0  3  4  5
     """
 
-    worth: ClassVar = Worth(512, 300_000)  # docs/log/serving.md
+    worth: ClassVar = Worth(512, 300_000)  # docs/lessons.md
 
     rows: slice | torch.Tensor
     tiles: torch.Tensor

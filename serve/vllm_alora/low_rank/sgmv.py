@@ -29,7 +29,7 @@ from .native import FUNCTIONS, NativeLayer, Pieces, load, pieces_of
 # In EngineArgs.additional_config: False for products of PyTorch alone.
 NATIVE = "vllm_alora_native_products"
 # Tokens from which on an adapter has a product of PyTorch's own: larger ones are faster there than
-# in C++ (docs/log/serving.md).
+# in C++ (docs/lessons.md).
 LONG = 64
 
 logger = init_logger(f"vllm.{__name__}")

@@ -66,7 +66,7 @@ def rare(label: int, noise: list[str]) -> list[Message]:
 def test_the_strengths_reach_to_where_rare_words_outweigh_a_common_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """C = 100 won on 12 of 15 shipped rules, 1,000 on none: docs/log/quality.md."""
+    """C = 100 won on 12 of 15 shipped rules, 1,000 on none: docs/lessons.md."""
     train, validation = rows("train", rare), rows("validation", rare)
     chosen = fit_bag_of_words(train, validation, "assistant").variant
     assert (chosen.c, chosen.validation_auroc) == (100.0, 1.0)
