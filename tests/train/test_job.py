@@ -169,7 +169,7 @@ def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(
     assert not list(Path(job.folder.parent).glob("alora*"))
 
 
-def test_a_head_is_outdated_when_heads_read_otherwise_and_an_adapter_is_not(
+def test_weights_are_outdated_when_words_are_read_otherwise(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = make_job("lora")
@@ -179,4 +179,4 @@ def test_a_head_is_outdated_when_heads_read_otherwise_and_an_adapter_is_not(
     before = head.inputs, adapter.inputs
     monkeypatch.setattr("guard.weights.head.MOST_NGRAMS", 100)
     assert replace(head).inputs != before[0]
-    assert replace(adapter).inputs == before[1]
+    assert replace(adapter).inputs != before[1]  # an encoder's adapter reads words too

@@ -106,7 +106,8 @@ class SplitLogits:
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
         signs = {id(row.prompt): 2 * row.label - 1 for row in self.rows.validation}
         signs |= {id(row.prompt): 1 - 2 * row.label for row in self.rows.test}
-        return [3.0 * signs[id(prompt)] for prompt in prompts]
+        # Others are of violating validation rows with a long turn.
+        return [3.0 * signs.get(id(prompt), 1) for prompt in prompts]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -183,7 +184,9 @@ def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
     assert (metrics["n"], metrics["accuracy"], metrics["auroc"]) == (32, 1.0, 1.0)
     calibration = calibrate(validation, [row.label for row in rows.validation])
     card = load_card(job.folder)
-    assert card.calibration == calibration
+    assert card.coverage is not None
+    assert [sure.logit for sure in card.coverage.lengths] == [3.0, 3.0]  # usual and long turns
+    assert card.calibration == replace(calibration, coverage=card.coverage)
     assert card.metrics == {"validation": metrics}
     for split, of_split in (("validation", rows.validation), ("test", rows.test)):
         kept = read_predictions(job.folder, split, "")
