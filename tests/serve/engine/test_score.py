@@ -32,4 +32,4 @@ def test_checks_by_different_rules_are_one_in_the_order_of_the_rules() -> None:
     assert [verdict.rule for verdict in check.verdicts] == ["c", "a"]
     assert list(check.refused) == ["d", "b"]
     assert (check.cached_tokens, check.computed_tokens, check.wall_ms) == (33, 22, 7.0)
-    assert check.weights == {"a": "12", "c": "34"} and check.latencies_ms == {"a": 1.0, "c": 2.0}
+    assert check.versions == {"a": "12", "c": "34"} and check.latencies_ms == {"a": 1.0, "c": 2.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from guard.layout import Runs
 from serve.bench.workload.adapter_folders import adapter_folders, copies
 from tests.serve.cards import recipe
 from tests.serve.guarded import save_adapter
+from tests.signed import sign
 
 
 @pytest.fixture
@@ -43,8 +43,7 @@ def test_an_adapter_of_another_base_is_left_out_with_its_remedy(
     stale = save_adapter(
         runs.adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1, method="alora"
     )
-    card = json.loads((stale / "card.json").read_text())
-    (stale / "card.json").write_text(json.dumps(card | {"base_revision": "0" * 64}))
+    sign(stale, base_revision="0" * 64)
     with adapter_folders(recipe(), runs, is_random=False) as folders:
         assert folders == {
             method: [runs.adapter("tiny", "medical_advice", method)]
