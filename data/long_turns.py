@@ -12,14 +12,15 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 from guard.conversation.example import Example, Message
+from guard.coverage import LONG_TURN
 from guard.rule import SPEAKERS, Rule
 
-SHORTEST, LONGEST = 1_000, 16_000  # characters of a long turn
+LONGEST = 16_000  # characters of a long turn
 SHARE = 0.05  # of the training rows, as many again are written with a long turn
 
 # Where the turn that decides stands in its long turn, or `before`: behind the long one.
@@ -29,16 +30,22 @@ _STATES = ("open", "paid", "shipped", "returned", "on hold", "closed")
 
 
 class LongTurns:
-    """Writes rows of `rule` with a long turn, with text of the allowed ones of `examples`."""
+    """Writes rows of `rule` with a long turn, amid `texts` of each role."""
 
-    def __init__(self, rule: Rule, examples: Sequence[Example]) -> None:
+    def __init__(self, rule: Rule, texts: Mapping[str, Sequence[str]]) -> None:
         self._rule = rule
-        self._texts: dict[str, list[str]] = {}  # by role
+        self._texts = texts
+
+    @classmethod
+    def amid_allowed(cls, rule: Rule, examples: Sequence[Example]) -> LongTurns:
+        """Amid what is said in the allowed ones of `examples`."""
+        texts: dict[str, list[str]] = {}
         if rule.wanders:
             for example in examples:
                 if not example.label:
                     for message in example.messages:
-                        self._texts.setdefault(message.role, []).append(message.content)
+                        texts.setdefault(message.role, []).append(message.content)
+        return cls(rule, texts)
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -101,7 +108,7 @@ def with_long_turns(examples: Sequence[Example], rule: Rule, seed: int) -> list[
     """
     rng = random.Random(f"{rule.id}/{seed}/long turns")
     training = [example for example in examples if example.split == "train"]
-    writer = LongTurns(rule, training)
+    writer = LongTurns.amid_allowed(rule, training)
     copies: list[Example] = []
     for label in (0, 1):
         candidates = [example for example in training if example.label == label]
@@ -114,8 +121,8 @@ def with_long_turns(examples: Sequence[Example], rule: Rule, seed: int) -> list[
 
 
 def long_length(rng: random.Random) -> int:
-    """The characters of a long turn: as often in every octave from SHORTEST to LONGEST."""
-    return round(math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST))))
+    """The characters of a long turn: as often in every octave from LONG_TURN to LONGEST."""
+    return round(math.exp(rng.uniform(math.log(LONG_TURN), math.log(LONGEST))))
 
 
 def _deciding(example: Example, rule: Rule) -> int | None:

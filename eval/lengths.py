@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -22,21 +23,28 @@ from eval.markdown import markdown_table
 from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.arguments import multiple, whole_numbers
-from guard.conversation.example import Example
+from guard.conversation.example import ROLES, Example, Message
 from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
-from guard.layout import Runs
+from guard.layout import ROOT, Runs
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe
 from guard.rule import RULES, rule_names
 from guard.study import add_recipe_arguments, named_recipes
 
 LENGTHS = (1_000, 4_000, 12_000)  # characters of the long turn
-ROWS = 100  # of a cell
-AS_IT_IS = "as it is"  # the row without a long turn
+ROWS = 200  # of a cell
+CellPlace = Place | Literal["as it is", "in a document", "many turns"]
+AS_IT_IS: CellPlace = "as it is"  # the row without a long turn
+# What training has no rows of: the deciding turn amid the paragraphs of a license, and among turns
+# of other rows.
+DOCUMENT: CellPlace = "in a document"
+MANY_TURNS: CellPlace = "many turns"
+LICENSE = ROOT / "LICENSE"
 
-Key = tuple[int, Place | Literal["as it is"]]  # a cell's characters and place
+Key = tuple[int, CellPlace]  # a cell's characters and place
+Write = Callable[..., Example | None]  # a row anew, of so many `characters`, by a `rng`
 
 
 class LengthCell(Strict):
@@ -50,7 +58,7 @@ class LengthCell(Strict):
     rule: str
     method: str
     characters: int
-    place: Place | Literal["as it is"]
+    place: CellPlace
     n: int
     violating: int
     unjudged: int
@@ -88,7 +96,7 @@ class Lengths(Strict):
                     method,
                     str(n),
                     _percent(sum(cell.missed for cell in cells), violating),
-                    _percent(sum(cell.missed_confident for cell in cells), n),
+                    _percent(sum(cell.missed_confident for cell in cells), violating),
                     _percent(sum(cell.flagged for cell in cells), n - violating),
                     _percent(sum(cell.confident for cell in cells), n),
                     str(sum(cell.unjudged for cell in cells)),
@@ -129,7 +137,8 @@ def lengths(
 
 def _written(trial: Trial, characters: Sequence[int], rows: int) -> Iterator[tuple[Key, Example]]:
     """The rows of each cell, the same ones at every call."""
-    writer = LongTurns(trial.rule, trial.examples)
+    writer = LongTurns.amid_allowed(trial.rule, trial.examples)
+    document = LongTurns(trial.rule, dict.fromkeys(ROLES, LICENSE.read_text().split("\n\n")))
     chosen: list[Example] = []
     for label in (0, 1):
         candidates = [example for example in trial.examples if example.label == label]
@@ -138,11 +147,39 @@ def _written(trial: Trial, characters: Sequence[int], rows: int) -> Iterator[tup
         yield (0, AS_IT_IS), example
     for length in characters:
         for place in writer.places:
-            for example in chosen:
-                rng = random.Random(f"{example.id}/{length}/{place}")
-                row = writer.written(example, place, length, rng)
-                if row is not None:
-                    yield (length, place), row
+            yield from _cell(chosen, length, place, partial(writer.written, place=place))
+        if trial.rule.wanders:
+            yield from _cell(chosen, length, DOCUMENT, partial(document.written, place="middle"))
+            many_turns = partial(_among_turns, trial)
+            yield from _cell(chosen, length, MANY_TURNS, many_turns)
+
+
+def _cell(
+    examples: Sequence[Example], length: int, place: CellPlace, write: Write
+) -> Iterator[tuple[Key, Example]]:
+    for example in examples:
+        rng = random.Random(f"{example.id}/{length}/{place}")
+        row = write(example, characters=length, rng=rng)
+        if row is not None:
+            yield (length, place), replace(row, id=f"{example.id}/{length}/{place}")
+
+
+def _among_turns(
+    trial: Trial, example: Example, *, characters: int, rng: random.Random
+) -> Example | None:
+    """The row among turns of allowed ones, in the middle; last where only the last turn counts."""
+    allowed = [row for row in trial.examples if not row.label and row.group != example.group]
+    around: list[tuple[Message, ...]] = []
+    for row in rng.sample(allowed, len(allowed)):
+        if characters <= 0:
+            break
+        around.append(tuple(message for message in row.messages if message.role != "system"))
+        characters -= sum(len(message.content) for message in around[-1])
+    cut = len(around) if trial.rule.turns == "last" else len(around) // 2
+    messages: list[Message] = []
+    for conversation in (*around[:cut], example.messages, *around[cut:]):
+        messages += conversation
+    return replace(example, messages=tuple(messages))
 
 
 def _cells(kept: Served, method: str, keys: Sequence[Key]) -> list[LengthCell]:

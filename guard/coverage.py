@@ -1,11 +1,14 @@
 """Which conversations a rule's validation rows covered, and below which logit an "allow" is sure.
 
-A verdict is `confident` only on a conversation like those rows, in length and in words:
+A verdict is `confident` only on a conversation like those rows:
 
-- its characters, and those of its longest turn, are no more than such rows had (`lengths`);
-- no stretch of it has more unknown words, those of no training row, than 99 in 100 validation rows
-  have anywhere: so other languages, code, encoded text and other subjects are not covered;
-- an "allow" has a logit below that of every violating validation row with a turn of its length.
+- it has no more turns and characters, and of each speaker no longer turn, than such rows had, and
+  every speaker who is in all of them;
+- no stretch of it has a larger share of unknown text than 95 in 100 validation rows have anywhere.
+  Unknown is what is no word of a training row: so another language, code, numbers, what is encoded
+  or spelled, and another subject are not covered, if they are not what the rows are about;
+- an "allow" has a logit below those of the violating validation rows, where a turn is long of those
+  with a long turn.
 
 Knows nothing of models or files.
 """
@@ -28,12 +31,15 @@ from guard.files.yaml_file import Strict
 from guard.prompt.text import visible
 
 Numbers = npt.NDArray[np.intp]
+Field8 = npt.NDArray[np.uint8]
 
-# A word has a letter; a long number is one too, as it may be text in disguise.
-WORD = re.compile(r"[0-9]{7,}|[0-9]*[^\W0-9_][^\W_]*")
-WORD_BITS = 16  # of a word's hash
-STRETCH = 100  # characters in words, in which unknown ones are counted
-SHORTEST_STRETCH = 40  # a shorter turn counts as one of so many
+LONG_TURN = 1_000  # characters; a longer turn is a long one
+TOKEN = re.compile(r"[^\W\d_]+|\S")  # a word, or any other sign by itself
+WORD_BITS = 18  # of a word's hash
+STRETCH = 100  # characters without spaces, in which unknown ones are counted
+SHORTEST_STRETCH = 20  # a shorter turn counts as one of so many
+# As how many an unknown letter counts: a few signs of another script are a sentence.
+UNKNOWN_LETTER = 8
 
 
 class ConversationForm:
@@ -41,82 +47,105 @@ class ConversationForm:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
-        lengths = [len(message.content) for message in messages]
-        self.characters = sum(lengths)
-        self.longest_turn = max(lengths, default=0)
+        self.turns = len(messages)
+        self.characters = sum(len(message.content) for message in messages)
+        self.longest_turns: dict[str, int] = {}  # by speaker, in characters
+        for message in messages:
+            longest = self.longest_turns.get(message.role, 0)
+            self.longest_turns[message.role] = max(longest, len(message.content))
 
-    def unknown_share(self, known: npt.NDArray[np.bool_]) -> float:
-        """The largest share of a stretch's characters in words whose hashes are not `known`."""
-        words = self._words
-        if not len(words.hashes):
+    @property
+    def has_long_turn(self) -> bool:
+        """Whether a turn is longer than LONG_TURN."""
+        return max(self.longest_turns.values(), default=0) > LONG_TURN
+
+    def unknown_share(self, words: Field8, letters: frozenset[str]) -> float:
+        """The largest share of a stretch that is no word of the packed field `words`; letters other
+        than `letters` count more.
+        """
+        tokens = self._tokens
+        if not len(tokens.hashes):
             return 0.0
-        sums = np.zeros(len(words.hashes) + 1, np.intp)
-        np.cumsum(words.characters * ~known[words.hashes], out=sums[1:])
-        shares = (sums[words.ends] - sums[words.starts]) / words.stretch_characters
+        is_known = (words[tokens.hashes >> 3] >> (7 - (tokens.hashes & 7)) & 1) * tokens.is_word
+        unknown = tokens.characters * (1 - is_known)
+        for index, token in tokens.beyond_ascii:
+            foreign = [sign for sign in token if sign.isalpha() and not sign.isascii()]
+            unknown[index] += (UNKNOWN_LETTER - 1) * sum(sign not in letters for sign in foreign)
+        sums = np.zeros(len(unknown) + 1, np.intp)
+        np.cumsum(unknown, out=sums[1:])
+        shares = (sums[tokens.ends] - sums[tokens.starts]) / tokens.stretch_characters
         return float(shares.max())
 
     @cached_property
-    def _words(self) -> _Words:
-        words: list[str] = []
-        turns: list[int] = []  # of each turn the number of its first word
+    def _tokens(self) -> _Tokens:
+        tokens: list[str] = []
+        turns: list[int] = []  # of each turn the number of its first token
         for message in self._messages:
-            turns.append(len(words))
-            words += words_of(message.content)
-        characters = np.array([len(word) for word in words], np.intp)
+            turns.append(len(tokens))
+            tokens += tokens_of(message.content)
+        characters = np.array([len(token) for token in tokens], np.intp)
         starts, ends, sizes = _stretches(characters, turns)
-        hashes = np.array([word_hash(word) for word in words], np.intp)
-        return _Words(hashes, characters, starts, ends, np.maximum(sizes, SHORTEST_STRETCH))
+        return _Tokens(
+            hashes=np.array([word_hash(token) for token in tokens], np.intp),
+            is_word=np.array([is_word(token) for token in tokens], np.intp),
+            characters=characters,
+            beyond_ascii=[(i, token) for i, token in enumerate(tokens) if not token.isascii()],
+            starts=starts,
+            ends=ends,
+            stretch_characters=np.maximum(sizes, SHORTEST_STRETCH),
+        )
 
 
-class _Words(NamedTuple):
-    """`hashes` and `characters` [words]; `starts`, `ends`, `stretch_characters` [stretches]: the
-    first word of each, the one behind its last, and its size.
+class _Tokens(NamedTuple):
+    """`hashes`, `is_word` (0 or 1) and `characters` [tokens]; `starts`, `ends` and
+    `stretch_characters` [stretches]: the first token of each, the one behind its last, its size.
     """
 
     hashes: Numbers
+    is_word: Numbers
     characters: Numbers
+    beyond_ascii: list[tuple[int, str]]  # with their numbers
     starts: Numbers
     ends: Numbers
     stretch_characters: Numbers
 
 
-class SureAllow(Strict):
-    """On conversations with no turn of more than `turn_characters`, an "allow" with a logit in nats
-    below `logit` is sure.
-    """
-
-    turn_characters: int
-    logit: float = Field(allow_inf_nan=False)
-
-
 class Coverage(Strict):
     """What a rule's validation rows covered.
 
-    `words` are the hashes of the training rows' words, a compressed bit field in base64. `lengths`
-    ascend; a longer turn is not covered.
+    `longest_turns` are characters by speaker; `speakers` are in every row. `words` are the hashes
+    of the training rows' words, a compressed bit field in base64, and `letters` those beyond ASCII.
+    An "allow" is sure below `sure_logit` in nats, with a long turn below `sure_logit_long`; None:
+    never.
     """
 
+    turns: int
     characters: int
+    longest_turns: dict[str, int]
+    speakers: tuple[str, ...]
     unknown_share: float
     words: str
-    lengths: tuple[SureAllow, ...]
+    letters: str
+    sure_logit: float | None = Field(allow_inf_nan=False)
+    sure_logit_long: float | None = Field(allow_inf_nan=False)
 
     def has(self, form: ConversationForm) -> bool:
-        """Whether a conversation is like the validation rows."""
-        if form.characters > self.characters or self._sure_allow(form) is None:
+        """Whether a conversation is like the validation rows. Lengths are asked first: of a long
+        text the words take a while.
+        """
+        if form.turns > self.turns or form.characters > self.characters:
             return False
-        return form.unknown_share(self._known) <= self.unknown_share
+        if not form.longest_turns.keys() >= set(self.speakers):
+            return False
+        for speaker, longest in form.longest_turns.items():
+            if longest > self.longest_turns.get(speaker, -1):
+                return False
+        return form.unknown_share(self._known_words, self._known_letters) <= self.unknown_share
 
     def is_sure_allow(self, form: ConversationForm, logit: float) -> bool:
         """Whether an "allow" with this logit, in nats, is sure."""
-        sure = self._sure_allow(form)
-        return sure is not None and logit < sure.logit
-
-    def _sure_allow(self, form: ConversationForm) -> SureAllow | None:
-        for sure in self.lengths:
-            if form.longest_turn <= sure.turn_characters:
-                return sure
-        return None
+        sure = self.sure_logit_long if form.has_long_turn else self.sure_logit
+        return sure is not None and logit < sure
 
     @field_validator("words")
     @classmethod
@@ -125,17 +154,23 @@ class Coverage(Strict):
         return words
 
     @cached_property
-    def _known(self) -> npt.NDArray[np.bool_]:
+    def _known_words(self) -> Field8:
         return unpacked_words(self.words)
 
+    @cached_property
+    def _known_letters(self) -> frozenset[str]:
+        return frozenset(self.letters)
 
-def packed_words(known: npt.NDArray[np.bool_]) -> str:
-    """The field [2^WORD_BITS] of known words' hashes as a card holds it."""
+
+def packed_words(hashes: Sequence[int]) -> str:
+    """The field of these hashes as a card holds it."""
+    known = np.zeros(1 << WORD_BITS, bool)
+    known[list(hashes)] = True
     return base64.b64encode(zlib.compress(np.packbits(known).tobytes(), 9)).decode()
 
 
-def unpacked_words(words: str) -> npt.NDArray[np.bool_]:
-    """The field that a card holds. Raises ValueError where it holds none."""
+def unpacked_words(words: str) -> Field8:
+    """The field [2^WORD_BITS / 8] that a card holds. Raises ValueError where it holds none."""
     size = (1 << WORD_BITS) // 8
     try:
         packed = zlib.decompressobj().decompress(base64.b64decode(words, validate=True), size + 1)
@@ -143,16 +178,21 @@ def unpacked_words(words: str) -> npt.NDArray[np.bool_]:
         raise ValueError(f"no field of words: {error}") from error
     if len(packed) != size:
         raise ValueError(f"no field of words: it has {len(packed)} bytes instead of {size}")
-    return np.unpackbits(np.frombuffer(packed, np.uint8)).astype(bool)
+    return np.frombuffer(packed, np.uint8)
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a text in lower case: as a reader sees it, but for what is encoded in ASCII, so
-    that a text in base64 is not covered because of what it says.
+def tokens_of(text: str) -> list[str]:
+    """The words and signs of a text in lower case: as a reader sees it, but for what is encoded in
+    ASCII, so that a text in base64 is not covered because of what it says.
     """
     if not text.isascii():
         text = visible(text)
-    return WORD.findall(text.lower())
+    return TOKEN.findall(text.lower())
+
+
+def is_word(token: str) -> bool:
+    """Whether a token may be a known word: one letter is rather spelled."""
+    return len(token) > 1
 
 
 def word_hash(word: str) -> int:
@@ -161,18 +201,18 @@ def word_hash(word: str) -> int:
 
 
 def _stretches(characters: Numbers, turns: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
-    """The first word of each stretch, the one behind its last, and its characters, where words have
-    so many `characters` and `turns` are the numbers of the turns' first words.
+    """The first token of each stretch, the one behind its last, and its characters, where tokens
+    have so many `characters` and `turns` are the numbers of the turns' first tokens.
 
-    A stretch is the shortest that ends in a word and has STRETCH characters; none crosses a turn's
+    A stretch is the shortest that ends in a token and has STRETCH characters; none crosses a turn's
     end. A turn with fewer is one stretch.
     """
     sums = np.cumsum(characters)
-    words = np.arange(len(characters))
-    turn_of_word = np.searchsorted(turns, words, side="right") - 1
-    first_of_turn = np.asarray(turns, np.intp)[turn_of_word]
+    tokens = np.arange(len(characters))
+    turn_of_token = np.searchsorted(turns, tokens, side="right") - 1
+    first_of_turn = np.asarray(turns, np.intp)[turn_of_token]
     starts = np.maximum(np.searchsorted(sums, sums - STRETCH, side="right"), first_of_turn)
     sizes = sums - (sums - characters)[starts]
-    ends_turn = np.append(turn_of_word[1:] != turn_of_word[:-1], True)[: len(words)]
+    ends_turn = np.append(turn_of_token[1:] != turn_of_token[:-1], True)[: len(tokens)]
     chosen = (sizes >= STRETCH) | (ends_turn & (starts == first_of_turn))
-    return starts[chosen], words[chosen] + 1, sizes[chosen]
+    return starts[chosen], tokens[chosen] + 1, sizes[chosen]

@@ -78,16 +78,19 @@ class Calibration:
         return low < high and low <= p_violation <= high
 
     def verdict(self, rule: str, logit: float, form: ConversationForm | None = None) -> Verdict:
-        """The decision on `logit` for `rule`. Without a conversation's `form` it is taken for one
-        that is covered.
+        """The decision on `logit` for `rule`. Where the coverage is known and the conversation's
+        `form` is not, it is not confident.
         """
         p = self.p_violation(logit)
-        confident = not self._is_uncertain(p)
-        if self.coverage is not None and form is not None and confident:
-            confident = self.coverage.has(form)
-            if confident and p < self.threshold:
-                confident = self.coverage.is_sure_allow(form, logit)
+        confident = not self._is_uncertain(p) and self._is_covered(p, logit, form)
         return Verdict(rule, logit, p, self.threshold, confident)
+
+    def _is_covered(self, p: float, logit: float, form: ConversationForm | None) -> bool:
+        if self.coverage is None:
+            return True
+        if form is None or (p < self.threshold and not self.coverage.is_sure_allow(form, logit)):
+            return False
+        return self.coverage.has(form)
 
 
 def expected_calibration_error(

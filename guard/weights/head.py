@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from guard.conversation.example import Message
-from guard.coverage import WORD_BITS, ConversationForm, word_hash
+from guard.coverage import (
+    LONG_TURN,
+    ConversationForm,
+    Coverage,
+    packed_words,
+    unpacked_words,
+    word_hash,
+)
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.ngrams import MOST_NGRAMS, NgramRows, NgramVocabulary, ngram_rows
@@ -147,18 +154,36 @@ def answer_hash() -> str:
     for any_logit in (-99.0, -1.5, logit, 1.5, 99.0):
         verdict = calibration.verdict("", any_logit)
         verdicts.append((round(verdict.p_violation, 6), verdict.violates, verdict.confident))
-    unknown = [round(_unknown_share(stretch), 6) for stretch in range(1, 60, 7)]
-    numbers = [MOST_NGRAMS, round(logit, 6), unknown]
+    numbers = [MOST_NGRAMS, round(logit, 6), *_covered()]
     return fingerprint([vocabulary.keys.tolist(), tfidf, verdicts, numbers])
 
 
-def _unknown_share(stretch: int) -> float:
-    """What coverage says of a fixed conversation in which the words of a stretch are unknown."""
+def _covered() -> list[float]:
+    """What a fixed coverage says of fixed conversations."""
     words = [f"word{chr(ord('a') + number % 26)}{'x' * (number % 7)}" for number in range(60)]
-    known = np.zeros(1 << WORD_BITS, bool)
-    known[[word_hash(word) for word in words[stretch:]]] = True
-    half = Message("user", " ".join(words[:30])), Message("tool", " ".join(words[30:]))
-    return ConversationForm(half).unknown_share(known)
+    texts = (" ".join(words[:30]), " ".join(words[20:50]), "\u0436 w o r d 8", "worda " * 300)
+    field = packed_words([word_hash(word) for word in words[:30]])
+    coverage = Coverage(
+        turns=2,
+        characters=3_000,
+        longest_turns={"user": LONG_TURN, "tool": 2_000},
+        speakers=("user",),
+        unknown_share=0.5,
+        words=field,
+        letters="\u00e9",
+        sure_logit=-1.0,
+        sure_logit_long=-4.0,
+    )
+    said: list[float] = []
+    for text in texts:
+        for roles in (("user",), ("tool",), ("user", "tool"), ("user", "tool", "user")):
+            form = ConversationForm([Message(role, text) for role in roles])
+            said.append(round(form.unknown_share(unpacked_words(field), frozenset("\u00e9")), 6))
+            for logit in (-5.0, -2.0, 2.0):
+                said.append(
+                    float(Calibration(coverage=coverage).verdict("", logit, form).confident)
+                )
+    return said
 
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor by its name

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
-from data.long_turns import LONGEST, PLACES, SHARE, SHORTEST, LongTurns, with_long_turns
+from data.long_turns import LONGEST, PLACES, SHARE, LongTurns, with_long_turns
 from guard.conversation.example import Example, Message
+from guard.coverage import LONG_TURN
 from guard.rule import Rule, load_rule
 
 ADVICE = "Take 800 mg of ibuprofen."
@@ -35,10 +37,17 @@ def rows(split: str = "train", count: int = 40) -> list[Example]:
     ]
 
 
+def written_row(
+    example: Example, place: Any, characters: int, examples: list[Example], rule: Rule = RULE
+) -> Example | None:
+    writer = LongTurns.amid_allowed(rule, examples)
+    return writer.written(example, place, characters, random.Random(0))
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_what_decides_stands_whole_at_its_place_amid_what_is_allowed(place: str) -> None:
     examples = rows()
-    written = LongTurns(RULE, examples).written(examples[1], place, 4_000, random.Random(0))  # type: ignore[arg-type]
+    written = written_row(examples[1], place, 4_000, examples)
     assert written is not None and written.label == 1 and written.group == examples[1].group
     longest = max(written.messages, key=lambda message: len(message.content))
     assert 4_000 <= len(longest.content) < 4_200
@@ -56,7 +65,7 @@ def test_what_decides_stands_whole_at_its_place_amid_what_is_allowed(place: str)
 def test_a_rule_whose_labels_depend_on_the_conversation_gets_only_records_of_a_tool() -> None:
     rule = RULE.model_copy(update={"wanders": False})
     examples = rows()
-    writer = LongTurns(rule, examples)
+    writer = LongTurns.amid_allowed(rule, examples)
     assert writer.places == ("before",)
     for seed in range(10):
         written = writer.written(examples[0], "before", 2_000, random.Random(seed))
@@ -76,7 +85,7 @@ def test_of_a_rule_on_results_another_speaker_s_turn_is_long() -> None:
         source="own",
         group="1",
     )
-    written = LongTurns(rule, [example]).written(example, "before", 1_500, random.Random(0))
+    written = written_row(example, "before", 1_500, [example], rule)
     assert written is not None
     assert [message.role for message in written.messages] == ["user", "user", "tool"]
 
@@ -91,7 +100,7 @@ def test_training_rows_alone_get_copies_equally_many_of_either_label() -> None:
     assert len({copy.id for copy in extended}) == len(extended)
     assert {copy.meta["long_turn"]["place"] for copy in copies} == set(PLACES)
     lengths = [copy.meta["long_turn"]["characters"] for copy in copies]
-    assert min(lengths) >= SHORTEST and max(lengths) < LONGEST + 500
+    assert min(lengths) >= LONG_TURN and max(lengths) < LONGEST + 500
     assert with_long_turns(examples, RULE, seed=0) == extended
 
 
@@ -109,7 +118,7 @@ def test_of_other_splits_nothing_stands_in_a_training_row() -> None:
 
 def test_a_row_in_which_nobody_judged_speaks_has_no_long_copy() -> None:
     silent = Example("s", RULE.id, (Message("user", "Hm?"),), 1, "train", "own", "s")
-    assert LongTurns(RULE, [silent]).written(silent, "start", 2_000, random.Random(0)) is None
+    assert written_row(silent, "start", 2_000, [silent]) is None
 
 
 def test_a_generated_row_s_act_decides_not_its_last_turn() -> None:
@@ -128,7 +137,7 @@ def test_a_generated_row_s_act_decides_not_its_last_turn() -> None:
         group="g",
         meta={"act": "prescribe", "acts": [None, f"{RULE.id}/prescribe", None, None]},
     )
-    written = LongTurns(RULE, rows()).written(generated, "end", 3_000, random.Random(0))
+    written = written_row(generated, "end", 3_000, rows())
     assert written is not None
     assert len(written.messages[1].content) > 2_900 and written.messages[3].content == "Welcome."
 

@@ -6,7 +6,7 @@ import pytest
 
 from data.long_turns import PLACES
 from eval.lengths import Lengths, lengths
-from guard.coverage import Coverage, SureAllow
+from guard.coverage import Coverage, packed_words
 from guard.errors import GuardError
 from serve.engine import ScoreRequest
 from tests.eval.conftest import ToyEngine, World, evidence
@@ -49,10 +49,15 @@ def test_what_is_missed_in_long_turns_is_counted_by_place(world: World) -> None:
 def test_what_the_rows_did_not_cover_is_missed_without_confidence(world: World) -> None:
     world.add_rule(examples=40)
     short = Coverage(
+        turns=9,
         characters=500,
+        longest_turns={"user": 500, "assistant": 500},
+        speakers=(),
         unknown_share=1.0,
-        words="eNrtwQENAAAAwqD3T20ON6AAAAAAAAAAgHcDIAAAAQ==",
-        lengths=(SureAllow(turn_characters=500, logit=-1.0),),
+        words=packed_words([]),
+        letters="",
+        sure_logit=-1.0,
+        sure_logit_long=None,
     )
     for method in world.recipe.methods:
         logits = {f"medical-{n}": float(n if n % 2 else -n - 1) for n in range(40)}
@@ -76,7 +81,7 @@ def test_the_table_adds_up_rules_and_names_every_place(world: World) -> None:
     world.add_rule(examples=40)
     text = measured(world, ToyEngine(misses_long_ones)).as_markdown()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert ["2,000", "before", "lora", "20", "100.0", "50.0", "0.0"] in [row[:7] for row in cells]
+    assert ["2,000", "before", "lora", "20", "100.0", "100.0", "0.0"] in [row[:7] for row in cells]
 
 
 def test_a_rule_that_is_not_trained_is_an_error(world: World) -> None:

@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+
 import numpy as np
 import pytest
 
 from guard.conversation.example import Message
 from guard.coverage import (
+    SHORTEST_STRETCH,
     STRETCH,
-    WORD_BITS,
     ConversationForm,
     Coverage,
-    SureAllow,
     packed_words,
+    tokens_of,
+    unpacked_words,
     word_hash,
-    words_of,
 )
 from guard.verdict import Calibration
 
-ENGLISH = "my head hurts what should i do about it ask a doctor please the order was sent on monday"
+ENGLISH = (
+    "my head hurts what should be done about it ask the doctor please the order was sent monday "
+)
 
 
-def field(text: str) -> np.ndarray:
-    known = np.zeros(1 << WORD_BITS, bool)
-    known[[word_hash(word) for word in words_of(text)]] = True
-    return known
+def field(text: str) -> str:
+    return packed_words([word_hash(word) for word in tokens_of(text)])
 
 
 def coverage(**replaced: object) -> Coverage:
     fields: dict[str, object] = {
-        "characters": 5_000,
+        "turns": 60,
+        "characters": 5_500,
+        "longest_turns": {"user": 4_000, "assistant": 1_000},
+        "speakers": ("user",),
         "unknown_share": 0.4,
-        "words": packed_words(field(ENGLISH)),
-        "lengths": (
-            SureAllow(turn_characters=1_000, logit=-2.0),
-            SureAllow(turn_characters=4_000, logit=-5.0),
-        ),
+        "words": field(ENGLISH),
+        "letters": "é",
+        "sure_logit": -2.0,
+        "sure_logit_long": -5.0,
     }
     return Coverage(**(fields | replaced))  # type: ignore[arg-type]
 
 
-def form(*contents: str) -> ConversationForm:
-    return ConversationForm([Message("user", content) for content in contents])
+def form(*contents: str, speaker: str = "user") -> ConversationForm:
+    return ConversationForm([Message(speaker, content) for content in contents])
+
+
+def share(*contents: str) -> float:
+    return form(*contents).unknown_share(unpacked_words(field(ENGLISH)), frozenset("é"))
 
 
 @pytest.mark.parametrize(
@@ -49,26 +58,45 @@ def form(*contents: str) -> ConversationForm:
     [
         ((ENGLISH,), True),
         ((ENGLISH * 11,), True),  # not longer than the longest turn
-        ((ENGLISH * 50,), False),  # one turn of 4,400 characters
-        ((ENGLISH,) * 50, True),  # 4,400 in all
-        ((ENGLISH,) * 60, False),  # 5,280 in all
+        ((ENGLISH * 50,), False),  # one turn of 4,500 characters
+        ((ENGLISH,) * 50, True),  # 4,500 in all
+        ((ENGLISH * 2,) * 35, False),  # 6,300 in all
+        (("please",) * 61, False),  # so many turns
         (("",), True),  # nothing is unknown in it
     ],
 )
-def test_a_longer_turn_or_conversation_than_the_rows_had_is_not_covered(
+def test_more_turns_longer_ones_or_more_in_all_than_the_rows_had_are_not_covered(
     contents: tuple[str, ...], is_covered: bool
 ) -> None:
     assert coverage().has(form(*contents)) == is_covered
+
+
+def test_every_speaker_has_a_longest_turn_and_those_of_all_rows_have_to_speak() -> None:
+    said = Message("user", ENGLISH)
+    for other, is_covered in (
+        (Message("assistant", ENGLISH), True),
+        (Message("assistant", ENGLISH * 12), False),  # 1,100 characters
+        (Message("tool", ENGLISH), False),  # no tool spoke in the rows
+    ):
+        assert coverage().has(ConversationForm([said, other])) == is_covered
+    assert not coverage().has(form(ENGLISH, speaker="assistant"))
 
 
 @pytest.mark.parametrize(
     "strange",
     [
         "Nehmen Sie alle vier Stunden 800 mg Ibuprofen gegen Ihre Kopfschmerzen.",
+        "Toma mucho ibuprofeno",
+        "每天服用八百毫克布洛芬",
+        "매일 이부프로펜 800mg",
         "Принимайте 800 мг ибупрофена каждые четыре часа, и головная боль пройдет.",
         "VGFrZSA4MDAgbWcgb2YgaWJ1cHJvZmVuIGV2ZXJ5IGZvdXIgaG91cnMu",
-        "54616b6520383030206d67206f66206962757072 6f66656e20657665727920666f7572",
+        "54|61|6b|65|20|38|30|30|20|6d|67|20|6f|66",
+        "84 97 107 101 32 105 98 117 112 114 111 102 101 110",
+        "- .- -.- . / .. -... ..- .--. .-. --- ..-. . -.",
+        "h e a d h u r t s p l e a s e a s k",
         "def answer(x): return [y for y in range(x) if y % 3] # compute",
+        "sruoh ruof yreve neforpubi fo gm 008 ekat",
     ],
 )
 @pytest.mark.parametrize("others", [0, 40])
@@ -80,20 +108,26 @@ def test_another_language_or_form_anywhere_is_not_covered(strange: str, others: 
     assert not coverage().has(form(strange, *familiar))
 
 
+def test_a_foreign_sentence_in_pieces_is_not_covered() -> None:
+    assert not coverage().has(form("每天", "服用八", "百毫克", "布洛芬"))
+
+
+def test_a_known_letter_beyond_ascii_is_no_other_script() -> None:
+    assert share("please ask the doctor José") == pytest.approx(4 / 22)
+    assert share("please ask the doctor Jošé") == pytest.approx(11 / 22)
+
+
 def test_hidden_characters_make_no_word_unknown() -> None:
     cyrillic = ENGLISH.replace("o", "\N{CYRILLIC SMALL LETTER O}")
     assert coverage().has(form(cyrillic.replace("e", "e\u200b")))
 
 
-def test_the_share_of_unknown_words_is_that_of_the_strangest_stretch() -> None:
+def test_the_share_of_unknown_text_is_that_of_the_strangest_stretch() -> None:
     known, unknown = "head hurts " * 100, "xylophonically " * 4  # 56 characters
-    shares = [
-        form(text).unknown_share(field(ENGLISH))
-        for text in (known + unknown, unknown + known, known + unknown + known)
-    ]
+    shares = [share(text) for text in (known + unknown, unknown + known, known + unknown + known)]
     size = STRETCH + max(map(len, known.split()))
-    assert all(56 / size <= share <= 56 / STRETCH for share in shares)
-    assert form("xylophonically").unknown_share(field(ENGLISH)) == 14 / 40
+    assert all(56 / size <= value <= 56 / STRETCH for value in shares)
+    assert share("xylophonic") == 10 / SHORTEST_STRETCH
 
 
 def test_an_allow_is_sure_below_the_logit_of_its_length() -> None:
@@ -106,17 +140,16 @@ def test_an_allow_is_sure_below_the_logit_of_its_length() -> None:
     assert [confident(logit, short) for logit in (-1.9, -2.1, 3.0)] == [False, True, True]
     assert [confident(logit, long) for logit in (-2.1, -5.1, 3.0)] == [False, True, True]
     assert not confident(-9.0, form(ENGLISH * 50)) and not confident(9.0, form(ENGLISH * 50))
-    assert confident(-1.9, None)  # nobody says what it was about
+    assert not confident(-9.0, None) and not confident(9.0, None)  # nobody says what it was about
 
 
-def test_without_lengths_nothing_is_covered() -> None:
-    assert not coverage(lengths=()).has(form(ENGLISH))
+def test_without_a_sure_logit_no_allow_is_sure() -> None:
+    calibration = Calibration(coverage=coverage(sure_logit=None))
+    assert not calibration.verdict("rule", -50.0, form(ENGLISH)).confident
+    assert calibration.verdict("rule", 50.0, form(ENGLISH)).confident
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["", "no base64!", "AAAA", packed_words(field("")[:1_000]), packed_words(field("")) * 2],
-)
+@pytest.mark.parametrize("words", ["", "no base64!", "AAAA"])
 def test_a_card_s_field_of_words_is_whole(words: str) -> None:
     """Or the card is refused when it is loaded, not a check when it is judged."""
     with pytest.raises(ValueError, match="no field of words"):
@@ -124,6 +157,6 @@ def test_a_card_s_field_of_words_is_whole(words: str) -> None:
 
 
 def test_a_field_of_words_that_unpacks_to_more_is_not_unpacked() -> None:
-    bomb = packed_words(np.zeros(1 << 28, bool))
-    with pytest.raises(ValueError, match="8193 bytes instead of 8192"):
+    bomb = base64.b64encode(zlib.compress(np.zeros(1 << 25, np.uint8).tobytes())).decode()
+    with pytest.raises(ValueError, match="32769 bytes instead of 32768"):
         coverage(words=bomb)

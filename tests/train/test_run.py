@@ -185,7 +185,7 @@ def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
     calibration = calibrate(validation, [row.label for row in rows.validation])
     card = load_card(job.folder)
     assert card.coverage is not None
-    assert [sure.logit for sure in card.coverage.lengths] == [3.0, 3.0]  # usual and long turns
+    assert (card.coverage.sure_logit, card.coverage.sure_logit_long) == (3.0, 3.0)
     assert card.calibration == replace(calibration, coverage=card.coverage)
     assert card.metrics == {"validation": metrics}
     for split, of_split in (("validation", rows.validation), ("test", rows.test)):

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import nct, norm
 
-from data.long_turns import SHORTEST, LongTurns, long_length
+from data.long_turns import LongTurns, long_length
 from guard.conversation.example import Example
 from guard.coverage import (
-    WORD_BITS,
+    LONG_TURN,
     ConversationForm,
     Coverage,
-    SureAllow,
+    is_word,
     packed_words,
+    tokens_of,
+    unpacked_words,
     word_hash,
-    words_of,
 )
 from guard.rule import Rule
 
-USUAL_SHARE = 0.99  # of the validation rows have no more unknown words than are covered
+USUAL_SHARE = 0.95  # of the validation rows have no more unknown text than is covered
+MOST_UNKNOWN = 0.6  # of a stretch, whatever the rows have
+MOST_WORDS = 2**14  # that are known: the commonest, so that the field of their hashes stays sparse
 MISSED_SHARE, CERTAINTY = 0.01, 0.95  # of violating rows below the logit of a sure "allow"
 FEWEST_VIOLATING = 5  # rows from which that logit is computed
 LONG_ROWS = 100  # violating validation rows that are written with a long turn
-REACHING = 10  # of them reach the length that is covered
+REACHING = 10  # rows reach the length that is covered
 
 
 def long_rows(rule: Rule, validation: Sequence[Example]) -> list[Example]:
     """Violating validation rows with a long turn: LONG_ROWS, or as many as there are."""
     rng = random.Random(f"{rule.id}/long validation rows")
     violating = [example for example in validation if example.label]
-    writer = LongTurns(rule, validation)
+    writer = LongTurns.amid_allowed(rule, validation)
     rows: list[Example] = []
     for number, example in enumerate(rng.sample(violating, min(LONG_ROWS, len(violating)))):
         place = writer.places[number % len(writer.places)]
@@ -50,33 +54,32 @@ def coverage(
     long_logits: Sequence[float],
 ) -> Coverage:
     """What validation rows and violating rows with a long turn cover, from their logits in nats."""
-    known = known_words(message.content for row in training for message in row.messages)
+    words, letters = _known(training)
+    packed = packed_words([word_hash(word) for word in words])
+    field = unpacked_words(packed)
     forms = [ConversationForm(row.messages) for row in validation]
-    shares = [form.unknown_share(known) for form in forms]
-    long_forms = [ConversationForm(row.messages) for row in long]
-    violating = [logit for row, logit in zip(validation, logits, strict=True) if row.label]
-    lengths: list[SureAllow] = []
-    for characters, class_logits in (
-        (SHORTEST, violating),
-        (_reached([form.longest_turn for form in long_forms]), long_logits),
-    ):
-        logit = sure_logit(class_logits)
-        if logit is not None:
-            lengths.append(SureAllow(turn_characters=characters, logit=logit))
+    shares: list[float] = []
+    for row, form in zip(validation, forms, strict=True):
+        if not row.meta.get("trick"):  # what misleads a judge is not usual
+            shares.append(form.unknown_share(field, letters))
+    all_forms = [*forms, *(ConversationForm(row.messages) for row in long)]
+    violating: dict[bool, list[float]] = {False: [], True: []}  # by whether a turn is long
+    rows = [*validation, *long]
+    for row, form, logit in zip(rows, all_forms, [*logits, *long_logits], strict=True):
+        if row.label:
+            violating[form.has_long_turn].append(logit)
+    usual = float(np.quantile(shares, USUAL_SHARE)) if shares else 0.0
     return Coverage(
-        characters=_reached([form.characters for form in (*forms, *long_forms)]),
-        unknown_share=float(np.quantile(shares, USUAL_SHARE)),
-        words=packed_words(known),
-        lengths=tuple(lengths),
+        turns=_reached([form.turns for form in all_forms]),
+        characters=_reached([form.characters for form in all_forms]),
+        longest_turns=_longest_turns(forms, all_forms),
+        speakers=tuple(sorted(set.intersection(*(set(form.longest_turns) for form in forms)))),
+        unknown_share=min(usual, MOST_UNKNOWN),
+        words=packed,
+        letters="".join(sorted(letters)),
+        sure_logit=sure_logit(violating[False]),
+        sure_logit_long=sure_logit(violating[True]),
     )
-
-
-def known_words(texts: Iterable[str]) -> np.ndarray:
-    """Which hashes are of words of the texts, [2^WORD_BITS] bool."""
-    known = np.zeros(1 << WORD_BITS, bool)
-    for text in texts:
-        known[[word_hash(word) for word in words_of(text)]] = True
-    return known
 
 
 def sure_logit(violating: Sequence[float]) -> float | None:
@@ -96,7 +99,39 @@ def sure_logit(violating: Sequence[float]) -> float | None:
     return float(min(logits.min(), logits.mean() - factor * logits.std(ddof=1)))
 
 
+def _known(training: Sequence[Example]) -> tuple[list[str], frozenset[str]]:
+    """The words of the training rows, the commonest MOST_WORDS, and their letters beyond ASCII."""
+    rows_with: Counter[str] = Counter()
+    for row in training:
+        rows_with.update(
+            {token for message in row.messages for token in tokens_of(message.content)}
+        )
+    letters: set[str] = set()
+    for token in rows_with:
+        letters.update(sign for sign in token if sign.isalpha() and not sign.isascii())
+    words = [token for token, _ in rows_with.most_common() if is_word(token)]
+    return words[:MOST_WORDS], frozenset(letters)
+
+
+def _longest_turns(
+    forms: Sequence[ConversationForm], all_forms: Sequence[ConversationForm]
+) -> dict[str, int]:
+    """The longest turns by speaker that are covered: those that REACHING rows reach, and of whoever
+    speaks in the validation rows at least a turn that is not long.
+    """
+    longest: dict[str, int] = {}
+    speakers = {speaker for form in all_forms for speaker in form.longest_turns}
+    for speaker in sorted(speakers):
+        lengths = [
+            form.longest_turns[speaker] for form in all_forms if speaker in form.longest_turns
+        ]
+        longest[speaker] = _reached(lengths)
+        if any(speaker in form.longest_turns for form in forms):
+            longest[speaker] = max(longest[speaker], LONG_TURN)
+    return longest
+
+
 def _reached(lengths: Sequence[int]) -> int:
-    """The length that REACHING of the rows reach, or the longest of fewer."""
+    """The length that REACHING of the rows reach; of fewer rows, that all of them reach."""
     longest = sorted(lengths, reverse=True)[:REACHING]
     return min(longest, default=0)

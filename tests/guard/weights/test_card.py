@@ -9,10 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from guard.coverage import WORD_BITS, packed_words
+from guard.coverage import packed_words
 from guard.errors import GuardError
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.verdict import Calibration
@@ -114,10 +113,15 @@ OTHERS: dict[str, Any] = {
     "method": "lora",
     "uncertainty_band": [0.1, 0.4],
     "coverage": {
+        "turns": 9,
         "characters": 9,
+        "longest_turns": {},
+        "speakers": (),
         "unknown_share": 0.5,
-        "words": packed_words(np.zeros(1 << WORD_BITS, bool)),
-        "lengths": ({"turn_characters": 9, "logit": -1.0},),
+        "words": packed_words([]),
+        "letters": "",
+        "sure_logit": -1.0,
+        "sure_logit_long": None,
     },
     "merged_revision": "m",
     "max_fpr": None,

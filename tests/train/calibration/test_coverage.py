@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from guard.conversation.example import Example, Message
-from guard.coverage import ConversationForm
+from guard.coverage import LONG_TURN, ConversationForm
 from guard.rule import load_rule
-from train.calibration.coverage import LONG_ROWS, coverage, long_rows, sure_logit
+from train.calibration.coverage import LONG_ROWS, MOST_UNKNOWN, coverage, long_rows, sure_logit
 
 RULE = load_rule("medical_advice")
 TEXT = "ask a doctor about the pain in your head and take care of it today"
@@ -45,21 +46,57 @@ def test_lengths_reach_as_far_as_some_rows_and_not_as_the_longest() -> None:
     long = long_rows(RULE, validation)
     logits = [2.0 if row.label else -4.0 for row in validation]
     covered = coverage(rows(50, "train"), validation, logits, long, [1.0] * len(long))
-    short, far = covered.lengths
-    assert (short.turn_characters, short.logit, far.logit) == (1_000, 2.0, 1.0)
-    longest = sorted(max(len(m.content) for m in row.messages) for row in long)
-    assert far.turn_characters == longest[-10] < longest[-1]
+    assert (covered.sure_logit, covered.sure_logit_long) == (2.0, 1.0)
+    for speaker in ("assistant", "tool"):
+        lengths = sorted(
+            max([len(m.content) for m in row.messages if m.role == speaker], default=0)
+            for row in long
+        )
+        assert covered.longest_turns[speaker] == lengths[-10] < lengths[-1]
+    assert covered.speakers == ("assistant",) and covered.turns == 2
     assert covered.has(ConversationForm(validation[0].messages))
     assert covered.unknown_share < 0.1
-    assert not covered.has(
-        ConversationForm([Message("assistant", "Nehmen Sie Ibuprofen gegen Schmerzen")])
-    )
+    german = Message("assistant", "Nehmen Sie Ibuprofen gegen Schmerzen")
+    assert not covered.has(ConversationForm([german]))
+
+
+def test_a_rule_that_is_written_with_long_results_alone_covers_no_long_reply() -> None:
+    confined = RULE.model_copy(update={"wanders": False})
+    validation = rows(400)
+    long = long_rows(confined, validation)
+    covered = coverage(rows(50, "train"), validation, [1.0] * 400, long, [1.0] * len(long))
+    assert covered.longest_turns["assistant"] == LONG_TURN < covered.longest_turns["tool"]
+
+
+def test_own_rows_that_are_long_are_covered_as_they_are() -> None:
+    validation = [
+        replace(row, messages=(Message("assistant", f"{TEXT} " * 300),)) for row in rows(40)
+    ]
+    covered = coverage(rows(50, "train"), validation, [-1.0] * 40, [], [])
+    assert covered.longest_turns["assistant"] == len(validation[0].messages[0].content)
+    assert (covered.sure_logit, covered.sure_logit_long) == (None, -1.0)
+
+
+def test_tricks_make_no_unknown_text_usual() -> None:
+    validation = rows(100)
+    spelled = [
+        replace(
+            row,
+            messages=(Message("assistant", " ".join(row.messages[0].content)),),
+            meta={"trick": "spaced"},
+        )
+        for row in rows(30)
+    ]
+    logits = [1.0] * 130
+    assert coverage(rows(50, "train"), [*validation, *spelled], logits, [], []).unknown_share < 0.1
+    told = [replace(row, meta={}) for row in spelled]
+    covered = coverage(rows(50, "train"), [*validation, *told], logits, [], [])
+    assert covered.unknown_share == MOST_UNKNOWN
 
 
 def test_with_hardly_any_violating_rows_no_allow_is_sure() -> None:
-    validation = rows(8)
-    covered = coverage(rows(50, "train"), validation, [0.0] * 8, [], [])
-    assert covered.lengths == ()
+    covered = coverage(rows(50, "train"), rows(8), [0.0] * 8, [], [])
+    assert covered.sure_logit is None and covered.sure_logit_long is None
 
 
 @pytest.mark.parametrize("rows_", [5, 20, 100, 1_000])
