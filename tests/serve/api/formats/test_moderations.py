@@ -79,7 +79,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"
     [
         ("cannot be judged", "2 of 2 rules; flagged: it does not fit"),
         (["Hi", "cannot be judged"], "text 2 of 2: 2 of 2 rules"),
-        (["Hi", " ", "Ho"], "input.1: there is no text"),
+        (["Hi", " ", "Ho"], "text 2 of 3"),
         ([{"type": "text", "text": "Look:"}, IMAGE], "1 of 2 rules; fine: message 0 has an image"),
     ],
 )
