@@ -2,9 +2,9 @@
 it.
 
 A rule that was trained on short turns alone reads a long one badly, and says so with confidence.
-What is put around a turn changes no label: it is of allowed rows, or made-up records. Of a rule for
-which the same words may be allowed in one conversation and a violation in another
-(`Rule.wanders`), only the tool's result is long, and only of records. Knows nothing of models.
+What is put around a turn changes no label: it is of allowed rows, or made-up records. Of a rule
+that depends on context only the tool's result is long, and only of records. Knows nothing of
+models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LongTurns:
     def amid_allowed(cls, rule: Rule, examples: Sequence[Example]) -> LongTurns:
         """Amid what is said in the allowed ones of `examples`."""
         texts: dict[str, list[str]] = {}
-        if rule.wanders:
+        if not rule.depends_on_context:
             for example in examples:
                 if not example.label:
                     for message in example.messages:
@@ -50,9 +50,9 @@ class LongTurns:
     @property
     def places(self) -> tuple[Place, ...]:
         """Where the turn that decides may stand."""
-        if self._rule.wanders:
-            return PLACES
-        return ("before",)
+        if self._rule.depends_on_context:
+            return ("before",)
+        return PLACES
 
     def written(
         self, example: Example, place: Place, characters: int, rng: random.Random

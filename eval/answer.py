@@ -11,7 +11,7 @@ class Answer:
 
     `violates` is None where there is no usable answer (the engine refused, the judge rambled): it
     counts as wrong, never as "allow". `logit` (nats, uncalibrated), `p_violation` (calibrated) and
-    `confident` (outside the uncertainty band) are None where the method does not state them.
+    `confident` (`Verdict` says of what) are None where the method does not state them.
     """
 
     violates: bool | None

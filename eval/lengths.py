@@ -148,7 +148,7 @@ def _written(trial: Trial, characters: Sequence[int], rows: int) -> Iterator[tup
     for length in characters:
         for place in writer.places:
             yield from _cell(chosen, length, place, partial(writer.written, place=place))
-        if trial.rule.wanders:
+        if not trial.rule.depends_on_context:
             yield from _cell(chosen, length, DOCUMENT, partial(document.written, place="middle"))
             many_turns = partial(_among_turns, trial)
             yield from _cell(chosen, length, MANY_TURNS, many_turns)

@@ -82,8 +82,9 @@ class Rule(Strict):
     # Whether a violation in any of the judged speaker's turns counts, or only one in the last: then
     # every message has to be checked as it comes. Encoders read and data are labelled accordingly.
     turns: Turns = "any"
-    # Whether what is said in other conversations may stand in this rule's without changing a label.
-    wanders: bool = True
+    # Whether the same words may be allowed in one conversation and a violation in another: then
+    # nothing that is said in others stands in this rule's generated rows.
+    depends_on_context: bool = False
     terms: tuple[str, ...] = ()
     violates: tuple[str, ...] = Field(min_length=1)
     allows: tuple[str, ...] = Field(min_length=1)

@@ -188,9 +188,9 @@ def every_block_can_be_split(corpus: Corpus, path: Path) -> None:
 
 def confined_books_name_domains(corpus: Corpus, path: Path) -> None:
     """A book whose conversations keep to their domains says which those are."""
-    if not corpus.rule.wanders and not corpus.book.domains:
+    if corpus.rule.depends_on_context and not corpus.book.domains:
         raise GuardError(
-            "the book of a rule that says `wanders: false` needs `domains`",
+            "the book of a rule that says `depends_on_context` needs `domains`",
             where=path,
             remedy=f"Known: {', '.join(corpus.background.domains)}",
         )

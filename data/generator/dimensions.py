@@ -113,7 +113,7 @@ def _acts_beside(tokens: int, rng: random.Random) -> int:
 
 
 def _distractors(corpus: Corpus, tokens: int, rng: random.Random) -> int:
-    if not corpus.rule.wanders:
+    if corpus.rule.depends_on_context:
         return 0
     return _acts_beside(tokens, rng)
 

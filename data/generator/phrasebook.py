@@ -105,9 +105,9 @@ class Act(Strict):
 class Phrasebook(Strict):
     """The phrases of one rule.
 
-    `domains` are the background domains that surround the rule, all where there are none; the
-    conversations of a rule that `wanders` turn to others too, and to what other rules are about. A
-    book that `borrows` lends its acts to other rules' conversations as distractors.
+    `domains` are the background domains that surround the rule, all where there are none. Where the
+    rule does not depend on context, its conversations turn to other domains too, and to what other
+    rules are about. A book that `borrows` lends its acts to such conversations as distractors.
     """
 
     rule: str

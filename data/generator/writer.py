@@ -308,7 +308,7 @@ class Writer:
 
     def _other_domains(self, domain: str) -> list[str]:
         domains: Iterable[str] = self.corpus.book.domains
-        if self.corpus.rule.wanders:
+        if not self.corpus.rule.depends_on_context:
             domains = self.corpus.background.domains
         return [name for name in domains if name != domain]
 
@@ -355,7 +355,7 @@ class Writer:
     @property
     def _borrowed(self) -> tuple[Phrasebook, ...]:
         """The books of other rules whose acts may stand in this one's conversations."""
-        if not self.corpus.rule.wanders:
+        if self.corpus.rule.depends_on_context:
             return ()
         return self.corpus.borrowed
 

@@ -21,13 +21,13 @@ ABOUT_RANKING = (
 ABOUT_TRICKS = (
     "- FPR on hard negatives: those are allowed rows that look like a violation, and 100 - "
     "accuracy is their false-positive rate. Verdict flips under perturbation of the judged words "
-    "(instruction: judge-directed prompt injection), and positions amid allowed conversations (of "
-    "generated rows that allow it): in percent, over all rules, seed {seeds}."
+    "(instruction: judge-directed prompt injection): in percent, over all rules, seed {seeds}."
 )
 ABOUT_THRESHOLDS = (
     "- At the threshold: in percent, with 95 % intervals as for accuracy. The threshold, and with "
     "it the largest rate that a rule states, is chosen on the validation split; confident: outside "
-    "the uncertainty band, beyond which at most 5 % were wrong there."
+    "the uncertainty band, beyond which at most 5 % were wrong there, on a conversation like the "
+    'validation rows; an "allow" only where hardly any of their violations has such a logit.'
 )
 ABOUT_CALIBRATION = (
     "- ECE: expected calibration error of the probability; expected ECE: what it would be under "

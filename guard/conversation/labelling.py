@@ -2,7 +2,8 @@
 
 The generator labels a row by whom the rule judges, by which turns count and by whether it is about
 commands, a plain `text` is said by whom the rule judges, and what is put around a long turn follows
-from whether the rule wanders. Knows nothing of models.
+from whether the rule depends on
+context. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def labelling(rule: Rule) -> dict[str, Any]:
         "judged": rule.judged,
         "turns": rule.turns,
         "commands": rule.commands,
-        "wanders": rule.wanders,
+        "depends_on_context": rule.depends_on_context,
     }
 
 

@@ -71,7 +71,7 @@ class RuleReplay:
     """The comparison of one rule's two versions. `judged`: conversations of which both have a
     verdict; flips, flagged shares and quantiles are of these.
 
-    `confident_flips` are those in which both probabilities lie outside their uncertainty bands.
+    `confident_flips` are those in which both verdicts are confident.
     `quantiles` are of B's probability minus A's, by their level; None where none is judged.
     `flipped` and `largest` begin with the largest change and are bounded.
     """

@@ -63,7 +63,7 @@ def test_what_decides_stands_whole_at_its_place_amid_what_is_allowed(place: str)
 
 
 def test_a_rule_whose_labels_depend_on_the_conversation_gets_only_records_of_a_tool() -> None:
-    rule = RULE.model_copy(update={"wanders": False})
+    rule = RULE.model_copy(update={"depends_on_context": True})
     examples = rows()
     writer = LongTurns.amid_allowed(rule, examples)
     assert writer.places == ("before",)
@@ -144,4 +144,5 @@ def test_a_generated_row_s_act_decides_not_its_last_turn() -> None:
 
 def test_shipped_rules_whose_books_keep_to_their_domains_say_so() -> None:
     confined: list[Rule] = [load_rule(name) for name in ("groundedness", "off_topic", "repetition")]
-    assert not any(rule.wanders for rule in confined) and RULE.wanders
+    assert all(rule.depends_on_context for rule in confined)
+    assert not RULE.depends_on_context

@@ -28,7 +28,7 @@ MOST_UNKNOWN = 0.6  # of a stretch, whatever the rows have
 MOST_WORDS = 2**14  # that are known: the commonest, so that the field of their hashes stays sparse
 MISSED_SHARE, CERTAINTY = 0.01, 0.95  # of violating rows below the logit of a sure "allow"
 FEWEST_VIOLATING = 5  # rows from which that logit is computed
-LONG_ROWS = 100  # violating validation rows that are written with a long turn
+LONG_ROWS = 60  # violating validation rows that are written with a long turn
 REACHING = 10  # rows reach the length that is covered
 
 

@@ -65,7 +65,7 @@ def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, me
 
 def test_a_book_of_a_rule_that_keeps_to_its_domains_names_them(tmp_path: Path) -> None:
     (tmp_path / "medical_advice.yaml").write_text(BOOK)
-    confined = load_rule("medical_advice").model_copy(update={"wanders": False})
+    confined = load_rule("medical_advice").model_copy(update={"depends_on_context": True})
     with pytest.raises(GuardError, match="needs `domains`"):
         load_phrasebook(confined, load_background(), tmp_path)
 

@@ -322,7 +322,7 @@ def test_other_rules_acts_appear_as_distractors_in_both_labels_where_the_book_le
 ) -> None:
     lent = (
         {book.rule for book in corpora[rule_name].borrowed}
-        if corpora[rule_name].rule.wanders
+        if not corpora[rule_name].rule.depends_on_context
         else set()
     )
     assert rule_name not in lent

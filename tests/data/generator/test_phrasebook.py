@@ -195,7 +195,7 @@ def test_no_user_who_is_allowed_to_speak_discloses_a_name_or_a_credential() -> N
         for line in load_background().domains[domain]:
             lines += line.split(">>")[::2]
     assert len(lines) > 300
-    assert not rule.wanders  # other rules' users name people
+    assert rule.depends_on_context  # other rules' users name people
     slots = {slot.partition(".")[0] for line in lines for slot in grammar.slot_names(line)}
     assert {"invented", "city"} <= slots
     assert not slots & personal

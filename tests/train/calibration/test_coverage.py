@@ -61,7 +61,7 @@ def test_lengths_reach_as_far_as_some_rows_and_not_as_the_longest() -> None:
 
 
 def test_a_rule_that_is_written_with_long_results_alone_covers_no_long_reply() -> None:
-    confined = RULE.model_copy(update={"wanders": False})
+    confined = RULE.model_copy(update={"depends_on_context": True})
     validation = rows(400)
     long = long_rows(confined, validation)
     covered = coverage(rows(50, "train"), validation, [1.0] * 400, long, [1.0] * len(long))

@@ -79,7 +79,7 @@ class RuleTalk:
             severity = "plain"
         hard_negatives = rng.randint(0, tokens // ROOM_FOR_AN_ACT)
         distractors = 0
-        if self._writers[book].corpus.rule.wanders:
+        if not self._writers[book].corpus.rule.depends_on_context:
             distractors = rng.randint(0, tokens // ROOM_FOR_AN_ACT)
         return replace(
             drawn,
