@@ -136,7 +136,7 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
 
 def _coverage(job: Job, trained: Trained, logits: Sequence[float]) -> Coverage:
     """What the validation rows, of which the weights give these logits in nats, cover."""
-    from train.calibration.coverage import coverage, long_rows
+    from train.calibration.coverage import FEWEST_VIOLATING, coverage, long_rows
 
     training, validation, _ = map(read_examples, split_files(job.data))
     longest = job.recipe.context_tokens - job.builder.verdict_tokens
@@ -147,7 +147,14 @@ def _coverage(job: Job, trained: Trained, logits: Sequence[float]) -> Coverage:
         if len(prompt.token_ids) <= longest:
             long.append(row)
             prompts.append(prompt)
-    return coverage(training, validation, logits, long, trained.logits(prompts))
+    covered = coverage(training, validation, logits, long, trained.logits(prompts))
+    if covered.sure_logit is None:
+        print(
+            f'{job.name}: no "allow" will be confident: that takes {FEWEST_VIOLATING} violating '
+            "validation rows without a long turn",
+            flush=True,
+        )
+    return covered
 
 
 def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> None:
