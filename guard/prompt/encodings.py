@@ -18,6 +18,7 @@ import html
 import re
 import sys
 from collections import Counter
+from functools import lru_cache
 from html.entities import html5
 
 DEPTH = 4  # encodings of encodings that are read
@@ -31,7 +32,9 @@ _ENTITY = re.compile(
     r"&(?:#0*(?P<decimal>[0-9]{1,7});?|#[xX]0*(?P<hex>[0-9a-fA-F]{1,6});?"
     r"|(?P<name>[A-Za-z][A-Za-z0-9]{1,30};|shy|nbsp|amp(?=#)))"
 )
+_numbered = lru_cache(maxsize=10_000)(html.unescape)  # most texts have few characters
 _PERCENT = re.compile("(?:%[0-9a-fA-F]{2})+")
+_WORD_WITH_PERCENT = re.compile(r"(?<!\S)[^\s%]*+%\S*")
 # However often the backslash was escaped. One \x alone is rather a folder, as in bin\x64.
 _BACKSLASH = re.compile(
     r"(?:(?<!\\)\\+(?:u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}|U[0-9a-fA-F]{8}))+"
@@ -93,17 +96,15 @@ def _unescaped(text: str) -> str:
     if "\\" in text:
         text = _BACKSLASH.sub(_characters, text)
     if "%" in text:
-        words = re.split(r"(\s+)", text)
-        text = "".join(map(_without_percent, words))
+        text = _WORD_WITH_PERCENT.sub(_without_percent, text)
     return text
 
 
 def _character(entity: re.Match[str]) -> str:
-    if entity["decimal"]:
-        return html.unescape(f"&#{entity['decimal']};")
-    if entity["hex"]:
-        return html.unescape(f"&#x{entity['hex']};")
-    return html5.get(entity["name"], entity[0])
+    decimal, hexadecimal, name = entity.groups()
+    if name:
+        return html5.get(name, entity[0])
+    return _numbered(f"&#{decimal};" if decimal else f"&#x{hexadecimal};")
 
 
 def _characters(escapes: re.Match[str]) -> str:
@@ -118,10 +119,11 @@ def _characters(escapes: re.Match[str]) -> str:
         return units.decode("utf-16", "replace")
 
 
-def _without_percent(word: str) -> str:
+def _without_percent(match: re.Match[str]) -> str:
     """A word with its percent-encoding undone, unless it is a row of percentages."""
-    before, percent, _ = word.partition("%")
-    if not percent or (before[-1:].isdigit() and not any(map(str.isalpha, word))):
+    word = match[0]
+    before, _, _ = word.partition("%")
+    if before[-1:].isdigit() and not any(map(str.isalpha, word)):
         return word
     return _PERCENT.sub(_of_percent, word)
 
