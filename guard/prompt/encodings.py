@@ -13,9 +13,10 @@ exercise, as rot13, Morse, text that is reversed or compressed.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import html
 import re
+import string
 import sys
 from collections import Counter
 from functools import lru_cache
@@ -23,6 +24,7 @@ from html.entities import html5
 
 DEPTH = 4  # encodings of encodings that are read
 SHORTEST = 9  # characters of a readable text
+SHORTEST_BASE64 = 12  # characters of one, in base64
 PRINTABLE_SHARE = 0.9  # of a readable text's characters
 WORD_SHARE = 0.8  # letters, digits and spaces, all that is not ASCII
 LONG, LONG_WORD_SHARE = 24, 0.6  # JSON and HTML have more marks, and chance has no long text
@@ -47,19 +49,20 @@ _MARK = r"\*{1,3}|~~|</?(?!(?i:br|d[dt]|div|h[1-6r]|li|p|t[dhr]|[ou]l)\b)[A-Za-z
 _MARKS = re.compile(_MARK)
 _MARKED_WORD = re.compile(f"(?<!{_LETTER})(?:{_MARK})?{_LETTER}++(?:(?:{_MARK})++{_LETTER}++)++")
 _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\r"))
-_OF_WORDS = re.compile("[A-Za-z0-9 ]|[^\0-\x7f]")  # of Hindi and Thai, marks on letters too
-_FROM_URLS = str.maketrans("-_", "+/")
+# Bytes of letters, digits and spaces; of what is not ASCII all, as the marks of Hindi and Thai.
+_OF_WORDS = (string.ascii_letters + string.digits + " ").encode() + bytes(range(0x80, 0x100))
 _BASE64 = "[A-Za-z0-9+/_-]"
 _BYTE = "(?:0x|=)?[0-9a-fA-F]{2}"
-_LINE_BREAK = r"[ \t]*(?:\r?\n|(?:\\r)?\\n)[ \t]*"  # in a string of JSON it is an escape
+_LINE_BREAK = r"[ \t]*+(?:\r?\n|(?:\\r)?\\n)[ \t]*+"  # in a string of JSON it is an escape
 # Too many ordinary words and numbers are a shorter one.
 _BLOCK = re.compile(
     rf"(?<![0-9A-Za-z])(?P<hex>{_BYTE}(?:[\s,:;-]{{0,2}}{_BYTE}){{8,}})(?![0-9A-Za-z])"
-    rf"|(?<!{_BASE64}){_BASE64}{{12,}}={{0,2}}(?:{_LINE_BREAK}{_BASE64}+={{0,2}})*"
+    rf"|(?<!{_BASE64}){_BASE64}{{{SHORTEST_BASE64},}}={{0,2}}(?:{_LINE_BREAK}{_BASE64}+={{0,2}})*"
 )
 _DIGITS = re.compile("[0-9a-fA-F]{2}(?!x)")
 _LINES = re.compile(_LINE_BREAK)
 _LINES_OR_PARTS = re.compile(f"{_LINE_BREAK}|/")  # of an address
+_WORD_OR_NUMBER = re.compile("[a-z]+|[0-9]+")  # which is base64 of no text
 
 
 def decoded(text: str, depth: int = DEPTH) -> str:
@@ -154,17 +157,22 @@ def _of_hex(block: str) -> str:
 
 def _of_base64(block: str) -> str:
     """The text that lines of base64 are together; else what of them is readable by itself."""
-    if text := _readable(_bytes_of_base64(_LINES.sub("", block))):
+    has_lines = "\n" in block or "\\" in block
+    if text := _of_one_base64(_LINES.sub("", block) if has_lines else block):
         return text
-    texts = [_readable(_bytes_of_base64(part)) for part in _LINES_OR_PARTS.split(block)]
+    if not has_lines and "/" not in block:
+        return ""
+    texts = map(_of_one_base64, _LINES_OR_PARTS.split(block))
     return " ".join(filter(None, texts))
 
 
-def _bytes_of_base64(line: str) -> bytes:
-    """The bytes of base64 of either alphabet, padded or not."""
-    characters = line.replace("=", "")
+def _of_one_base64(line: str) -> str:
+    """The readable text that base64 of either alphabet stands for, padded or not."""
+    if len(line) < SHORTEST_BASE64 or _WORD_OR_NUMBER.fullmatch(line):
+        return ""
+    characters = line.replace("=", "").replace("-", "+").replace("_", "/")
     whole = len(characters) - (len(characters) % 4 == 1)  # one alone is not even a byte
-    return base64.b64decode(characters[:whole].translate(_FROM_URLS) + "==")
+    return _readable(binascii.a2b_base64(characters[:whole] + "=="))
 
 
 def _readable(data: bytes) -> str:
@@ -173,7 +181,10 @@ def _readable(data: bytes) -> str:
     controls = len(data) - len(data.translate(None, _CONTROLS))
     if controls > (1 - PRINTABLE_SHARE) * len(data):  # at once, as most bytes are no text
         return ""
-    text = without_escapes(data.decode(errors="replace"))
+    text = data.decode(errors="replace")
+    if text.count("\ufffd") > (1 - PRINTABLE_SHARE) * len(text):
+        return ""
+    text = without_escapes(text)
     return text if len(text) >= SHORTEST and _is_readable(text) else ""
 
 
@@ -185,6 +196,6 @@ def _is_whole(text: str) -> bool:
 def _is_readable(text: str) -> bool:
     """Whether a text looks like language: printable, and letters, digits and spaces above all."""
     printable = sum(map(str.isprintable, text)) + text.count("\n") - text.count("\ufffd")
-    of_words = len(_OF_WORDS.findall(text))
+    of_words = len(text) - len(text.encode().translate(None, _OF_WORDS))
     word_share = LONG_WORD_SHARE if len(text) >= LONG else WORD_SHARE
     return printable >= PRINTABLE_SHARE * len(text) and of_words >= word_share * len(text)

@@ -193,6 +193,20 @@ def test_a_long_text_takes_time_as_its_length(unit: str) -> None:
         assert len(visible(text)) < 2 * len(text)
 
 
+@pytest.mark.parametrize(
+    "unit",
+    ["&abcdefghijklmnop", "123456789012 ", "abcdefghijklm\n", "12345678901234,"],
+)
+def test_words_and_numbers_are_not_decoded(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding each costs more than all else that is done with a text."""
+
+    def refused(data: bytes) -> bytes:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("guard.prompt.encodings.binascii.a2b_base64", refused)
+    assert visible(unit * 3) == unit * 3
+
+
 WAYS: tuple[Callable[[str], str], ...] = (
     lambda text: "".join(f"&#{ord(letter)};" for letter in text),
     lambda text: "".join(f"\\u{ord(letter):04x}" for letter in text),
