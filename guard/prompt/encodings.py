@@ -182,7 +182,7 @@ def _readable(data: bytes) -> str:
     if controls > (1 - PRINTABLE_SHARE) * len(data):  # at once, as most bytes are no text
         return ""
     text = data.decode(errors="replace")
-    if text.count("\ufffd") > (1 - PRINTABLE_SHARE) * len(text):
+    if len(text) - text.count("\ufffd") < PRINTABLE_SHARE * len(text):
         return ""
     text = without_escapes(text)
     return text if len(text) >= SHORTEST and _is_readable(text) else ""
