@@ -3,9 +3,9 @@
 - Escapes of characters (HTML entities, percent-encoding, JSON's and C's backslashes) give way to
   the characters.
 - Markup inside a word moves behind the word.
-- Blocks (base64, bytes in hex) of readable text give way to the text. A block that is short, or
-  not all of it text, stays before it: a word may be part of it, or the base64 of other letters, if
-  its capitals are chosen so, and would be hidden.
+- Blocks (base64, bytes in hex, words in quoted-printable) of readable text give way to the text. A
+  block that is short, or not all of it text, stays before it: a word may be part of it, or the
+  base64 of other letters, if its capitals are chosen so, and would be hidden.
 
 Everything is read in linear time, and is at most twice as long. Not undone: what takes a key or an
 exercise, as rot13, Morse, text that is reversed or compressed.
@@ -28,6 +28,7 @@ SHORTEST_BASE64 = 12  # characters of one, in base64
 PRINTABLE_SHARE = 0.9  # of a readable text's characters
 WORD_SHARE = 0.8  # letters, digits and spaces, all that is not ASCII
 LONG, LONG_WORD_SHARE = 24, 0.6  # JSON and HTML have more marks, and chance has no long text
+FEWEST_BYTES = 9  # in hex: too many ordinary words and numbers are fewer
 
 # A name without its semicolon is rather part of an address, but for these.
 _ENTITY = re.compile(
@@ -39,7 +40,7 @@ _PERCENT = re.compile("(?:%[0-9a-fA-F]{2})+")
 _WORD_WITH_PERCENT = re.compile(r"(?<!\S)[^\s%]*+%\S*")
 # However often the backslash was escaped. One \x alone is rather a folder, as in bin\x64.
 _BACKSLASH = re.compile(
-    r"(?:(?<!\\)\\+(?:u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}|U[0-9a-fA-F]{8}))+"
+    r"(?:%u[0-9a-fA-F]{4}|(?<!\\)\\+(?:u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}|U[0-9a-fA-F]{8}))+"
     r"|(?:(?<!\\)\\+x[0-9a-fA-F]{2}){2,}"
 )
 _CODE = re.compile(r"[uUx]\{?([0-9a-fA-F]+)")
@@ -52,17 +53,25 @@ _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\r"))
 # Bytes of letters, digits and spaces; of what is not ASCII all, as the marks of Hindi and Thai.
 _OF_WORDS = (string.ascii_letters + string.digits + " ").encode() + bytes(range(0x80, 0x100))
 _BASE64 = "[A-Za-z0-9+/_-]"
-_BYTE = "(?:0x|=)?[0-9a-fA-F]{2}"
+_BYTE = r"(?:0x|\\?x|=|% ?|[uU]\+)?[0-9a-fA-F]{2}"
+_BETWEEN_BYTES = r"[\s,:;|\"'\[\](){}<>-]{0,4}"  # as in a list of texts: "', '"
 _LINE_BREAK = r"[ \t]*+(?:\r?\n|(?:\\r)?\\n)[ \t]*+"  # in a string of JSON it is an escape
-# Too many ordinary words and numbers are a shorter one.
 _BLOCK = re.compile(
-    rf"(?<![0-9A-Za-z])(?P<hex>{_BYTE}(?:[\s,:;-]{{0,2}}{_BYTE}){{8,}})(?![0-9A-Za-z])"
+    rf"(?<![0-9A-Za-z])(?P<hex>{_BYTE}(?:{_BETWEEN_BYTES}{_BYTE}){{{FEWEST_BYTES - 1},}})"
+    rf"(?![0-9A-Za-z])"
+    rf"|(?<![\w=])(?P<quoted>(?:{_LETTER}*+=[0-9a-fA-F]{{2}}){{2,}}{_LETTER}*+)(?![\w=])"
     rf"|(?<!{_BASE64}){_BASE64}{{{SHORTEST_BASE64},}}={{0,2}}(?:{_LINE_BREAK}{_BASE64}+={{0,2}})*"
 )
 _DIGITS = re.compile("[0-9a-fA-F]{2}(?!x)")
 _LINES = re.compile(_LINE_BREAK)
 _LINES_OR_PARTS = re.compile(f"{_LINE_BREAK}|/")  # of an address
 _WORD_OR_NUMBER = re.compile("[a-z]+|[0-9]+")  # which is base64 of no text
+
+
+def limits() -> list[float]:
+    """All numbers that decide what is read."""
+    shares = [PRINTABLE_SHARE, WORD_SHARE, LONG_WORD_SHARE]
+    return [DEPTH, SHORTEST, SHORTEST_BASE64, FEWEST_BYTES, LONG, *shares]
 
 
 def decoded(text: str, depth: int = DEPTH) -> str:
@@ -74,7 +83,7 @@ def decoded(text: str, depth: int = DEPTH) -> str:
         text = _MARKED_WORD.sub(_with_marks_behind, text)
 
     def with_reading(block: re.Match[str]) -> str:
-        reading = _of_hex(block[0]) if block["hex"] else _of_base64(block[0])
+        reading = _READERS[block.lastgroup](block[0])
         if not reading:
             return block[0]
         text = decoded(reading, depth - 1)
@@ -96,7 +105,7 @@ def without_escapes(text: str) -> str:
 def _unescaped(text: str) -> str:
     if "&" in text:
         text = _ENTITY.sub(_character, text)
-    if "\\" in text:
+    if "\\" in text or "%u" in text:
         text = _BACKSLASH.sub(_characters, text)
     if "%" in text:
         text = _WORD_WITH_PERCENT.sub(_without_percent, text)
@@ -111,7 +120,7 @@ def _character(entity: re.Match[str]) -> str:
 
 
 def _characters(escapes: re.Match[str]) -> str:
-    """What a run of backslash escapes stands for: bytes of UTF-8, or code units of UTF-16."""
+    """What a run of escapes of numbers stands for: bytes of UTF-8, or code units of UTF-16."""
     codes = [int(code, 16) for code in _CODE.findall(escapes[0])]
     if max(codes) > sys.maxunicode:
         return escapes[0]
@@ -153,6 +162,15 @@ def _of_hex(block: str) -> str:
     if digits.isdecimal():
         return ""
     return _readable(bytes.fromhex(digits))
+
+
+def _of_quoted(block: str) -> str:
+    """The word that one in quoted-printable is; empty if it is none, as in `x=10y=20`."""
+    try:
+        word = binascii.a2b_qp(block.encode()).decode()
+    except UnicodeDecodeError:
+        return ""
+    return word if word.isalpha() else ""
 
 
 def _of_base64(block: str) -> str:
@@ -199,3 +217,7 @@ def _is_readable(text: str) -> bool:
     of_words = len(text) - len(text.encode().translate(None, _OF_WORDS))
     word_share = LONG_WORD_SHARE if len(text) >= LONG else WORD_SHARE
     return printable >= PRINTABLE_SHARE * len(text) and of_words >= word_share * len(text)
+
+
+# By the group of `_BLOCK` that a block is.
+_READERS = {"hex": _of_hex, "quoted": _of_quoted, None: _of_base64}
