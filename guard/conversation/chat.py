@@ -49,6 +49,7 @@ OTHER_PARTS = {
 }
 TOOLS = "Tools:\n"  # how the turn that describes the tools begins
 INK = re.compile("[!-~]")  # of ASCII, what a reader sees
+PIECE = re.compile(r"\S.{0,4000}\S*", re.DOTALL)  # of a text; no escape goes on behind a space
 # JSON's escapes of characters, next to each other: one character may take two (UTF-16).
 ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 FUNCTION_KEYS = ("function", "custom")  # of a tool or a tool call: what is read as its function
@@ -269,11 +270,15 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 
 def is_seen(text: str) -> bool:
-    """Whether a reader sees anything of the text. ASCII is looked for first, as `visible` takes
-    seconds for a long text; of other characters each is looked at once, by itself.
+    """Whether a reader sees anything of the text. It is read in pieces, as one that says something
+    says it at once. ASCII is looked for first, as `visible` takes seconds for a long text; of other
+    characters each is looked at once, by itself.
     """
-    text = without_escapes(text).strip()  # spaces alone are the quickest to find
-    return INK.search(text) is not None or any(map(_is_sign_seen, set(text)))
+    for piece in PIECE.finditer(text):
+        plain = without_escapes(piece[0]).strip()  # spaces alone are the quickest to find
+        if INK.search(plain) or any(map(_is_sign_seen, set(plain))):
+            return True
+    return False
 
 
 @lru_cache(maxsize=10_000)  # more than the signs that nobody sees: a seen one ends the search
@@ -283,10 +288,10 @@ def _is_sign_seen(sign: str) -> bool:
 
 def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> Message:
     lines = list(message.lines())
-    name = message.name or ""
-    if not name and any(map(is_seen, lines)):  # else the tool's name stands in its call alone
-        name = tool_names.get(message.tool_call_id or "", "")
-    if is_seen(name):
+    tool_name = tool_names.get(message.tool_call_id or "", "")
+    name = message.name or tool_name
+    # The name of a tool that gave nothing stands in its call alone.
+    if is_seen(name) and (message.name or any(map(is_seen, lines))):
         lines.insert(0, f"From {name}:")
     role = ROLES[message.role]
     unread = tuple(f"message {number} has {part}" for part in message.unread)

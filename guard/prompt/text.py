@@ -14,7 +14,7 @@ import re
 import unicodedata
 
 from guard.layout import fingerprint
-from guard.prompt.encodings import decoded
+from guard.prompt import encodings
 
 # Cyrillic, Greek, Armenian, Cherokee and Lisu letters that look Latin in common fonts (a part of
 # Unicode's confusables.txt, UTS 39).
@@ -68,6 +68,8 @@ ENCODED = (
     "T<b>a</b>ke **ei**ght<!-- -->",
     "VGFrZSBlaWdodCBodW5kcmVkIG1pbGxpZ3JhbXM=",
     "54 61 6b 65 20 65 69 67 68 74 20 68 75 6e 64 72 65 64",
+    "['54', '61'] | %54 | % 61 | [0x6b] | \\x65 | U+0065 | =69 | 67",
+    "%u0054%u0061ke =69bu=70rofen",
 )
 # Unicode's names of decompositions of letters that differ from others only in style.
 _STYLED = ("<font>", "<wide>", "<circle>", "<compat>")
@@ -97,7 +99,7 @@ def reading_hash() -> str:
     read = [visible("a" + "\u0301" * 2 * MARKS), *map(visible, ENCODED)]
     for text in ("{0}", "a{0}b", "\u0436{0}{0}\u0436", "\u0915{0}\u0937"):
         read.append(visible("\n".join(map(text.format, sorted(characters)))))
-    return fingerprint(read, [MARKS, ALONE, LATIN_SHARE])
+    return fingerprint(read, [MARKS, ALONE, LATIN_SHARE], encodings.limits())
 
 
 def visible(text: str) -> str:
@@ -111,7 +113,7 @@ def visible(text: str) -> str:
     spelling. Other ASCII comes back as it is but for control characters that break no line.
     """
     text = _undisguised(text)
-    plain = decoded(text)
+    plain = encodings.decoded(text)
     if plain == text:
         return text
     return _undisguised(plain)

@@ -21,6 +21,7 @@ from guard.conversation.chat import (
 )
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from guard.prompt.encodings import without_escapes
 
 CALL = {
     "id": "call_7",
@@ -292,6 +293,31 @@ def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(
     signs = "".join(chr(0xE0180 + number) for number in range(100))
     assert says_nothing([Message("user", signs)] * 100)
     assert sorted(looked_up) == list(signs)
+
+
+@pytest.mark.parametrize("sign", ["% ", "&#65", "\\u0041", "a&#8203; ", "&#8203; a%20"])
+def test_a_long_text_that_says_something_is_read_until_it_does(
+    sign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_characters = 0
+
+    def counted(text: str) -> str:
+        nonlocal read_characters
+        read_characters += len(text)
+        return without_escapes(text)
+
+    monkeypatch.setattr("guard.conversation.chat.without_escapes", counted)
+    long_text = sign * 2000 + "\n" + sign * 100_000
+    assert not says_nothing(read({"role": "user", "content": long_text}))
+    assert 0 < read_characters < 20_000
+
+
+@pytest.mark.parametrize("blank", ["&#8203;", "&#8203; ", "%20 ", "&amp;#8203;\n", "\\u200b\u200b"])
+def test_a_sign_behind_a_long_blank_is_seen_all_the_same(blank: str) -> None:
+    long_blank = blank * 3000
+    assert says_nothing([Message("user", long_blank)])
+    for sign in ("!", " &#97;", "\u4e2d"):
+        assert not says_nothing([Message("user", f"{long_blank}{sign}{long_blank}")])
 
 
 @pytest.mark.parametrize("unit", ["[],", "\\u0041x"])

@@ -52,6 +52,8 @@ ESCAPED: dict[str, str] = {
     "JavaScript": "".join(f"\\u{{{ord(letter):x}}}" for letter in TEXT),
     "Python": "".join(f"\\U{ord(letter):08x}" for letter in TEXT),
     "bytes": "".join(f"\\x{byte}" for byte in BYTES),
+    "JavaScript's percent": "".join(f"%u{ord(letter):04X}" for letter in TEXT),
+    "JavaScript's percent, escaped": "".join(f"%25u{ord(letter):04x}" for letter in TEXT),
     "percent in entities": "".join(f"&percnt;{byte}" for byte in BYTES),
 }
 
@@ -81,6 +83,14 @@ BLOCKS: dict[str, str] = {
     "colons": ":".join(BYTES),
     "a list": ", ".join(f"0x{byte}" for byte in BYTES),
     "quoted-printable": "".join(f"={byte.upper()}" for byte in BYTES),
+    "bars": "|".join(BYTES),
+    "bars with spaces": " | ".join(BYTES),
+    "a list of texts": str(BYTES)[2:-2],
+    "a list of texts in JSON": json.dumps(BYTES)[2:-2],
+    "each in brackets": "][".join(BYTES),
+    "percent with spaces": "% " + " % ".join(BYTES),
+    "backslashes with spaces": " ".join(f"\\x{byte}" for byte in BYTES),
+    "names of characters": " ".join(f"U+00{byte}" for byte in BYTES),
     "base64 in hex": LINE.encode().hex(" "),
     "hex in base64": _in_base64("".join(BYTES)),
 }
@@ -92,6 +102,19 @@ def test_blocks_of_readable_text_give_way_to_it(written: str) -> None:
     assert TEXT[:20] in seen
     assert seen.startswith("Decode this: ") and seen.endswith(" Thanks!")
     assert written not in seen
+
+
+@pytest.mark.parametrize(
+    ("written", "word"),
+    [
+        ("=69bu=70rofen", "ibuprofen"),
+        ("=6Dedicine=73", "medicines"),
+        ("=74ak=65", "take"),
+        ("f=C3=BCnf", "fünf"),
+    ],
+)
+def test_a_word_in_quoted_printable_is_read_behind_it(written: str, word: str) -> None:
+    assert visible(f"Now {written}, please") == f"Now {written} {word}, please"
 
 
 def test_a_short_block_stays_as_its_text_could_hide_it() -> None:
@@ -137,7 +160,9 @@ PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + RANDOM.randbytes(3000)
         "100%, 10%20%30%40%50%, a 30%50%70% split, 5%de, 100%cotton, %zz, 50%ff",
         r"C:\users\new, bin\x64\Release, \d+\s*\w, \unit, \frac{1}{2}, a\nb",
         "2*3*4, f**k, s**t, **Note** this, *all* of it, x < y > z, a<br>b, <b>bold</b> words",
-        "x=10, y=20, ?page=10&limit=50, a==b",
+        "x=10, y=20, ?page=10&limit=50, a==b, x=10y=20, 10% | 20% | 30% | 40% | 50% | 60% | 70%",
+        "| 10 | 20 | 30 | 40 | 50 | 60 | 70 | 80 | 90 |, ['be', 'ad', 'fa', 'de', 'ed'], 5%u00",
+        "| de | ad | be | ef | ca | fe | ba | be | 00 | 01 | 02 | 03 |, [0xff, 0xd8, 0xff, 0xe0]",
         "4242 4242 4242 4242, +44 20 7493 4545, 2024-01-02 12:30:45, 1928-29-30-31-32-33-34-35-36",
         "d41d8cd98f00b204e9800998ecf8427e 550e8400-e29b-41d4-a716-446655440000",
         hashlib.sha256(b"x").hexdigest(),
@@ -181,6 +206,11 @@ def test_encodings_inside_each_other_have_an_end() -> None:
             "aaaaaaaaaaaa \n ",
             "aaaaaaaaaaa/",
             "=54",
+            "a=54",
+            "% 54 ",
+            "'5a', ",
+            "x5a",
+            "[",
         ),
         *("&", "&#9", "&amp;", "&#84;", "&aaaaaaaaaaaaaaaaaaaa", "%", "%54", "%25", "%54 "),
         *("\\", "\\u0054", "\\x54", "\\U", "<", "<a", "<a>", "a<b>", "<!--", "*", "a*", "~~a"),
@@ -191,6 +221,20 @@ def test_a_long_text_takes_time_as_its_length(unit: str) -> None:
     repeated = unit * (200_000 // len(unit))
     for text in (repeated, f"a{repeated}", f"&#{repeated}!"):
         assert len(visible(text)) < 2 * len(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["&abcdefghijklmnop", "123456789012 ", "abcdefghijklm\n", "12345678901234,"],
+)
+def test_words_and_numbers_are_not_decoded(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding each costs more than all else that is done with a text."""
+
+    def refused(data: bytes) -> bytes:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("guard.prompt.encodings.binascii.a2b_base64", refused)
+    assert visible(unit * 3) == unit * 3
 
 
 WAYS: tuple[Callable[[str], str], ...] = (

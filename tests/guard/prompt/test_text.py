@@ -8,7 +8,6 @@ import re
 import pytest
 
 from data.generator.tricks import TRICKS
-from guard.prompt import text as text_module
 from guard.prompt.text import MARKS, reading_hash, visible
 
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
@@ -17,22 +16,31 @@ PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the re
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("_LOOK_ALIKES", {}),
-        ("_SMALL_CAPITALS", {}),
-        ("_TAGS", {}),
-        ("_INKLESS", re.compile("x{9}")),
-        ("_BLANK", re.compile("x{9}")),
-        ("_BREAKS", ""),
-        ("_STYLED", ("<font>",)),
-        ("MARKS", 40),
-        ("LATIN_SHARE", 0.6),
+        ("text._LOOK_ALIKES", {}),
+        ("text._SMALL_CAPITALS", {}),
+        ("text._TAGS", {}),
+        ("text._INKLESS", re.compile("text.x{9}")),
+        ("text._BLANK", re.compile("text.x{9}")),
+        ("text._BREAKS", ""),
+        ("text._STYLED", ("<font>",)),
+        ("text.MARKS", 40),
+        ("text.LATIN_SHARE", 0.6),
+        *(
+            (f"encodings.{name}", 1)
+            for name in (
+                *("DEPTH", "SHORTEST", "SHORTEST_BASE64", "FEWEST_BYTES", "PRINTABLE_SHARE"),
+                *("WORD_SHARE", "LONG", "LONG_WORD_SHARE"),
+            )
+        ),
+        ("encodings._BLOCK", re.compile("(?P<hex>x{9})(?P<quoted>y)")),
+        ("encodings._BACKSLASH", re.compile("x{9}")),
     ],
 )
 def test_the_hash_of_readings_names_how_text_is_read(
     name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = reading_hash()
-    monkeypatch.setattr(text_module, name, value)
+    monkeypatch.setattr(f"guard.prompt.{name}", value)
     reading_hash.cache_clear()
     try:
         assert reading_hash() != before
