@@ -254,8 +254,7 @@ def _refuse_beside_the_messages(
 ) -> None:
     """Raise GuardError where a chat completion may say something beside its messages."""
     for fields, known in [(completion, keys.COMPLETION), *((one, keys.CHOICE) for one in choices)]:
-        key = keys.first_that_may_say(fields, {*known, "choices", "message"})
-        if key is not None:
+        for key in keys.unread_keys(fields, known, ("choices", "message")):
             raise GuardError(
                 f"the response has the key {key!r}, which no rule reads",
                 got=repr(fields)[:60],
