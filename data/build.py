@@ -137,8 +137,9 @@ def _files_read(source: str) -> list[Path]:
 
 # What rows are read and written with besides this stage.
 RENDERING = (
-    *("conversation/chat.py", "conversation/example.py", "conversation/row.py"),
-    *("rule.py", "prompt/text.py", "files/text_file.py"),
+    *("conversation/chat.py", "conversation/example.py", "conversation/keys.py"),
+    *("conversation/row.py", "rule.py", "prompt/encodings.py", "prompt/text.py"),
+    *("files/strict_json.py", "files/text_file.py"),
 )
 
 

@@ -76,7 +76,9 @@ class ContentPart(BaseModel):
 
     @property
     def words(self) -> str | None:
-        """Its text; None if it is no text."""
+        """Its text, of a model's reasoning none; None if it is no text."""
+        if self.type in keys.REASONING_PARTS:
+            return ""
         if self.type not in TEXT_PARTS:
             return None
         return "\n".join(text for text in (self.text, self.refusal) if text)
@@ -130,21 +132,22 @@ class ChatMessage(BaseModel):
         for call in self.calls:
             yield _call_line(call)
 
-    def unknown_keys(self) -> Iterator[tuple[str, bool]]:
-        """Its unknown keys and those of its texts, each by where it stands, and whether words may
-        come with it.
+    def unread_keys(self) -> Iterator[str]:
+        """Its keys under which words may stand that nobody reads, and those of its texts, each by
+        where it stands.
         """
-        yield from keys.unknown_keys(self.model_extra or {}, keys.MESSAGE)
+        beside = {"tool_call_id": self.tool_call_id, **(self.model_extra or {})}
+        yield from keys.unread_keys(beside, keys.MESSAGE)
         for index, part in enumerate(self._parts):
-            if part.words is None:
+            if part.type not in TEXT_PARTS:
                 continue
-            for key, may_say in keys.unknown_keys(part.model_extra or {}, keys.PART):
-                yield f"content.{index}.{key}", may_say
+            for key in keys.unread_keys(part.model_extra or {}, keys.PART):
+                yield f"content.{index}.{key}"
 
     @property
     def unread(self) -> list[str]:
-        """In words, the parts that are no text, and the first unknown key that may say something:
-        there may be very many.
+        """In words, the parts that are no text, and the first of its unread keys, which may be very
+        many.
         """
         parts = []
         for part in self._parts:
@@ -152,10 +155,9 @@ class ChatMessage(BaseModel):
                 parts.append(part.kind)
         if self.audio:
             parts.append("a sound")
-        for key, may_say in self.unknown_keys():
-            if may_say:
-                parts.append(f"the key {key!r}")
-                break
+        for key in self.unread_keys():
+            parts.append(f"the key {key!r}")
+            break
         return parts
 
     @property
@@ -315,7 +317,8 @@ def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         if isinstance(call.get(key), Mapping):
             beside: dict[str, Any] = {}
             for name, value in call.items():
-                if name != key and name not in keys.TOOL and value is not None:
+                is_silent = value is None or keys.is_silent(name, value, keys.TOOL)
+                if name != key and not is_silent:
                     beside[name] = value
             return dict(call[key]), beside
     return dict(call), {}
@@ -323,7 +326,11 @@ def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 def _call_line(call: Mapping[str, Any]) -> str:
     """A tool call as `_line`, without what its provider keeps with it."""
-    return _line({key: value for key, value in call.items() if key not in keys.CALL})
+    said: dict[str, Any] = {}
+    for key, value in call.items():
+        if not keys.is_silent(key, value, keys.CALL):
+            said[key] = value
+    return _line(said)
 
 
 def _line(tool: Mapping[str, Any]) -> str:

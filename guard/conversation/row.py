@@ -2,15 +2,15 @@
 
 A row has `messages` as OpenAI has them, with or without `tools` and the `response` to them, or
 `prompt` and `response`, or `text`; each of them with or without `system`. One of the others that
-stands beside them must say again what one of the turns says. One of the turns must say something.
-Knows nothing of labels and of files.
+stands beside them, or of the names that other formats have for them, must say again what one of the
+turns says. One of the turns must say something. Knows nothing of labels and of files.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from guard.conversation import keys
@@ -20,6 +20,16 @@ from guard.errors import GuardError
 from guard.files.strict_json import RepeatedKey, in_words, read_json
 
 CONVERSATION_FIELDS = ("messages", "prompt", "response", "text")
+# What other formats call a conversation or a part of it, and these fields, by their letters.
+FOREIGN_FIELDS = frozenset(
+    {*CONVERSATION_FIELDS, "system", "tools", "conversation", "conversations", "dialog", "dialogue"}
+    | {"history", "turns", "content", "context", "documents", "toolcalls", "functioncall"}
+    | {"functions", "systemprompt", "instruction", "instructions", "input", "question", "query"}
+    | {"completion", "output", "answer", "reply"}
+)
+_NO_LETTER = re.compile(r"[\W_]")
+# A text that names tools and does not describe them.
+_TOOL_NAMES = re.compile(r"[\w.-]*(?:\s*,\s*[\w.-]+)*", re.ASCII)
 # What chat templates write around turns: control tokens, roles, signs.
 _TEMPLATE = re.compile(
     r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,20}\]|[^\w\s]|_|\b(?:system|user|human|question|q|instruction"
@@ -49,7 +59,7 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
     else:
         raise _no_conversation(fields)
     turns = _after_system(turns, present)
-    for name in beside:
+    for name in (*beside, *_of_other_formats(present)):
         _refuse_left_out(name, present, turns)
     if says_nothing(turns):
         raise GuardError(
@@ -58,6 +68,14 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
             remedy="Leave the row out, or write down what was said",
         )
     return turns
+
+
+def _of_other_formats(present: Mapping[str, Any]) -> Iterator[str]:
+    """The fields of FOREIGN_FIELDS, however they are written, but for those that are read."""
+    for name in present:
+        is_read = name in (*CONVERSATION_FIELDS, "system", "tools")
+        if not is_read and _NO_LETTER.sub("", str(name).lower()) in FOREIGN_FIELDS:
+            yield name
 
 
 def _no_conversation(fields: Mapping[str, Any]) -> GuardError:
@@ -88,15 +106,17 @@ def json_cell(value: Any, name: str) -> Any:
 
 def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Message]) -> None:
     """Raise GuardError where the field `name`, which is not read, has tools, or says what none of
-    the turns says. A value that is neither text nor messages, such as an id, says nothing.
+    the turns says. A number says nothing, nor does an object that only names a prompt's template.
     """
     value = present.get(name)
     remedy = f"Make it one of the turns, or leave {name} out"
     if name == "tools":
-        is_left_out = bool(_described_tools(value))
+        is_left_out = _describes_tools(value)
         remedy = "Write the conversation as messages, or leave the tools out"
     elif isinstance(value, str):
         is_left_out = not (_is_said(value, turns) or _renders(value, turns))
+    elif isinstance(value, dict):
+        is_left_out = any(keys.unread_keys(value, keys.TEMPLATE))
     else:
         is_left_out = isinstance(value, list) and not _are_said(value, turns)
     if is_left_out:
@@ -107,8 +127,8 @@ def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Mess
         )
 
 
-def _described_tools(tools: Any) -> Any:
-    """The tools of a cell; none where a text only names them.
+def _describes_tools(tools: Any) -> bool:
+    """Whether a cell says more of tools than their names.
 
     Raises GuardError for JSON that has a key twice or is nested too deeply.
     """
@@ -117,8 +137,10 @@ def _described_tools(tools: Any) -> Any:
     except GuardError as error:
         if isinstance(error.__cause__, RepeatedKey | RecursionError):
             raise
-        return []
-    return described if isinstance(described, list | dict) else []
+        described = tools
+    if isinstance(described, str):
+        return _TOOL_NAMES.fullmatch(described.strip()) is None
+    return isinstance(described, list | dict) and bool(described)
 
 
 def _is_said(text: str, turns: Sequence[Message]) -> bool:
@@ -254,8 +276,7 @@ def _refuse_beside_the_messages(
 ) -> None:
     """Raise GuardError where a chat completion may say something beside its messages."""
     for fields, known in [(completion, keys.COMPLETION), *((one, keys.CHOICE) for one in choices)]:
-        key = keys.first_that_may_say(fields, {*known, "choices", "message"})
-        if key is not None:
+        for key in keys.unread_keys(fields, known, ("choices", "message")):
             raise GuardError(
                 f"the response has the key {key!r}, which no rule reads",
                 got=repr(fields)[:60],

@@ -38,8 +38,8 @@ def read_json(content: str | bytes) -> Any:
         return json.loads(text, object_pairs_hook=_object)
     except _Repeated:
         raise _repeated_key(text) from None
-    except json.JSONDecodeError:
-        raise
+    except json.JSONDecodeError as error:  # some of Python's end as the place begins that follows
+        raise json.JSONDecodeError(error.msg.removesuffix(" at"), text, error.pos) from None
     except ValueError:  # Python's, whose words are for whoever runs it
         problem = "a number has too many digits"
         raise json.JSONDecodeError(problem, text, _long_number(text)) from None

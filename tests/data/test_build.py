@@ -529,7 +529,9 @@ def test_data_sets_depend_on_the_code_of_every_folder_of_the_stage(
         "data/generator/writer.py",
         "data/debate/prompts.py",
         "data/generator/__init__.py",
-        "guard/conversation/chat.py",  # how messages are read
+        # How rows are read.
+        *(f"guard/conversation/{name}.py" for name in ("chat", "keys", "row")),
+        *("guard/prompt/encodings.py", "guard/prompt/text.py", "guard/files/strict_json.py"),
     } <= names
     assert not any("__pycache__" in name for name in names)
     assert {name.partition("/")[0] for name in names} == {"data", "guard"}

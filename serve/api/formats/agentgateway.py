@@ -18,7 +18,7 @@ https://github.com/agentgateway/agentgateway
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
@@ -71,7 +71,7 @@ class PromptRequest(NoHiddenWords):
 class ReplyChoice(NoHiddenWords):
     """One of a model's replies."""
 
-    silent_keys = keys.CHOICE
+    silent_keys: ClassVar[keys.Shapes] = keys.CHOICE
 
     message: ChatMessage
 

@@ -21,7 +21,6 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
-from guard.conversation import keys
 from guard.conversation.chat import ChatMessage, says_nothing, turns
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -58,21 +57,19 @@ class StrictBody(KnownKeys):
     model_config = ConfigDict(strict=True)
 
 
-class MessageBody(StrictBody, ChatMessage):
-    """One of OpenAI's messages as it came from a client or a model, and no unknown key, in its
-    texts none that may say something.
+class MessageBody(ChatMessage):
+    """One of OpenAI's messages as it came from a client or a model, without a key that may say what
+    no rule reads.
 
     Ids, annotations, a model's reasoning and the like may stand there and are not judged.
     """
 
-    model_config = ConfigDict(extra="forbid")
-    silent_keys = keys.MESSAGE
+    model_config = ConfigDict(strict=True)
 
     @model_validator(mode="after")
-    def _has_texts_of_known_keys(self) -> Self:
-        for key, may_say in self.unknown_keys():
-            if may_say:
-                raise ValueError(f"{key}: there is no such key; no rule would read what it says")
+    def _has_no_unread_keys(self) -> Self:
+        for key in self.unread_keys():
+            raise ValueError(f"{key}: no rule would read what it says; leave it out")
         return self
 
 

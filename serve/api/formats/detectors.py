@@ -16,12 +16,13 @@ https://github.com/foundation-model-stack/fms-guardrails-orchestrator
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from guard.conversation import keys
 from guard.conversation.chat import ChatMessage
 from guard.conversation.example import Message
 from guard.verdict import Verdict
@@ -62,7 +63,7 @@ Rule = Annotated[str, Depends(_rule)]
 class DetectorRequest(NoHiddenWords):
     """What is put to a detector. A client's parameters, such as its threshold, say nothing."""
 
-    silent_keys = frozenset({"detector_params"})
+    silent_keys: ClassVar[keys.Shapes] = {"detector_params": keys.ANYTHING}
 
 
 class ContentsRequest(DetectorRequest):

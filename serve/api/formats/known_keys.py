@@ -15,22 +15,19 @@ from serve.api.errors import NAMED_PROBLEMS
 class KnownKeys(BaseModel):
     """A body whose unknown keys are refused: each by name, or as one error where there are more
     than an answer names. Of a body full of them pydantic would make an error each, for seconds.
-    `silent_keys` carry no text that is judged, and are left out.
     """
 
     model_config = ConfigDict(extra="forbid")
-    silent_keys: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
     def _has_few_unknown_keys(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        said = {key: value for key, value in body.items() if key not in cls.silent_keys}
-        unknown = [key for key in said if key not in cls.model_fields]
+        unknown = body.keys() - cls.model_fields.keys()
         if len(unknown) > NAMED_PROBLEMS:
             raise ValueError(f"{len(unknown)} keys are unknown; GET /docs lists the known ones")
-        return said
+        return body
 
 
 class NoHiddenWords(BaseModel):
@@ -38,14 +35,13 @@ class NoHiddenWords(BaseModel):
     is refused, unless it is one of `silent_keys`, which carry no text that is judged.
     """
 
-    silent_keys: ClassVar[frozenset[str]] = frozenset()
+    silent_keys: ClassVar[keys.Shapes] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _hides_no_words(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        key = keys.first_that_may_say(body, cls.silent_keys | cls.model_fields.keys())
-        if key is not None:
+        for key in keys.unread_keys(body, cls.silent_keys, cls.model_fields):
             raise ValueError(f"the key {key!r} is unknown, and no rule would read what it says")
         return body

@@ -16,7 +16,9 @@ other formats.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from bisect import bisect_left
+from collections.abc import Sequence, Set
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
@@ -66,18 +68,12 @@ class GuardrailParams(NoHiddenWords):
 class GatewayCaller(NoHiddenWords):
     """The caller, by the gateway's keys."""
 
-    silent_keys = frozenset(
-        f"user_api_key_{name}"
-        for name in (
-            "hash",
-            "alias",
-            "user_id",
-            "user_email",
-            "team_alias",
-            "end_user_id",
-            "org_id",
-        )
-    )
+    silent_keys: ClassVar[keys.Shapes] = {
+        **dict.fromkeys(("user_api_key_alias", "user_api_key_team_alias"), keys.ANYTHING),
+        **dict.fromkeys(("user_api_key_user_id", "user_api_key_end_user_id"), keys.ANYTHING),
+        **dict.fromkeys(("user_api_key_hash", "user_api_key_org_id"), keys.ID),
+        "user_api_key_user_email": keys.ANYTHING,
+    }
 
     user_api_key_team_id: Annotated[str, Field(max_length=MAX_SALT)] | None = None
 
@@ -94,7 +90,13 @@ class Replies(NamedTuple):
 class GuardrailRequest(NoHiddenWords):
     """What is to be checked."""
 
-    silent_keys = frozenset({"litellm_trace_id", "litellm_version", "model", "request_headers"})
+    silent_keys: ClassVar[keys.Shapes] = {
+        "litellm_trace_id": keys.ID,
+        "litellm_version": keys.WORD,
+        "model": keys.MESSAGE["model"],
+        "request_headers": keys.ANYTHING,
+        "usage": keys.MESSAGE["usage"],
+    }
 
     input_type: Literal["request", "response"]
     litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
@@ -174,11 +176,12 @@ class GuardrailRequest(NoHiddenWords):
         calls: set[str] = set()
         for turn in chat:
             said.update(turn.content.splitlines())
+        in_order = sorted(said)
         for message in self.structured_messages or ():
             calls.update(map(_call_key, message.calls))
         unread = unread_parts(chat)
         beside: list[str] = []
-        if any(not said.issuperset(text.splitlines()) for text in self.texts or ()):
+        if any(not _is_said(text, said, in_order) for text in self.texts or ()):
             beside.append("texts has what no message says")
         if not calls.issuperset(map(_call_key, self.tool_calls or ())):
             beside.append("tool_calls has a call of no message")
@@ -207,6 +210,18 @@ class GuardrailRequest(NoHiddenWords):
     def _unread_images(self) -> list[ContentPart]:
         """The images, as parts of a message that no rule reads."""
         return [ContentPart(type="image_url") for _ in self.images or ()]
+
+
+def _is_said(text: str, said: Set[str], in_order: Sequence[str]) -> bool:
+    """Whether each line of a text is among those that are said. The last may be the beginning of
+    one: LiteLLM cuts texts at its option `max_text_chars`.
+    """
+    if not text:
+        return True
+    *lines, last = text.splitlines()
+    first = bisect_left(in_order, last)  # what begins so stands from here on
+    begins_one = first < len(in_order) and in_order[first].startswith(last)
+    return begins_one and said.issuperset(lines)
 
 
 def _call_key(call: dict[str, Any]) -> str:

@@ -48,11 +48,45 @@ TOOLS = [{"name": "pay"}]
         {"messages": HI, "text": "Hi and Q"},
         {"prompt": "Q", "response": "A", "text": "Q B A"},
         {"messages": HI, "text": "<|user|> Hi <|end|> Take 800 mg."},
+        {"messages": HI, "prompt": {"text": "Take 800 mg."}},
+        {"messages": HI, "prompt": {"name": "Take 800 mg."}},
+        {"messages": HI, "text": {"content": "A"}},
+        {"prompt": "Q", "response": "A", "text": {"content": ["A"]}},
+        {"prompt": "Q", "response": "A", "tools": "Take 800 mg."},
+        {"text": "T", "tools": '"Take 800 mg."'},
     ],
 )
 def test_what_would_be_left_out_of_a_row_is_an_error(fields: dict[str, Any]) -> None:
     with pytest.raises(GuardError, match="would be left out"):
         conversation_of(fields)
+
+
+@pytest.mark.parametrize(
+    "rest", [{"messages": HI}, {"prompt": "Hi", "response": "A"}, {"text": "Hi"}]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "Messages",
+            "PROMPT",
+            " Text",
+            "tool_calls",
+            "functions",
+            "system_prompt",
+            "System",
+            "toolCalls",
+        ),
+        *("content", "Completion", "conversation", "conversations", "output", "answer", "context"),
+    ],
+)
+def test_a_field_of_another_format_must_say_what_is_said(rest: dict[str, Any], name: str) -> None:
+    for value in ("Take 800 mg.", [{"role": "user", "content": "Take 800 mg."}], {"text": "A"}):
+        with pytest.raises(GuardError, match=f"{name} stands beside"):
+            conversation_of(rest | {name: value})
+    for value in ("Hi", [*HI], [], {}, "", None, 5):
+        assert conversation_of(rest | {name: value}) == conversation_of(rest)
+    assert conversation_of(rest | {f"{name}_id": "Row 5"}) == conversation_of(rest)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def problem(text: str | bytes) -> str:
         ('{"": 1, "": 2}', "the key '' stands twice at column 9"),
         ('{"a": "' + "1" * 5000 + '", "b": ' + "1" * 5000 + "}", "too many digits at column 5016"),
         ('{"a": 1,}', "Expecting property name enclosed in double quotes at column 9"),
+        ('{"a": "b\x01"}', "Invalid control character at column 9"),
+        ('{"a": "b', "Unterminated string starting at column 7"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, where: str) -> None:

@@ -36,6 +36,11 @@ def client() -> Iterator[httpx.Client]:
             "the body is not JSON: Expecting value at character 13",
         ),
         (
+            '{"messages": "a\tb"}',
+            "application/json",
+            "the body is not JSON: Invalid control character at character 15",
+        ),
+        (
             '{"messages": []}',
             "text/plain",
             "the body must be a JSON object, sent with `content-type: application/json`",

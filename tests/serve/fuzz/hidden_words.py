@@ -23,6 +23,8 @@ WORD = WORDS[RULE]
 KEYS = (
     *("content_blocks", "parts", "blocks", "body", "value", "message", "delta", "Content", "TEXT"),
     *("documents", "context", "system", "instructions", "transcript", "title", "a key", ""),
+    # Known ones, whose values are no words.
+    *("index", "created", "usage", "cache_control"),
 )
 FUNCTION = {"name": "pay", "description": "Pays.", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": FUNCTION}

@@ -39,7 +39,10 @@ SILENT: list[dict[str, Any]] = [
     {"content": [{"type": "text", "text": None}]},
     {"content": None, "refusal": None, "tool_calls": [], "function_call": None, "audio": None},
     {"content": None, "reasoning_content": "I should say ibuprofen.", "annotations": []},
+    {"content": [{"type": "thinking", "thinking": "I should say ibuprofen.", "signature": "x"}]},
+    {"content": [{"type": "redacted_thinking", "data": "Zm9v"}]},
 ]
+SENTENCE = f"Take {WORD}."
 # What carries words under a key that no rule reads: of a message, or of its text.
 HIDDEN: list[dict[str, Any]] = [
     {"content_blocks": [{"type": "text", "text": WORD}]},
@@ -49,7 +52,17 @@ HIDDEN: list[dict[str, Any]] = [
     {"documents": {"title": WORD}},
     {"delta": {"content": WORD}},
     {"Content": WORD},
-    {f"Take {WORD}.": 1},
+    {SENTENCE: 1},
+    {"index": SENTENCE},
+    {"id": SENTENCE},
+    {"created": SENTENCE},
+    {"phase": SENTENCE},
+    {"stop_sequence": SENTENCE},
+    {"tool_call_id": SENTENCE},
+    {"usage": {"t": WORD}},
+    {"cache_control": {"x": WORD}},
+    {"metadata": {"x": SENTENCE}},
+    {"x": [*WORD.encode(), *WORD.encode()]},
     {"images": [{"image_url": {"url": "x"}}]},
     {"content": [{"type": "text", "text": "Hello.", "content": WORD}]},
     {"content": [{"type": "text", "text": "Hello.", "x": {"y": WORD}}]},
@@ -64,6 +77,19 @@ ORDINARY: list[dict[str, Any]] = [
     {"cache_control": {"type": "ephemeral"}, "created_at": "2026-01-01"},
     {"content": [{"type": "text", "text": "Hello.", "cache_control": {"type": "ephemeral"}}]},
     {"content": [{"type": "output_text", "text": "Hello.", "annotations": [], "logprobs": []}]},
+    {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello."}]},
+    {
+        "content": [
+            {"type": "text", "text": "Hello.", "thought_signature": "Zm9v", "reasoning": "a b"}
+        ]
+    },
+    {"content": [{"type": "text", "text": "Hello.", "provider_specific_fields": {"a": "b c"}}]},
+    {"native_finish_reason": "STOP", "logprobs": {"content": [{"token": " mg", "logprob": -1.5}]}},
+    {"tool_name": "pay", "call_id": "call_1", "user": "7", "encrypted_content": "Zm9v="},
+    {"metadata": {"user_id": "7"}, "parentId": "a-1", "childrenIds": ["b-2"]},
+    {"usage": {"input_tokens": 5, "service_tier": "standard"}, "index": 1, "timestamp": 1.5},
+    # What says nothing, under whatever key.
+    {"prefix": True, "images": [], "weight": 1, "x": "", "y": {"a": 1}, "z": [1, None]},
 ]
 
 
@@ -160,13 +186,16 @@ def test_what_clients_have_beside_a_text_changes_nothing(
     assert engine.conversations[-1][:2] == (Message("user", "Hi"), Message("assistant", "Hello."))
 
 
+@pytest.mark.parametrize("key", ["id", "index", "type", "extra_content"])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_key_without_words_is_left_out_and_refused_by_our_own_formats(
-    client: httpx.Client, name: str
+def test_a_call_s_id_is_left_out_and_a_sentence_in_its_place_is_read(
+    engine: WordEngine, client: httpx.Client, name: str, key: str
 ) -> None:
-    wordless = {"prefix": True, "images": [], "weight": 1, "x": "", "y": {}, "z": [1, None]}
-    expected = "unjudged" if name in OUR_OWN else "allow"
-    assert judged(client, name, [HI, REPLY | wordless]) == expected
+    call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
+    messages = [HI, {"role": "assistant", "tool_calls": [call | {key: SENTENCE}]}]
+    assert judged(client, name, messages) == ("allow" if key == "extra_content" else "violation")
+    judged(client, name, [HI, {"role": "assistant", "tool_calls": [call]}])
+    assert engine.conversations[-1][1].content == '{"name": "pay", "arguments": {}}'
 
 
 CHAT = {"messages": [HI]}
@@ -191,6 +220,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (LITELLM, {"input_type": "request", "structured_messages": [HI], "texts": ["Hi", WORD]}),
     (LITELLM, {"input_type": "request", "structured_messages": [HI], "documents": [WORD]}),
     (LITELLM, {"input_type": "request", "texts": ["Hi"], "request_data": {"text": WORD}}),
+    (LITELLM, {"input_type": "request", "texts": ["Hi"], "usage": {"t": WORD}}),
+    (LITELLM, {"input_type": "request", "texts": ["Hi"], "litellm_trace_id": SENTENCE}),
     (
         LITELLM,
         {
@@ -232,5 +263,6 @@ def test_a_chat_s_own_texts_images_and_calls_beside_it_change_nothing(client: ht
     text = {"type": "text", "text": "Two\n\nlines."}
     messages = [{"role": "user", "content": [text]}, {"role": "assistant", "tool_calls": [call]}]
     body = {"input_type": "request", "structured_messages": messages, "tool_calls": [reordered]}
-    request = WireRequest(LITELLM, (body | {"texts": [text["text"], ""]},))
+    beside = {"texts": [text["text"], "", "Two\n\nli"], "usage": {"prompt_tokens": 5}}
+    request = WireRequest(LITELLM, (body | beside,))
     assert outcome(request, request.send(client)) == "allow"
