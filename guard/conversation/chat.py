@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from guard.conversation import keys
 from guard.conversation.example import Message, as_messages
 from guard.errors import GuardError
+from guard.layout import fingerprint
 from guard.prompt.encodings import without_escapes
 from guard.prompt.text import visible
 from guard.wrong_values import wrong_values
@@ -53,6 +54,17 @@ PIECE = re.compile(r"\S.{0,4000}\S*", re.DOTALL)  # of a text; no escape goes on
 # JSON's escapes of characters, next to each other: one character may take two (UTF-16).
 ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 FUNCTION_KEYS = ("function", "custom")  # of a tool or a tool call: what is read as its function
+
+
+# Messages with all that is rendered, and something of what is not.
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\u0062"}'}}
+_SAMPLE: list[dict[str, Any]] = [
+    {"role": "developer", "content": "a"},
+    {"role": "user", "name": "b", "content": [{"type": "text", "text": "c"}, {"type": "file"}]},
+    {"role": "assistant", "refusal": "d", "reasoning": "e", "tool_calls": [_CALL | {"x": 1}]},
+    {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "f", "y": "g"}]},
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{"}},
+]
 
 
 @dataclass(frozen=True)
@@ -286,6 +298,14 @@ def is_seen(text: str) -> bool:
 @lru_cache(maxsize=10_000)  # more than the signs that nobody sees: a seen one ends the search
 def _is_sign_seen(sign: str) -> bool:
     return bool(visible(sign).strip())
+
+
+def rendering_hash() -> str:
+    """A fingerprint of how messages and tools become turns: if it changes, weights would read other
+    text than they were trained on.
+    """
+    rendered = turns_of(_SAMPLE, [{"name": "f"}, _CALL], where="the sample")
+    return fingerprint([asdict(turn) for turn in rendered])
 
 
 def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> Message:

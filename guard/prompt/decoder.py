@@ -27,6 +27,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from guard.conversation.chat import rendering_hash
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import fingerprint
@@ -120,10 +121,10 @@ class PromptBuilder:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over how text is read, and over what the builder makes of a fixed conversation
-        and rule. Weights answer exactly this rendering.
+        """SHA-256 over how text and messages are read, and over what the builder makes of a fixed
+        conversation and rule. Weights answer exactly this rendering.
         """
-        return fingerprint(reading_hash(), self._sample())
+        return fingerprint(reading_hash(), rendering_hash(), self._sample())
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
         """The prompt whose next token is the verdict.

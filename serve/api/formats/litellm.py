@@ -17,7 +17,7 @@ other formats.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from fastapi import APIRouter, Request
@@ -212,7 +212,7 @@ class GuardrailRequest(NoHiddenWords):
         return [ContentPart(type="image_url") for _ in self.images or ()]
 
 
-def _is_said(text: str, said: Set[str], in_order: Sequence[str]) -> bool:
+def _is_said(text: str, said: set[str], in_order: Sequence[str]) -> bool:
     """Whether each line of a text is among those that are said. The last may be the beginning of
     one: LiteLLM cuts texts at its option `max_text_chars`.
     """

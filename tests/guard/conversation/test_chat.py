@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guard.conversation import chat
 from guard.conversation.chat import (
     MAX_ARGUMENTS,
     ChatMessage,
     PartlyRead,
+    rendering_hash,
     says_nothing,
     tool_turns,
     turns,
@@ -334,3 +336,24 @@ def test_arguments_beyond_the_limit_are_not_decoded(
             turns(messages, tools)
     with pytest.raises(GuardError, match="too long to be read"):
         turns([ChatMessage(role="assistant", tool_calls=[half, half])])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOOLS", "Functions:\n"),
+        ("TEXT_PARTS", ("input_text",)),
+        ("ROLES", chat.ROLES | {"developer": "user"}),
+        ("FUNCTION_KEYS", ("custom",)),
+        ("_line", str),
+        ("_arguments", str),
+        ("is_seen", lambda text: False),
+    ],
+)
+def test_the_hash_follows_from_how_messages_are_rendered(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = rendering_hash()
+    assert rendering_hash() == before
+    monkeypatch.setattr(chat, name, value)
+    assert rendering_hash() != before
