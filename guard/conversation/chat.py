@@ -289,7 +289,8 @@ def is_seen(text: str) -> bool:
     characters each is looked at once, by itself.
     """
     for piece in PIECE.finditer(text):
-        plain = without_escapes(piece[0]).strip()  # spaces alone are the quickest to find
+        words = " ".join(set(piece[0].split()))
+        plain = without_escapes(words).strip()  # spaces alone are the quickest to find
         if INK.search(plain) or any(map(_is_sign_seen, set(plain))):
             return True
     return False

@@ -126,8 +126,8 @@ class BoundedHeads(HttpToolsProtocol):
         """The head is complete."""
         if self.transport.is_closing():
             return
-        if self.parser.get_method() == b"CONNECT" or not self._is_coding_known:
-            self._stop(HTTPStatus.NOT_IMPLEMENTED)
+        if status := self._status_of_refused_head():
+            self._stop(status)
         if self.parser.should_upgrade():
             return  # it is parsed again
         if self.parser.get_http_version() == "1.0":  # whose clients know no such answer
@@ -138,6 +138,17 @@ class BoundedHeads(HttpToolsProtocol):
         if len(self.pipeline) > MAX_WAITING:
             log.warning("a connection on which more than %d requests wait is closed", MAX_WAITING)
             self.transport.close()
+
+    def _status_of_refused_head(self) -> HTTPStatus | None:
+        """With what a complete head is refused; None if it is read. RFC 9112 wants one Host."""
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            return HTTPStatus.BAD_REQUEST
+        if self.parser.get_method() == b"CONNECT" or not self._is_coding_known:
+            return HTTPStatus.NOT_IMPLEMENTED
+        return None
 
     @property
     def _is_coding_known(self) -> bool:

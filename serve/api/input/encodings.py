@@ -6,9 +6,10 @@ Knows nothing of what a body says.
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from email.message import Message
+from email.utils import collapse_rfc2231_value
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -18,36 +19,58 @@ from starlette.types import Receive, Scope
 # zlib's number for each header that it checks; x-gzip is gzip's old name.
 GZIP, ZLIB = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS
 WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": ZLIB}
+FORMATS = {GZIP: "gzip's format (RFC 1952)", ZLIB: "zlib's format (RFC 1950)"}
 MAX_CODINGS = 4  # of one body, each with a window of its own
-CHARSET = re.compile(r"charset\*?\s*=\s*([^\s;,]*)", re.IGNORECASE)
-CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+MAX_MEMBERS = 100  # of a gzip body: for each, what is behind it is copied
+CHARSETS = ("utf-8", "utf8", "unicode-1-1-utf-8", "us-ascii", "ascii")
+MAX_TYPE = 1000  # characters of a content-type
 NAMED = 40  # characters of an unknown name that are said
 ENCODING, LENGTH, TYPE = "content-encoding", "content-length", "content-type"
 ACCEPTED = {"accept-encoding": "gzip, deflate, identity"}
 
 
 class Unpacking:
-    """One coding of a body, undone piece by piece up to `max_bytes`."""
+    """One coding of a body, undone piece by piece up to `max_bytes`. A gzip body may have several
+    members, one behind the other.
+    """
 
     def __init__(self, coding: str, max_bytes: int) -> None:
         self._coding = coding
         self._max_bytes = self._left = max_bytes
-        self._inflate = zlib.decompressobj(WINDOW_BITS[coding])
+        self._bits = WINDOW_BITS[coding]
+        self._inflate = zlib.decompressobj(self._bits)
+        self._members = 1
 
     def unpacked(self, piece: bytes, *, is_last: bool) -> bytes:
         """The next bytes. Raises HTTPException 413 for too many, 400 for what is not the coding."""
+        unpacked = []
+        while piece:
+            if self._inflate.eof:
+                self._begin_member()
+            unpacked.append(self._of_member(piece))
+            piece = self._inflate.unused_data
+        if is_last and not self._inflate.eof:
+            raise self._wrong("the body breaks off before its end")
+        return b"".join(unpacked)
+
+    def _begin_member(self) -> None:
+        if self._bits != GZIP:
+            raise self._wrong("the body goes on behind its end")
+        if self._members == MAX_MEMBERS:
+            raise self._wrong(f"the body has more than {MAX_MEMBERS} members")
+        self._inflate = zlib.decompressobj(self._bits)
+        self._members += 1
+
+    def _of_member(self, piece: bytes) -> bytes:
         try:
             unpacked = self._inflate.decompress(piece, self._left + 1)
         except zlib.error:
-            raise self._wrong("the body is not in it, or damaged") from None
+            problem = f"the body is not in {FORMATS[self._bits]}, or damaged"
+            raise self._wrong(problem) from None
         self._left -= len(unpacked)
         if self._left < 0:
             limit = f"the limit is {self._max_bytes:,} bytes"
             raise HTTPException(413, f"the body is too large once unpacked; {limit}")
-        if self._inflate.unused_data:
-            raise self._wrong("the body goes on behind its end")
-        if is_last and not self._inflate.eof:
-            raise self._wrong("the body breaks off before its end")
         return unpacked
 
     def _wrong(self, problem: str) -> HTTPException:
@@ -97,7 +120,19 @@ def _codings(headers: Headers) -> Sequence[str]:
 
 def _refuse_charsets(content_types: Sequence[str]) -> None:
     """Raise HTTPException 415 where one names other characters than those of UTF-8."""
-    for charset in CHARSET.findall(";".join(content_types)):
-        name = charset.strip("\"'").lower()
-        if name not in CHARSETS:
-            raise HTTPException(415, f"{TYPE}: the charset is utf-8; got {name[:NAMED]!r}")
+    for charset in charsets(content_types):
+        if charset not in CHARSETS:
+            raise HTTPException(415, f"{TYPE}: the charset is utf-8; got {charset[:NAMED]!r}")
+
+
+def charsets(content_types: Sequence[str]) -> Iterator[str]:
+    """The characters that content types name. Raises HTTPException 415 for too long a type."""
+    for content_type in content_types:
+        if len(content_type) > MAX_TYPE:
+            raise HTTPException(415, f"{TYPE}: at most {MAX_TYPE:,} characters")
+        header = Message()
+        header[TYPE] = content_type
+        for key, value in header.get_params(failobj=[]):
+            charset = collapse_rfc2231_value(value).strip("\"' ").lower()
+            if charset and key.lower().partition("*")[0] == "charset":
+                yield charset

@@ -5,6 +5,7 @@ values that reading them holds up everybody else. Knows nothing of what a body s
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from json import detect_encoding
 from typing import Any
 
 from fastapi import Request, Response
@@ -12,6 +13,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from guard.files.strict_json import STRING, decoded, read_json
+from guard.files.text_file import GZIP, no_text
+from serve.api.input.encodings import ENCODING, TYPE, charsets
 
 # Of a body: ten thousand messages with all of their fields, or a thousand tools, have half as many.
 MAX_VALUES = 300_000
@@ -65,14 +68,21 @@ def _refuse_many(value: Any) -> None:
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
+        content = await self.body()
+        encoding = detect_encoding(content)
+        named = list(charsets(self.headers.getlist(TYPE)))
+        if named and not encoding.startswith("utf-8"):
+            raise HTTPException(415, f"{TYPE}: the charset is {named[0]}; the body is {encoding}")
         try:
-            return read_body(await self.body())
+            return read_body(content)
         except TooManyValues as error:
             raise HTTPException(413, f"the body has {error}") from error
         except RecursionError as error:
             raise HTTPException(422, f"the body is {TOO_DEEP}") from error
         except UnicodeDecodeError as error:
-            raise HTTPException(400, f"the body is {NOT_UNICODE}") from error
+            kind = no_text(content) if encoding == "utf-8" else ""
+            remedy = f"; send it with `{ENCODING}: gzip`" if content.startswith(GZIP) else ""
+            raise HTTPException(400, f"the body is {kind or NOT_UNICODE}{remedy}") from error
 
 
 class StrictRoute(APIRoute):

@@ -22,7 +22,7 @@ from tests.serve.serving import serving
 Pack = Callable[[bytes], bytes]
 PACKS: dict[str, Pack] = {
     "gzip": gzip.compress,
-    "x-gzip": gzip.compress,
+    "x-gzip": lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:]),
     "GZIP": gzip.compress,
     "deflate": zlib.compress,
     "identity": bytes,
@@ -30,7 +30,12 @@ PACKS: dict[str, Pack] = {
 }
 UNKNOWN = ("br", "zstd", "compress", "aws-chunked", "gzip;q=1", "g\xadzip")
 DAMAGES = ("cut", "more", "another bit", "not packed", "not named", "unknown")
-TYPES = ("application/json", "application/json; charset=UTF-8", 'application/json;charset="ascii"')
+TYPES = (
+    "application/json",
+    "application/json; charset=",
+    "application/json; charset=UTF-8",
+    'application/json;charset="ascii"',
+)
 
 
 class PackedBody(NamedTuple):
@@ -62,9 +67,11 @@ def packed_body(plain: bytes, draw: random.Random) -> PackedBody:
 def _damaged(body: PackedBody, plain: bytes, damage: str, draw: random.Random) -> PackedBody:
     content = body.content
     if damage == "cut":
-        return body._replace(content=content[: draw.randrange(len(content))])
-    if damage == "more":
-        return body._replace(content=content + draw.choice([b"\n", b"\0", content]))
+        cut = content[: draw.randrange(len(content))]  # perhaps behind a whole member of gzip
+        return body._replace(content=cut, statuses=(400, 422))
+    if damage == "more":  # perhaps another member: a body that stands twice
+        more = content + draw.choice([b"\n", b"\0", content])
+        return body._replace(content=more, statuses=(400, 422))
     if damage == "not packed":
         return body._replace(content=plain)
     if damage == "not named":

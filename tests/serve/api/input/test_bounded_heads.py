@@ -18,7 +18,7 @@ from serve.api.input.bounded_heads import MAX_HEAD, MAX_WAITING, bounded_heads
 from tests.waiting import wait_until
 
 HEAD = b"POST / HTTP/1.1\r\nhost: here\r\n"
-NEXT = b"GET / HTTP/1.1\r\n\r\n"
+NEXT = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 HEAD_S = 0.4
 KEEP_ALIVE_S = 1
 
@@ -157,7 +157,7 @@ def test_empty_lines_do_not_keep_a_connection_that_was_answered(address: tuple[s
 def test_a_body_that_nobody_reads_does_not_keep_a_connection(address: tuple[str, int]) -> None:
     began = time.monotonic()
     with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"GET /early HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+        connection.sendall(b"GET /early HTTP/1.1\r\nhost: here\r\ncontent-length: 1000000\r\n\r\n")
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             while time.monotonic() < began + 60:
                 connection.sendall(b" ")
@@ -193,7 +193,9 @@ def test_a_connection_with_more_requests_waiting_is_closed(address: tuple[str, i
 def test_a_client_that_does_not_read_its_answer_is_closed_too(
     server: uvicorn.Server, address: tuple[str, int], method: str, kept: str
 ) -> None:
-    head = f"{method} /long HTTP/1.1\r\nconnection: {kept}\r\ncontent-length: 0\r\n\r\n"
+    head = (
+        f"{method} /long HTTP/1.1\r\nhost: here\r\nconnection: {kept}\r\ncontent-length: 0\r\n\r\n"
+    )
     connections = server.server_state.connections
     with socket.create_connection(address, timeout=60) as connection:
         connection.sendall(head.encode())
@@ -201,16 +203,20 @@ def test_a_client_that_does_not_read_its_answer_is_closed_too(
         wait_until(lambda: not connections, 10)
 
 
-BODY = b"POST /smuggled HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+BODY = b"POST /smuggled HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n"
 LENGTH = b"content-length: %d\r\n" % len(BODY)
 CHUNKED = b"transfer-encoding: chunked\r\n"
 CHUNKS = b"%x;a=b\r\n%b\r\n0\r\nx-more: a\r\n\r\n" % (len(BODY), BODY)
-CLOSE = b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"
-ONE = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
+CLOSE = b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
+ONE = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\n\r\n{}"
 WRONG = {  # heads and bodies that are refused, and by which status
-    "a tunnel": (b"CONNECT here:80 HTTP/1.1\r\n" + LENGTH + b"\r\n" + BODY, b"501"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+    "two hosts": (HEAD + b"Host: there\r\n\r\n", b"400"),
+    "two hosts and Upgrade": (HEAD + b"host: here\r\nupgrade: h2c\r\n\r\n", b"400"),
+    "another version": (b"GET / HTTP/2.0\r\nhost: here\r\n\r\n", b"505"),
+    "a tunnel": (b"CONNECT here:80 HTTP/1.1\r\nhost: here\r\n" + LENGTH + b"\r\n" + BODY, b"501"),
     "a tunnel and Upgrade": (
-        b"CONNECT here:80 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+        b"CONNECT here:80 HTTP/1.1\r\nhost: here\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
         b"501",
     ),
     "another coding": (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKS, b"501"),
@@ -252,13 +258,15 @@ def test_a_request_for_another_protocol_is_read_as_if_it_asked_for_none(
     address: tuple[str, int], method: str, token: bytes, framing: bytes, is_cut: bool
 ) -> None:
     head = (
-        f"{method} /echo HTTP/1.1\r\n".encode() + framing + b"connection: keep-alive, Upgrade\r\n"
+        f"{method} /echo HTTP/1.1\r\nhost: here\r\n".encode()
+        + framing
+        + b"connection: keep-alive, Upgrade\r\n"
     )
     head += b"upgrade: " + token + b"\r\nx-last: a\r\n\r\n"
     body = BODY if framing == LENGTH else CHUNKS
     said = answer_to(address, 2 * (head + body) + CLOSE, is_cut=is_cut)
     first, second, last, *behind = said.split(b"HTTP/1.1 ")[1:]
-    names = framing.split(b":")[0] + b" connection x-last|"
+    names = b"host " + framing.split(b":")[0] + b" connection x-last|"
     assert first == second and first.endswith(b"\r\n\r\n" + names + BODY)
     assert last.endswith(b"hi") and not behind
 
@@ -278,14 +286,14 @@ def test_a_refusal_is_the_last_answer_and_comes_behind_those_before(
 
 def test_a_request_that_has_its_answer_gets_no_second_one(address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"POST /early HTTP/1.1\r\n" + CHUNKED + b"\r\n")
+        connection.sendall(b"POST /early HTTP/1.1\r\nhost: here\r\n" + CHUNKED + b"\r\n")
         assert connection.recv(65536).endswith(b"hi")
         connection.sendall(b"no chunk\r\n" + CLOSE)
         assert answer(connection) == b""
 
 
 def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
-    sent = b"POST /echo HTTP/1.1\r\n" + CHUNKED + b"\r\n" + CHUNKS + CLOSE
+    sent = b"POST /echo HTTP/1.1\r\nhost: here\r\n" + CHUNKED + b"\r\n" + CHUNKS + CLOSE
     assert b"transfer-encoding|" in answer_to(address, sent, is_cut=False)
 
 
@@ -293,7 +301,8 @@ def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
 def test_who_does_not_know_of_it_is_not_told_to_go_on(
     address: tuple[str, int], version: str, count: int
 ) -> None:
-    sent = f"POST / HTTP/{version}\r\nexpect: 100-continue\r\nconnection: close\r\n".encode()
+    sent = f"POST / HTTP/{version}\r\nhost: here\r\nexpect: 100-continue\r\n".encode()
+    sent += b"connection: close\r\n"
     said = answer_to(address, sent + LENGTH + b"\r\n" + BODY, is_cut=False)
     assert said.count(b"HTTP/1.1 100 ") == count and said.endswith(b"hi")
 
@@ -303,6 +312,6 @@ def test_a_client_that_is_gone_is_seen_although_its_next_request_waits(
 ) -> None:
     tasks = server.server_state.tasks
     with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"GET /gone HTTP/1.1\r\n\r\n" + NEXT)
+        connection.sendall(b"GET /gone HTTP/1.1\r\nhost: here\r\n\r\n" + NEXT)
         wait_until(lambda: tasks, 10)
     wait_until(lambda: not tasks, 10)

@@ -28,6 +28,9 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
     "deflate": zlib.compress,
     "identity": bytes,
     "": bytes,
+    "gzip, identity": lambda body: b"".join(
+        gzip.compress(body[at : at + 99]) for at in range(0, len(body), 99)
+    ),
     "deflate, identity, gzip": lambda body: gzip.compress(zlib.compress(body)),
     "gzip,gzip": lambda body: gzip.compress(gzip.compress(body)),
 }
@@ -37,7 +40,8 @@ NOT_WHOLE: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda body: gzip.compress(body)[:-1],
     "half": lambda body: gzip.compress(body)[:40],
     "with more behind": lambda body: gzip.compress(body) + b"\n",
-    "twice": lambda body: 2 * gzip.compress(body),
+    "with a member that breaks off": lambda body: gzip.compress(body) + gzip.compress(b"")[:-1],
+    "with more members than may be": lambda body: gzip.compress(body) + 100 * gzip.compress(b""),
     "another sum": lambda body: gzip.compress(body)[:-8] + bytes(8),
     "deflate": zlib.compress,
 }
@@ -93,6 +97,40 @@ def test_what_is_not_packed_as_the_header_says_is_refused(
     response = posted(client, "check", content, content_encoding="gzip")
     assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
     assert "content-encoding gzip: the body" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("deflate", zlib.compress(b"{}", wbits=-15), "not in zlib's format (RFC 1950), or damaged"),
+        ("deflate", 2 * zlib.compress(b"{}"), "goes on behind its end"),
+        ("gzip", zlib.compress(b"{}"), "not in gzip's format (RFC 1952), or damaged"),
+    ],
+)
+def test_the_format_that_a_coding_means_is_named(
+    client: httpx.Client, name: str, content: bytes, problem: str
+) -> None:
+    response = posted(client, "check", content, content_encoding=name)
+    assert response.status_code == 400 and problem in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            gzip.compress(b"{}"),
+            "a gzip file, not text in UTF-8; send it with `content-encoding: gzip`",
+        ),
+        (b"\x28\xb5\x2f\xfd\xff", "a zstd file, not text in UTF-8"),
+        ("{}".encode("utf-16") + b"\x00", "not Unicode"),
+    ],
+)
+def test_a_packed_body_without_a_header_is_named(
+    client: httpx.Client, content: bytes, problem: str
+) -> None:
+    response = posted(client, "check", content)
+    said = response.json()["error"]
+    assert (response.status_code, said) == (400, f"the body is {problem}")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +191,14 @@ def test_a_tenant_s_limit_is_of_the_packed_body_and_of_the_unpacked_one() -> Non
         ("application/json; Charset = 'latin1'", False),
         ("application/json; charset=utf-8; charset=utf-16", False),
         ("application/json; charset*=utf-8''utf-16", False),
-        ("application/json; charset=", False),
+        ("application/json; charset*0=utf-; charset*1=16", False),
+        ("application/json; x=';'; charset=utf-16", False),
+        (f"application/json; x={'x' * 1000}", False),
+        ("application/json; charset=", True),
+        ('application/json; charset=""', True),
+        ("application/json; charset=unicode-1-1-utf-8", True),
+        ("application/json; xcharset=latin1; boundary=charset=x", True),
+        ('application/json; x="; charset=latin1"', True),
     ],
 )
 @pytest.mark.parametrize("name", FORMATS)
@@ -173,6 +218,10 @@ def test_json_in_other_characters_is_known_by_its_first_bytes(
     assert without_ids(posted(client, "check", body)) == without_ids(
         posted(client, "check", body_of("check"))
     )
+    for charset in ("utf-8", "us-ascii"):
+        response = posted(client, "check", body, content_type=f"{JSON}; charset={charset}")
+        assert (response.status_code, response.json()["verdict"]) == (415, "unjudged")
+        assert charset in response.json()["error"] and encoding in response.json()["error"]
 
 
 def test_a_stream_is_unpacked_while_it_is_written(client: httpx.Client) -> None:
