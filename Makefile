@@ -44,7 +44,6 @@ OUT ?=##   for make scan and replay: the folder for the verdicts, by default run
 FORMAT ?=##   for make scan: jsonl, the default, or parquet
 CLUSTER ?=##   1: make scan and replay judge by actors of Ray Data, on RAY_ADDRESS or on this machine
 ACTORS ?=##   for CLUSTER=1: how many engines, by default 1
-CORPUS ?=##   for make base: local files or hub data sets
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 WATCH ?=##   1: make up serves a rule that is trained again by its new weights, without a restart
@@ -77,7 +76,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan plan test test-gpu-path compare replay lengths transfer curve sweep bench race merge base fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan plan test test-gpu-path compare replay lengths transfer curve sweep bench race merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -201,9 +200,6 @@ race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by s
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
-
-base: $(ready) ##   train the first stage of the embedded tiny base anew (hours); its adapters have to be trained again
-	$(python) -m train.tiny.build $(call option,corpus,$(CORPUS))
 
 fuzz: $(ready) ##   the server asked by its own OpenAPI, by sequences of requests, packed bodies and words hidden under unknown and repeated keys, for MINUTES=: no error of its own, no false allow
 	$(python) -m tests.serve.fuzz.run $(call option,minutes,$(MINUTES)) $(OPTIONS)

@@ -211,7 +211,7 @@ def _hub(source: str) -> Iterator[SourceRow]:
     try:
         splits = load_dataset(path, configuration or None, streaming=True)
     except Exception as error:  # whatever the readers of its many formats raise
-        raise cannot_load(source, error) from error
+        raise _cannot_load(source, error) from error
     for split, rows in splits.items():
         for number, row in enumerate(_each(rows, source)):
             fields = without_nulls(row)
@@ -225,10 +225,10 @@ def _each(rows: Iterable[dict[str, Any]], source: str) -> Iterator[dict[str, Any
     try:
         yield from rows
     except Exception as error:  # a file is read only when its rows are asked for
-        raise cannot_load(source, error) from error
+        raise _cannot_load(source, error) from error
 
 
-def cannot_load(source: str, error: Exception) -> GuardError:
+def _cannot_load(source: str, error: Exception) -> GuardError:
     """What to raise where a hub data set or a local folder of one cannot be read."""
     return GuardError(
         f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}",

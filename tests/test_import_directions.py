@@ -53,7 +53,6 @@ ROOMS = {
     "train/head": ("train/calibration",),
     "train/encoder": ("train/adapter", "train/calibration", "train/head"),
     "train/sweep": ("train/adapter", "train/prefix", "train/calibration"),
-    "train/tiny": (),
     "train/bench": ("train/adapter", "train/prefix"),
     "eval/bag_of_words": (),
     "eval/judge": (),
@@ -267,7 +266,7 @@ def test_the_tables_name_every_folder_with_code() -> None:
             "eval.run",
         ),
         ("train/run.py", "from eval.metrics import auroc", "eval.metrics"),
-        ("train/tiny/build.py", "from serve import engine", "serve.engine"),
+        ("train/head/fit.py", "from serve import engine", "serve.engine"),
         ("train/run.py", "from train.bench import cost", "train.bench"),
         ("eval/run.py", "from serve import engine, merge", "serve.merge"),
         ("eval/run.py", "from serve.bench.merged import run", "serve.bench.merged"),
@@ -316,8 +315,8 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
             "from guard import rule\nimport datasets\nfrom data.grammar import write",
         ),
         (
-            "train/tiny/build.py",
-            "from data.generator import generate\nfrom train.tiny import corpus\n"
+            "train/head/fit.py",
+            "from data.generator import generate\nfrom train.head import rows\n"
             "from ..job import Job\nimport torch",
         ),
         (

@@ -28,7 +28,6 @@ FOR_EXPERTS = [
     "bench",
     "race",
     "merge",
-    "base",
     "fuzz",
     "doctor",
 ]
@@ -45,7 +44,6 @@ VARIABLES = [
     "REAL",
     "ROWS",
     "GRID",
-    "CORPUS",
     "WIDE",
     "HOST",
     "PORT",
@@ -302,7 +300,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
         ("compare", "DATA", "it's $rows.jsonl"),
         ("scan", "FILES", "logs/a$b.jsonl"),
         ("train", "SEEDS", "0, 1"),
-        ("base", "CORPUS", "*.jsonl.gz, hub:a/b"),
+        ("scan", "FILES", "*.jsonl.gz hub:a/b"),
     ],
 )
 def test_a_value_reaches_its_stage_as_one_word(

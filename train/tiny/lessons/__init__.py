@@ -1,3 +1,0 @@
-"""What the embedded base is taught: conversations, rules about them, and the teacher's
-embeddings.
-"""
