@@ -26,6 +26,7 @@ from guard.recipe import MethodSettings, Recipe
 from guard.rule import load_rule, text_hash
 from guard.verdict import Calibration
 from guard.weights.card import Card, file_digests
+from guard.weights.head import answer_hash
 from serve.engine import Refusal, Score, ScoreRequest
 
 RULE = """\
@@ -178,7 +179,7 @@ class World:
             "rule_text": rule.text(self.recipe.rule_turn),
             "rule_hash": text_hash(rule.text(self.recipe.rule_turn)),
             "prompt_hash": "prompt",
-            "answer_hash": "answer",
+            "answer_hash": answer_hash(),
             "method": method,
             "model": self.recipe.name,
             "base": self.recipe.base,
