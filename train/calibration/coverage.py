@@ -66,7 +66,8 @@ def coverage(
     violating: dict[bool, list[float]] = {False: [], True: []}  # by whether a turn is long
     rows = [*validation, *long]
     for row, form, logit in zip(rows, all_forms, [*logits, *long_logits], strict=True):
-        if row.label:
+        # Of generated rows those in phrasings that training has not shown, as people's are.
+        if row.label and row.meta.get("stratum") != "seen":
             violating[form.has_long_turn].append(logit)
     usual = float(np.quantile(shares, USUAL_SHARE)) if shares else 0.0
     return Coverage(

@@ -94,6 +94,13 @@ def test_tricks_make_no_unknown_text_usual() -> None:
     assert covered.unknown_share == MOST_UNKNOWN
 
 
+def test_where_an_allow_is_sure_rows_in_phrasings_of_training_say_nothing() -> None:
+    """They are judged better than what comes."""
+    seen = [replace(row, meta={"stratum": "seen"}) for row in rows(40)]
+    covered = coverage(rows(50, "train"), [*rows(40), *seen], [-2.0] * 40 + [-3.0] * 40, [], [])
+    assert covered.sure_logit == -2.0
+
+
 def test_with_hardly_any_violating_rows_no_allow_is_sure() -> None:
     covered = coverage(rows(50, "train"), rows(8), [0.0] * 8, [], [])
     assert covered.sure_logit is None and covered.sure_logit_long is None
