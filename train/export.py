@@ -35,7 +35,7 @@ def export(
     logits: Sequence[float],
     calibration: Calibration,
     metrics: dict[str, Any],
-    covered: Coverage,
+    covered: Coverage | None,
 ) -> None:
     """Write the job's folder, whole or not at all.
 
@@ -106,7 +106,7 @@ def _card(
     files: dict[str, str],
     calibration: Calibration,
     metrics: dict[str, Any],
-    covered: Coverage,
+    covered: Coverage | None,
 ) -> Card:
     return Card(
         rule=job.rule.id,

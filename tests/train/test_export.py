@@ -34,7 +34,7 @@ def exported(job: Job) -> PeftModel:
     model = fit(job, rows)
     seen = (*rows.validation, *rows.test)
     logits = verdict_logits(model, [row.prompt for row in seen], job.builder)
-    export(job, TrainedAdapter(model, job), seen, logits, Calibration(1.5, 0.4), METRICS)
+    export(job, TrainedAdapter(model, job), seen, logits, Calibration(1.5, 0.4), METRICS, None)
     return model
 
 
@@ -174,5 +174,7 @@ def test_predictions_that_do_not_cover_the_rows_are_a_mistake_and_leave_the_old_
     rows = load(job.data, RULE, job.recipe, job.builder)
     job.open_scratch()
     with pytest.raises(ValueError, match="zip"):
-        export(job, TrainedAdapter(fit(job, rows), job), rows.test, [0.0], Calibration(), METRICS)
+        export(
+            job, TrainedAdapter(fit(job, rows), job), rows.test, [0.0], Calibration(), METRICS, None
+        )
     assert (job.folder / "stage.json").read_bytes() == before
