@@ -151,15 +151,6 @@ def load_trial(
     )
 
 
-def check_trained_on(card: Card, data: Path) -> None:
-    """Raise GuardError where weights were trained on other data than lie in `data` now: its test
-    rows may be among those that they know.
-    """
-    if card.data_hash != fingerprint(*split_files(data)):
-        problem = f"the {card.method} was trained on other data than these"
-        raise GuardError(problem, where=data, remedy=card.remedy)
-
-
 def answering_recipe(recipe: Recipe) -> Recipe:
     """The recipe of the engine that answers all methods, heads too, in one dtype, whichever answers
     are missing.

@@ -31,7 +31,6 @@ LONG_FILES_S: dict[str, float] = {
     "tests/deploy/test_nemo.py": 30,
     "tests/deploy/test_litellm.py": 30,
     "tests/serve/bench/http/reload/test_run.py": 25,
-    "tests/train/bench/test_cost.py": 25,
     "tests/serve/bench/pressure/test_run.py": 20,
     "tests/serve/fuzz/test_run.py": 20,
     "tests/serve/gpu_path/test_ring.py": 20,

@@ -17,7 +17,6 @@ MAY_IMPORT = {
     "guard": (),
     "data": ("guard",),
     "train": ("guard", "data"),
-    "train/bench": ("guard", "data", "train"),
     "eval": ("guard", "data", "serve.engine"),
     "serve": ("guard", "vllm_alora"),  # the entries: up, doctor, merge
     "serve/engine": ("guard", "vllm_alora", "vllm_encoder"),
@@ -53,11 +52,9 @@ ROOMS = {
     "train/head": ("train/calibration",),
     "train/encoder": ("train/adapter", "train/calibration", "train/head"),
     "train/sweep": ("train/adapter", "train/prefix", "train/calibration"),
-    "train/bench": ("train/adapter", "train/prefix"),
     "eval/bag_of_words": (),
     "eval/judge": (),
     "eval/report": ("eval/bag_of_words", "eval/judge"),
-    "eval/experiments": (),
     "eval/study": ("eval/bag_of_words", "eval/report", "eval/judge"),
     "serve/engine/backends": (),
     "serve/client": (),
@@ -102,7 +99,7 @@ ROOMS = {
     "serve/bench/sgmv": (),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
-PRIVATE = ("serve.bench", "train.bench")
+PRIVATE = ("serve.bench",)
 # Folder -> the only other packages it may import, besides the standard library.
 ONLY_THESE = {
     "guard": (
@@ -267,7 +264,6 @@ def test_the_tables_name_every_folder_with_code() -> None:
         ),
         ("train/run.py", "from eval.metrics import auroc", "eval.metrics"),
         ("train/head/fit.py", "from serve import engine", "serve.engine"),
-        ("train/run.py", "from train.bench import cost", "train.bench"),
         ("eval/run.py", "from serve import engine, merge", "serve.merge"),
         ("eval/run.py", "from serve.bench.merged import run", "serve.bench.merged"),
         ("eval/run.py", "import serve", "serve"),
@@ -338,7 +334,6 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
             "from serve.engine import GuardEngine\n"
             "from serve import merge\nfrom serve.bench.report import BenchReport",
         ),
-        ("train/bench/cost.py", "from train.bench.accuracy import run\nfrom train.job import Job"),
         (
             "serve/vllm_alora/seam.py",
             "import sys\nimport vllm\n"

@@ -228,7 +228,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
         f"{bench} latency --offer=model='big' --offer=rule='medical_advice' --offer=quick"
     ]
     assert commands("race") == [f"{bench} race {offers}"]
-    for name in ("load", "merged", "train"):
+    for name in ("load", "merged"):
         assert commands("bench", f"NAME={name}") == [f"{bench} '{name}' {offers}"]
     assert commands("bench", "NAME=latency", "WIDE=1", "FORCE=1") == [
         f"{bench} 'latency' {offers} --offer=wide --offer=force"

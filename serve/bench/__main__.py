@@ -1,6 +1,6 @@
 """`python -m serve.bench` lists the benchmarks, `python -m serve.bench NAME` runs one.
 
-Entry of `make bench`, so training's stands here too, by name: nothing of serving imports it.
+Entry of `make bench`.
 
 To add a benchmark: a module as `serve.bench.command` describes it, a row here, and a test.
 """
@@ -123,18 +123,6 @@ BENCHES: dict[str, Bench] = {
         "serve.bench.planning.validate",
         "the planner held to a measured open-loop load at five rates it was not fitted to",
         "6 min",
-    ),
-    "train": Bench(
-        "train.bench.cost",
-        "the cost of training aLoRAs on cached prefixes, against TRL and PEFT",
-        "30 min, --quick 3",
-        takes=("quick",),
-    ),
-    "train_launches": Bench(
-        "train.bench.launches",
-        "launches of a training step on a GPU, at Qwen3-4B's layers and heads, without one",
-        "3 min",
-        takes=(),
     ),
 }
 

@@ -59,7 +59,7 @@ def fit(job: Job, data: Rows) -> PeftModel:
         print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
     else:
         EarlyStopping.discard(job.scratch)
-    trainer = trl_trainer(job, data)
+    trainer = _trl_trainer(job, data)
     trainer.train(resume_from_checkpoint=checkpoint)
     trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
     if job.recipe.quantization:
@@ -67,7 +67,7 @@ def fit(job: Job, data: Rows) -> PeftModel:
     return trained
 
 
-def trl_trainer(job: Job, data: Rows) -> VerdictTrainer:
+def _trl_trainer(job: Job, data: Rows) -> VerdictTrainer:
     """TRL's trainer with the job's base, adapter and settings, ready to train."""
     config = trainer_config(job)
     per_epoch = steps_per_epoch(config, len(data.train))

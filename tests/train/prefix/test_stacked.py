@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.errors import GuardError
 from tests.train.conftest import SHAPE
-from train.bench.launch_count import LaunchCount
+from tests.train.prefix.launch_count import LaunchCount
 from train.prefix.stacked import Stacked, StackedModel, layers
 
 WHERE = "recipe toy: methods.second.lora"

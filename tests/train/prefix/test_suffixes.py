@@ -20,7 +20,7 @@ from transformers import (
 
 from guard.errors import GuardError
 from tests.train.conftest import BASES, SHAPE
-from train.bench.launch_count import LaunchCount
+from tests.train.prefix.launch_count import LaunchCount
 from train.prefix.budget import Budget
 from train.prefix.cache import PrefixCache
 from train.prefix.prefixes import MAX_WEIGHTS, Prefixes

@@ -1,6 +1,4 @@
-"""Counts the operators that would launch a kernel on a GPU, on any device. Knows nothing of what
-runs.
-"""
+"""Counts the operators that would launch a kernel on a GPU, on any device. Tests only."""
 
 from __future__ import annotations
 

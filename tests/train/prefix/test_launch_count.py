@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from train.bench.launch_count import LaunchCount
+from tests.train.prefix.launch_count import LaunchCount
 
 
 def test_operators_count_and_views_and_allocations_do_not() -> None:
