@@ -44,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.modules["vllm"] = None  # type: ignore[assignment]
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by their length: what gzip writes holds the time, and every process of the suite
+    has to collect the same names."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In a quick run do not even import a file that is slow as a whole: that takes seconds."""
     if config.option.markexpr != QUICK or not collection_path.is_file():
