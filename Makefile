@@ -29,7 +29,11 @@ FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.
 PORT ?=##   for make up: by default 8000
 REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/replicas.md)
 TESTS ?=##   for make test: files or options for pytest
+CENTURION_HOME ?=##   the folder of your own rules, recipes and runs, laid out as the checkout (docs/commands.md); by default the checkout
+export CENTURION_HOME
 # For experts.
+MAX_FPR ?=##   for make calibrate: the share of allowed conversations that may be flagged
+THRESHOLD ?=##   for make calibrate: the probability from which on it is a violation
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
 EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
@@ -57,7 +61,6 @@ TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this au
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
-ROUTING ?=##   for make plan: ROUTING=1 simulates a thousand replicas: which one gets a turn, and what it still has cached
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 SHARDS ?=##   for make up: split the rules over this many groups of replicas: more rules than one server's memory holds
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
@@ -76,10 +79,10 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan plan test test-gpu-path compare replay lengths transfer curve sweep bench race merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan plan test calibrate test-gpu-path compare replay lengths transfer curve sweep bench race merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
-variables := awk -F ' *\#\#   ' '/^[A-Z]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
+variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
 every_day := awk '/^\# For experts/ { skip = 1 } /^\.PHONY/ { skip = 0 } !skip' Makefile
 for_experts := awk '/^\.PHONY/ { keep = 0 } keep; /^\# For experts/ { keep = 1 }' Makefile
 
@@ -157,12 +160,16 @@ scan: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   FILES="logs/*.js
 		$(call flag,force,$(FORCE)) $(OPTIONS)
 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json, plot (first make bench NAME=calibrate)
-	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(call flag,routing,$(ROUTING)) $(OPTIONS)
+	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(OPTIONS)
 
 test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 3 minutes; TESTS=tests/guard: a part
-	$(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
+	CENTURION_HOME= $(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
 
 # For experts.
+calibrate: $(ready) ##   another threshold for trained weights, in seconds: by the rule's file, for MAX_FPR=0.02, or THRESHOLD=0.8 as it is
+	$(python) -m train.calibrate --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
+		$(call option,max-fpr,$(MAX_FPR)) $(call option,threshold,$(THRESHOLD))
+
 test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT: on a GPU, or interpreted on a CPU (4 minutes on one core)
 	$(python) -m pytest -n0 $(if $(filter cpu,$(device)),-p tests.serve.gpu_path.interpreted) tests/serve/gpu_path/ring_*.py
 
@@ -192,7 +199,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) $(if $(filter cluster scan,$(name)),$(cluster)) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
+bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg

@@ -30,7 +30,14 @@ from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.lock import locked
-from guard.layout import ROOT, Runs, fingerprint, is_current, mark_current, not_current
+from guard.home import ROOT, own_or_shipped
+from guard.layout import (
+    Runs,
+    fingerprint,
+    is_current,
+    mark_current,
+    not_current,
+)
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
 LOCK = "lock"  # in a rule's data folder
@@ -301,7 +308,7 @@ def _report(rule: Rule, folder: Path, choice: Choice, is_built: bool) -> None:
     else:
         print(f"  unchanged in {folder}")
     if EDIT in in_words(rule):
-        path = RULES / f"{rule.id}.yaml"
+        path = own_or_shipped(RULES / f"{rule.id}.yaml")
         print(f"  {path} still says {EDIT}; a judge behind an endpoint reads these lines")
     if choice.is_kept:
         print(f"  an endpoint wrote these; DATA={choice.source} asks it again for what has changed")

@@ -9,6 +9,7 @@ models.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -24,8 +25,8 @@ LONGEST = 16_000  # characters of a long turn
 SHARE = 0.05  # of the training rows, as many again are written with a long turn
 
 # Where the turn that decides stands in its long turn, or `before`: behind the long one.
-Place = Literal["start", "middle", "end", "before"]
-PLACES: tuple[Place, ...] = get_args(Place)
+Position = Literal["start", "middle", "end", "before"]
+POSITIONS: tuple[Position, ...] = get_args(Position)
 _STATES = ("open", "paid", "shipped", "returned", "on hold", "closed")
 
 
@@ -48,14 +49,14 @@ class LongTurns:
         return cls(rule, texts)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def positions(self) -> tuple[Position, ...]:
         """Where the turn that decides may stand."""
         if self._rule.depends_on_context:
             return ("before",)
-        return PLACES
+        return POSITIONS
 
     def written(
-        self, example: Example, place: Place, characters: int, rng: random.Random
+        self, example: Example, position: Position, characters: int, rng: random.Random
     ) -> Example | None:
         """The row with a turn of about so many `characters`; None where nothing in it decides."""
         index = _deciding(example, self._rule)
@@ -64,20 +65,20 @@ class LongTurns:
         messages = list(example.messages)
         turn = messages[index]
         room = characters - len(turn.content)
-        if place == "before":
+        if position == "before":
             messages.insert(index, Message(self._role_before(), self._result(characters, rng)))
         else:
             pieces = self._pieces(turn.role, room, rng)
-            cut = {"start": 0, "middle": len(pieces) // 2, "end": len(pieces)}[place]
+            cut = {"start": 0, "middle": len(pieces) // 2, "end": len(pieces)}[position]
             separator = rng.choice((" ", "\n\n"))
             content = separator.join([*pieces[:cut], turn.content, *pieces[cut:]])
             messages[index] = Message(turn.role, content)
-        long = {"place": place, "characters": max(len(message.content) for message in messages)}
+        longest = max(len(message.content) for message in messages)
         return replace(
             example,
-            id=f"{example.id}/{place}/{characters}",
+            id=f"{example.id}/{position}/{characters}",
             messages=tuple(messages),
-            meta=example.meta | {"long_turn": long},
+            meta=example.meta | {"long_turn": {"position": position, "characters": longest}},
         )
 
     def _role_before(self) -> str:
@@ -89,7 +90,7 @@ class LongTurns:
 
     def _result(self, characters: int, rng: random.Random) -> str:
         """A long result: records, or what was said in other conversations."""
-        texts = [text for role_texts in self._texts.values() for text in role_texts]
+        texts = list(itertools.chain.from_iterable(self._texts.values()))
         if not texts or rng.random() < 0.5:
             return "\n".join(_records(characters, rng))
         return "\n".join(_filled(texts, characters, rng))
@@ -114,7 +115,7 @@ def with_long_turns(examples: Sequence[Example], rule: Rule, seed: int) -> list[
         candidates = [example for example in training if example.label == label]
         wanted = min(len(candidates), math.ceil(SHARE * len(training) / 2))
         for example in rng.sample(candidates, wanted):
-            copy = writer.written(example, rng.choice(writer.places), long_length(rng), rng)
+            copy = writer.written(example, rng.choice(writer.positions), long_length(rng), rng)
             if copy is not None:
                 copies.append(copy)
     return [*examples, *copies]

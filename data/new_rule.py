@@ -23,6 +23,7 @@ from guard.endpoint.client import Completion, Endpoint
 from guard.endpoint.settings import endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
+from guard.home import own_or_shipped
 from guard.rule import EDIT, LONGEST_TITLE, RULES, Judged, Turns, load_rule
 
 WHO: dict[Judged, str] = {
@@ -92,10 +93,10 @@ def _check_name(name: str, path: Path) -> None:
         )
     if name == "all":
         raise GuardError("RULE=all means every rule", got=name, remedy="Take another name")
-    if path.exists():
+    if own_or_shipped(path).exists():
         raise GuardError(
             "a rule of this name already exists",
-            where=path,
+            where=own_or_shipped(path),
             remedy="Edit it, delete it, or take another name",
         )
 

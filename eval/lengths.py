@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from data.long_turns import LongTurns, Place
+from data.long_turns import LongTurns, Position
 from eval.answer import Answer
 from eval.markdown import markdown_table
 from eval.served import OpenPredictor, Served, open_engine, score_missing
@@ -27,7 +27,8 @@ from guard.conversation.example import ROLES, Example, Message
 from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
-from guard.layout import ROOT, Runs
+from guard.home import ROOT
+from guard.layout import Runs
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe
 from guard.rule import RULES, rule_names
@@ -35,20 +36,20 @@ from guard.study import add_recipe_arguments, named_recipes
 
 LENGTHS = (1_000, 4_000, 12_000)  # characters of the long turn
 ROWS = 200  # of a cell
-CellPlace = Place | Literal["as it is", "in a document", "many turns"]
-AS_IT_IS: CellPlace = "as it is"  # the row without a long turn
+CellPosition = Position | Literal["as it is", "in a document", "many turns"]
+AS_IT_IS: CellPosition = "as it is"  # the row without a long turn
 # What training has no rows of: the deciding turn amid the paragraphs of a license, and among turns
 # of other rows.
-DOCUMENT: CellPlace = "in a document"
-MANY_TURNS: CellPlace = "many turns"
+DOCUMENT: CellPosition = "in a document"
+MANY_TURNS: CellPosition = "many turns"
 LICENSE = ROOT / "LICENSE"
 
-Key = tuple[int, CellPlace]  # a cell's characters and place
+Key = tuple[int, CellPosition]  # a cell's characters and position
 Write = Callable[..., Example | None]  # a row anew, of so many `characters`, by a `rng`
 
 
 class LengthCell(Strict):
-    """Verdicts of one method on `n` rows of one length and place, `violating` of which violate.
+    """Verdicts of one method on `n` rows of one length and position, `violating` of which violate.
 
     `unjudged` were refused, most as they do not fit the context. `missed` are violations that are
     allowed, `missed_confident` those of them that are said to be sure, `flagged` allowed rows that
@@ -58,7 +59,7 @@ class LengthCell(Strict):
     rule: str
     method: str
     characters: int
-    place: CellPlace
+    position: CellPosition
     n: int
     violating: int
     unjudged: int
@@ -83,16 +84,16 @@ class Lengths(Strict):
         head += ["missed and confident", "harmless flagged", "confident", "unjudged"]
         together: dict[tuple[int, str, str], list[LengthCell]] = {}
         for cell in self.cells:
-            key = (cell.characters, cell.place, cell.method)
+            key = (cell.characters, cell.position, cell.method)
             together.setdefault(key, []).append(cell)
         rows: list[list[str]] = []
-        for (characters, place, method), cells in together.items():
+        for (characters, position, method), cells in together.items():
             n = sum(cell.n for cell in cells)
             violating = sum(cell.violating for cell in cells)
             rows.append(
                 [
                     f"{characters:,}" if characters else "",
-                    place,
+                    position,
                     method,
                     str(n),
                     _percent(sum(cell.missed for cell in cells), violating),
@@ -146,22 +147,22 @@ def _written(trial: Trial, characters: Sequence[int], rows: int) -> Iterator[tup
     for example in chosen:
         yield (0, AS_IT_IS), example
     for length in characters:
-        for place in writer.places:
-            yield from _cell(chosen, length, place, partial(writer.written, place=place))
+        for position in writer.positions:
+            yield from _cell(chosen, length, position, partial(writer.written, position=position))
         if not trial.rule.depends_on_context:
-            yield from _cell(chosen, length, DOCUMENT, partial(document.written, place="middle"))
+            yield from _cell(chosen, length, DOCUMENT, partial(document.written, position="middle"))
             many_turns = partial(_among_turns, trial)
             yield from _cell(chosen, length, MANY_TURNS, many_turns)
 
 
 def _cell(
-    examples: Sequence[Example], length: int, place: CellPlace, write: Write
+    examples: Sequence[Example], length: int, position: CellPosition, write: Write
 ) -> Iterator[tuple[Key, Example]]:
     for example in examples:
-        rng = random.Random(f"{example.id}/{length}/{place}")
+        rng = random.Random(f"{example.id}/{length}/{position}")
         row = write(example, characters=length, rng=rng)
         if row is not None:
-            yield (length, place), replace(row, id=f"{example.id}/{length}/{place}")
+            yield (length, position), replace(row, id=f"{example.id}/{length}/{position}")
 
 
 def _among_turns(
@@ -190,7 +191,7 @@ def _cells(kept: Served, method: str, keys: Sequence[Key]) -> list[LengthCell]:
     for key, example, answer in zip(keys, trial.examples, answers, strict=True):
         by_key.setdefault(key, []).append((example, answer))
     cells: list[LengthCell] = []
-    for (characters, place), pairs in by_key.items():
+    for (characters, position), pairs in by_key.items():
         missed = [answer for example, answer in pairs if example.label and answer.violates is False]
         flagged = [answer for example, answer in pairs if not example.label and answer.violates]
         cells.append(
@@ -198,7 +199,7 @@ def _cells(kept: Served, method: str, keys: Sequence[Key]) -> list[LengthCell]:
                 rule=trial.rule.id,
                 method=method,
                 characters=characters,
-                place=place,
+                position=position,
                 n=len(pairs),
                 violating=sum(example.label for example, _ in pairs),
                 unjudged=sum(answer.violates is None for _, answer in pairs),

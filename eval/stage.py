@@ -19,8 +19,8 @@ from eval.robustness import Perturbation, Robustness, perturbations, perturbed_t
 from eval.served import OpenPredictor, Served, answering_code, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.errors import GuardError
+from guard.home import ROOT
 from guard.layout import (
-    ROOT,
     Runs,
     fingerprint,
     is_current,

@@ -1,5 +1,5 @@
-"""Where the files of a base are, and what pins them: a folder of the checkout, one of an installed
-package, or a commit on the hub. Knows nothing of recipes.
+"""Where the files of a base are, and what pins them: a folder, one of an installed package, or a
+commit on the hub. Knows nothing of recipes.
 
 `where` names the recipe in errors.
 """
@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from guard.errors import GuardError
+from guard.home import own_or_shipped
 
 # A GLiNER2's folder has the configuration of its encoder here, beside its own.
 ENCODER_CONFIG = "encoder_config/config.json"
@@ -25,23 +26,23 @@ RECORDS = ("provenance.json", "card.json")
 IN_PACKAGE = "package:"  # begins a base that an installed package carries
 
 
-def folder_or_hub_id(base: str, checkout: Path, where: str) -> str:
-    """The local folder, of the checkout or of a package, if it exists; else the hub id.
+def folder_or_hub_id(base: str, home: Path, where: str) -> str:
+    """The local folder, by any path (a relative one in `home`) or of a package, if it exists; else
+    the hub id.
 
     Raises GuardError for a base that is neither.
     """
     if base.startswith(IN_PACKAGE):
         return str(_folder_in_package(base, where))
-    local = checkout / base
+    local = own_or_shipped(home / Path(base).expanduser())
     if local.is_dir():
         return str(local)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise GuardError(
-            "neither a folder of the checkout nor a hub id",
+            "neither a folder nor a hub id",
             where=f"{where}: base",
             got=base,
-            remedy="Name a folder relative to the checkout, such as recipes/models/tiny, "
-            "or ORG/NAME",
+            remedy="Name a folder, such as /models/qwen3 or recipes/models/tiny, or ORG/NAME",
         )
     return base
 

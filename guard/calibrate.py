@@ -25,7 +25,10 @@ Fit = Callable[[np.ndarray, np.ndarray], tuple[float, float]]  # logits, labels 
 
 
 def calibrate(
-    logits: Sequence[float], labels: Sequence[int], max_fpr: float | None = None
+    logits: Sequence[float],
+    labels: Sequence[int],
+    max_fpr: float | None = None,
+    threshold: float | None = None,
 ) -> Calibration:
     """Calibration from validation logits (nats) and labels (1 = violates).
 
@@ -40,7 +43,8 @@ def calibrate(
     best served by never finding one; within an error, because validation examples whose phrasings
     occur in training say little about where others will stand. With `max_fpr` it is the highest
     midpoint with the best recall of those whose share of allowed conversations at or above them is
-    no larger: false positives that find no violation are not taken.
+    no larger: false positives that find no violation are not taken. A `threshold` that is stated, a
+    probability, is taken as it is.
 
     The uncertainty band is the narrowest about the threshold, in nats, outside of which at most
     CONFIDENT_ERROR of the verdicts are wrong.
@@ -52,7 +56,9 @@ def calibrate(
     _check_finite(x)
     fit = min((fit_temperature, fit_platt), key=lambda fit: _left_out_nll(fit, x, y))
     temperature, bias = fit(x, y)
-    if max_fpr is None:
+    if threshold is not None:
+        cut = temperature * (float(np.log(threshold / (1 - threshold))) - bias)
+    elif max_fpr is None:
         neutral = -bias * temperature  # where p = 0.5
         cut = neutral + _balanced_cut(x - neutral, y)
     else:
@@ -60,7 +66,7 @@ def calibrate(
     half_width = _uncertain_nats(x, y, cut)
     p_violation = Calibration(temperature, bias=bias).p_violation
     uncertainty_band = (p_violation(cut - half_width), p_violation(cut + half_width))
-    return Calibration(temperature, p_violation(cut), bias, uncertainty_band)
+    return Calibration(temperature, threshold or p_violation(cut), bias, uncertainty_band)
 
 
 def left_out_probabilities(x: np.ndarray, y: np.ndarray, *, with_bias: bool) -> np.ndarray:

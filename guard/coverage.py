@@ -164,9 +164,9 @@ class Coverage(Strict):
 
 def packed_words(hashes: Sequence[int]) -> str:
     """The field of these hashes as a card holds it."""
-    known = np.zeros(1 << WORD_BITS, bool)
-    known[list(hashes)] = True
-    return base64.b64encode(zlib.compress(np.packbits(known).tobytes(), 9)).decode()
+    is_word = np.zeros(1 << WORD_BITS, bool)
+    is_word[list(hashes)] = True
+    return base64.b64encode(zlib.compress(np.packbits(is_word).tobytes(), 9)).decode()
 
 
 def unpacked_words(words: str) -> Field8:

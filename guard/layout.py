@@ -14,8 +14,8 @@ from typing import Any
 
 from guard.conversation.example import SPLITS, Example, Split, read_examples
 from guard.errors import GuardError
+from guard.home import HOME
 
-ROOT = Path(__file__).parent.parent
 STAMP = "stage.json"  # says what a finished stage's folder was made from
 
 
@@ -26,7 +26,7 @@ class Runs:
     Data by rule; weights by model, rule, method and seed; one report; one latency file.
     """
 
-    root: Path = ROOT / "runs"
+    root: Path = HOME / "runs"
     label: str = ""  # its name in messages, where there are several
 
     def data(self, rule: str) -> Path:

@@ -14,11 +14,12 @@ from pydantic import Field, field_validator, model_validator
 from guard.base_files import folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
+from guard.home import HOME, own_or_shipped
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
 from guard.method import METHODS, ActsFrom
 from guard.rule import Reads, Rule, RuleTurn
 
-MODELS = Path(__file__).parent.parent / "recipes" / "models"
+MODELS = HOME / "recipes" / "models"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 # A decoder answers with a token after a prompt. An encoder reads the conversation alone, and every
@@ -122,7 +123,8 @@ class Recipe(Strict):
 
     name: str
     kind: Kind = "decoder"
-    # A folder relative to the checkout, a hub id, or package:MODULE/FOLDER.
+    # A folder (any path; a relative one in CENTURION_HOME or the checkout), a hub id, or
+    # package:MODULE/FOLDER.
     base: str
     # For a hub base: a commit, or a branch or tag, which stands for the commit that it names;
     # default: main.
@@ -353,7 +355,7 @@ def load_recipe(name: str, models: Path = MODELS) -> Recipe:
 
     Raises GuardError naming the file, the key and the nearest valid name.
     """
-    path = models / f"{name}.yaml"
+    path = own_or_shipped(models / f"{name}.yaml")
     recipe = load(path, Recipe)
     if recipe.name != name:
         raise GuardError(

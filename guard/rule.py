@@ -12,8 +12,9 @@ from guard.arguments import comma_separated
 from guard.conversation.example import ROLES
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict, load
+from guard.home import HOME, own_or_shipped, yaml_files
 
-RULES = Path(__file__).parent.parent / "recipes" / "rules"
+RULES = HOME / "recipes" / "rules"
 
 EDIT = "EDIT:"  # marks what has to be filled in in a new rule's file
 Judged = Literal["user", "assistant", "tool", "conversation"]
@@ -152,7 +153,7 @@ def load_rule(name: str, rules: Path = RULES) -> Rule:
 
     Raises GuardError naming the file, the key and the nearest valid name.
     """
-    path = rules / f"{name}.yaml"
+    path = own_or_shipped(rules / f"{name}.yaml")
     rule = load(path, Rule)
     if rule.id != name:
         raise GuardError(
@@ -170,7 +171,7 @@ def rule_names(selection: str, rules: Path = RULES) -> list[str]:
     Raises GuardError if there is none, or one of them does not load.
     """
     if selection == "all":
-        names = sorted(path.stem for path in rules.glob("*.yaml"))
+        names = [path.stem for path in yaml_files(rules)]
         if not names:
             raise GuardError("no rules", where=rules, remedy="Write one: recipes/rules/<id>.yaml")
         return names

@@ -3,7 +3,7 @@
 Entry of `make merge`. For a server of one rule (`make up RULE=medical_advice MERGED=1`), or of one
 main rule beside one of the others. The merged checkpoint is a base of its own in a folder beside
 the adapter. Base and adapter stay as they are, so there is nothing to undo: whoever wants the base
-again loads it. Knows nothing of how fast it is; `serve/bench/merged.py` measures that.
+again loads it. Knows nothing of how fast it is.
 """
 
 from __future__ import annotations
@@ -186,17 +186,16 @@ def _arguments() -> argparse.Namespace:
 
 @exits_cleanly
 def main() -> None:
-    """Merge, then say how to serve and how to measure it."""
+    """Merge, then say how to serve it."""
     arguments = _arguments()
     recipe = load_recipe(arguments.model)
     adapter = mergeable_adapter(recipe, Runs(arguments.runs), arguments.rule)
     folder = adapter.with_name(MERGED)
     merge(recipe, adapter, folder)
-    selection = f"RULE={folder.parent.name} MODEL={recipe.name}"
     print(
         f"written: {folder}\n"
-        f"to serve it: `make up {selection} MERGED=1`, or any server of checkpoints\n"
-        f"to measure it: `make bench NAME=merged {selection}`"
+        f"to serve it: `make up RULE={folder.parent.name} MODEL={recipe.name} MERGED=1`, "
+        "or any server of checkpoints"
     )
 
 

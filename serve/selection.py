@@ -6,6 +6,7 @@ Knows nothing of HTTP and of vLLM.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from guard.recipe import Recipe, load_recipe
 from guard.weights.card import CARD, check_rule, read_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
-from serve.engine.mixed import MixedEngine, model_of
+from serve.engine.engines import GuardEngines, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def left_out(selection: Selection, parts: Sequence[ServedPart]) -> str | None:
                 weights.setdefault(rule, []).append(f"{method} on {model}")
     if not weights:
         return None
-    described = [f"{rule} ({', '.join(those)})" for rule, those in sorted(weights.items())]
+    described = [f"{rule} ({', '.join(methods)})" for rule, methods in sorted(weights.items())]
     return f"left out, as they have no weights of the served method: {', '.join(described)}"
 
 
@@ -158,38 +159,44 @@ def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[
     return find
 
 
+def open_engines(parts: Sequence[ServedPart]) -> GuardEngines:
+    """The engines that answer the rules of all parts. Raises as `start_engines`."""
+    return GuardEngines(functools.partial(start_engines, parts))
+
+
 def start_warm(
     parts: Sequence[ServedPart],
     folders: Mapping[str, Path] | None = None,
     *,
     is_merged: bool = False,
-) -> GuardEngine | MixedEngine:
-    """The engine of `start_engine`, once it has answered every rule.
+) -> list[GuardEngine]:
+    """The engines of `start_engines`, once they have answered every rule.
 
-    Raises GuardError if it does not start, or a rule cannot be judged.
+    Raises GuardError if they do not start, or a rule cannot be judged.
     """
-    engine = start_engine(parts, folders, is_merged=is_merged)
+    engines = start_engines(parts, folders, is_merged=is_merged)
     with contextlib.ExitStack() as on_failure:
-        on_failure.callback(engine.close)
-        warm_up(engine)
+        for engine in engines:
+            on_failure.callback(engine.close)
+        for engine in engines:
+            warm_up(engine)
         on_failure.pop_all()
-    return engine
+    return engines
 
 
-def start_engine(
+def start_engines(
     parts: Sequence[ServedPart],
     folders: Mapping[str, Path] | None = None,
     *,
     is_merged: bool = False,
-) -> GuardEngine | MixedEngine:
-    """The engine that answers the rules of all parts, or those of `folders`, by name, each on the
-    base of its card.
+) -> list[GuardEngine]:
+    """An engine for each part with rules, or of `folders`, by name, each on the base of its card.
 
-    Raises GuardError if it does not start, or a folder is of another rule or of no part's base.
+    Raises GuardError if one does not start, or a folder is of another rule or of no part's base.
     """
     if is_merged:
         (folder,) = parts[0].folders.values()
-        return merged_engine(parts[0].recipe, folder.with_name(MERGED))
+        return [merged_engine(parts[0].recipe, folder.with_name(MERGED))]
     if folders is not None:
         parts = _with_folders(parts, folders)
     engines: list[GuardEngine] = []
@@ -198,11 +205,8 @@ def start_engine(
             if part.folders:
                 engines.append(GuardEngine(part.recipe, part.folders))
                 on_failure.callback(engines[-1].close)
-        mixed = MixedEngine(engines)
         on_failure.pop_all()
-    if len(engines) == 1:
-        return engines[0]
-    return mixed
+    return engines
 
 
 def _with_folders(parts: Sequence[ServedPart], folders: Mapping[str, Path]) -> list[ServedPart]:
@@ -220,7 +224,7 @@ def _with_folders(parts: Sequence[ServedPart], folders: Mapping[str, Path]) -> l
     return [replace(part, folders=by_recipe[part.recipe.name]) for part in parts]
 
 
-def warm_up(engine: GuardEngine | MixedEngine) -> None:
+def warm_up(engine: GuardEngine) -> None:
     """Check every rule once: the first check is many times slower than the next ones.
 
     Raises GuardError if a rule cannot be judged.

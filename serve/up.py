@@ -30,9 +30,8 @@ from serve.api.observe.server_log import configuration
 from serve.api.service import FindTrained
 from serve.cluster.served import ServedOptions
 from serve.engine import GuardEngine
-from serve.engine.mixed import MixedEngine
+from serve.engine.engines import GuardEngines
 from serve.engine.thread.engine_thread import CLOSING_S, EngineThread
-from serve.engine.thread.restart import RestartableEngine
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
 from serve.selection import (
@@ -148,10 +147,10 @@ def _serve_single(
     good.
     """
 
-    def start(folders: Mapping[str, Path] | None) -> GuardEngine | MixedEngine:
+    def start(folders: Mapping[str, Path] | None) -> list[GuardEngine]:
         return start_warm(options.parts, folders, is_merged=arguments.merged)
 
-    with RestartableEngine(start) as engine:
+    with GuardEngines(start) as engine:
         app = create_app(
             engine,
             options.timeout_s,

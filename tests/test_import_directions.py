@@ -66,7 +66,6 @@ ROOMS = {
     "serve/plan/device": ("serve/engine/backends",),
     "serve/plan/traffic": (),
     "serve/plan/replay": ("serve/plan/device", "serve/plan/traffic"),
-    "serve/plan/routing": ("serve/plan/device", "serve/plan/traffic", "serve/plan/replay"),
     "serve/scan": (),
     "serve/replay": ("serve/scan", "serve/engine/backends"),
     "serve/bench/workload": (),
@@ -85,18 +84,11 @@ ROOMS = {
         "serve/api/observe",
     ),
     "serve/bench/http": ("serve/bench/workload", "serve/api/input"),
-    "serve/bench/cluster": ("serve/bench/workload", "serve/bench/http", "serve/cluster"),
-    "serve/bench/host": ("serve/bench/workload",),
-    "serve/bench/gpu_counts": ("serve/bench/workload", "serve/engine/backends"),
-    "serve/bench/ablation": ("serve/bench/workload", "serve/engine/backends"),
     "serve/bench/fleet": ("serve/bench/workload",),
     "serve/bench/encoder": ("serve/bench/workload",),
     "serve/bench/load": ("serve/bench/workload",),
     "serve/bench/latency": ("serve/bench/workload", "serve/bench/encoder"),
-    "serve/bench/pressure": ("serve/bench/workload",),
     "serve/bench/race": ("serve/bench/workload",),
-    "serve/bench/scan": ("serve/bench/workload", "serve/scan"),
-    "serve/bench/sgmv": (),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench",)
@@ -265,7 +257,7 @@ def test_the_tables_name_every_folder_with_code() -> None:
         ("train/run.py", "from eval.metrics import auroc", "eval.metrics"),
         ("train/head/fit.py", "from serve import engine", "serve.engine"),
         ("eval/run.py", "from serve import engine, merge", "serve.merge"),
-        ("eval/run.py", "from serve.bench.merged import run", "serve.bench.merged"),
+        ("eval/run.py", "from serve.bench.load import run", "serve.bench.load"),
         ("eval/run.py", "import serve", "serve"),
         ("eval/run.py", "import vllm_alora", "vllm_alora"),
         ("serve/up.py", "from train.export import save", "train.export"),
@@ -330,7 +322,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
             "from serve.engine.call import Call\nfrom serve.api import errors\nimport fastapi",
         ),
         (
-            "serve/bench/merged.py",
+            "serve/bench/command.py",
             "from serve.engine import GuardEngine\n"
             "from serve import merge\nfrom serve.bench.report import BenchReport",
         ),

@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "scan", "plan", "test"]
 FOR_EXPERTS = [
+    "calibrate",
     "test-gpu-path",
     "compare",
     "replay",
@@ -34,6 +35,9 @@ FOR_EXPERTS = [
 FOR_EXPERTS += ["setup", "check", "format", "clean"]
 COMMANDS = EVERY_DAY + FOR_EXPERTS
 VARIABLES = [
+    "CENTURION_HOME",
+    "MAX_FPR",
+    "THRESHOLD",
     "RULE",
     "MODEL",
     "DATA",
@@ -59,7 +63,6 @@ VARIABLES = [
     "MERGED",
     "PLAN",
     "TRACE",
-    "ROUTING",
     "REPLICAS",
     "OPTIONS",
     "MINUTES",

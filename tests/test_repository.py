@@ -24,25 +24,17 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "eval/answer.py": "values only; tests/eval/test_quality.py has what a missing one counts",
-    "serve/bench/cluster/measure.py": "tests/serve/bench/cluster/test_run.py runs it",
-    "serve/bench/cluster/servers.py": "tests/serve/bench/cluster/test_run.py starts them",
-    "serve/bench/cluster/words.py": "tests/serve/cluster/test_replica.py asks it",
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
-    "serve/engine/thread/refusals.py": "values; test_engine_thread.py beside it is refused by them",
+    "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
     "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/shards/shard.py": "tests/serve/cluster/shards/test_service.py asks it",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
-    "serve/bench/gpu_counts/measure.py": "runs in a process of its own, which test_run.py starts",
-    "serve/bench/pressure/measure.py": "tests/serve/bench/pressure/test_run.py runs it",
-    "serve/bench/scan/kills.py": "tests/serve/bench/scan/test_run.py kills a scan",
-    "serve/bench/scan/measure.py": "tests/serve/bench/scan/test_run.py runs it on an engine",
     "serve/bench/http/overhead.py": "tests/serve/bench/http/test_run.py runs it on an engine",
     "serve/plan/traffic/arrival.py": "values only; tests/serve/plan/replay reads them",
     "serve/bench/http/reload/measure.py": "tests/serve/bench/http/reload/test_run.py runs it",
     "serve/bench/http/server.py": "tests/serve/bench/http/test_run.py starts it",
-    "serve/bench/gpu_counts/process.py": "changes a whole process: that of test_run.py's counts",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/data/generator/test_last_turn.py": "conversations and excerpts of one kind of rule",

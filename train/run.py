@@ -227,7 +227,10 @@ def _update_threshold(job: Job) -> bool:
 
 def _with_threshold(job: Job) -> str:
     """The state of trained weights, once their threshold is chosen at the rate of their rule."""
-    if read_card(job.folder).max_fpr == job.rule.max_fpr:
+    card = read_card(job.folder)
+    if card.threshold_by != "rule":
+        return f"up to date; its threshold is {card.threshold:.3f}, as `make calibrate` was told"
+    if card.max_fpr == job.rule.max_fpr:
         return "up to date"
     from train.calibration.recalibrate import recalibrate
 

@@ -18,6 +18,7 @@ from guard.conversation.example import Message
 from guard.endpoint.client import Endpoint
 from guard.endpoint.settings import endpoint_settings, price
 from guard.errors import GuardError
+from guard.home import own_or_shipped
 from guard.rule import EDIT, RULES, Rule, in_words
 
 UNLABELLED = 30  # conversations from which the policy's dimensions are found (BARRED: 10 to 30)
@@ -61,7 +62,7 @@ def writers_for(
     if EDIT in in_words(rule):
         raise GuardError(
             f"the rule still says {EDIT}",
-            where=RULES / f"{rule.id}.yaml",
+            where=own_or_shipped(RULES / f"{rule.id}.yaml"),
             remedy="Write there what violates it and what it allows",
         )
     budget_usd = _budget_usd()

@@ -16,6 +16,7 @@ from data.generator.excerpts import ExcerptBook
 from data.generator.phrasebook import Background, Corpus, Phrasebook
 from guard.errors import GuardError
 from guard.files.yaml_file import load
+from guard.home import yaml_files
 from guard.rule import RULES, Rule
 
 PHRASES = Path(__file__).parent / "phrases"
@@ -25,7 +26,7 @@ BACKGROUND = "background"
 
 def rules_with_phrases(rules: Path = RULES) -> list[Path]:
     """The files of the rules that the offline generator can write data for."""
-    return [path for path in sorted(rules.glob("*.yaml")) if (PHRASES / path.name).is_file()]
+    return [path for path in yaml_files(rules) if (PHRASES / path.name).is_file()]
 
 
 def load_background(phrases: Path = PHRASES) -> Background:

@@ -18,8 +18,8 @@ from eval.contender import BAG_OF_WORDS, on_base
 from eval.trial import TrialRequirements
 from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError
+from guard.home import ROOT
 from guard.layout import (
-    ROOT,
     Runs,
     fingerprint,
     is_current,

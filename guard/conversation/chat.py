@@ -347,11 +347,11 @@ def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 def _call_line(call: Mapping[str, Any]) -> str:
     """A tool call as `_line`, without what its provider keeps with it."""
-    said: dict[str, Any] = {}
+    spoken: dict[str, Any] = {}
     for key, value in call.items():
         if not keys.is_silent(key, value, keys.CALL):
-            said[key] = value
-    return _line(said)
+            spoken[key] = value
+    return _line(spoken)
 
 
 def _line(tool: Mapping[str, Any]) -> str:

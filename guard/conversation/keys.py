@@ -98,7 +98,7 @@ def _holds_only(shape: re.Pattern[str], value: Any, depth: int = MAX_DEPTH) -> b
         is_short = all(NAME.fullmatch(str(key)) for key in value)
         elements = list(value.values())
     else:
-        is_short = len(value) <= MAX_NUMBERS or any(isinstance(one, str) for one in value)
+        is_short = len(value) <= MAX_NUMBERS or any(isinstance(element, str) for element in value)
         elements = list(value)
     if not is_short or not depth:
         return False

@@ -275,8 +275,10 @@ def _refuse_beside_the_messages(
     completion: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]
 ) -> None:
     """Raise GuardError where a chat completion may say something beside its messages."""
-    for fields, known in [(completion, keys.COMPLETION), *((one, keys.CHOICE) for one in choices)]:
-        for key in keys.unread_keys(fields, known, ("choices", "message")):
+    objects = [(completion, keys.COMPLETION)]
+    objects += [(choice, keys.CHOICE) for choice in choices]
+    for fields, silent_keys in objects:
+        for key in keys.unread_keys(fields, silent_keys, ("choices", "message")):
             raise GuardError(
                 f"the response has the key {key!r}, which no rule reads",
                 got=repr(fields)[:60],

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from guard.errors import GuardError, choose_from, did_you_mean
 from guard.files.text_file import read_text
+from guard.home import yaml_files
 from guard.wrong_values import WrongValue, wrong_values
 
 CORRECT_KEYS = "Correct these keys, after the model of another file of its kind"
@@ -77,7 +78,7 @@ def load(path: Path, model: type[Model]) -> Model:
     valid name.
     """
     if not path.is_file():
-        names = sorted(neighbour.stem for neighbour in path.parent.glob("*.yaml"))
+        names = [neighbour.stem for neighbour in yaml_files(path.parent)]
         raise GuardError("no such file", where=path, remedy=choose_from(path.stem, names))
     content = _read(path)
     if not isinstance(content, dict):

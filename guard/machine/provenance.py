@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.machine.cores import usable_cores
 
 PACKAGES: dict[str, tuple[str, ...]] = {  # name in reports -> distributions that provide it

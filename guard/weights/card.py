@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -28,6 +28,7 @@ from guard.verdict import Calibration
 CARD = "card.json"
 VERSION = "version"  # the key of `Card.version` in the file
 
+ThresholdBy = Literal["rule", "max_fpr", "threshold"]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -59,8 +60,10 @@ class Card(Strict):
     uncertainty_band: tuple[Probability, Probability]
     # The conversations on which a verdict may be confident; None, of random weights: all.
     coverage: Coverage | None
-    # The rule's max_fpr that the threshold was chosen for; None: the threshold is balanced.
+    # The false-positive rate that the threshold was chosen for; None: it is balanced, or stated.
     max_fpr: Probability | None
+    # What chose the threshold: the rule's file, or a `max_fpr` or `threshold` of `make calibrate`.
+    threshold_by: ThresholdBy = "rule"
     # SHA-256 of each file beside the card that decides an answer (`Method.files`), by its name.
     files: dict[str, str]
     # What pins the base that the weights were merged into; None: they lie beside the card.
@@ -172,8 +175,8 @@ def read_card(folder: Path) -> Card:
             "states",
             where=path,
             got=str(stated)[:12],
-            remedy="Restore it or run `make train` for this rule; another threshold is chosen by "
-            "the rule's max_fpr",
+            remedy="Restore it or run `make train` for this rule; `make calibrate` chooses another "
+            "threshold",
         )
     return card
 

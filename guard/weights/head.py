@@ -174,16 +174,16 @@ def _covered() -> list[float]:
         sure_logit=-1.0,
         sure_logit_long=-4.0,
     )
-    said: list[float] = []
+    answers: list[float] = []
     for text in texts:
         for roles in (("user",), ("tool",), ("user", "tool"), ("user", "tool", "user")):
             form = ConversationForm([Message(role, text) for role in roles])
-            said.append(round(form.unknown_share(unpacked_words(field), frozenset("\u00e9")), 6))
+            answers.append(round(form.unknown_share(unpacked_words(field), frozenset("\u00e9")), 6))
             for logit in (-5.0, -2.0, 2.0):
-                said.append(
+                answers.append(
                     float(Calibration(coverage=coverage).verdict("", logit, form).confident)
                 )
-    return said
+    return answers
 
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor by its name

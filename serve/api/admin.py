@@ -23,7 +23,7 @@ from guard.errors import GuardError
 from guard.weights.card import Card
 from serve.api.access import Caller
 from serve.api.service import CheckService
-from serve.engine.thread.refusals import Overloaded
+from serve.engine.refusals import Overloaded
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
 from serve.api.service import FindTrained
 from serve.api.watch import watch
-from serve.engine.mixed import CheckEngine
+from serve.engine.engines import CheckEngine
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants

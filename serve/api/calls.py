@@ -90,10 +90,11 @@ class CallsUnderWay:
         if call is None:
             raise Unjudged(
                 "the reply's conversation is not known here; have requests checked too, by the "
-                f"same server, not longer than {CALL_S:.0f} s before, and send the id of the call"
+                f"same server, not longer than {CALL_S:.0f} s before, and send the id of the call",
+                "unknown_conversation",
             )
         if call.is_ambiguous:
-            raise Unjudged(AMBIGUOUS)
+            raise Unjudged(AMBIGUOUS, "unknown_conversation")
         return call
 
     def _forget_old(self) -> None:

@@ -18,9 +18,9 @@ from serve.api.access import Caller
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService, FindTrained, not_trained
 from serve.engine import Check
-from serve.engine.mixed import CheckEngine
+from serve.engine.engines import CheckEngine
+from serve.engine.refusals import too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S, EngineThread
-from serve.engine.thread.refusals import too_late
 
 
 class EngineService(CheckService):

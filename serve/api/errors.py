@@ -23,7 +23,8 @@ from guard.files.strict_json import place
 from guard.wrong_values import WrongValue, wrong_values
 from serve.api.input.methods import allowed_methods
 from serve.api.observe.requests import REQUEST_ID
-from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
+from serve.engine.codes import Code, code_of, code_of_status
+from serve.engine.refusals import CallerGone, Overloaded, TooLate
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class WireFormat(Protocol):
     router: APIRouter  # its paths are its own, and no other format's
     MALFORMED: int  # the HTTP status of a request whose fields are not the format's
 
-    def error_body(self, status: int, message: str) -> dict[str, Any]:
-        """The JSON body of a response with this HTTP status."""
+    def error_body(self, status: int, message: str, code: Code) -> dict[str, Any]:
+        """The JSON body of a response with this HTTP status; `code`: why there is no verdict."""
 
 
 class Unjudged(HTTPException):
@@ -49,8 +50,9 @@ class Unjudged(HTTPException):
     did not see, and a conversation that nobody can judge must not be a way to get there.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, code: Code) -> None:
         self.reason = reason
+        self.code = code
         super().__init__(422, f"could not be judged: {reason}")
 
 
@@ -65,12 +67,17 @@ class ErrorResponses:
         self._fallback = fallback
 
     def response(
-        self, scope: Scope, status: int, message: str, headers: Mapping[str, str] | None = None
+        self,
+        scope: Scope,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        code: Code | None = None,
     ) -> JSONResponse:
-        """The response that says `message` with this HTTP status."""
+        """The response that says `message` with this HTTP status; it implies a `code`."""
         # A caller may have sent text that is not valid Unicode.
         words = message.encode("utf-8", "backslashreplace").decode()
-        body = self._format_of(scope).error_body(status, words)
+        body = self._format_of(scope).error_body(status, words, code or code_of_status(status))
         return JSONResponse(body, status_code=status, headers=headers)
 
     def name_of(self, scope: Scope) -> str:
@@ -109,7 +116,7 @@ class ErrorResponses:
                 return Response(status_code=204, headers=headers)
         if message in NO_SUCH_CALL:
             message += "; GET /docs describes the calls"
-        return self.response(request.scope, error.status_code, message, headers)
+        return self.response(request.scope, error.status_code, message, headers, code_of(error))
 
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
         message = engine_failure(error)
@@ -120,7 +127,7 @@ class ErrorResponses:
             headers["retry-after"] = str(math.ceil(after_s))
         else:
             headers["x-should-retry"] = "false"  # otherwise OpenAI's SDKs retry by themselves
-        return self.response(request.scope, 503, message, headers)
+        return self.response(request.scope, 503, message, headers, code_of(error))
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         # Starlette sends this one past the middleware that names all others.

@@ -26,10 +26,11 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
 from serve.api.input.limits import TEXTS_AT_ONCE
-from serve.api.observe.record import CheckRecord, Observer, Purpose, failure_of
+from serve.api.observe.record import CheckRecord, Observer, Purpose
 from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal
-from serve.engine.thread.refusals import too_late
+from serve.engine.codes import code_of
+from serve.engine.refusals import too_late
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
@@ -159,7 +160,7 @@ class CheckService(ABC):
             check = _without_internals(answered)
         except BaseException as error:
             record = self._record(request, rule_set, cards, began_s, clock)
-            self._tell(replace(record, failure=failure_of(error), purpose=purpose))
+            self._tell(replace(record, failure=code_of(error), purpose=purpose))
             raise
         if purpose == "answer" and wants_timing(request.scope):
             request.scope["checks"].append(check)
@@ -305,8 +306,10 @@ def unjudged(check: Check, decision: Decision, place: str = "") -> Unjudged:
     """
     for rule, refusal in check.refused.items():
         rules = len(check.verdicts) + len(check.refused)
-        return Unjudged(f"{place}{len(check.refused)} of {rules} rules; {rule}: {refusal.why}")
-    return Unjudged(f"{place}the request does not state {', '.join(decision.decided_by)}")
+        why = f"{place}{len(check.refused)} of {rules} rules; {rule}: {refusal.why}"
+        return Unjudged(why, refusal.code)
+    missing = f"{place}the request does not state {', '.join(decision.decided_by)}"
+    return Unjudged(missing, "metadata_missing")
 
 
 @asynccontextmanager
@@ -326,7 +329,7 @@ async def _room(request: Request) -> AsyncIterator[None]:
 
 def _nothing_said(rule_set: RuleSet) -> Check:
     """The check of a conversation without a word: no engine is asked."""
-    refusal = Refusal("conversation", NOTHING_SAID)
+    refusal = Refusal("conversation", NOTHING_SAID, "nothing_said")
     return Check((), dict.fromkeys(rule_set.rules, refusal), 0, 0, 0.0)
 
 
@@ -343,7 +346,7 @@ def _without_internals(check: Check) -> Check:
         if refusal.is_internal:
             log.error("the rule %s could not be judged: %s", rule, refusal)
             why = "what answers it cannot be used now; the server's log says why"
-            refused[rule] = Refusal(refusal.subject, why)
+            refused[rule] = Refusal(refusal.subject, why, refusal.code)
     return replace(check, refused=refused)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from guard.errors import GuardError
 from guard.weights.card import Card, read_card
-from serve.engine.thread.refusals import Overloaded
+from serve.engine.refusals import Overloaded
 
 log = logging.getLogger(__name__)
 

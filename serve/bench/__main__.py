@@ -50,11 +50,6 @@ BENCHES: dict[str, Bench] = {
         "1 h, --quick 4 min",
         takes=("model", "quick"),
     ),
-    "cluster": Bench(
-        "serve.bench.cluster.run",
-        "replicas on Ray: what a check costs more, killed replicas, rules that change under load",
-        "20 min",
-    ),
     "adapters": Bench(
         "serve.bench.fleet.run",
         "round-robin over 1 to 128 adapters, one a request, against a PEFT baseline",
@@ -64,49 +59,6 @@ BENCHES: dict[str, Bench] = {
         "serve.bench.fleet.run",
         "1,024 adapters, one a request, drawn by Zipf's law, against a PEFT baseline",
         "37 min",
-    ),
-    "pressure": Bench(
-        "serve.bench.pressure.run",
-        "more conversations at once than the KV cache holds: cache-aware order against FCFS",
-        "15 min",
-    ),
-    "ablation": Bench(
-        "serve.bench.ablation.run",
-        "one optimisation off at a time: a fan-out, waves of adapters, a fleet",
-        "9 min a round",
-    ),
-    "sgmv": Bench(
-        "serve.bench.sgmv.run",
-        "SGMV microbenchmark: a step's low-rank products, ours, vLLM's, a loop over adapters",
-        "minutes",
-    ),
-    "gpu_counts": Bench(
-        "serve.bench.gpu_counts.run",
-        "steps, launches and programs of a fan-out on a GPU, at Qwen3-4B's shape, without one",
-        "2 min",
-        takes=(),
-    ),
-    "host": Bench(
-        "serve.bench.host.run",
-        "what a rule costs beside the model: Python's time, split by cause",
-        "2 min",
-    ),
-    "merged": Bench(
-        "serve.bench.merged",
-        "a rule's LoRA merged into the base, against the adapters on the base",
-        "1 min",
-        takes=("model", "rule"),
-    ),
-    "stream": Bench(
-        "serve.bench.stream",
-        "20 rules on a reply that grows: a check every 16 tokens, against the whole text anew",
-        "2 min",
-    ),
-    "scan": Bench(
-        "serve.bench.scan.run",
-        "a scan of stored conversations against the engine alone, killed ten times, and on Ray",
-        "45 min, --quick 4",
-        takes=("model", "quick"),
     ),
     "race": Bench(
         "serve.bench.race.run",
@@ -118,11 +70,6 @@ BENCHES: dict[str, Bench] = {
         "serve.bench.planning.calibrate",
         "what a step takes on this machine, for make plan -> runs/calibration.json",
         "3 min",
-    ),
-    "plan": Bench(
-        "serve.bench.planning.validate",
-        "the planner held to a measured open-loop load at five rates it was not fitted to",
-        "6 min",
     ),
 }
 

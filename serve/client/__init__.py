@@ -4,12 +4,19 @@
         answer = guard.check(messages, ["medical_advice"])
         for text in guard.guarded_stream(messages, pieces_of_the_reply): ...
 
-Importing this package imports neither torch nor the server.
+`pip install ./serve/client` installs it by itself, as `centurion_client`.
 """
 
-from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleAnswer, RuleExplanation
-from serve.client.asynchronous import AsyncGuardClient
-from serve.client.synchronous import GuardClient
+from .answers import (
+    CheckAnswer,
+    CheckFailed,
+    NotAllowed,
+    RuleAnswer,
+    RuleExplanation,
+    RuleUnjudged,
+)
+from .asynchronous import AsyncGuardClient
+from .synchronous import GuardClient
 
 __all__ = [
     "AsyncGuardClient",
@@ -19,4 +26,5 @@ __all__ = [
     "NotAllowed",
     "RuleAnswer",
     "RuleExplanation",
+    "RuleUnjudged",
 ]

@@ -14,12 +14,14 @@ Word = Literal["allow", "violation", "unjudged"]
 class CheckFailed(Exception):
     """There is no verdict: the server refused the check, was too late, or was not reached.
 
-    `status` is HTTP's; None where there was no response.
+    `status` is HTTP's; None where there was no response. `code` says why in one of the server's
+    words, as `too_late` or `overloaded`; empty where the server did not say.
     """
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, code: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
 
 
 class NotAllowed(Exception):
@@ -42,6 +44,14 @@ class RuleAnswer:
 
 
 @dataclass(frozen=True)
+class RuleUnjudged:
+    """Why a rule has no verdict: one of the server's words, and a sentence."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RuleExplanation:
     """The turn that carries a violation, counted from 0, and the rule's probabilities at the ends
     of the turn before it (None where there is none, or it was not judged) and of it.
@@ -61,7 +71,7 @@ class CheckAnswer:
     verdict: Word
     decided_by: tuple[str, ...]
     results: Mapping[str, RuleAnswer]
-    unjudged: Mapping[str, str]
+    unjudged: Mapping[str, RuleUnjudged]
     cached_tokens: int
     computed_tokens: int
     latency_ms: float
@@ -91,7 +101,10 @@ class CheckAnswer:
                 verdict=body["verdict"],
                 decided_by=tuple(body["decided_by"]),
                 results=results,
-                unjudged={entry["rule"]: entry["reason"] for entry in body["unjudged"]},
+                unjudged={
+                    entry["rule"]: RuleUnjudged(entry["code"], entry["reason"])
+                    for entry in body["unjudged"]
+                },
                 cached_tokens=body["usage"]["cached_tokens"],
                 computed_tokens=body["usage"]["computed_tokens"],
                 latency_ms=body["latency_ms"],

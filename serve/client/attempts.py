@@ -8,6 +8,7 @@ next one: it is raised. Nothing that failed reads as "allow".
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from serve.client.answers import CheckAnswer, CheckFailed
+from .answers import CheckAnswer, CheckFailed
 
 PATH = "/v1/check"
 NO_ROOM = 503
@@ -79,7 +80,7 @@ class Attempts:
     def check_time(self) -> None:
         """Raise CheckFailed if the deadline has passed."""
         if time.monotonic() >= self._until:
-            raise CheckFailed("no verdict before the deadline")
+            raise CheckFailed("no verdict before the deadline", code="too_late")
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         """The headers of the next attempt: the server too gives up at the deadline."""
@@ -106,7 +107,7 @@ class Attempts:
         if response.status_code == NO_ROOM:
             return self._wait(response)
         if response.status_code != httpx.codes.OK:
-            raise CheckFailed(_message(response), response.status_code)
+            raise _failure(response)
         try:
             return CheckAnswer.of(response.json())
         except (ValueError, RecursionError) as error:
@@ -118,7 +119,7 @@ class Attempts:
         if stated.isdecimal():
             seconds = max(SHORTEST_WAIT_S, float(stated))
         if not stated or seconds >= self.seconds_left:
-            raise CheckFailed(_message(response), response.status_code)
+            raise _failure(response)
         return seconds
 
 
@@ -137,5 +138,10 @@ def unreachable(url: str, error: httpx.HTTPError | TimeoutError) -> CheckFailed:
     return CheckFailed(f"no response from {url}: {error!r}")
 
 
-def _message(response: httpx.Response) -> str:
-    return f"HTTP {response.status_code}: {response.text[:LONGEST_MESSAGE]}"
+def _failure(response: httpx.Response) -> CheckFailed:
+    """The error that a response without verdicts means."""
+    message = f"HTTP {response.status_code}: {response.text[:LONGEST_MESSAGE]}"
+    code = ""
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):  # no JSON object
+        code = str(response.json().get("code", ""))
+    return CheckFailed(message, response.status_code, code)

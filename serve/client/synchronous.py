@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 
-from serve.client.answers import CheckAnswer, NotAllowed
-from serve.client.attempts import DEADLINE_S, PATH, Asked, Attempts, unreachable
-from serve.client.reply import CHECK_CHARACTERS, HOLD_BACK, Reply
+from .answers import CheckAnswer, NotAllowed
+from .attempts import DEADLINE_S, PATH, Asked, Attempts, unreachable
+from .reply import CHECK_CHARACTERS, HOLD_BACK, Reply
 
 
 class GuardClient:

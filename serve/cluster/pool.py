@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from guard.conversation.example import Message
 from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.engine.thread.refusals import Overloaded
+from serve.engine.codes import Code
+from serve.engine.refusals import Overloaded
 
 REPLICA_HEADER = "x-guard-replica"  # which replica answered, in every response that one gave
 
@@ -28,14 +29,14 @@ class CheckLost(ReplicaLost):
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """What one replica answered. `error` says why it gave no answer, `failure` the same in one word
-    (`FAILURES` of the records), and `retry_after_s` when it may be asked again: infinite for never.
+    """What one replica answered. `error` says why it gave no answer, `code` the same in one word,
+    and `retry_after_s` when it may be asked again: infinite for never.
     """
 
     replica: str
     value: Any = None
     error: str | None = None
-    failure: str = "failed"
+    code: Code = "engine_failed"
     retry_after_s: float = math.inf
 
 

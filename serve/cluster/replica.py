@@ -21,10 +21,10 @@ from guard.errors import GuardError
 from serve.api.engine_service import EngineService
 from serve.api.errors import engine_failure, retry_after_s
 from serve.api.observe.metrics import Metrics
-from serve.api.observe.record import failure_of
 from serve.cluster.messages import RelayedRequest, RelayedResponse, answer_in_process
 from serve.cluster.pool import REPLICA_HEADER, RelayedCheck, ReplicaAnswer
 from serve.cluster.snapshots import Snapshots, version_of
+from serve.engine.codes import code_of
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class GuardReplica:
         return ReplicaAnswer(
             self._name,
             error=engine_failure(error),
-            failure=failure_of(error),
+            code=code_of(error),
             retry_after_s=retry_after_s(error),
         )
 

@@ -13,10 +13,9 @@ from serve.cluster.log import log_into
 from serve.cluster.replica import ServedApp
 from serve.cluster.shards.service import CountTokens
 from serve.engine import GuardEngine
-from serve.engine.mixed import MixedEngine
+from serve.engine.engines import GuardEngines
 from serve.engine.prompts import Prompts
 from serve.engine.thread.engine_thread import TIMEOUT_S
-from serve.engine.thread.restart import RestartableEngine
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
 from serve.selection import ServedPart, start_warm
@@ -70,7 +69,7 @@ class ServedOptions:
         Raises GuardError if it does not start.
         """
         log_into(self.log)
-        engine = RestartableEngine(functools.partial(_start, self.parts, folders))
+        engine = GuardEngines(functools.partial(_start, self.parts, folders))
         app = create_app(
             engine,
             self.timeout_s,
@@ -83,6 +82,6 @@ class ServedOptions:
 
 def _start(
     parts: Sequence[ServedPart], folders: Mapping[str, Path], last: Mapping[str, Path] | None
-) -> GuardEngine | MixedEngine:
-    """The engine, by the folders that served it `last`, or at first by `folders`."""
+) -> list[GuardEngine]:
+    """The engines, by the folders that served it `last`, or at first by `folders`."""
     return start_warm(parts, folders if last is None else last)

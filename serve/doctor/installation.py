@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.machine.device import installed_device
 from guard.machine.provenance import versions
 from serve.doctor.finding import Finding

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from guard.errors import GuardError
+from guard.home import yaml_files
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
@@ -22,12 +23,12 @@ from serve.engine.adapter import Requirements
 
 def recipes() -> Iterator[Finding]:
     """Whether every model and rule file loads, and whether a local base is whole."""
-    for path in sorted(MODELS.glob("*.yaml")):
+    for path in yaml_files(MODELS):
         try:
             yield _recipe(path.stem)
         except GuardError as error:
             yield Finding("recipes", str(error), "Correct the file")
-    for path in sorted(RULES.glob("*.yaml")):
+    for path in yaml_files(RULES):
         try:
             yield Finding("rules", f"{path.stem}: {load_rule(path.stem, RULES).title}")
         except GuardError as error:
@@ -35,7 +36,7 @@ def recipes() -> Iterator[Finding]:
 
 
 def _recipe(name: str) -> Finding:
-    """The finding on one recipe: whether a base in the checkout has weights and a tokenizer."""
+    """The finding on one recipe: whether a local base has weights and a tokenizer."""
     recipe = load_recipe(name, MODELS)
     text = f"{name}: {recipe.base}, {recipe.context_tokens:,} tokens of context"
     folder = Path(recipe.base_path)

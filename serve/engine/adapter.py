@@ -170,9 +170,9 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
     if not folders:
         remedy = f"Run `make train RULE=... MODEL={model} METHOD={method}` first"
         their_methods = {card.parent.name for card in (runs.root / model).glob(f"*/*/{CARD}")}
-        others = sorted(their_methods & set(METHODS))
-        if others:
-            remedy += f", or name a method that has weights: {', '.join(others)}"
+        trained_by = sorted(their_methods & set(METHODS))
+        if trained_by:
+            remedy += f", or name a method that has weights: {', '.join(trained_by)}"
         raise GuardError(
             f"no rule is trained by method '{method}'", where=runs.root / model, remedy=remedy
         )

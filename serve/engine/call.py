@@ -14,6 +14,7 @@ from guard.coverage import ConversationForm
 from guard.errors import GuardError
 from guard.verdict import Calibration, Verdict
 from serve.engine.backend import BackendRequest, EngineOutput
+from serve.engine.codes import Code
 from serve.engine.head import CountedTexts, HeadInput, ServableHead
 from serve.engine.score import Check, Refusal, Score
 
@@ -54,13 +55,17 @@ class Call:
                 self.outcomes[recipient.call_index] = Score(logit, cached, computed, latency_ms)
             else:
                 why = f"the logit is {logit}: the adapter or the base is numerically broken."
-                self.refuse(recipient.call_index, "verdict", f"{why} Train the adapter again")
+                self.refuse(
+                    recipient.call_index, "verdict", f"{why} Train the adapter again", "nan"
+                )
             cached, computed = cached + computed, 0
 
-    def refuse(self, index: int, subject: str, why: str, *, is_internal: bool = False) -> None:
+    def refuse(
+        self, index: int, subject: str, why: str, code: Code, *, is_internal: bool = False
+    ) -> None:
         """Make a refusal the outcome of the request at `index`."""
         self.finished = time.perf_counter()
-        self.outcomes[index] = Refusal(subject, why, is_internal)
+        self.outcomes[index] = Refusal(subject, why, code, is_internal)
 
     def results(self) -> list[Score | Refusal]:
         """One outcome per request. Raises GuardError while requests are in flight, or if their
@@ -117,7 +122,7 @@ class InFlight(NamedTuple):
         read = HeadInput(output, self.request.prefix, self.call.counted)
         return [recipient.logit(output, read) for recipient in self.recipients]
 
-    def refuse(self, why: str, subject: str | None = None) -> None:
+    def refuse(self, why: str, code: Code, subject: str | None = None) -> None:
         """Refuse every recipient; `subject` if the refusal is not about its own rule.
 
         What is wrong with a conversation is said before its prompt is made. What the backend
@@ -125,7 +130,7 @@ class InFlight(NamedTuple):
         """
         for recipient in self.recipients:
             about = subject or recipient.subject
-            self.call.refuse(recipient.call_index, about, why, is_internal=True)
+            self.call.refuse(recipient.call_index, about, why, code, is_internal=True)
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,8 @@ class OpenCheck:
                 refused[rule] = outcome
         partly_read: Refusal | None = None
         if self.unread:
-            partly_read = Refusal("conversation", f"{self.unread[0]}, which no rule reads")
+            why = f"{self.unread[0]}, which no rule reads"
+            partly_read = Refusal("conversation", why, "unread_content")
         verdicts: list[Verdict] = []
         for rule, score in scores.items():
             verdict = self.calibrations[rule].verdict(rule, score.logit, self.form)

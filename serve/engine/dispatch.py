@@ -57,7 +57,7 @@ class Dispatcher:
             request_id = self._backend.submit(in_flight.request)
         except GuardError as error:
             self.virtual_time += in_flight.own_tokens
-            in_flight.refuse(str(error))
+            in_flight.refuse(str(error), "weights_unavailable")
             return
         in_flight.call.waiting[request_id] = in_flight
         self.in_flight[request_id] = in_flight
@@ -124,7 +124,7 @@ class Dispatcher:
                 del self.in_flight[request_id]
                 self.virtual_time += in_flight.own_tokens
                 del in_flight.call.waiting[request_id]
-                in_flight.refuse(why)
+                in_flight.refuse(why, "weights_unavailable")
 
     def _drop(self, call: Call) -> None:
         self._backend.cancel(call.waiting)
@@ -166,7 +166,7 @@ class Dispatcher:
             if in_flight.restarts >= MAX_RESTARTS:
                 self.virtual_time += in_flight.own_tokens
                 why = "requests of its batch gave NaN logits, time and again. Ask again"
-                in_flight.refuse(why, "batch")
+                in_flight.refuse(why, "nan", "batch")
             elif request_id in suspects:
                 self.submit(_suspected(in_flight, last_start))
             else:

@@ -20,7 +20,7 @@ from guard.conversation.chat import unread_parts
 from guard.conversation.example import Message
 from guard.coverage import ConversationForm
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.recipe import Recipe
 from guard.weights.card import Card
 from serve.engine.adapter import Requirements, ServableAdapter
@@ -66,6 +66,9 @@ class GuardEngine:
     """One base model and the adapters and heads on it. For one thread; the server runs it in one of
     its own.
 
+    `model` is the recipe's name, `base` the base and its revision as the cards name them,
+    `requirements` what is demanded of folders, `backend` what computes.
+
     `folders` maps names to adapter and head folders; with `slots_first` off, a call's rules are
     submitted as they were asked, whichever adapters are in slots. `merged` is the card of a rule
     that the base itself answers. `engine_overrides` are vLLM EngineArgs and win over the recipe's
@@ -94,38 +97,23 @@ class GuardEngine:
         builder = requirements.prompts
         # Only now are the inputs known to be good.
         start = start_backend or STARTS[recipe.kind]
-        self._backend = start(recipe, adapters, engine_overrides, builder)
-        self._model = recipe.name
-        self._base = (recipe.base, recipe.base_revision)
-        self._requirements = requirements
+        self.backend = start(recipe, adapters, engine_overrides, builder)
+        self.model = recipe.name
+        self.base = (recipe.base, recipe.base_revision)
+        self.requirements = requirements
         self._slots_first = slots_first
-        self._prompts = Prompts(builder, self._backend.context_tokens)
-        self._dispatcher = Dispatcher(self._backend)
+        self._prompts = Prompts(builder, self.backend.context_tokens)
+        self._dispatcher = Dispatcher(self.backend)
         self._retired: list[Loaded] = []  # not served, and needed by what is in flight
         served_dtype = stated_args(recipe, engine_overrides)["dtype"]
         takes_heads = served_dtype == recipe.served_as_trained().serving_dtype
-        self._rules = ServedRules(self._backend, requirements, merged, takes_heads=takes_heads)
+        self._rules = ServedRules(self.backend, requirements, merged, takes_heads=takes_heads)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
             requirements.check_base(recipe)
             for servable in admitted:
                 self._rules.put(servable)
             on_failure.pop_all()
-
-    @property
-    def model(self) -> str:
-        """The name of its recipe."""
-        return self._model
-
-    @property
-    def base(self) -> tuple[str, str]:
-        """The base and its revision, as the cards of its weights name them."""
-        return self._base
-
-    @property
-    def requirements(self) -> Requirements:
-        """What it demands of the folders it serves."""
-        return self._requirements
 
     @property
     def rules(self) -> Mapping[str, Card]:
@@ -143,57 +131,17 @@ class GuardEngine:
         return bool(self._dispatcher.in_flight)
 
     @property
-    def step_ms(self) -> float:
-        """Time spent inside the backend's steps since the start: the rest of a wall time is
-        tokenising and queueing.
-        """
-        return self._backend.step_s * 1000
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one block of the prefix cache."""
-        return self._backend.block_size
-
-    @property
-    def cache_tokens(self) -> int:
-        """Tokens whose keys and values the cache holds."""
-        return self._backend.cache_tokens
-
-    @property
-    def scheduled_tokens(self) -> int:
-        """Tokens computed since the start, those that were computed again included."""
-        return self._backend.scheduled_tokens
-
-    @property
-    def forward_passes(self) -> int:
-        """Steps since the start in which the model has computed anything."""
-        return self._backend.forward_passes
-
-    @property
-    def swap_ins(self) -> int:
-        """How often an adapter was copied into a slot since the start: more than there are
-        adapters, with fewer slots.
-        """
-        return self._backend.swap_ins
-
-    @property
-    def adapter_loads(self) -> int:
-        """How often an adapter was read from disk since the start: more than there are, if host
-        memory holds fewer.
-        """
-        return self._backend.adapter_loads
-
-    @property
     def counters(self) -> EngineCounters:
         """All counters as they are now."""
+        backend = self.backend
         return EngineCounters(
             adapters=self._rules.adapter_count,
-            adapter_loads=self.adapter_loads,
-            swap_ins=self.swap_ins,
-            scheduled_tokens=self.scheduled_tokens,
-            forward_passes=self.forward_passes,
-            cache_tokens=self.cache_tokens,
-            step_s=self._backend.step_s,
+            adapter_loads=backend.adapter_loads,
+            swap_ins=backend.swap_ins,
+            scheduled_tokens=backend.scheduled_tokens,
+            forward_passes=backend.forward_passes,
+            cache_tokens=backend.cache_tokens,
+            step_s=backend.step_s,
         )
 
     def text_tokens(self, text: str) -> int:
@@ -350,11 +298,11 @@ class GuardEngine:
 
         Raises GuardError while requests are in flight.
         """
-        self._backend.forget()
+        self.backend.forget()
 
     def close(self) -> None:
         """Give the engine's memory back; the process may then start another."""
-        self._backend.close()
+        self.backend.close()
 
     def __enter__(self) -> GuardEngine:
         return self
@@ -386,7 +334,7 @@ class GuardEngine:
         if loaded is None:
             return
         try:
-            self._backend.unload(loaded)
+            self.backend.unload(loaded)
         except Exception:  # why there is no verdict says more
             log.exception("the weights of %s could not be unloaded", candidate)
 
@@ -394,11 +342,11 @@ class GuardEngine:
         """Free the weights that no rule is served by, once no check needs them."""
         for adapter in list(self._retired):
             if not self._dispatcher.needs(adapter):
-                self._backend.unload(adapter)
+                self.backend.unload(adapter)
                 self._retired.remove(adapter)
 
     def _waiting_for_slots(self) -> frozenset[str]:
         """The rules whose adapters have to be copied into a slot first; none if all have slots."""
-        if not self._slots_first or self._rules.adapter_count <= self._backend.slots:
+        if not self._slots_first or self._rules.adapter_count <= self.backend.slots:
             return frozenset()
-        return self._rules.not_among(self._backend.in_slots())
+        return self._rules.not_among(self.backend.in_slots())

@@ -13,6 +13,7 @@ from guard.errors import GuardError
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import BackendRequest
 from serve.engine.call import Call, InFlight, Recipient
+from serve.engine.codes import code_of
 from serve.engine.fair_queue import FairQueue
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
@@ -41,7 +42,8 @@ class CallPlan:
                 in_flight = self._in_flight(requests[indices[0]], recipients)
             except GuardError as error:
                 for recipient in recipients:
-                    self._call.refuse(recipient.call_index, recipient.subject, str(error))
+                    subject, code = recipient.subject, code_of(error)
+                    self._call.refuse(recipient.call_index, subject, str(error), code)
                 continue
             yield in_flight
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
+from serve.engine.codes import Code
 from serve.engine.score import ScoreRequest
 
 # Hardly any text has more. One that is longer than this times the context is refused before it is
@@ -35,6 +36,14 @@ class EnginePrompt(NamedTuple):
     def tokens(self) -> int:
         """The length of the prompt in tokens."""
         return len(self.prefix) + len(self.suffix)
+
+
+class Unanswerable(GuardError):
+    """No rule can answer this prompt; `code` says why."""
+
+    def __init__(self, problem: str, code: Code, *, got: str | None = None, remedy: str) -> None:
+        super().__init__(problem, got=got, remedy=remedy)
+        self.code = code
 
 
 class Prompts:
@@ -63,7 +72,7 @@ class Prompts:
         """
         if not messages:
             problem = "there is no conversation to judge"
-            raise GuardError(problem, remedy="Give at least one message")
+            raise Unanswerable(problem, "nothing_said", remedy="Give at least one message")
         characters = sum(len(message.content) for message in messages)
         if characters > CHARACTERS_PER_TOKEN * self.context_tokens:
             raise self.too_long(f"{characters:,} characters")
@@ -83,7 +92,7 @@ class Prompts:
         """The refusal of a prompt of this length."""
         problem = "the prompt does not fit the context and is never cut"
         remedy = f"Shorten it to fit {self.context_tokens:,} tokens"
-        return GuardError(problem, got=got, remedy=remedy)
+        return Unanswerable(problem, "too_long", got=got, remedy=remedy)
 
     def _probed(self, message: Message) -> Message:
         """The message. A long text is refused after tokenising as much of it as is too long, not

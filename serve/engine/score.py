@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from guard.conversation.example import Message
 from guard.verdict import Verdict
+from serve.engine.codes import Code
 
 
 class ScoreRequest(NamedTuple):
@@ -39,13 +40,15 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no answer to a request: its `subject`, and `why` it cannot be judged.
+    """Why there is no answer to a request: its `subject`, and `why` it cannot be judged, also as a
+    `code`.
 
     What `is_internal` is for whoever runs the engine: it may name files, or quote a library.
     """
 
     subject: str
     why: str
+    code: Code
     is_internal: bool = False
 
     def __str__(self) -> str:

@@ -10,11 +10,11 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load, validate
-from guard.layout import ROOT
+from guard.home import HOME, own_or_shipped
 from guard.method import METHODS
 from serve.plan.device.architecture import DecoderShape
 
-PLANS = ROOT / "recipes" / "plans"
+PLANS = HOME / "recipes" / "plans"
 HERE = "here"  # the device that `make bench NAME=calibrate` has measured
 MOST_CHECKS = 1_000_000
 
@@ -115,7 +115,9 @@ def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Pl
     own rate, whatever the plan says, unless the rate is an option too. Raises GuardError for an
     unknown name or bad value.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = own_or_shipped(folder / f"{name}.yaml")
     plan = load(path, Plan)
     if not options:
         return plan

@@ -1,7 +1,6 @@
 """`python -m serve.plan.run --plan tiny_here`, entry of `make plan`.
 
 What a deployment costs: checks a second, latencies with queueing, memory, replicas, dollars.
-With --routing: which replica a turn of a conversation should go to, on a thousand replicas.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guard.arguments import count
 from guard.errors import exits_cleanly
 from guard.layout import Runs
 
@@ -97,11 +95,6 @@ def parser() -> argparse.ArgumentParser:
     for flag, (key, type_, text) in OPTIONS.items():
         made.add_argument(flag, type=type_, help=f"{text} (the plan's {key})")
     made.add_argument("--runs", type=Path, default=Runs().root, help="where results go")
-    routing = made.add_argument_group("routing")
-    routing.add_argument("--routing", action="store_true", help="simulate many replicas instead")
-    routing.add_argument("--replicas", type=count, default=1000, help="default: 1000")
-    conversations = "conversations an hour (default: 1000000)"
-    routing.add_argument("--conversations", type=count, default=1_000_000, help=conversations)
     return made
 
 
@@ -112,27 +105,12 @@ def main() -> None:
     from serve.plan.plan_file import load_plan
 
     plan = load_plan(arguments.plan, plan_options(arguments))
-    if arguments.routing:
-        _routing(plan, arguments)
-        return
     from serve.plan.build import build
     from serve.plan.plot import draw
     from serve.plan.report import table
 
     report = build(plan, arguments.runs)
     path = arguments.runs / "plan.json"
-    report.save(path)
-    draw(report, path.with_suffix(".png"))
-    print(table(report))
-    print(f"written: {path}, {path.with_suffix('.png')}")
-
-
-def _routing(plan: Any, arguments: argparse.Namespace) -> None:
-    from serve.plan.routing.report import draw, table
-    from serve.plan.routing.study import study
-
-    report = study(plan, arguments.runs, arguments.replicas, arguments.conversations)
-    path = arguments.runs / "routing.json"
     report.save(path)
     draw(report, path.with_suffix(".png"))
     print(table(report))

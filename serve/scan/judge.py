@@ -11,7 +11,7 @@ from typing import Protocol
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine.engine import TEST_CONVERSATION
-from serve.engine.mixed import CheckEngine, OpenedCheck
+from serve.engine.engines import CheckEngine, OpenedCheck
 from serve.engine.score import Check, Refusal
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def _judged_alone(engine: ScanEngine, messages: Sequence[Message], rules: Sequen
             remedy = "Run it again: what is judged is kept. If it fails there again, see the log"
             raise GuardError(problem, remedy=remedy) from error
         log.error("a conversation is unjudged: %s", problem)
-    return Check((), {rule: Refusal(rule, problem) for rule in rules}, 0, 0, 0.0)
+    return Check((), {rule: Refusal(rule, problem, "engine_failed") for rule in rules}, 0, 0, 0.0)
 
 
 def _check(engine: ScanEngine, messages: Sequence[Message], rules: Sequence[str]) -> Check:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
+from serve.engine.codes import Code
 from serve.scan.manifest import ScanManifest
 
 MANIFEST = "scan.json"
@@ -34,7 +35,7 @@ OWN_FILES = (
 
 @dataclass(frozen=True)
 class ScanRow:
-    """What a rule says of a conversation; `reason` is why it is `unjudged`, else empty.
+    """What a rule says of a conversation; `code` and `reason` are why it is `unjudged`, else empty.
 
     Where it has no verdict, `p_violation`, `threshold` and `confident` are None.
     """
@@ -48,6 +49,7 @@ class ScanRow:
     threshold: float | None
     confident: bool | None
     version: str
+    code: Code | Literal[""] = ""
     reason: str = ""
 
 
@@ -244,6 +246,7 @@ def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:
             ("threshold", pyarrow.float64()),
             ("confident", pyarrow.bool_()),
             ("version", pyarrow.string()),
+            ("code", pyarrow.string()),
             ("reason", pyarrow.string()),
         ]
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from guard.errors import GuardError
 from guard.verdict import Verdict
+from serve.engine.codes import Code
 from serve.engine.score import Check
 from serve.scan.judge import ScanEngine, judge
 from serve.scan.manifest import ScanManifest
@@ -50,8 +51,11 @@ def _rows(stored: StoredConversation, check: Check | None, manifest: ScanManifes
         if rule in verdicts:
             rows.append(_judged(origin, verdicts[rule], version))
             continue
-        reason = stored.problem if check is None else check.refused[rule].why
-        rows.append(ScanRow(*origin, "unjudged", None, None, None, version, reason))
+        code: Code = "unread_content"
+        reason = stored.problem
+        if check is not None:
+            code, reason = check.refused[rule].code, check.refused[rule].why
+        rows.append(ScanRow(*origin, "unjudged", None, None, None, version, code, reason))
     return rows
 
 

@@ -12,7 +12,7 @@ from guard.machine.neighbours import warn_if_busy
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
 from serve.scan.scan import scan
-from serve.selection import ServedPart, start_engine
+from serve.selection import ServedPart, open_engines
 
 
 def judge_all(
@@ -29,8 +29,8 @@ def judge_all(
         from serve.scan.cluster import scan_on_cluster  # which imports Ray
 
         print(f"{actors} actors load {manifest.model} with {len(manifest.rules)} rules", flush=True)
-        return scan_on_cluster(partial(start_engine, parts), folder, actors)
+        return scan_on_cluster(partial(open_engines, parts), folder, actors)
     print(f"loading {manifest.model} with {len(manifest.rules)} rules", flush=True)
-    with start_engine(parts) as engine:
+    with open_engines(parts) as engine:
         manifest.check_served(engine.rules)
         return scan(engine, folder)

@@ -21,7 +21,8 @@ from data.rows import read_rows
 from data.sources import SOURCES
 from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples, write_examples
 from guard.errors import GuardError
-from guard.layout import ROOT, split_files
+from guard.home import ROOT
+from guard.layout import split_files
 from guard.rule import RULES, load_rule, rule_names
 
 pytestmark = pytest.mark.slow

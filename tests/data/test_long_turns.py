@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data.long_turns import LONGEST, PLACES, SHARE, LongTurns, with_long_turns
+from data.long_turns import LONGEST, POSITIONS, SHARE, LongTurns, with_long_turns
 from guard.conversation.example import Example, Message
 from guard.coverage import LONG_TURN
 from guard.rule import Rule, load_rule
@@ -38,35 +38,35 @@ def rows(split: str = "train", count: int = 40) -> list[Example]:
 
 
 def written_row(
-    example: Example, place: Any, characters: int, examples: list[Example], rule: Rule = RULE
+    example: Example, position: Any, characters: int, examples: list[Example], rule: Rule = RULE
 ) -> Example | None:
     writer = LongTurns.amid_allowed(rule, examples)
-    return writer.written(example, place, characters, random.Random(0))
+    return writer.written(example, position, characters, random.Random(0))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_what_decides_stands_whole_at_its_place_amid_what_is_allowed(place: str) -> None:
+@pytest.mark.parametrize("position", POSITIONS)
+def test_what_decides_stands_whole_at_its_position_amid_what_is_allowed(position: str) -> None:
     examples = rows()
-    written = written_row(examples[1], place, 4_000, examples)
+    written = written_row(examples[1], position, 4_000, examples)
     assert written is not None and written.label == 1 and written.group == examples[1].group
     longest = max(written.messages, key=lambda message: len(message.content))
     assert 4_000 <= len(longest.content) < 4_200
     assert sum(message.content.count(ADVICE) for message in written.messages) == 1
-    if place == "before":
+    if position == "before":
         assert [message.role for message in written.messages] == [
             *("user", "tool", "assistant", "user")
         ]
         return
     assert longest.role == "assistant"
-    position = longest.content.index(ADVICE) / len(longest.content)
-    assert {"start": position == 0, "middle": 0.3 < position < 0.7, "end": position > 0.9}[place]
+    offset = longest.content.index(ADVICE) / len(longest.content)
+    assert {"start": offset == 0, "middle": 0.3 < offset < 0.7, "end": offset > 0.9}[position]
 
 
 def test_a_rule_whose_labels_depend_on_the_conversation_gets_only_records_of_a_tool() -> None:
     rule = RULE.model_copy(update={"depends_on_context": True})
     examples = rows()
     writer = LongTurns.amid_allowed(rule, examples)
-    assert writer.places == ("before",)
+    assert writer.positions == ("before",)
     for seed in range(10):
         written = writer.written(examples[0], "before", 2_000, random.Random(seed))
         assert written is not None
@@ -98,7 +98,7 @@ def test_training_rows_alone_get_copies_equally_many_of_either_label() -> None:
     assert len(copies) == SHARE * 400 and sum(copy.label for copy in copies) == len(copies) / 2
     assert {copy.split for copy in copies} == {"train"}
     assert len({copy.id for copy in extended}) == len(extended)
-    assert {copy.meta["long_turn"]["place"] for copy in copies} == set(PLACES)
+    assert {copy.meta["long_turn"]["position"] for copy in copies} == set(POSITIONS)
     lengths = [copy.meta["long_turn"]["characters"] for copy in copies]
     assert min(lengths) >= LONG_TURN and max(lengths) < LONGEST + 500
     assert with_long_turns(examples, RULE, seed=0) == extended

@@ -13,7 +13,7 @@ from data import new_rule as command
 from data.new_rule import new_rule
 from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.recipe import load_recipe
 from guard.rule import Judged, load_rule
 from tests.data.llm_server import Server

@@ -11,7 +11,7 @@ import pytest
 
 from eval.compare import compare, main
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from tests.eval.conftest import World
 from tests.signed import sign
 

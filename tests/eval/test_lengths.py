@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data.long_turns import PLACES
+from data.long_turns import POSITIONS
 from eval.lengths import Lengths, lengths
 from guard.coverage import Coverage, packed_words
 from guard.errors import GuardError
@@ -33,15 +33,15 @@ def misses_long_ones(request: ScoreRequest) -> float:
     return evidence(request.messages)
 
 
-def test_what_is_missed_in_long_turns_is_counted_by_place(world: World) -> None:
+def test_what_is_missed_in_long_turns_is_counted_by_position(world: World) -> None:
     world.add_rule(examples=40)
     engine = ToyEngine(misses_long_ones)
-    cells = {(cell.method, cell.place): cell for cell in measured(world, engine).cells}
+    cells = {(cell.method, cell.position): cell for cell in measured(world, engine).cells}
     for method in ("lora", "alora"):
         plain = cells[method, "as it is"]
         assert (plain.n, plain.violating, plain.missed, plain.flagged) == (20, 10, 0, 0)
-        for place in PLACES:
-            cell = cells[method, place]
+        for position in POSITIONS:
+            cell = cells[method, position]
             assert (cell.characters, cell.n, cell.missed) == (LENGTH, 20, 10)
             assert cell.missed_confident == 10  # as nothing says what the rows covered
 
@@ -64,7 +64,7 @@ def test_what_the_rows_did_not_cover_is_missed_without_confidence(world: World) 
         world.add_adapter("medical", method, 0, logits, coverage=short)
     for cell in measured(world, ToyEngine(misses_long_ones)).cells:
         assert cell.missed_confident == 0
-        assert (cell.confident > 0) == (cell.place == "as it is")
+        assert (cell.confident > 0) == (cell.position == "as it is")
 
 
 def test_answers_are_kept_and_refusals_counted(world: World) -> None:
@@ -77,7 +77,7 @@ def test_answers_are_kept_and_refusals_counted(world: World) -> None:
     assert measured(world, answering).cells == first.cells and len(answering.requests) == asked
 
 
-def test_the_table_adds_up_rules_and_names_every_place(world: World) -> None:
+def test_the_table_adds_up_rules_and_names_every_position(world: World) -> None:
     world.add_rule(examples=40)
     text = measured(world, ToyEngine(misses_long_ones)).as_markdown()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]

@@ -19,7 +19,7 @@ from eval.run import main, run
 from eval.trial import Trial
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.recipe import Recipe
 from serve.engine import ScoreRequest
 from tests.eval.conftest import TOY, WITH_HEAD, ToyEngine, World, guess_or_read, words_rows

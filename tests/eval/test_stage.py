@@ -12,7 +12,8 @@ from eval.judge.endpoint import EndpointJudge
 from eval.judge.judges import BareBase, Judge
 from eval.stage import CODE, Stage, earlier_evaluations, evaluate_outdated, selected_trials
 from guard.conversation.example import read_examples
-from guard.layout import ROOT, running_code
+from guard.home import ROOT
+from guard.layout import running_code
 from serve.engine import ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, answers, guess_or_read
 

@@ -10,7 +10,7 @@ import pytest
 
 from guard.base_files import _commit, folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from serve.tenants.key_ring import key_hash
 from tests.serve.certificates import make_certificates
 from tests.serve.guarded import save_adapter

@@ -204,7 +204,6 @@ def test_the_command_merges_and_says_how_to_serve_and_to_measure_it(
     assert (tmp_path / "tiny" / "pii_leak" / "merged" / "model.safetensors").is_file()
     printed = capsys.readouterr().out
     assert "make up RULE=pii_leak MODEL=tiny MERGED=1" in printed
-    assert "make bench NAME=merged RULE=pii_leak MODEL=tiny" in printed
     monkeypatch.setattr("sys.argv", [*command, "pii_leak,other"])
     with pytest.raises(SystemExit) as ended:
         merge_command()

@@ -22,7 +22,7 @@ from serve.selection import (
     left_out,
     served_method,
     served_parts,
-    start_engine,
+    start_engines,
     warm_up,
 )
 from tests.serve.cards import recipe, save_card
@@ -192,7 +192,7 @@ def test_of_two_recipes_of_one_base_the_one_of_the_card_answers_again(
     folders = {name: trained_on_both / f"tiny/{name}/alora" for name in ("own", "shared")}
     save_card(folders["shared"], "shared", model="longer")
     recipes = [recipe(), recipe().model_copy(update={"name": "longer"})]
-    start_engine([ServedPart(each, "alora", {}) for each in recipes], folders)
+    start_engines([ServedPart(each, "alora", {}) for each in recipes], folders)
     assert started == {"tiny": ["own"], "longer": ["shared"]}
 
 
@@ -207,7 +207,7 @@ def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
 
     monkeypatch.setattr("serve.selection.GuardEngine", engine)
     parts = served_parts(selected(trained_on_both, "tiny,minilm"))
-    start_engine(parts)
+    start_engines(parts)
     own, read = trained_on_both / "tiny/own/alora", trained_on_both / "minilm/read/lora"
     minilm = parts[1].recipe
     bases = {"base": minilm.base, "base_revision": minilm.base_revision}
@@ -215,12 +215,12 @@ def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
     new = trained_on_both / "new"
     shutil.copytree(own, new)
     save_card(new, "new", model="another recipe of this base")
-    start_engine(parts, {"own": own, "new": new, "read": read})
-    start_engine(parts, {"read": read})
+    start_engines(parts, {"own": own, "new": new, "read": read})
+    start_engines(parts, {"read": read})
     with pytest.raises(GuardError, match="not of the rule 'read'"):
-        start_engine(parts, {"read": own})
+        start_engines(parts, {"read": own})
     with pytest.raises(GuardError, match=r"weights is not served.*Served here: minilm"):
-        start_engine(parts[1:], {"read": read, "own": own})
+        start_engines(parts[1:], {"read": read, "own": own})
     assert started == [
         ("tiny", ["own", "shared"]),
         ("minilm", ["read"]),

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs
+from guard.home import ROOT
+from guard.layout import Runs
 from serve.api.app import create_app
 from serve.policy.rule_set import RuleSet
 from serve.selection import Selection, served_parts

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.method import METHODS
 from guard.recipe import KINDS, MODELS, load_recipe
 from tests.train.conftest import MakeJob, data, with_settings

@@ -25,7 +25,8 @@ from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, SPLITS, read_examples, write_examples
 from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
-from guard.layout import ROOT, is_current
+from guard.home import ROOT
+from guard.layout import is_current
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt
 from guard.weights.card import CARD, load_card, read_card

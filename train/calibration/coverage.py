@@ -39,8 +39,8 @@ def long_rows(rule: Rule, validation: Sequence[Example]) -> list[Example]:
     writer = LongTurns.amid_allowed(rule, validation)
     rows: list[Example] = []
     for number, example in enumerate(rng.sample(violating, min(LONG_ROWS, len(violating)))):
-        place = writer.places[number % len(writer.places)]
-        row = writer.written(example, place, long_length(rng), rng)
+        position = writer.positions[number % len(writer.positions)]
+        row = writer.written(example, position, long_length(rng), rng)
         if row is not None:
             rows.append(row)
     return rows

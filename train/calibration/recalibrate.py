@@ -12,19 +12,19 @@ from guard.calibration_rows import check_rows_for_rate, for_calibration, own_row
 from guard.conversation.example import read_examples
 from guard.errors import GuardError
 from guard.method import METHODS
-from guard.weights.card import Card, read_card
+from guard.weights.card import Card, ThresholdBy, read_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
 from train.calibration.validation import validation_metrics
 from train.job import Job
 from train.picture import draw_reliability
 
 
-def recalibrate(job: Job) -> int:
+def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rule") -> int:
     """Make the card's calibration and validation metrics anew; the weights stay.
 
-    For the rule's max_fpr as it is now; returns on how many validation rows. Raises GuardError
-    where predictions are missing, or too few for the rate, or where the rate changes whether own
-    rows decide, by which a head was fitted.
+    For the max_fpr of the job's rule, or for a `threshold` that is stated; `by` says who wants it.
+    Returns on how many validation rows. Raises GuardError where predictions are missing, or too few
+    for the rate, or where the rate changes whether own rows decide, by which a head was fitted.
     """
     card = read_card(job.folder)
     retrain = f"Run `{card.retrain} FORCE=1`"
@@ -43,7 +43,7 @@ def recalibrate(job: Job) -> int:
     row_logits = [predictions[row.id] for row in rows]
     logits, labels = for_calibration(row_logits, labels, is_generated, job.rule.max_fpr)
     check_rows_for_rate(labels.count(0), job.rule.max_fpr, where=validation)
-    calibration = calibrate(logits, labels, job.rule.max_fpr)
+    calibration = calibrate(logits, labels, job.rule.max_fpr, threshold)
     metrics = validation_metrics(logits, labels, calibration)
     title = f"{job.name}, {metrics['n']} validation rows"
     draw_reliability(metrics["reliability"], title, job.folder)
@@ -53,6 +53,7 @@ def recalibrate(job: Job) -> int:
         "threshold": calibration.threshold,
         "uncertainty_band": calibration.uncertainty_band,
         "max_fpr": job.rule.max_fpr,
+        "threshold_by": by,
         "metrics": card.metrics | {"validation": metrics},
     }
     card.model_copy(update=changed).save(job.folder)

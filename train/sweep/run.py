@@ -23,7 +23,8 @@ from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
-from guard.layout import ROOT, Runs, fingerprint, running_code
+from guard.home import HOME, ROOT, own_or_shipped
+from guard.layout import Runs, fingerprint, running_code
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule, RuleTurn, load_rule
@@ -33,7 +34,7 @@ from train.job import Job
 from train.process import process_of
 from train.sweep.report import SweepPoint, picture, table
 
-GRIDS = ROOT / "recipes" / "sweeps"
+GRIDS = HOME / "recipes" / "sweeps"
 # What a point's figures depend on besides the adapter.
 FIGURES_CODE = (
     *sorted((ROOT / "train/calibration").glob("*.py")),
@@ -285,7 +286,7 @@ def main() -> None:
     model = "a recipe in recipes/models (default: tiny)"
     parser.add_argument("--model", default="tiny", help=model)
     grid = "what to try (default: recipes/sweeps/rank.yaml)"
-    parser.add_argument("--grid", default=str(GRIDS / "rank.yaml"), help=grid)
+    parser.add_argument("--grid", default=str(own_or_shipped(GRIDS / "rank.yaml")), help=grid)
     parser.add_argument("--force", action="store_true", help="train again what was trained before")
     args = parser.parse_args()
     process_of(os.environ)  # one GPU, whatever is visible

@@ -32,6 +32,7 @@ from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, violated
+from serve.engine.codes import Code
 from serve.policy.rule_set import RuleSet
 
 router = APIRouter(route_class=StrictRoute)
@@ -131,9 +132,9 @@ async def reply(
     return await _action(request, [(*sent, message) for message in replies], rule_set)
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    """The error body: a reason, and no action."""
-    return {"error": message}
+def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
+    """The error body: a reason with its code, and no action."""
+    return {"error": message, "code": code}
 
 
 async def _action(

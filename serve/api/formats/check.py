@@ -42,6 +42,7 @@ from serve.api.input.limits import (
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck
 from serve.engine import Check
+from serve.engine.codes import Code
 from serve.policy.rule_set import RuleSet
 
 log = logging.getLogger(__name__)
@@ -184,9 +185,10 @@ class RuleResult(BaseModel):
 
 
 class UnjudgedRule(BaseModel):
-    """A rule without a verdict, and why."""
+    """A rule without a verdict, and why: in a word for machines, and in a sentence."""
 
     rule: str
+    code: Code
     reason: str
 
 
@@ -194,7 +196,7 @@ def unjudged_rules(check: Check) -> list[UnjudgedRule]:
     """The rules of a check that have no verdict."""
     unjudged: list[UnjudgedRule] = []
     for rule, refusal in check.refused.items():
-        unjudged.append(UnjudgedRule(rule=rule, reason=refusal.why))
+        unjudged.append(UnjudgedRule(rule=rule, code=refusal.code, reason=refusal.why))
     return unjudged
 
 
@@ -329,6 +331,6 @@ def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
     return catalogue.selected(body.rules, body.rule_set)
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
+def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
     """The error body: a check without a verdict, and why."""
-    return {"verdict": "unjudged", "error": message}
+    return {"verdict": "unjudged", "error": message, "code": code}

@@ -32,14 +32,15 @@ def from_chat(
     try:
         conversation = turns(messages, tools)
     except GuardError as error:
-        raise Unjudged(str(error)) from error
+        raise Unjudged(str(error), "unread_content") from error
     characters = sum(len(message.content) for message in conversation)
     if characters > MAX_CHARACTERS:
         raise Unjudged(
-            f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
+            f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}",
+            "too_long",
         )
     if not conversation:
-        raise Unjudged("there is no message")
+        raise Unjudged("there is no message", "nothing_said")
     return conversation
 
 
@@ -55,7 +56,7 @@ def from_texts(texts: Iterable[str], key: str) -> list[tuple[Message, ...]]:
         try:
             conversations.append(from_text(text))
         except Unjudged as error:
-            raise Unjudged(f"{key}.{index}: {error.reason}") from error
+            raise Unjudged(f"{key}.{index}: {error.reason}", error.code) from error
     return conversations
 
 

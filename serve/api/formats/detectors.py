@@ -33,6 +33,7 @@ from serve.api.formats.known_keys import NoHiddenWords
 from serve.api.input.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService
+from serve.engine.codes import Code
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
@@ -157,15 +158,15 @@ async def generation(body: GenerationRequest, rule: Rule, request: Request) -> l
 async def context_doc(body: ContextRequest, rule: Rule, request: Request) -> list[Detection]:
     """Put an answer and the documents that it should follow from to the rule."""
     if body.context_type == "url":
-        raise Unjudged("documents are not fetched from a URL; send their text")
+        raise Unjudged("documents are not fetched from a URL; send their text", "unread_content")
     messages = [ChatMessage(role="tool", content=document) for document in body.context]
     messages.append(ChatMessage(role="assistant", content=body.content))
     return (await _judge(request, rule, [from_chat(messages)]))[0]
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    """The API's error: its status again, and why."""
-    return {"code": status, "message": message}
+def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
+    """The API's error: its status again, as `code`, and why; ours is the `reason`."""
+    return {"code": status, "message": message, "reason": code}
 
 
 async def _judge(

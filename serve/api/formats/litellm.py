@@ -52,6 +52,7 @@ from serve.api.input.limits import (
 )
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, violated
+from serve.engine.codes import Code
 
 router = APIRouter(route_class=StrictRoute)
 MALFORMED = 422
@@ -147,7 +148,8 @@ class GuardrailRequest(NoHiddenWords):
             content = "\n".join(part for part in (text, calls) if part)
             characters += len(content)
             if characters > MAX_CHARACTERS:
-                too_long = Unjudged(f"the replies have more than {MAX_CHARACTERS} characters")
+                why = f"the replies have more than {MAX_CHARACTERS} characters"
+                too_long = Unjudged(why, "too_long")
                 problem = problem or too_long
                 break
             try:
@@ -172,16 +174,16 @@ class GuardrailRequest(NoHiddenWords):
         """A chat, partly read if a text, an image or a tool call stands beside its messages that
         stands in none of them.
         """
-        said: set[str] = set()
+        lines_said: set[str] = set()
         calls: set[str] = set()
         for turn in chat:
-            said.update(turn.content.splitlines())
-        in_order = sorted(said)
+            lines_said.update(turn.content.splitlines())
+        in_order = sorted(lines_said)
         for message in self.structured_messages or ():
             calls.update(map(_call_key, message.calls))
         unread = unread_parts(chat)
         beside: list[str] = []
-        if any(not _is_said(text, said, in_order) for text in self.texts or ()):
+        if any(not _is_said(text, lines_said, in_order) for text in self.texts or ()):
             beside.append("texts has what no message says")
         if not calls.issuperset(map(_call_key, self.tool_calls or ())):
             beside.append("tool_calls has a call of no message")
@@ -212,8 +214,8 @@ class GuardrailRequest(NoHiddenWords):
         return [ContentPart(type="image_url") for _ in self.images or ()]
 
 
-def _is_said(text: str, said: set[str], in_order: Sequence[str]) -> bool:
-    """Whether each line of a text is among those that are said. The last may be the beginning of
+def _is_said(text: str, lines_said: set[str], in_order: Sequence[str]) -> bool:
+    """Whether each line of a text is among `lines_said`. The last may be the beginning of
     one: LiteLLM cuts texts at its option `max_text_chars`.
     """
     if not text:
@@ -221,7 +223,7 @@ def _is_said(text: str, said: set[str], in_order: Sequence[str]) -> bool:
     *lines, last = text.splitlines()
     first = bisect_left(in_order, last)  # what begins so stands from here on
     begins_one = first < len(in_order) and in_order[first].startswith(last)
-    return begins_one and said.issuperset(lines)
+    return begins_one and lines_said.issuperset(lines)
 
 
 def _call_key(call: dict[str, Any]) -> str:
@@ -230,14 +232,14 @@ def _call_key(call: dict[str, Any]) -> str:
     Raises Unjudged.
     """
     function, beside = function_of(call)
-    said: list[str] = []
+    fields: list[str] = []
     try:
         for key, value in (*function.items(), *beside.items()):
             if value is not None and key not in keys.CALL:
-                said.append(repr((key, value)))
+                fields.append(repr((key, value)))
     except RecursionError:
-        raise Unjudged("a tool call is nested too deeply to be read") from None
-    return " ".join(sorted(said))
+        raise Unjudged("a tool call is nested too deeply to be read", "unread_content") from None
+    return " ".join(sorted(fields))
 
 
 def _reply(content: str, unread: tuple[str, ...]) -> Message:
@@ -247,7 +249,7 @@ def _reply(content: str, unread: tuple[str, ...]) -> Message:
             return PartlyRead("assistant", content, unread)
         return Message("assistant", content)
     except GuardError as error:
-        raise Unjudged(str(error)) from error
+        raise Unjudged(str(error), "unread_content") from error
 
 
 class GuardrailResponse(BaseModel):
@@ -288,6 +290,6 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     return GuardrailResponse(action="NONE")
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    """The error body: a reason, and no action."""
-    return {"error": message}
+def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
+    """The error body: a reason with its code, and no action."""
+    return {"error": message, "code": code}

@@ -4,8 +4,8 @@
 
 The format has texts and no roles: each is judged as one message of the user's, so a rule about what
 an assistant says belongs to another format. A category is flagged by the threshold of its rule's
-card. If a single rule has no verdict there is no result at all, status 422 and the code "unjudged":
-a category that is missing would read as one that is not flagged. Knows nothing of other formats.
+card. If a single rule has no verdict there is no result at all but status 422 and a code: a
+category that is missing would read as one that is not flagged. Knows nothing of other formats.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 "yes" means that the conversation violates the rule, by the threshold of its card. The
 log-probabilities are those of the calibrated probability, so that with a threshold other than a
-half the answer need not be the likelier word. Without a verdict there is no completion: status 422
-and the code "unjudged". Knows nothing of other formats.
+half the answer need not be the likelier word. Without a verdict there is no completion: status 422,
+and the code says why. Knows nothing of other formats.
 """
 
 from __future__ import annotations

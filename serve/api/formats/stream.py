@@ -43,8 +43,9 @@ from serve.api.input.limits import MAX_CHARACTERS
 from serve.api.input.lines import BodyLines
 from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_body
 from serve.api.service import CheckService, DecidedCheck
+from serve.engine.codes import Code, code_of
 from serve.engine.prompts import CHARACTERS_PER_TOKEN
-from serve.engine.thread.refusals import Overloaded
+from serve.engine.refusals import Overloaded
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
@@ -246,13 +247,13 @@ class CheckedStream(Response):
             async for event in self._checks():
                 yield event
         except HTTPException as error:
-            yield _unjudged(error.detail)
+            yield _unjudged(error.detail, code_of(error))
         except GuardError as error:
             if not self._lines.is_gone:
-                yield _unjudged(engine_failure(error))
+                yield _unjudged(engine_failure(error), code_of(error))
         except Exception as error:  # the status was sent long ago
             log.error("a stream failed", exc_info=error)
-            yield _unjudged(SERVER_FAILED)
+            yield _unjudged(SERVER_FAILED, "engine_failed")
 
     async def _checks(self) -> AsyncIterator[StreamEvent | StreamEnd]:
         reply = self._reply
@@ -264,7 +265,7 @@ class CheckedStream(Response):
             try:
                 decided = await self._check()
             except Overloaded as error:  # a later check reads all that this one would have
-                yield self._unjudged_event(str(error))
+                yield self._unjudged_event(str(error), error.code)
                 continue
             ruling = decided.decision.ruling
             if ruling is Ruling.VIOLATION:
@@ -326,9 +327,10 @@ class CheckedStream(Response):
             ),
         )
 
-    def _unjudged_event(self, why: str) -> StreamEvent:
+    def _unjudged_event(self, why: str, code: Code) -> StreamEvent:
         """The event for a check that no rule has answered."""
-        unjudged = [UnjudgedRule(rule=rule, reason=why) for rule in self._rule_set.rules]
+        rules = self._rule_set.rules
+        unjudged = [UnjudgedRule(rule=rule, code=code, reason=why) for rule in rules]
         return StreamEvent(
             release="",
             verdict="unjudged",
@@ -349,9 +351,9 @@ class CheckedStream(Response):
         return line + b"\n"
 
 
-def _unjudged(message: str) -> StreamEnd:
+def _unjudged(message: str, code: Code) -> StreamEnd:
     """The end of a stream that could not be judged."""
-    return StreamEnd(release="", judgement=error_body(422, message))
+    return StreamEnd(release="", judgement=error_body(422, message, code))
 
 
 def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
@@ -374,6 +376,6 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
         raise HTTPException(422, f"{where} is not JSON: {in_words(error)}") from None
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
+def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
     """The error body, as for a check."""
-    return check.error_body(status, message)
+    return check.error_body(status, message, code)

@@ -26,6 +26,7 @@ from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.input.limits import MAX_TURNS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck, SeveralChecks
+from serve.engine.codes import Code
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling, any_of
@@ -205,6 +206,6 @@ def _first_violations(
     return first
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
+def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
     """The error body, as for a check."""
-    return check.error_body(status, message)
+    return check.error_body(status, message, code)

@@ -113,8 +113,8 @@ def _codings(headers: Headers) -> Sequence[str]:
     unknown = [coding for coding in codings if coding not in WINDOW_BITS]
     if unknown or len(codings) > MAX_CODINGS:
         got = repr(unknown[0][:NAMED]) if unknown else f"{len(codings)} codings"
-        known = f"known are gzip, deflate and identity, {MAX_CODINGS} at most"
-        raise HTTPException(415, f"{ENCODING}: {known}; got {got}", ACCEPTED)
+        taken = f"known are gzip, deflate and identity, {MAX_CODINGS} at most"
+        raise HTTPException(415, f"{ENCODING}: {taken}; got {got}", ACCEPTED)
     return codings
 
 

@@ -79,7 +79,7 @@ def _line(record: CheckRecord) -> dict[str, Any]:
         rules = [_rule_line(record, verdict) for verdict in record.check.verdicts]
         line |= {
             "rules": rules,
-            "unjudged": list(record.check.refused),
+            "unjudged": {rule: refusal.code for rule, refusal in record.check.refused.items()},
             "cached_tokens": record.check.cached_tokens,
             "computed_tokens": record.check.computed_tokens,
         }

@@ -14,7 +14,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from guard.weights.card import Card
-from serve.api.observe.record import FAILURES, CheckRecord
+from serve.api.observe.record import CheckRecord
+from serve.engine.codes import CODES
 from serve.engine.thread.engine_thread import EngineThread
 
 # Seconds, from a cached suffix to the default timeout.
@@ -50,7 +51,12 @@ class Metrics:
             "verdict",
         )
         self._failures = self._counter(
-            "guard_check_failures", "Checks without any answer, by reason.", "reason"
+            "guard_check_failures", "Checks without any answer, by why.", "code"
+        )
+        self._unjudged = self._counter(
+            "guard_unjudged",
+            "Rules without a verdict in an answered check, by why.",
+            "code",
         )
         self._verdicts = self._counter("guard_verdicts", "Rules judged, or not.", "rule", "verdict")
         self._uncertain = self._counter(
@@ -73,8 +79,9 @@ class Metrics:
             self._uncertain.labels(rule)
             for verdict in VERDICTS:
                 self._verdicts.labels(rule, verdict)
-        for reason in FAILURES:
-            self._failures.labels(reason)
+        for code in CODES:
+            self._failures.labels(code)
+            self._unjudged.labels(code)
         for source in ("cached", "computed"):
             self._tokens.labels(source)
 
@@ -85,7 +92,7 @@ class Metrics:
     def checked(self, record: CheckRecord) -> None:
         """Count a check."""
         if record.failure is not None or record.check is None:
-            self._failures.labels(record.failure or "failed").inc()
+            self._failures.labels(record.failure or "engine_failed").inc()
             return
         self._tokens.labels("cached").inc(record.check.cached_tokens)
         self._tokens.labels("computed").inc(record.check.computed_tokens)
@@ -98,8 +105,9 @@ class Metrics:
             word = "violation" if verdict.violates else "allow"
             self._verdicts.labels(verdict.rule, word).inc()
             self._uncertain.labels(verdict.rule).inc(not verdict.confident)
-        for rule in record.check.refused:
+        for rule, refusal in record.check.refused.items():
             self._verdicts.labels(rule, "unjudged").inc()
+            self._unjudged.labels(refusal.code).inc()
 
     def close(self) -> None:
         """Nothing is left to write."""

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from guard.weights.card import Card
 from serve.engine import Check
-from serve.engine.thread.refusals import CallerGone, Overloaded, TooLate
+from serve.engine.codes import Code
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
-
-# Why a check has no answer at all -> the errors that say so; the first that fits counts.
-FAILURES: Mapping[str, tuple[type[BaseException], ...]] = {
-    "too_late": (TooLate,),
-    "overloaded": (Overloaded,),
-    "caller_gone": (CallerGone, asyncio.CancelledError),
-    "failed": (BaseException,),
-}
-
 
 # Of the verdicts of other checks than answers' no counter is told.
 Purpose = Literal["answer", "explanation", "since"]
@@ -41,7 +31,7 @@ class RequestFacts:
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """A check that is over: its verdicts and what they mean, or else its `failure` (FAILURES).
+    """A check that is over: its verdicts and what they mean, or else the code of its `failure`.
 
     Its `purpose` is the answer, or to explain another check's, or to tell what is new `since` a
     message: then it is of a part of a conversation, and its verdicts are nobody's answer.
@@ -55,7 +45,7 @@ class CheckRecord:
     latency_s: float
     check: Check | None = None
     decision: Decision | None = None
-    failure: str | None = None
+    failure: Code | None = None
     purpose: Purpose = "answer"
 
     def version_of(self, rule: str) -> str:
@@ -85,11 +75,3 @@ class Observer(Protocol):
     def close(self) -> None:
         """Write what is still to be written."""
         ...
-
-
-def failure_of(error: BaseException) -> str:
-    """The word for why a check has no answer."""
-    for word, kinds in FAILURES.items():
-        if isinstance(error, kinds):
-            return word
-    raise AssertionError("BaseException fits all")

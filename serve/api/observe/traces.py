@@ -90,6 +90,6 @@ def _add_rules(span: Span, record: CheckRecord, time_ns: int) -> None:
             "guard.threshold": verdict.threshold,
         }
         span.add_event("guard.rule", attributes, timestamp=time_ns)
-    for rule in record.check.refused:
-        attributes = {"guard.rule": rule, "guard.verdict": "unjudged"}
+    for rule, refusal in record.check.refused.items():
+        attributes = {"guard.rule": rule, "guard.verdict": "unjudged", "guard.code": refusal.code}
         span.add_event("guard.rule", attributes, timestamp=time_ns)

@@ -159,7 +159,7 @@ def _check(cell: PlannedCell, messages: tuple[Message, ...]) -> EncoderSample:
     """Measure one check of a cell. Raises GuardError if a rule was not judged."""
     engine, names = cell.contestant.engine, cell.contestant.names[: cell.rules]
     engine.forget()
-    passes, swap_ins = engine.forward_passes, engine.swap_ins
+    before = engine.counters
     started = time.perf_counter()
     check = engine.check(messages, names)
     wall_ms = (time.perf_counter() - started) * 1000
@@ -167,6 +167,6 @@ def _check(cell: PlannedCell, messages: tuple[Message, ...]) -> EncoderSample:
     return EncoderSample(
         wall_ms=wall_ms,
         computed_tokens=check.computed_tokens,
-        forward_passes=engine.forward_passes - passes,
-        swap_ins=engine.swap_ins - swap_ins,
+        forward_passes=engine.counters.forward_passes - before.forward_passes,
+        swap_ins=engine.counters.swap_ins - before.swap_ins,
     )

@@ -87,17 +87,17 @@ class EngineServer:
     @property
     def swap_ins(self) -> int:
         """Adapters copied into a slot so far."""
-        return self.engine.swap_ins
+        return self.engine.counters.swap_ins
 
     @property
     def adapter_loads(self) -> int:
         """Adapters read from disk so far."""
-        return self.engine.adapter_loads
+        return self.engine.counters.adapter_loads
 
     @property
     def forward_passes(self) -> int:
         """Batches that the model has computed so far."""
-        return self.engine.forward_passes
+        return self.engine.counters.forward_passes
 
     @property
     def computed_tokens(self) -> int:

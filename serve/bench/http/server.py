@@ -23,7 +23,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs
+from guard.home import ROOT
+from guard.layout import Runs
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe
 from serve.api.input.bounded_heads import BoundedHeads

@@ -94,7 +94,7 @@ class LatencyMeter:
         another mode.
         """
         self._seed += 1
-        length = cell.length(number, self._engine.block_size)
+        length = cell.length(number, self._engine.backend.block_size)
         messages = conversation(self._prompts, length, self._seed)
         samples: dict[str, LatencySample] = {}
         modes = [mode for mode in self.modes if number < cell.times(mode)]
@@ -142,18 +142,19 @@ class LatencyMeter:
         """
         requests, engine = self._requests(messages, cell.rules, mode), self._engine
         engine.forget()
-        engine_ms, swap_ins, started = engine.step_ms, engine.swap_ins, time.perf_counter()
+        before, started = engine.counters, time.perf_counter()
         outcomes = engine.score(requests)
         wall_ms = 1000 * (time.perf_counter() - started)
+        after = engine.counters
         scores = scores_of(outcomes, where=f"{cell.prompt_tokens} tokens, mode {mode}")
         _check_cache_was_empty(scores, mode)
         return LatencySample(
             wall_ms=wall_ms,
-            engine_ms=engine.step_ms - engine_ms,
+            engine_ms=1000 * (after.step_s - before.step_s),
             latencies_ms=tuple(score.latency_ms for score in scores),
             cached_tokens=sum(score.cached_tokens for score in scores),
             computed_tokens=sum(score.computed_tokens for score in scores),
-            swap_ins=engine.swap_ins - swap_ins,
+            swap_ins=after.swap_ins - before.swap_ins,
         )
 
 

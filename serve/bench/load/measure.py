@@ -53,7 +53,7 @@ class LoadDriver:
         Raises GuardError if a request is refused.
         """
         self._engine.forget()
-        swap_ins_before = self._engine.swap_ins
+        swap_ins_before = self._engine.counters.swap_ins
         calls: list[Call] = []
 
         def submit(number: int) -> Done:
@@ -69,7 +69,7 @@ class LoadDriver:
             verdicts=len(scores),
             computed_tokens=sum(score.computed_tokens for score in scores),
             needed_tokens=sum(self._needed(arrival) for arrival in traffic),
-            swap_ins=self._engine.swap_ins - swap_ins_before,
+            swap_ins=self._engine.counters.swap_ins - swap_ins_before,
         )
 
     def _requests(self, method: str, arrival: Arrival) -> list[ScoreRequest]:

@@ -2,8 +2,7 @@
 
 Bursts of checks of all sizes run on one engine, by aLoRA and by LoRA; coefficients are fitted to
 them (`runs/calibration.json`). Then an engine with few slots shows what it costs if an adapter has
-to be copied or read first. `make plan` reads the file; `make bench NAME=plan` says how well the
-planner predicts a load that it was not fitted to. Adapters are random; verdicts mean nothing.
+to be copied or read first. `make plan` reads the file. Adapters are random; verdicts mean nothing.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ def _sizes(engine: GuardEngine, recipe: Recipe) -> EngineSizes:
     return EngineSizes(
         step_tokens=recipe.engine.get("max_num_batched_tokens", STEP_TOKENS),
         max_sequences=recipe.engine.get("max_num_seqs", MAX_SEQUENCES),
-        block_size=engine.block_size,
-        cache_tokens=engine.cache_tokens,
-        scaffold_tokens=scaffold_tokens(prompts, engine.block_size),
+        block_size=engine.backend.block_size,
+        cache_tokens=engine.backend.cache_tokens,
+        scaffold_tokens=scaffold_tokens(prompts, engine.backend.block_size),
         suffix_tokens=len(prompts.suffix_ids(random_rule_text(recipe))),
     )
 

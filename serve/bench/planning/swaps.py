@@ -85,12 +85,12 @@ class SwapMeter:
         messages = conversation(self._prompts, TOKENS, seed)
         requests = [ScoreRequest(messages, self._text, f"{self._method}-{rule}") for rule in rules]
         engine.forget()
-        swap_ins, loads, started = engine.swap_ins, engine.adapter_loads, time.perf_counter()
+        before, started = engine.counters, time.perf_counter()
         outcomes = engine.score(requests)
         wall_ms = 1000 * (time.perf_counter() - started)
         scores_of(outcomes, where=f"adapters without a slot, {self._method}")
         return SwapRow(
             wall_ms=wall_ms,
-            swap_ins=engine.swap_ins - swap_ins,
-            loads=engine.adapter_loads - loads,
+            swap_ins=engine.counters.swap_ins - before.swap_ins,
+            loads=engine.counters.adapter_loads - before.adapter_loads,
         )

@@ -37,8 +37,8 @@ from serve.cluster.pool import REPLICA_HEADER
 from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.service import ClusterService, CountTokens, patience_s
 from serve.cluster.shards.shard import Shard
+from serve.engine.refusals import CallerGone, too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S
-from serve.engine.thread.refusals import CallerGone, too_late
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants
 

@@ -75,7 +75,7 @@ class SessionKeys:
         if kept is None:
             return _hashed(tenant, "call", call_id)
         if kept.is_ambiguous:
-            raise Unjudged(AMBIGUOUS)
+            raise Unjudged(AMBIGUOUS, "unknown_conversation")
         return kept.key
 
     def _kept(self, name: bytes) -> KeptKey | None:

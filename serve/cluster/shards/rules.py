@@ -17,7 +17,7 @@ from guard.weights.card import Card, read_card
 from serve.api.service import FindTrained, not_trained
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
-from serve.engine.thread.refusals import not_served
+from serve.engine.refusals import not_served
 
 TWICE = "Delete the notes of what is served (served-*.json) and start again"
 

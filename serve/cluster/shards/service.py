@@ -24,9 +24,10 @@ from serve.cluster.front.session import SESSION_HEADER, conversation_key
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.rules import ShardedRules
 from serve.engine import Check, Refusal
+from serve.engine.codes import Code, code_of
+from serve.engine.refusals import CallerGone, TooLate, too_late
 from serve.engine.score import joined
 from serve.engine.thread.engine_thread import CLOSING_S
-from serve.engine.thread.refusals import CallerGone, TooLate, too_late
 
 CountTokens = Callable[[str], int]
 
@@ -128,7 +129,7 @@ def _joined(
             answer = _replica_answer(task)
         except GuardError as failure:
             failures.append(failure)
-            refused |= _refusals(by_shard[number], str(failure))
+            refused |= _refusals(by_shard[number], str(failure), code_of(failure))
         else:
             checks.append(answer.value)
             request.scope["replicas"].append(answer.replica)
@@ -136,7 +137,7 @@ def _joined(
         raise max(failures, key=retry_after_s)
     judged = [rule for names in by_shard.values() for rule in names]
     removed = [rule for rule in rules if rule not in judged]  # removed while the request came in
-    refused |= _refusals(removed, "it is served no longer")
+    refused |= _refusals(removed, "it is served no longer", "not_served")
     checks.append(Check((), refused, 0, 0, 0.0))
     return joined(rules, checks)
 
@@ -153,14 +154,14 @@ def _replica_answer(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
 
 def _failure(error: str, answer: ReplicaAnswer) -> GuardError:
     """The replica's error, of the class by which it is counted."""
-    if answer.failure == "too_late":
+    if answer.code == "too_late":
         return TooLate(error)
-    if answer.failure != "overloaded":
+    if answer.code != "overloaded":
         return GuardError(error)
     failure = ReplicaLost(error)
     failure.retry_after_s = answer.retry_after_s
     return failure
 
 
-def _refusals(rules: Iterable[str], why: str) -> dict[str, Refusal]:
-    return {rule: Refusal(rule, why) for rule in rules}
+def _refusals(rules: Iterable[str], why: str, code: Code) -> dict[str, Refusal]:
+    return {rule: Refusal(rule, why, code) for rule in rules}

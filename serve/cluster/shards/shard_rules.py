@@ -23,8 +23,8 @@ from serve.api.service import FindTrained, not_trained
 from serve.cluster.front.gate import Gate
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
+from serve.engine.refusals import Overloaded, not_served, too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S
-from serve.engine.thread.refusals import Overloaded, not_served, too_late
 
 log = logging.getLogger(__name__)
 

@@ -27,12 +27,12 @@ from pathlib import Path
 from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.engine.mixed import CheckEngine
+from serve.engine.engines import CheckEngine
+from serve.engine.refusals import Overloaded, engine_failure, too_late, without_frames
 from serve.engine.score import Check, EngineCounters
 from serve.engine.thread.open_checks import OpenChecks
 from serve.engine.thread.pace import Pace
 from serve.engine.thread.pending import PendingChange, PendingCheck
-from serve.engine.thread.refusals import Overloaded, engine_failure, too_late, without_frames
 from serve.engine.thread.restart import Restartable, RestartAttempts
 from serve.engine.thread.watchdog import Watchdog
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serve.engine.mixed import CheckEngine, OpenedCheck
+from serve.engine.engines import CheckEngine, OpenedCheck
+from serve.engine.refusals import engine_failure
 from serve.engine.thread.pending import PendingCheck
-from serve.engine.thread.refusals import engine_failure
 
 
 class OpenChecks:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from serve.engine.refusals import CallerGone, engine_failure, too_late
 from serve.engine.score import Check
-from serve.engine.thread.refusals import CallerGone, engine_failure, too_late
 
 
 @dataclass

@@ -13,11 +13,11 @@ from pathlib import Path
 from pydantic import ConfigDict, Field
 
 from guard.files.yaml_file import Strict, load
-from guard.layout import ROOT
+from guard.home import HOME, own_or_shipped
 from serve.plan.device.architecture import DecoderShape
 from serve.plan.device.step_cost import StepWork
 
-DEVICES = ROOT / "recipes" / "devices"
+DEVICES = HOME / "recipes" / "devices"
 TERA, GIGA = 1e12, 1e9
 
 
@@ -54,7 +54,7 @@ class Device(Strict):
 
 def load_device(name: str, folder: Path = DEVICES) -> Device:
     """The device of this name. Raises a GuardError that names the known devices."""
-    return load(folder / f"{name}.yaml", Device)
+    return load(own_or_shipped(folder / f"{name}.yaml"), Device)
 
 
 @dataclass(frozen=True)

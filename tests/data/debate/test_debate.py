@@ -20,7 +20,8 @@ from data.debate.writers import Writers
 from data.manifest import table
 from guard.conversation.example import read_examples
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs
+from guard.home import ROOT
+from guard.layout import Runs
 from tests.data.llm_server import RULE, SEEDS, Server, endpoint
 
 KILLS = 5

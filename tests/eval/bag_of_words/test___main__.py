@@ -12,7 +12,7 @@ import pytest
 from eval.bag_of_words.__main__ import RuleData as Data
 from eval.bag_of_words.__main__ import measure
 from guard.conversation.example import SPLITS, write_examples
-from guard.layout import ROOT
+from guard.home import ROOT
 from tests.eval.bag_of_words.conftest import judged, last, rows
 
 

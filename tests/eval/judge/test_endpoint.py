@@ -21,7 +21,8 @@ from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
 from guard.conversation.example import Example, Message
 from guard.endpoint.client import ATTEMPTS
 from guard.errors import GuardError
-from guard.layout import ROOT, fingerprint
+from guard.home import ROOT
+from guard.layout import fingerprint
 from guard.rule import Rule
 
 pytestmark = pytest.mark.slow

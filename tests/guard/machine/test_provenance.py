@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.machine.provenance import commit, hardware, peak_memory_mib, provenance, versions
 
 

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from serve.api.app import FORMATS, create_app
-from serve.engine.thread.refusals import Overloaded, TooLate
+from serve.engine.refusals import Overloaded, TooLate
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 

@@ -17,7 +17,7 @@ from guard.weights.card import load_card, read_card
 from serve.api import watch as watch_module
 from serve.api.engine_service import EngineService
 from serve.api.watch import WatchedFolders, watch
-from serve.engine.thread.refusals import Overloaded
+from serve.engine.refusals import Overloaded
 from tests.serve.cards import save_card
 from tests.serve.toy_engine import ToyEngine
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from serve.bench.__main__ import BENCHES, bench_named, listing, main
 from serve.bench.command import Bench, parser_of
 

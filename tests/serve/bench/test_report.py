@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.recipe import load_recipe
-from serve.bench.ablation.report import AblationReport
-from serve.bench.ablation.report import table as ablation_table
 from serve.bench.fleet.report import FleetReport
 from serve.bench.fleet.report import table as fleet_table
 from serve.bench.latency.report import LatencyReport
 from serve.bench.latency.report import table as latency_table
 from serve.bench.load.report import LoadReport
 from serve.bench.load.report import table as load_table
-from serve.bench.pressure.report import PressureReport
-from serve.bench.pressure.report import table as pressure_table
 from serve.bench.report import (
     FEWEST_FOR_P95,
     BenchReport,
@@ -33,8 +29,6 @@ from serve.bench.report import (
     publish,
     started_from,
 )
-from serve.bench.sgmv.report import SgmvReport
-from serve.bench.sgmv.report import table as sgmv_table
 
 # Beginning of the files' names -> the class that wrote them, its table
 KEPT = {
@@ -42,9 +36,6 @@ KEPT = {
     "adapters_": (FleetReport, fleet_table),
     "fleet_": (FleetReport, fleet_table),
     "load_": (LoadReport, load_table),
-    "pressure_": (PressureReport, pressure_table),
-    "ablation_": (AblationReport, ablation_table),
-    "sgmv_": (SgmvReport, sgmv_table),
 }
 
 

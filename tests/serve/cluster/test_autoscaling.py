@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from serve.bench.cluster.words import SLOWLY, VIOLATES
 from serve.cluster.size import ReplicaRange, ScalingPace
 from tests.serve.cluster.words_cluster import check_alone, ray_cluster, trained
+from tests.serve.cluster.words_engine import SLOWLY, VIOLATES
 from tests.serve.serving import serving
 
 # Ray looks at the load of 30 s, and waits as long again.

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from serve.cluster.log import relayed
 
 LOGS = """

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.bench.cluster.servers import replica_processes
-from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.size import ReplicaRange
+from tests.serve.cluster.processes import replica_processes
 from tests.serve.cluster.words_cluster import alone, body, check_alone, ray_cluster, trained
+from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
 from tests.serve.serving import serving
 
 pytestmark = pytest.mark.slow

@@ -12,12 +12,12 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.bench.cluster.words import BAD, VIOLATES, WordsStart, save_words
 from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import RelayedCheck
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import as_json, body, kept, trained
+from tests.serve.cluster.words_engine import BAD, VIOLATES, WordsStart, save_words
 
 JSON = ((b"content-type", b"application/json"),)
 

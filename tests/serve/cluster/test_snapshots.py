@@ -9,9 +9,9 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.method import WORDS
 from guard.weights.card import load_card
-from serve.bench.cluster.words import save_words
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import trained
+from tests.serve.cluster.words_engine import save_words
 from tests.serve.encoder_rules import save_encoder_rule
 from tests.signed import sign
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from tests.serve.guarded import CONVERSATION, save_adapter
 
 RULES = ("medical_advice", "pii_leak")

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from serve.bench.cluster.words import WordsStart, save_words, words
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
@@ -21,6 +20,7 @@ from serve.cluster.shards.shard import Shard
 from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
+from tests.serve.cluster.words_engine import WordsStart, save_words, words
 
 RULES = ("greeting", "manners")
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from serve.doctor import installation
 from serve.doctor.finding import Finding
 

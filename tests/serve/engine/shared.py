@@ -21,7 +21,7 @@ def logits(outcomes: list[Score | Refusal]) -> list[float]:
 
 def core_of(engine: GuardEngine) -> Any:
     """vLLM's engine core."""
-    backend: Any = engine._backend
+    backend: Any = engine.backend
     return backend._engine.engine_core.engine_core
 
 

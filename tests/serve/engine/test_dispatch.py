@@ -29,7 +29,7 @@ def test_a_batch_that_fails_leaves_nothing_in_flight(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._backend, "step", fail)
+        patch.setattr(engine.backend, "step", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.check(CONVERSATION)
     engine.forget()  # raises if something is in flight
@@ -76,7 +76,7 @@ def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(
 
     with monkeypatch.context() as patch:
         patch.setattr(runner(engine).model, "forward", fail)
-        patch.setattr(engine._backend, "scrub", fail)
+        patch.setattr(engine.backend, "scrub", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.check(CONVERSATION)
     with pytest.raises(GuardError, match=r"could not be cleared.*Start it again"):
@@ -89,7 +89,7 @@ def no_number(engine: GuardEngine, request_id: str) -> Any:
     """A step of vLLM in which this request's answer is not a number, and there is no other."""
 
     def step() -> list[EngineOutput]:
-        engine._backend.cancel([request_id])
+        engine.backend.cancel([request_id])
         return [EngineOutput(request_id, math.nan, 0, 100)]
 
     return step
@@ -104,7 +104,7 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
     before, clock = list(under_way.call.waiting), engine._dispatcher.virtual_time
     tokens = sum(request.own_tokens for request in engine._dispatcher.in_flight.values())
     with monkeypatch.context() as patch:
-        patch.setattr(engine._backend, "step", no_number(engine, before[0]))
+        patch.setattr(engine.backend, "step", no_number(engine, before[0]))
         engine.step()
     assert len(under_way.call.waiting) == 2 and not set(before) & set(under_way.call.waiting)
     while not under_way.call.done:
@@ -128,7 +128,7 @@ def test_answers_that_stay_no_numbers_end_in_refusals(
     for _ in range(4):
         with monkeypatch.context() as patch:
             patch.setattr(
-                engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting)))
+                engine.backend, "step", no_number(engine, next(iter(under_way.call.waiting)))
             )
             engine.step()
     assert under_way.call.done
@@ -149,7 +149,7 @@ def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_
             if in_flight.recipients[0].call_index == 0
         )
         with monkeypatch.context() as patch:
-            patch.setattr(engine._backend, "step", no_number(engine, mine))
+            patch.setattr(engine.backend, "step", no_number(engine, mine))
             engine.step()
         assert (under_way.call.outcomes[0] is None) == (times < 3)
     while not under_way.call.done:
@@ -165,7 +165,7 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice"])
-    submit, calls = engine._backend.submit, []
+    submit, calls = engine.backend.submit, []
 
     def refuse_the_first(*arguments: Any, **options: Any) -> str:
         calls.append(arguments)
@@ -174,10 +174,8 @@ def test_what_vllm_refuses_when_it_begins_again_is_refused_alone(
         return submit(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            engine._backend, "step", no_number(engine, next(iter(under_way.call.waiting)))
-        )
-        patch.setattr(engine._backend, "submit", refuse_the_first)
+        patch.setattr(engine.backend, "step", no_number(engine, next(iter(under_way.call.waiting))))
+        patch.setattr(engine.backend, "submit", refuse_the_first)
         engine.step()
     while not under_way.call.done:
         engine.step()

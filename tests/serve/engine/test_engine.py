@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.recipe import ServingMemory
 from guard.rule import text_hash
 from guard.verdict import Calibration

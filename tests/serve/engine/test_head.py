@@ -75,19 +75,19 @@ def engine(serving: GuardEngine) -> GuardEngine:
 def submitted(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> list[BackendRequest]:
     """What the backend is given from here on."""
     requests: list[BackendRequest] = []
-    submit = engine._backend.submit
+    submit = engine.backend.submit
 
     def record(request: BackendRequest) -> str:
         requests.append(request)
         return submit(request)
 
-    monkeypatch.setattr(engine._backend, "submit", record)
+    monkeypatch.setattr(engine.backend, "submit", record)
     return requests
 
 
 def nothing_is_kept(engine: GuardEngine) -> bool:
     """Whether neither vLLM's runner nor the backend keeps anything for a head's request."""
-    return not getattr(runner(engine), "kept_states", {}) and not engine._backend._wanting_state
+    return not getattr(runner(engine), "kept_states", {}) and not engine.backend._wanting_state
 
 
 def requirements() -> Requirements:
@@ -309,14 +309,14 @@ def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_o
     engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = submitted(engine, monkeypatch)
-    before, clock = engine.scheduled_tokens, engine._dispatcher.virtual_time
+    before, clock = engine.counters.scheduled_tokens, engine._dispatcher.virtual_time
     check = engine.check(CONVERSATION, SILENT)
     (request,) = requests
     length = request.tokens
     assert [verdict.rule for verdict in check.verdicts] == SILENT
     expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT]
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
-    assert check.computed_tokens == engine.scheduled_tokens - before == length
+    assert check.computed_tokens == engine.counters.scheduled_tokens - before == length
     assert check.cached_tokens == (len(SILENT) - 1) * length
     assert engine._dispatcher.virtual_time - clock == length
 
@@ -382,7 +382,7 @@ def test_a_step_that_fails_after_its_states_were_kept_leaves_none(
 def test_where_no_state_can_be_given_a_head_is_refused_and_adapters_are_answered(
     engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._backend, "_gives_states", False)
+    monkeypatch.setattr(engine.backend, "_gives_states", False)
     check = engine.check(CONVERSATION, [SILENT[0], "plain", SILENT[1]])
     assert "gives no hidden states" in check.refused[SILENT[0]].why
     assert list(check.refused) == SILENT[:2]
@@ -395,12 +395,12 @@ def test_a_state_that_is_missing_or_nan_is_refused_the_third_time_and_never_an_a
 ) -> None:
     def step() -> list[EngineOutput]:
         (request_id,) = engine._dispatcher.in_flight
-        engine._backend.cancel([request_id])
+        engine.backend.cancel([request_id])
         return [EngineOutput(request_id, 1.0, 0, 10, state)]
 
     open_check = engine.open_check(CONVERSATION, SILENT[:2])
     with monkeypatch.context() as patch:
-        patch.setattr(engine._backend, "step", step)
+        patch.setattr(engine.backend, "step", step)
         for times in (1, 2, 3):
             engine.step()
             assert open_check.call.done == (times == 3)
@@ -412,7 +412,7 @@ def test_a_state_that_is_missing_or_nan_is_refused_the_third_time_and_never_an_a
 def test_a_nan_state_of_a_batch_is_answered_when_it_begins_again(
     engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, times = engine._backend.step, []
+    step, times = engine.backend.step, []
 
     def once_nan() -> list[EngineOutput]:
         times.append(1)
@@ -422,7 +422,7 @@ def test_a_nan_state_of_a_batch_is_answered_when_it_begins_again(
         nan = np.full(HIDDEN_SIZE, math.nan, np.float32)
         return [EngineOutput(output.request_id, output.logit, 0, 10, nan) for output in outputs]
 
-    monkeypatch.setattr(engine._backend, "step", once_nan)
+    monkeypatch.setattr(engine.backend, "step", once_nan)
     check = engine.check(CONVERSATION, SILENT[:2])
     expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT[:2]]
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
@@ -443,4 +443,4 @@ def test_a_head_is_added_and_removed_like_an_adapter(engine: GuardEngine, tmp_pa
 
 
 def test_heads_take_no_slots(engine: GuardEngine) -> None:
-    assert engine._rules.adapter_count == len(RULE_TEXTS) < engine._backend.slots < len(SILENT)
+    assert engine._rules.adapter_count == len(RULE_TEXTS) < engine.backend.slots < len(SILENT)

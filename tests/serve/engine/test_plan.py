@@ -22,7 +22,7 @@ STEP_TOKENS = 512
 @pytest.fixture
 def short_turns(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> GuardEngine:
     """The shared engine, taking turns after every few requests."""
-    monkeypatch.setattr(type(engine._backend), "step_tokens", 64)
+    monkeypatch.setattr(type(engine.backend), "step_tokens", 64)
     return engine
 
 
@@ -51,7 +51,7 @@ def test_a_long_call_is_answered_although_others_never_stop_asking(
 ) -> None:
     engine, asked, number = short_turns, list[Call](), 0
     long = engine.submit([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
-    most = engine._backend._engine.vllm_config.scheduler_config.max_num_seqs
+    most = engine.backend._engine.vllm_config.scheduler_config.max_num_seqs
     while not long.done and number < 4000:
         asked = [each for each in asked if not each.done]
         while len(asked) < most:  # as many as a batch holds, each with a conversation of its own
@@ -164,7 +164,7 @@ def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
         for conversation in conversations
     ]
     assert (
-        1600 < engine._backend._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
+        1600 < engine.backend._engine.vllm_config.scheduler_config.max_num_batched_tokens < 3000
     )  # no two in one step
     asked, done = [engine.submit(each) for each in requests], []
     while not all(each.done for each in asked):

@@ -83,7 +83,7 @@ def test_a_folder_replaced_between_its_check_and_its_loading_is_refused_and_does
 ) -> None:
     folder = save_adapter(tmp_path / "moving", "moving", seed=28)
     newer = save_adapter(tmp_path / "newer", "moving", seed=29)
-    backend: Any = engine._backend
+    backend: Any = engine.backend
     load, resident = backend.load, set(backend._loras)
 
     def replace_and_load(name: str, folder: Path) -> Loaded:

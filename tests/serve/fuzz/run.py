@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from serve.api.app import create_app
 from tests.serve.fuzz.hidden_words import hide_words
 from tests.serve.fuzz.never_allows import NeverAllows

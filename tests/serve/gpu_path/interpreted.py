@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import serve.bench.gpu_counts.process  # noqa: F401 - before vLLM
+import tests.serve.gpu_path.gpu_process  # noqa: F401 - before vLLM
 
 # isort: split
 from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op

@@ -201,14 +201,14 @@ def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
     """The sampler of runner V2 knows nothing of two columns: every verdict was 0.0 nats. And the
     runner keeps no state by itself, which a head reads.
     """
-    assert engine.scheduled_tokens == 0  # vLLM's warm-up does not count
+    assert engine.counters.scheduled_tokens == 0  # vLLM's warm-up does not count
     verdicts = engine.check(CONVERSATION).verdicts
     assert len(verdicts) == 3
     for verdict in verdicts:
         wanted = expected(verdict.rule, engine.folders[verdict.rule])
         assert verdict.logit == pytest.approx(wanted, abs=0.1)
         assert abs(verdict.logit) > 0.0
-    assert engine.scheduled_tokens > 0
+    assert engine.counters.scheduled_tokens > 0
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
@@ -218,7 +218,7 @@ def test_a_batch_that_fails_leaves_no_blocks_behind(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    core = engine._backend._engine.engine_core.engine_core
+    core = engine.backend._engine.engine_core.engine_core
     model = core.model_executor.driver_worker.worker.model_runner.model
     engine.forget()
     with monkeypatch.context() as patch:

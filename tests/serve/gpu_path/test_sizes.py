@@ -23,7 +23,7 @@ pytestmark = [
 
 STEP_SIZES = ("max_num_batched_tokens", "max_num_seqs")
 # What a step computes for a rule, its title included: on a new conversation, and on one that was
-# asked about before (make bench NAME=gpu_counts).
+# asked about before (counted at 48229d6).
 NEW_TOKENS, KNOWN_TOKENS = 34, 10
 
 
@@ -70,7 +70,7 @@ def test_by_itself_vllm_takes_smaller_steps_and_captures_less(
 
 def sizes_on_an_h200() -> dict[str, DerivedSizes]:
     """What a process finds that does nothing else."""
-    import serve.bench.gpu_counts.process  # noqa: F401 - before vLLM
+    import tests.serve.gpu_path.gpu_process  # noqa: F401 - before vLLM
 
     kernels = "vllm._C_stable_libtorch"  # a build for a CPU has none
     sys.modules[kernels] = ModuleType(kernels)

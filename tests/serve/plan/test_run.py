@@ -41,17 +41,6 @@ def test_a_plan_is_printed_kept_and_drawn(
     assert (tmp_path / "plan.json").is_file() and (tmp_path / "plan.png").is_file()
 
 
-def test_routing_is_printed_kept_and_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calibrated(tmp_path)
-    monkeypatch.setattr("serve.plan.routing.study.COUNTED_TURNS", 300)
-    words = ["--routing", "--replicas", "20", "--conversations", "2000"]
-    run(monkeypatch, tmp_path, *SMALL.split(), *words)
-    assert "round-robin" in capsys.readouterr().out
-    assert (tmp_path / "routing.json").is_file() and (tmp_path / "routing.png").is_file()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -15,12 +15,11 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.engine import GuardEngine
 from serve.replay.run import main, report_replay
 from serve.replay.versions import Versions, find_versions, replayed_parts
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder, ScanRow
-from serve.selection import start_engine
+from serve.selection import open_engines
 from tests.serve.cards import prompts, save_card, text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
@@ -124,8 +123,7 @@ def test_a_part_that_lost_rows_is_no_report(versions: list[Path], traffic: Path)
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 def test_a_conversation_is_prefilled_once_for_both(versions: list[Path]) -> None:
-    with start_engine(replayed_parts(find_versions(*versions))) as engine:
-        assert isinstance(engine, GuardEngine)
+    with open_engines(replayed_parts(find_versions(*versions))) as engine:
         computed: dict[int, int] = {}
         for names in (["mild@A"], ["mild@A", "mild@B"]):
             engine.forget()
@@ -140,7 +138,7 @@ def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("serve.scan.runner.start_engine", lambda _: pytest.fail("it starts"))
+    monkeypatch.setattr("serve.scan.runner.open_engines", lambda _: pytest.fail("it starts"))
     nowhere = traffic.parent / "nowhere"
     wrong = {
         "no such folder": command([versions[0], nowhere], traffic),

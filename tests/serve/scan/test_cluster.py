@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs
-from serve.bench.cluster.words import WordsEngine, save_words
+from guard.home import ROOT
+from guard.layout import Runs
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder
 from serve.scan.scan import scan
-from serve.selection import Selection, served_parts, start_engine
+from serve.selection import Selection, open_engines, served_parts
+from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.guarded import CONVERSATION, save_adapter
 from tests.serve.scan.words_scan import ROWS_A_PART, words_folder, write_words
 
@@ -57,7 +58,7 @@ def test_two_actors_write_what_one_engine_writes(tmp_path: Path, uncompiled: Non
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     parts = served_parts(Selection(runs=Runs(tmp_path / "runs")))
     manifest = manifest_of(parts, [str(file)], ENGINE_ROWS_A_PART, "jsonl")
-    with start_engine(parts) as engine:
+    with open_engines(parts) as engine:
         scan(engine, PartFolder(tmp_path / "engine", manifest))
     command = [sys.executable, "-m", "serve.scan.run", "--files", str(file), "--cluster"]
     command += ["--runs", str(tmp_path / "runs"), "--rows-a-part", str(ENGINE_ROWS_A_PART)]
@@ -115,7 +116,7 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
     file = write_words(tmp_path / "a.jsonl", WORDS_PARTS * ROWS_A_PART)
     whole = words_folder(file, rules, tmp_path / "whole")
     with monkeypatch.context() as quick:
-        quick.setattr("serve.bench.cluster.words.SLOW_S", 0.0)  # in this process
+        quick.setattr("tests.serve.cluster.words_engine.SLOW_S", 0.0)  # in this process
         scan(WordsEngine(rules), whole)
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "tests.serve.scan.words_scan"]

@@ -10,11 +10,11 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import load_recipe
 from guard.weights.card import read_card
-from serve.bench.cluster.words import WordsEngine, save_words
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder
 from serve.scan.runner import judge_all
 from serve.selection import ServedPart
+from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.scan.test_scan import write_rows
 
 
@@ -30,7 +30,7 @@ def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
     def start(_: object) -> nullcontext[WordsEngine]:
         return nullcontext(WordsEngine(folders))
 
-    monkeypatch.setattr("serve.scan.runner.start_engine", start)
+    monkeypatch.setattr("serve.scan.runner.open_engines", start)
     if change == "weights":
         save_words(folders["stern"], b"second")
     else:

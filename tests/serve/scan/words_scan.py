@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from guard.recipe import load_recipe
-from serve.bench.cluster.words import SLOWLY, VIOLATES, WordsEngine
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder
 from serve.selection import ServedPart
+from tests.serve.cluster.words_engine import SLOWLY, VIOLATES, WordsEngine
 
 ROWS_A_PART = 2
 

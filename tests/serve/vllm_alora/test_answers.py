@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def guard_model() -> Any:
-    core: Any = guard_engine()._backend
+    core: Any = guard_engine().backend
     return (
         core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
     )

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
-from guard.layout import ROOT
+from guard.home import ROOT
 from tests.train.conftest import ADAPTERS, MakeJob, data, weights, with_settings
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import trainer_config

@@ -36,7 +36,7 @@ def rows(count: int, split: str = "validation") -> list[Example]:
 def test_violating_validation_rows_are_written_with_long_turns() -> None:
     long = long_rows(RULE, rows(400))
     assert len(long) == LONG_ROWS and all(row.label for row in long)
-    assert len({row.meta["long_turn"]["place"] for row in long}) == 4
+    assert len({row.meta["long_turn"]["position"] for row in long}) == 4
     assert long == long_rows(RULE, rows(400))
     assert len(long_rows(RULE, rows(6))) == 3
 

@@ -16,7 +16,8 @@ from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
 from guard.files.yaml_file import load as load_yaml
-from guard.layout import ROOT, running_code
+from guard.home import ROOT
+from guard.layout import running_code
 from guard.recipe import load_recipe
 from tests.train.conftest import RULE, MakeJob
 from train import process

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.api.formats.stream import GrowingReply, StreamPiece, StreamRequest
+from serve.engine.refusals import Overloaded
 from serve.engine.thread.engine_thread import EngineThread
-from serve.engine.thread.refusals import Overloaded
 from serve.policy.ruling import Ruling
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cards import RULE_TEXTS, prompts

@@ -8,7 +8,7 @@ import pytest
 
 from guard.errors import GuardError
 from serve.api.observe.record import failure_of
-from serve.engine.thread.refusals import CallerGone, Overloaded, too_late
+from serve.engine.refusals import CallerGone, Overloaded, too_late
 from tests.serve.api.observe.toy_record import record
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import ROOT, Runs
+from guard.home import ROOT
+from guard.layout import Runs
 from guard.recipe import Recipe
 from serve.bench.encoder import run as encoder
 from serve.bench.encoder.measure import EncoderGrid

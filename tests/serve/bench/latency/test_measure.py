@@ -22,7 +22,7 @@ from serve.bench.latency.measure import (
 )
 from serve.bench.latency.summary import cell_rows, ratio_row
 from serve.bench.workload.prompts import conversation
-from serve.engine.score import Refusal, Score, ScoreRequest
+from serve.engine.score import EngineCounters, Refusal, Score, ScoreRequest
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.guarded import guard_engine
 
@@ -49,7 +49,8 @@ class ToyEngine:
         self.rules = {
             name: SimpleNamespace(rule_text=rule_text) for names in NAMES.values() for name in names
         }
-        self.step_ms, self.swap_ins, self.block_size = 0.0, 0, BLOCK
+        self.counters = EngineCounters()
+        self.backend = SimpleNamespace(block_size=BLOCK)
         self.calls: list[Sequence[ScoreRequest]] = []
         self.forgotten = 0
         self._cached = cached
@@ -59,7 +60,7 @@ class ToyEngine:
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
         self.calls.append(requests)
-        self.step_ms += 1.0
+        self.counters += EngineCounters(step_s=0.001)
         first = requests[0].adapter
         mode = MODE_OF.get(first, "base")
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from guard.method import METHODS
 from serve.bench.load.plot import draw
 from serve.bench.load.report import LoadReport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from serve.bench.load.report import LoadReport, table
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.layout import ROOT
+from guard.home import ROOT
 from serve.bench.planning.calibrate import CalibrationReport, run, table
 from serve.plan.build import build
 from serve.plan.device.calibration import load_calibration

@@ -17,7 +17,6 @@ import pytest
 from fastapi import FastAPI
 
 from serve.api.app import FORMATS
-from serve.bench.cluster.words import BAD, SLOWLY, VIOLATES, save_words, words
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.pool import (
     RelayedCheck,
@@ -36,6 +35,7 @@ from serve.tenants.tenant_file import load_tenants
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import LocalReplicas, body, kept, local_replicas, trained
+from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words, words
 from tests.serve.serving import serving, waiting_caller
 from tests.waiting import wait_until
 
@@ -268,7 +268,7 @@ def test_a_tenants_stream_and_its_checks_are_on_one_replica(tmp_path: Path) -> N
 def test_a_request_has_its_time_and_its_size(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.bench.cluster.words.SLOW_S", 2.0)
+    monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
     with cluster.client() as client:
         late = client.post("/v1/check", json=body(SLOWLY), headers={"guard-timeout-ms": "1000"})
         assert (late.status_code, late.json()["verdict"]) == (503, "unjudged")
@@ -338,7 +338,7 @@ def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that all have come before one is answered, on a busy machine too.
-    monkeypatch.setattr("serve.bench.cluster.words.SLOW_S", 2.0)
+    monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
     rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
     file = tmp_path / "tenants.yaml"
     file.write_text(

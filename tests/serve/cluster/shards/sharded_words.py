@@ -11,7 +11,6 @@ import httpx
 from fastapi import FastAPI
 
 from serve.api.app import create_app
-from serve.bench.cluster.words import WordsEngine, WordsStart, save_words, words
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.pool import Replicas
 from serve.cluster.shards.placement import placed, split
@@ -21,6 +20,7 @@ from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 from tests.serve.cluster.words_cluster import LocalReplicas, kept, local_replicas
+from tests.serve.cluster.words_engine import WordsEngine, WordsStart, save_words, words
 from tests.serve.serving import serving
 
 RULES = tuple(f"rule_{letter}" for letter in "abcdef")

@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from guard.weights.card import load_card
-from serve.bench.cluster.words import BAD, save_words
 from serve.cluster.shards.rules import ShardedRules
 from tests.serve.cluster.shards.sharded_words import (
     ON,
@@ -25,6 +24,7 @@ from tests.serve.cluster.shards.sharded_words import (
     split_snapshots,
 )
 from tests.serve.cluster.words_cluster import LocalReplicas, local_replicas
+from tests.serve.cluster.words_engine import BAD, save_words
 
 Use = Callable[[ShardedRules, list[LocalReplicas]], Awaitable[None]]
 

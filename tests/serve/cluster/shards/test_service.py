@@ -17,7 +17,6 @@ import pytest
 
 from serve.api.app import FORMATS
 from serve.api.observe.audit import AuditLog
-from serve.bench.cluster.words import BREAKS, SLOWLY, VIOLATES
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
@@ -31,6 +30,7 @@ from tests.serve.cluster.shards.sharded_words import (
     rules_on,
 )
 from tests.serve.cluster.words_cluster import body
+from tests.serve.cluster.words_engine import BREAKS, SLOWLY, VIOLATES
 from tests.serve.serving import waiting_caller
 from tests.waiting import wait_until
 
@@ -278,7 +278,7 @@ def test_tenants_are_told_apart_and_their_checks_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that all have come before one is answered, on a busy machine too.
-    monkeypatch.setattr("serve.bench.cluster.words.SLOW_S", 2.0)
+    monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
     file = tmp_path / "tenants.yaml"
     file.write_text(
         f"admin_keys_sha256: ['{key_hash('admin')}']\n"

@@ -14,12 +14,11 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
-from serve.bench.cluster.words import BAD, save_words
 from serve.cluster.messages import RelayedRequest
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.shards.shard_rules import UNUSED_S, ShardRules
 from serve.cluster.snapshots import Snapshots, version_of
-from serve.engine.thread.refusals import Overloaded, TooLate
+from serve.engine.refusals import Overloaded, TooLate
 from tests.serve.cluster.words_cluster import (
     LocalReplicas,
     as_json,
@@ -28,6 +27,7 @@ from tests.serve.cluster.words_cluster import (
     local_replicas,
     trained,
 )
+from tests.serve.cluster.words_engine import BAD, save_words
 
 JSON = ((b"content-type", b"application/json"),)
 Use = Callable[[ShardRules, LocalReplicas], Awaitable[None]]

@@ -15,10 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from serve.bench.cluster.servers import replica_processes
-from serve.bench.cluster.words import BREAKS, VIOLATES, save_words
 from serve.cluster.size import ReplicaRange
 from tests.serve.api.streaming import OpenStream, streamed
+from tests.serve.cluster.processes import replica_processes
 from tests.serve.cluster.shards.sharded_words import (
     REPLICA,
     RULES,
@@ -28,6 +27,7 @@ from tests.serve.cluster.shards.sharded_words import (
     saved,
 )
 from tests.serve.cluster.words_cluster import body
+from tests.serve.cluster.words_engine import BREAKS, VIOLATES, save_words
 from tests.serve.serving import serving
 
 pytestmark = pytest.mark.slow

@@ -99,7 +99,7 @@ def test_only_a_request_on_the_same_conversation_may_follow_the_one_before(
     may_follow: bool,
 ) -> None:
     before = BackendRequest([1, 2], [3], None, 2, 0, "salt", wants_state=False)
-    backend: Any = engine._backend
+    backend: Any = engine.backend
     leader = object()
     monkeypatch.setattr(backend, "_last_queued", (before, leader))
     assert (backend._leader_of(before._replace(**changed)) is leader) == may_follow

@@ -174,14 +174,14 @@ def test_where_nobody_is_judged_the_whole_conversation_is(
 def test_eviction_changes_nothing(engine: GuardEngine) -> None:
     """Six adapters, four slots."""
     before = logits(engine, [ScoreRequest(SHORT, "", name) for name in ADAPTERS])
-    swap_ins = engine.swap_ins
+    swap_ins = engine.counters.swap_ins
     for _ in range(2):
         for name, logit in zip(ADAPTERS, before, strict=True):
             assert logits(engine, [ScoreRequest(SHORT, "", name)]) == [
                 pytest.approx(logit, abs=PARITY)
             ]
-    assert engine.swap_ins > swap_ins
-    assert engine.adapter_loads == len(ADAPTERS)
+    assert engine.counters.swap_ins > swap_ins
+    assert engine.counters.adapter_loads == len(ADAPTERS)
 
 
 def test_heads_on_the_frozen_encoder_share_one_reading(engine: GuardEngine) -> None:
@@ -271,4 +271,4 @@ def test_64_requests_over_16_adapters_take_as_many_forwards_as_slots_leave(
         call = engine.submit(requests)
         while not call.done:
             engine.step()
-        assert engine.forward_passes == forwards
+        assert engine.counters.forward_passes == forwards

@@ -119,4 +119,4 @@ def test_a_rule_that_is_not_said_is_refused(engine: GuardEngine) -> None:
 
 def test_a_state_is_not_given(engine: GuardEngine) -> None:
     with pytest.raises(GuardError, match="no state that a head could read"):
-        engine._backend.submit(BackendRequest([1], [1], wants_state=True))
+        engine.backend.submit(BackendRequest([1], [1], wants_state=True))

@@ -55,7 +55,7 @@ def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
         modules = worker.model_runner.lora_manager._adapter_manager.modules.values()
         return [part.mT.is_contiguous() for module in modules for part in module.lora_b_stacked]
 
-    (found,) = engine._backend._engine.collective_rpc(layouts)
+    (found,) = engine.backend._engine.collective_rpc(layouts)
     assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
 
 
@@ -105,7 +105,7 @@ def test_an_engine_that_is_closed_leaves_nothing_in_the_kernels_tables() -> None
     from vllm.lora.ops.triton_ops import utils
 
     engine = GuardEngine(recipe(), adapter_folders(), **ENGINE)
-    backend: Any = engine._backend
+    backend: Any = engine.backend
     runner = backend._engine.engine_core.engine_core.model_executor.driver_worker.worker
     manager = runner.model_runner.lora_manager._adapter_manager
     for layer in manager.modules.values():
@@ -147,6 +147,6 @@ def test_tokens_of_vllm_s_warm_up_do_not_count(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(vllm_engine, "_start", warmed_up)
     engine = GuardEngine(recipe(), {}, **ENGINE)
     try:
-        assert engine.scheduled_tokens == engine.forward_passes == 0
+        assert engine.counters.scheduled_tokens == engine.counters.forward_passes == 0
     finally:
         engine.close()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def of(engine: GuardEngine) -> Any:
-    backend: Any = engine._backend
+    backend: Any = engine.backend
     return backend._engine.engine_core.engine_core.model_executor.driver_worker.worker
 
 
@@ -36,7 +36,7 @@ def test_keys_and_values_are_overwritten(engine: GuardEngine) -> None:
     assert any(cache.any() for cache in caches)
     worker.zero_kv(of(engine))
     assert not any(cache.any() for cache in caches)
-    engine._backend.forget()  # what it knows of the cache
+    engine.backend.forget()  # what it knows of the cache
 
 
 def test_an_engine_without_adapters_has_loaded_none() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
+from serve.engine.refusals import Overloaded, TooLate
 from serve.engine.score import EngineCounters
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, OPENING_S, EngineThread
 from serve.engine.thread.pace import LEAST_ANSWERS
-from serve.engine.thread.refusals import Overloaded, TooLate
 from serve.engine.thread.watchdog import Watchdog
 from tests.serve.toy_engine import MortalEngine, ToyEngine
 from tests.waiting import wait_until

@@ -8,9 +8,9 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from serve.engine.refusals import TooLate
 from serve.engine.thread.open_checks import OpenChecks
 from serve.engine.thread.pending import PendingCheck
-from serve.engine.thread.refusals import TooLate
 from tests.serve.toy_engine import ToyEngine
 
 

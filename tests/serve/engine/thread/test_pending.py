@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from guard.conversation.example import Message
+from serve.engine.refusals import CallerGone, TooLate
 from serve.engine.thread.pending import PendingCheck
-from serve.engine.thread.refusals import CallerGone, TooLate
 
 
 def pending_check(seconds_left: float) -> PendingCheck:

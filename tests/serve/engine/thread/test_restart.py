@@ -19,10 +19,10 @@ from guard.weights.card import check_rule, load_card, read_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.engine.backend import EngineOutput, Loaded
-from serve.engine.mixed import MixedEngine
+from serve.engine.engines import GuardEngines
+from serve.engine.refusals import Overloaded
 from serve.engine.thread.engine_thread import EngineThread
-from serve.engine.thread.refusals import Overloaded
-from serve.engine.thread.restart import PAUSES_S, RestartableEngine, RestartAttempts
+from serve.engine.thread.restart import PAUSES_S, RestartAttempts
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import recipe, save_card
 from tests.serve.engine.toy import ToyBackend
@@ -57,7 +57,7 @@ def test_a_base_without_rules_is_not_dead(tmp_path: Path, monkeypatch: pytest.Mo
     for name, toy in zip("ab", toys, strict=True):
         folders = {name: save_adapter(tmp_path / name, name, seed=1)}
         engines.append(GuardEngine(recipe(), folders, start_backend=lambda *_, toy=toy: toy))
-    with RestartableEngine(lambda _: MixedEngine(engines)) as engine:
+    with GuardEngines(lambda _: engines) as engine:
         engine.remove("a")
         assert engine.works()
         monkeypatch.setattr(toys[1], "step", lambda: 1 / 0)
@@ -75,7 +75,7 @@ def test_an_engine_that_refuses_every_check_does_not_work(
         return [output._replace(logit=math.nan) for output in step()]
 
     engine = GuardEngine(recipe(), folders, start_backend=lambda *_: toy)
-    with RestartableEngine(lambda _: engine) as restartable:
+    with GuardEngines(lambda _: [engine]) as restartable:
         assert restartable.works()
         monkeypatch.setattr(toy, "step", nan_step)
         assert not restartable.works()
@@ -96,7 +96,7 @@ def test_neither_a_dead_engine_nor_a_failed_start_is_in_memory_when_the_next_one
     started: list[weakref.ref[GuardEngine | Model]] = []
     still_there: list[int] = []
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
         still_there.append(sum(reference() is not None for reference in started))
         if moved is not None:
             model = Model()
@@ -107,12 +107,12 @@ def test_neither_a_dead_engine_nor_a_failed_start_is_in_memory_when_the_next_one
         started.append(weakref.ref(engine))
         monkeypatch.setattr(toy, "step", broken)
         monkeypatch.setattr(toy, "scrub", broken)
-        return engine
+        return [engine]
 
     def broken() -> None:
         raise GuardError("the device is gone")
 
-    thread = EngineThread(RestartableEngine(start))
+    thread = EngineThread(GuardEngines(start))
     thread.check(CONVERSATION, ["rule"])
     wait_until(lambda: thread.failure is not None)
     assert "the device is gone" in str(thread.failure)
@@ -125,13 +125,13 @@ def test_a_rule_whose_new_weights_cannot_be_served_is_left_out_and_no_other(
     folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("good", "bad")}
     failed: list[weakref.ref[Model]] = []
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
         assert all(reference() is None for reference in failed)
         model = Model()
         failed.append(weakref.ref(model))
-        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+        return [GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())]
 
-    with RestartableEngine(start) as engine:
+    with GuardEngines(start) as engine:
         weights = folders["bad"] / "adapter_model.safetensors"
         served_before = weights.read_bytes()
         weights.write_bytes(b"")
@@ -170,13 +170,13 @@ def test_a_rule_that_was_trained_well_meanwhile_is_among_those_of_the_second_sta
     starts: list[list[str]] = []
     loads: list[int] = []  # how many starts there were before each
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
         starts.append(list(moved or folders))
         for rule, folder in (moved or folders).items():
             check_rule(read_card(folder), rule, folder)
-        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+        return [GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())]
 
-    with RestartableEngine(start) as engine:
+    with GuardEngines(start) as engine:
         save_card(folders["again"], "again", threshold=0.75)
         spoil(folders["bad"])
         engine.restart(lambda: loads.append(len(starts)))
@@ -190,10 +190,10 @@ def test_a_rule_that_was_trained_well_meanwhile_is_among_those_of_the_second_sta
 def test_where_no_rule_has_what_it_had_before_those_that_can_be_served_are(tmp_path: Path) -> None:
     folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("again", "bad")}
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
-        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
+        return [GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())]
 
-    with RestartableEngine(start) as engine:
+    with GuardEngines(start) as engine:
         save_card(folders["again"], "again", threshold=0.75)
         empty_weights(folders["bad"])
         engine.restart()
@@ -235,11 +235,11 @@ def test_a_rule_that_breaks_vllm_is_left_out_unless_the_engine_is_dead_of_it(
     folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("good", "bad")}
     backends: list[type[ToyBackend]] = [ToyBackend, BrittleBackend, BrittleBackend, ToyBackend]
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
         backend = backends.pop(0)
-        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: backend())
+        return [GuardEngine(recipe(), moved or folders, start_backend=lambda *_: backend())]
 
-    with RestartableEngine(start) as engine:
+    with GuardEngines(start) as engine:
         save_card(folders["bad"], "bad", threshold=0.75)
         if is_mortal:
             with pytest.raises(RuntimeError, match="the device is gone"):
@@ -257,10 +257,10 @@ def test_a_rule_that_breaks_vllm_is_left_out_unless_the_engine_is_dead_of_it(
 def test_a_rule_that_was_left_out_can_be_removed(tmp_path: Path) -> None:
     folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in ("good", "bad")}
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
-        return GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
+        return [GuardEngine(recipe(), moved or folders, start_backend=lambda *_: ToyBackend())]
 
-    with RestartableEngine(start) as engine:
+    with GuardEngines(start) as engine:
         shutil.rmtree(folders["bad"])
         engine.restart()
         engine.remove("bad")
@@ -285,7 +285,7 @@ def expected(version: Path) -> float:
 
 def kill(engine: GuardEngine, *, is_clearable: bool) -> None:
     """Take the model from the engine's worker, or its cache too: no batch succeeds any more."""
-    backend = engine._backend
+    backend = engine.backend
     runner = backend._engine.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
     runner.model = None
     if not is_clearable:
@@ -314,11 +314,11 @@ def test_an_engine_that_is_killed_amid_a_request_serves_again_what_it_served_las
         shutil.copytree(versions[0], folder)
     engines: list[GuardEngine] = []
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
         engines.append(GuardEngine(small_recipe(), folders | dict(moved or {})))
-        return engines[-1]
+        return engines[-1:]
 
-    with RestartableEngine(start) as engine, serving(create_app(engine)) as client:
+    with GuardEngines(start) as engine, serving(create_app(engine)) as client:
         engine.serve("moved", versions[1])  # while the thread is idle
         shutil.rmtree(folders["replaced"])
         shutil.copytree(versions[1], folders["replaced"])
@@ -343,13 +343,13 @@ def test_an_engine_that_does_not_start_leaves_its_rules_and_folders_known(
 ) -> None:
     starts: list[Mapping[str, Path]] = []
 
-    def start(moved: Mapping[str, Path] | None) -> GuardEngine:
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
         starts.append(dict(moved or {}))
         if len(starts) == 2:
             raise RuntimeError("the device is gone")
-        return GuardEngine(small_recipe(), {"medical": versions[0]})
+        return [GuardEngine(small_recipe(), {"medical": versions[0]})]
 
-    with RestartableEngine(start) as engine:
+    with GuardEngines(start) as engine:
         assert engine.works() and engine.is_usable
         with pytest.raises(GuardError, match="cannot be started again: the device is gone"):
             engine.restart()

@@ -98,5 +98,7 @@ def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(
     (score,) = asked.results()
     assert isinstance(score, Score)
     assert ahead == (
-        score.cached_tokens // engine.block_size * engine.block_size if is_on(engine) else 0
+        score.cached_tokens // engine.backend.block_size * engine.backend.block_size
+        if is_on(engine)
+        else 0
     )

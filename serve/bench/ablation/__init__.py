@@ -1,1 +1,0 @@
-"""The ablation: one optimisation of the engine is off at a time."""

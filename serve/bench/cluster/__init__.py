@@ -1,1 +1,0 @@
-"""Replicas against one server: cost, conversations, killed replicas, changed rules."""

@@ -1,1 +1,0 @@
-"""The work of a GPU in a fan-out, counted without one."""

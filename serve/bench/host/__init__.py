@@ -1,1 +1,0 @@
-"""The cost of a verdict on the host: Python around the model, split by cause."""

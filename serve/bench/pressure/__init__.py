@@ -1,1 +1,0 @@
-"""More conversations at once than the KV cache holds."""

@@ -1,1 +1,0 @@
-"""Many replicas on paper: which one gets a check, and what it still has of the conversation."""
