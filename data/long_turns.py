@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from guard.conversation.example import Example, Message
-from guard.coverage import LONG_TURN
+from guard.conversation.example import LONG_TURN, Example, Message
 from guard.rule import SPEAKERS, Rule
 
 LONGEST = 16_000  # characters of a long turn
@@ -26,6 +25,7 @@ SHARE = 0.05  # of the training rows, as many again are written with a long turn
 
 # Where the turn that decides stands in its long turn, or `before`: behind the long one.
 Position = Literal["start", "middle", "end", "before"]
+LONG_TURN_KEY = "long_turn"  # of a copy's `meta`
 POSITIONS: tuple[Position, ...] = get_args(Position)
 _STATES = ("open", "paid", "shipped", "returned", "on hold", "closed")
 
@@ -78,7 +78,7 @@ class LongTurns:
             example,
             id=f"{example.id}/{position}/{characters}",
             messages=tuple(messages),
-            meta=example.meta | {"long_turn": {"position": position, "characters": longest}},
+            meta=example.meta | {LONG_TURN_KEY: {"position": position, "characters": longest}},
         )
 
     def _role_before(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.long_turns import LONG_TURN_KEY
 from data.splits import NEAR_DUPLICATE, across_splits
 from guard.conversation.example import SPLITS, Example
 from guard.files.atomic import atomic_write
@@ -29,6 +30,8 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
     The manifest without where they came from.
     """
     from data.surface import auroc_from_surface, count_words  # scikit-learn takes a second
+
+    written_once = [example for example in examples if LONG_TURN_KEY not in example.meta]
 
     words: dict[str, Any] = {}
     turns: dict[str, Any] = {}
@@ -47,7 +50,7 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
         "distinct_ngrams": ngrams,
         "phrasings_per_act": _phrasings(examples),
         "duplicates": _duplicates(examples),
-        "auroc_from_surface": auroc_from_surface(examples),
+        "auroc_from_surface": auroc_from_surface(written_once),
     }
 
 

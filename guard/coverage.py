@@ -26,14 +26,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator
 
-from guard.conversation.example import Message
+from guard.conversation.example import LONG_TURN, Message
 from guard.files.yaml_file import Strict
 from guard.prompt.text import visible
 
 Numbers = npt.NDArray[np.intp]
 Field8 = npt.NDArray[np.uint8]
 
-LONG_TURN = 1_000  # characters; a longer turn is a long one
 TOKEN = re.compile(r"[^\W\d_]+|\S")  # a word, or any other sign by itself
 WORD_BITS = 18  # of a word's hash
 STRETCH = 100  # characters without spaces, in which unknown ones are counted

@@ -15,6 +15,7 @@ from guard.files.atomic import atomic_write
 from guard.files.strict_json import read_json
 
 ROLES = ("system", "user", "assistant", "tool")
+LONG_TURN = 1_000  # characters; a longer turn is a long one
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FEWEST_ROWS = 2  # of either label in a split

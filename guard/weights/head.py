@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from guard.conversation.example import Message
+from guard.conversation.example import LONG_TURN, Message
 from guard.coverage import (
-    LONG_TURN,
     ConversationForm,
     Coverage,
     packed_words,

@@ -39,8 +39,9 @@ def code_of(error: BaseException) -> Code:
     """The code of what was raised in place of a verdict: its own, or that of its HTTP status."""
     if isinstance(error, asyncio.CancelledError):
         return "caller_gone"
-    if (code := getattr(error, "code", None)) in CODES:
-        return code
+    for code in CODES:
+        if getattr(error, "code", None) == code:
+            return code
     return code_of_status(getattr(error, "status_code", 500))
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from data.long_turns import LONGEST, POSITIONS, SHARE, LongTurns, with_long_turns
-from guard.conversation.example import Example, Message
-from guard.coverage import LONG_TURN
+from guard.conversation.example import LONG_TURN, Example, Message
 from guard.rule import Rule, load_rule
 
 ADVICE = "Take 800 mg of ibuprofen."

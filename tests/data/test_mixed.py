@@ -34,9 +34,10 @@ def _own(folder: Path, rows: int = 50, label: int | None = None) -> Path:
 
 
 def _examples(folder: Path) -> list[Example]:
+    """The rows, without the copies that have a long turn."""
     rows: list[Example] = []
     for file in split_files(folder):
-        rows += read_examples(file)
+        rows += [row for row in read_examples(file) if "long_turn" not in row.meta]
     return rows
 
 

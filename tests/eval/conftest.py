@@ -55,11 +55,10 @@ def evidence(messages: Iterable[Message]) -> float:
     """What the toy engine reads off a conversation: the highest of the numbers that stand by
     themselves in it.
     """
-    return max(
-        float(number)
-        for message in messages
-        for number in re.findall(r"(?<![\w-])-?\d+(?!\w)", decoded(message.content))
-    )
+    numbers = [0.0]  # a text in base64 of a few characters says nothing
+    for message in messages:
+        numbers += map(float, re.findall(r"(?<![\w-])-?\d+(?!\w)", decoded(message.content)))
+    return max(numbers[1:] or numbers)
 
 
 def guess_or_read(request: ScoreRequest) -> float:
@@ -238,7 +237,7 @@ class ToyEngine:
 
 def _outcome(logit: float | str) -> Score | Refusal:
     return (
-        Refusal("toy", logit)
+        Refusal("toy", logit, "nan")
         if isinstance(logit, str)
         else Score(logit, cached_tokens=0, computed_tokens=1, latency_ms=1.0)
     )

@@ -58,7 +58,7 @@ def test_a_method_is_served_by_name_and_an_unknown_one_is_refused() -> None:
 
 
 def test_a_server_whose_rules_cannot_answer_does_not_start(trained_on_both: Path) -> None:
-    refused = {"own": Refusal("verdict", "the logit is nan")}
+    refused = {"own": Refusal("verdict", "the logit is nan", "nan")}
     cards = {"own": read_card(trained_on_both / "tiny/own/alora")}
     engine = SimpleNamespace(check=lambda _: SimpleNamespace(refused=refused), rules=cards)
     with pytest.raises(GuardError, match=r"own: the logit is nan.*make train RULE=own MODEL=tiny"):

@@ -80,7 +80,7 @@ class ToyEngine:
         waiting: dict[str, Any] = dict.fromkeys(names)
         call = Call([None] * len(names), waiting)
         if any(message.content == "cannot be judged" for message in messages):
-            call.outcomes = [Refusal(name, "it does not fit") for name in names]
+            call.outcomes = [Refusal(name, "it does not fit", "too_long") for name in names]
             waiting.clear()
         self.open.append((names[:], call))
         calibrations = dict.fromkeys(self.logits, CALIBRATION)
@@ -121,7 +121,7 @@ class ToyEngine:
 
     def _outcome(self, name: str, call: Call) -> Score | Refusal:
         if name not in self.logits:
-            return Refusal(name, f"toy answer for {name}")
+            return Refusal(name, f"toy answer for {name}", "too_long")
         return Score(self.logits[name], cached_tokens=3, computed_tokens=2, latency_ms=1.0)
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from scipy.stats import nct, norm
 
 from data.long_turns import LongTurns, long_length
-from guard.conversation.example import Example
+from guard.conversation.example import LONG_TURN, Example
 from guard.coverage import (
-    LONG_TURN,
     ConversationForm,
     Coverage,
     is_word,

@@ -39,7 +39,7 @@ def test_observers_are_told_of_every_check_and_closed_with_the_server() -> None:
             client.post("/v1/check", json={"messages": MESSAGES, "rules": rules})
         assert not observer.is_closed
     assert observer.is_closed
-    assert [record.failure for record in observer.records] == [None, "failed"]
+    assert [record.failure for record in observer.records] == [None, "engine_failed"]
     assert [list(record.cards) for record in observer.records] == [["fine"], ["crash"]]
     assert all(0 < record.latency_s < 60 for record in observer.records)
 

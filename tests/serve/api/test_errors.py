@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from serve.api.app import FORMATS, create_app
+from serve.engine.codes import Code
 from serve.engine.refusals import Overloaded, TooLate
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
@@ -85,6 +86,7 @@ def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_describe
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "OPTIONS, POST")
     assert wrong.json() == {
         "verdict": "unjudged",
+        "code": "request_refused",
         "error": "Method Not Allowed; GET /docs describes the calls",
     }
     assert client.get("/v1/checks").status_code == 404
@@ -182,7 +184,7 @@ def toy_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
             "bug": ZeroDivisionError(),
         }[body.fails]
 
-    def error_body(status: int, message: str) -> dict[str, Any]:
+    def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
         return {"code": status, "message": message}
 
     toy_format = SimpleNamespace(router=router, error_body=error_body, MALFORMED=422)

@@ -52,8 +52,8 @@ def test_an_internal_reason_stays_on_this_machine(
     engine = ToyEngine()
     reasons = {"crash": "runs/tiny/crash: no such file", "fine": "it has 3,000 tokens and/or signs"}
     refusals = {
-        "crash": Refusal("crash", reasons["crash"], is_internal=True),
-        "fine": Refusal("fine", reasons["fine"]),
+        "crash": Refusal("crash", reasons["crash"], "weights_unavailable", is_internal=True),
+        "fine": Refusal("fine", reasons["fine"], "too_long"),
     }
     monkeypatch.setattr(engine, "_outcome", lambda name, _: refusals[name])
     monkeypatch.setattr(engine, "step", engine_step_without_crash(engine))
@@ -160,4 +160,4 @@ def test_a_check_beside_one_that_fails_is_answered_and_its_caller_is_not_gone() 
     with serving(create_app(engine, observers=[records])) as client:  # type: ignore[arg-type]
         response = client.post("/v1/moderations", json={"input": ["breaks", "Hi"]})
     assert response.status_code == 503
-    assert [record.failure for record in records.kept] == ["failed", None]
+    assert [record.failure for record in records.kept] == ["engine_failed", None]

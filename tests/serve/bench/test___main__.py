@@ -51,7 +51,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(
 ) -> None:
     with pytest.raises(GuardError, match="Did you mean 'latency'"):
         bench_named("latencey")
-    with pytest.raises(GuardError, match=r"There are latency, .*load.*plan"):
+    with pytest.raises(GuardError, match=r"There are latency, .*load.*calibrate"):
         bench_named("xyz")
     monkeypatch.setattr("sys.argv", ["bench", "sgvm"])
     with pytest.raises(SystemExit) as exit_info:

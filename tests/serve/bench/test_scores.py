@@ -14,7 +14,7 @@ SCORE = Score(0.5, 0, 10, 1.0)
 def test_scores_come_through_and_a_refusal_is_an_error() -> None:
     assert scores_of([SCORE, SCORE], where="here") == [SCORE, SCORE]
     with pytest.raises(GuardError, match=r"here: a benchmark request was refused \(got rule: no\)"):
-        scores_of([SCORE, Refusal("rule", "no")], where="here")
+        scores_of([SCORE, Refusal("rule", "no", "nan")], where="here")
 
 
 def test_the_scores_of_several_calls_are_in_order() -> None:
@@ -25,6 +25,6 @@ def test_the_scores_of_several_calls_are_in_order() -> None:
 def test_a_check_of_which_a_rule_was_refused_is_an_error() -> None:
     whole = Check((), {}, cached_tokens=0, computed_tokens=10, wall_ms=1.0)
     assert judged(whole, "here") is whole
-    refused = Check((), {"rule": Refusal("rule", "no")}, 0, 10, 1.0)
+    refused = Check((), {"rule": Refusal("rule", "no", "nan")}, 0, 10, 1.0)
     with pytest.raises(GuardError, match=r"here: a benchmark request was refused \(got rule: no\)"):
         judged(refused, "here")

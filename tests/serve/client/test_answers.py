@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleExplanation
+from serve.client.answers import (
+    CheckAnswer,
+    CheckFailed,
+    NotAllowed,
+    RuleExplanation,
+    RuleUnjudged,
+)
 
 BODY: dict[str, Any] = {
     "verdict": "unjudged",
@@ -20,7 +26,7 @@ BODY: dict[str, Any] = {
             "confident": True,
         }
     ],
-    "unjudged": [{"rule": "long", "reason": "it does not fit"}],
+    "unjudged": [{"rule": "long", "code": "too_long", "reason": "it does not fit"}],
     "usage": {"cached_tokens": 7, "computed_tokens": 3},
     "latency_ms": 1.5,
 }
@@ -29,7 +35,8 @@ BODY: dict[str, Any] = {
 def test_everything_of_a_check_is_there() -> None:
     answer = CheckAnswer.of(BODY)
     assert answer.results["fine"].violates and answer.results["fine"].confident
-    assert answer.unjudged == {"long": "it does not fit"} and not answer.is_allowed
+    assert answer.unjudged == {"long": RuleUnjudged("too_long", "it does not fit")}
+    assert not answer.is_allowed
     assert (answer.cached_tokens, answer.computed_tokens, answer.latency_ms) == (7, 3, 1.5)
     assert not answer.explanations
     assert str(NotAllowed(answer)) == "unjudged: fine"

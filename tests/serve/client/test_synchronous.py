@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serve.api.app import create_app
-from serve.client import CheckFailed, GuardClient, NotAllowed
+from serve.client import CheckFailed, GuardClient, NotAllowed, RuleUnjudged
 from tests.serve.client.censor import ASKED, Censor
 from tests.serve.client.dripping import dripping
 from tests.serve.serving import MESSAGES, serving
@@ -60,7 +60,8 @@ def test_a_check_has_a_verdict_for_every_rule(guard: GuardClient) -> None:
 def test_what_could_not_be_judged_is_no_allow(guard: GuardClient) -> None:
     answer = guard.check([{"role": "user", "content": "cannot be judged"}])
     assert answer.verdict == "unjudged" and not answer.is_allowed
-    assert answer.unjudged == {"words": "it does not fit", "fine": "it does not fit"}
+    why = RuleUnjudged("too_long", "it does not fit")
+    assert answer.unjudged == {"words": why, "fine": why}
 
 
 def test_the_turn_that_carries_a_violation_is_named_where_it_is_asked_for(

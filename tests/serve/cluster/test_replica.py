@@ -90,15 +90,15 @@ def test_it_gives_verdicts_alone_or_says_why_there_are_none(tmp_path: Path) -> N
         assert named.value.outcome == "violation"
         late = await replica.check(RelayedCheck(said, ("manners",), None, -1.0), version)
         assert late.value is None and "too long" in (late.error or "")
-        assert late.retry_after_s == math.inf and late.failure == "too_late"
+        assert late.retry_after_s == math.inf and late.code == "too_late"
         unknown = await replica.check(RelayedCheck(said, ("unknown",), None, 10.0), version)
         assert unknown.value is None and "engine failed" in (unknown.error or "")
-        assert unknown.failure == "failed"
+        assert unknown.code == "engine_failed"
         assert unknown.retry_after_s == math.inf  # what ends an engine would end the next one too
         replica.service.thread.close()
         refused = await replica.check(RelayedCheck(said, ("manners",), None, 10.0), version)
         assert "shutting down" in (refused.error or "") and refused.retry_after_s == 1
-        assert refused.failure == "overloaded"
+        assert refused.code == "overloaded"
         counted = (await replica.metrics()).value
         assert 'guard_verdicts_total{rule="manners",verdict="violation"} 0.0' in counted
         with pytest.raises(GuardError):

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from guard.home import ROOT
+from tests.serve.cards import save_card
 from tests.serve.guarded import CONVERSATION, save_adapter
 
 RULES = ("medical_advice", "pii_leak")
@@ -163,8 +164,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
 @pytest.mark.usefixtures("uncompiled")
 def test_a_replica_that_does_not_start_ends_the_command_with_its_words(tmp_path: Path) -> None:
     save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=1, text="another")
-    card = tmp_path / "tiny" / "pii_leak" / "alora" / "card.json"
-    card.write_text(card.read_text().replace('"prompt_hash": "', '"prompt_hash": "0'))
+    save_card(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", prompt_hash="0" * 64)
     command = [sys.executable, "-m", "serve.up", "--runs", str(tmp_path), "--replicas", "1"]
     done = subprocess.run(
         [*command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=600

@@ -48,11 +48,11 @@ def test_several_heads_on_one_output_count_its_tokens_once() -> None:
 def test_what_the_backend_refuses_is_internal_and_what_a_conversation_is_is_not() -> None:
     call = Call([None, None])
     in_flight = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([], [1]), 1, 0.0)
-    in_flight.refuse("runs/tiny/a: no such file")
-    call.refuse(1, "rule 'b'", "the prompt does not fit the context")
+    in_flight.refuse("runs/tiny/a: no such file", "weights_unavailable")
+    call.refuse(1, "rule 'b'", "the prompt does not fit the context", "too_long")
     assert call.results() == [
-        Refusal("rule 'a'", "runs/tiny/a: no such file", is_internal=True),
-        Refusal("rule 'b'", "the prompt does not fit the context"),
+        Refusal("rule 'a'", "runs/tiny/a: no such file", "weights_unavailable", is_internal=True),
+        Refusal("rule 'b'", "the prompt does not fit the context", "too_long"),
     ]
 
 

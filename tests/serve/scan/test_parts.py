@@ -18,7 +18,7 @@ from serve.scan.parts import PartFolder, ScanRow, delete_scan
 MANIFEST = ScanManifest("tiny", {"a.jsonl": (5, 7)}, {"fine": "abc"}, 10, "jsonl")
 ROWS = [
     ScanRow("a.jsonl", 0, "x", "fine", "violation", 0.7, 0.25, True, "abc"),
-    ScanRow("a.jsonl", 1, "", "fine", "unjudged", None, None, None, "abc", "zu lang: ä"),
+    ScanRow("a.jsonl", 1, "", "fine", "unjudged", None, None, None, "abc", "nan", "zu lang: ä"),
 ]
 
 

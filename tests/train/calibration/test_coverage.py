@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from guard.conversation.example import Example, Message
-from guard.coverage import LONG_TURN, ConversationForm
+from guard.conversation.example import LONG_TURN, Example, Message
+from guard.coverage import ConversationForm
 from guard.rule import load_rule
 from train.calibration.coverage import LONG_ROWS, MOST_UNKNOWN, coverage, long_rows, sure_logit
 

@@ -105,7 +105,7 @@ def test_what_has_no_verdict_is_an_error_to_the_gateway_and_no_pass(
 ) -> None:
     got = response(client)
     assert got.status_code == status
-    assert read_by_the_gateway(got) == "error" and set(got.json()) == {"error"}
+    assert read_by_the_gateway(got) == "error" and set(got.json()) == {"error", "code"}
 
 
 def test_a_failing_engine_is_an_error_too() -> None:

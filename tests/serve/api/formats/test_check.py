@@ -86,6 +86,7 @@ def test_a_rule_that_is_not_served_is_named_and_nothing_is_judged(client: httpx.
     assert response.status_code == 422
     assert response.json() == {
         "verdict": "unjudged",
+        "code": "request_refused",
         "error": "rules: not served: no_such_rule; GET /v1/rules lists them",
     }
 
@@ -108,16 +109,16 @@ MALFORMED = {
     "messages: Field required": {},
     "messages: List should have at least 1 item": {"messages": []},
     "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
-    "messages.0: content.0.x: there is no such key": {
+    "messages.0: content.0.x: no rule would read what it says": {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "x": ["y"]}]}]
     },
     "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
     "no message has any text": {"messages": [{"role": "user", "content": " "}]},
     "7 keys are unknown": {"messages": MESSAGES, **{f"key_{number}": 1 for number in range(7)}},
-    "messages.0: 7 keys are unknown": {
-        "messages": [MESSAGES[0] | {f"key_{number}": 1 for number in range(7)}]
+    "messages.0: key_0: no rule would read what it says": {
+        "messages": [MESSAGES[0] | {f"key_{number}": "hi there" for number in range(7)}]
     },
-    "messages.1.nmae: there is no such key": {
+    "messages.1: nmae: no rule would read what it says": {
         "messages": [*MESSAGES[:1], {"role": "user", "content": "hi", "nmae": "x"}]
     },
     "tools: Input should be a valid list": {"messages": MESSAGES, "tools": {}},
@@ -253,7 +254,11 @@ def test_beside_an_image_a_violation_is_one_and_an_allow_is_unjudged() -> None:
     reason = f"message {len(MESSAGES)} has an image, which no rule reads"
     assert both["verdict"] == "violation" and both["decided_by"] == ["flagged"]
     assert [result["rule"] for result in both["results"]] == ["flagged"]
-    assert both["unjudged"] == fine["unjudged"] == [{"rule": "fine", "reason": reason}]
+    assert (
+        both["unjudged"]
+        == fine["unjudged"]
+        == [{"rule": "fine", "code": "unread_content", "reason": reason}]
+    )
     assert fine["verdict"] == "unjudged" and fine["results"] == []
 
 

@@ -119,6 +119,7 @@ def test_a_rule_that_is_not_named_or_not_served_is_an_error(
     assert unknown.json() == {
         "code": 404,
         "message": "the rule 'nothing' is not served; GET /v1/rules lists them",
+        "reason": "request_refused",
     }
 
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_judged_has_no_action(
     client: httpx.Client, fields: dict[str, Any], why: str
 ) -> None:
     response = ask(client, "4", **fields)
-    assert response.status_code == 422 and set(response.json()) == {"error"}
+    assert response.status_code == 422 and set(response.json()) == {"error", "code"}
     assert response.json()["error"].startswith("could not be judged: ")
     assert why in response.json()["error"]
 
@@ -197,7 +197,7 @@ def test_a_violation_outweighs_a_check_that_failed(client: httpx.Client) -> None
     blocked = answer(client, "6b", "flagged", texts=["breaks", "Hi"])
     assert blocked.json() == {"action": "BLOCKED", "blocked_reason": "violates flagged"}
     failed = answer(client, "6b", "fine", texts=["breaks", "Hi"])
-    assert failed.status_code == 503 and set(failed.json()) == {"error"}
+    assert failed.status_code == 503 and set(failed.json()) == {"error", "code"}
 
 
 @pytest.mark.parametrize(
@@ -208,13 +208,13 @@ def test_rules_that_are_not_served_or_no_list_are_an_error_that_blocks(
 ) -> None:
     params = {"additional_provider_specific_params": {"rules": rules}}
     response = ask(client, "7", **params)
-    assert response.status_code == status and set(response.json()) == {"error"}
+    assert response.status_code == status and set(response.json()) == {"error", "code"}
 
 
 def test_a_failing_engine_is_unreachable_to_the_gateway() -> None:
     with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
         response = ask(client, "8", "crash")
-    assert response.status_code == 503 and set(response.json()) == {"error"}
+    assert response.status_code == 503 and set(response.json()) == {"error", "code"}
 
 
 @pytest.mark.slow

@@ -156,7 +156,9 @@ def test_the_turns_before_anything_is_said_are_not_judged(client: httpx.Client) 
     body = {"messages": [silent, silent, HI, silent], "rules": [RULE]}
     turns = client.post("/v1/check/turns", json=body).json()["turns"]
     assert [turn["verdict"] for turn in turns] == ["unjudged", "unjudged", "allow", "allow"]
-    assert turns[0]["unjudged"] == [{"rule": RULE, "reason": "there is no text to judge"}]
+    assert turns[0]["unjudged"] == [
+        {"rule": RULE, "code": "nothing_said", "reason": "there is no text to judge"}
+    ]
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)

@@ -56,7 +56,7 @@ def test_a_line_says_which_weights_said_what_when_and_to_whom(tmp_path: Path) ->
                 "confident": False,
             },
         ],
-        "unjudged": ["broken"],
+        "unjudged": {"broken": "nan"},
         "cached_tokens": 30,
         "computed_tokens": 12,
     }

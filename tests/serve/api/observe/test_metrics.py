@@ -78,7 +78,7 @@ def test_what_has_no_answer_is_counted_by_its_reason() -> None:
         client.post("/v1/check", json={"messages": MESSAGES, "rules": ["nobody"]})
         client.post("/nowhere", json={})
         after = scraped(client)
-    assert after["guard_check_failures_total", ("failed",)] == 1
+    assert after["guard_check_failures_total", ("engine_failed",)] == 1
     assert after["guard_check_failures_total", ("overloaded",)] == 0
     assert after["guard_request_seconds_count", ("check", "503")] == 1
     assert after["guard_request_seconds_count", ("check", "422")] == 1
@@ -127,7 +127,7 @@ def test_a_record_is_counted_once_whatever_came_of_it() -> None:
     metrics.checked(record(failure="too_late"))
     text = metrics.exposition("")[0].decode()
     assert 'guard_checks_total{rule_set="support",tenant="shop",verdict="violation"} 1.0' in text
-    assert 'guard_check_failures_total{reason="too_late"} 1.0' in text
+    assert 'guard_check_failures_total{code="too_late"} 1.0' in text
     assert 'guard_check_seconds_sum{rule_set="support"} 0.125' in text
 
 

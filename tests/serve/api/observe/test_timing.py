@@ -53,12 +53,12 @@ def test_nobody_gets_it_unasked_or_without_a_check(client: httpx.Client) -> None
 
 def test_a_rule_without_a_verdict_is_unjudged_and_has_no_duration() -> None:
     verdict = Verdict("a", 1.0, 0.7, 0.5)
-    refused = {"b": Refusal("b", "it does not fit")}
+    refused = {"b": Refusal("b", "it does not fit", "too_long")}
     check = Check((verdict,), refused, 0, 0, 0.0, latencies_ms={"a": 1.26})
     assert server_timing([check]) == "a;dur=1.3;desc=violation, b;desc=unjudged"
 
 
 def test_a_header_that_a_proxy_would_refuse_is_cut() -> None:
-    refused = {f"rule_{number}": Refusal("", "") for number in range(1000)}
+    refused = {f"rule_{number}": Refusal("", "", "too_long") for number in range(1000)}
     header = server_timing([Check((), refused, 0, 0, 0.0)])
     assert len(header) < MAX_CHARACTERS + 10 and header.endswith("desc=unjudged, cut")

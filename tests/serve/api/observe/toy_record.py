@@ -19,7 +19,7 @@ CHECK = Check(
         Verdict("flagged", 1.0, 0.75, 0.5),
         Verdict("fine", -1.0, 0.45, 0.5, confident=False),
     ),
-    refused={"broken": Refusal("rule 'broken'", f"a reason that quotes {MARKER}")},
+    refused={"broken": Refusal("rule 'broken'", f"a reason that quotes {MARKER}", "nan")},
     cached_tokens=30,
     computed_tokens=12,
     wall_ms=4.0,

@@ -127,7 +127,7 @@ def test_a_prefix_cache_that_leaks_between_measurements_stops_the_benchmark(
 
 def test_a_refused_request_stops_the_benchmark() -> None:
     engine, meter = toy_meter()
-    engine.score = lambda requests: [Refusal("rule", "no") for _ in requests]  # type: ignore[method-assign]
+    engine.score = lambda requests: [Refusal("rule", "no", "nan") for _ in requests]  # type: ignore[method-assign]
     with pytest.raises(GuardError, match="refused"):
         meter.repeat(Cell(100, 2, 1), 0)
 

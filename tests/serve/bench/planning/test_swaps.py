@@ -19,6 +19,7 @@ from serve.bench.planning.swaps import (
 )
 from serve.bench.workload.random_adapter import by_name, random_adapters
 from serve.engine import GuardEngine, Score, ScoreRequest
+from serve.engine.score import EngineCounters
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.plan.on_paper import linear
 
@@ -53,12 +54,13 @@ class WarmingEngine:
     """Answers every request, and copies adapters only in its first check."""
 
     def __init__(self) -> None:
-        self.checks = self.swap_ins = self.adapter_loads = 0
+        self.checks = 0
+        self.counters = EngineCounters()
 
     def forget(self) -> None: ...
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        self.swap_ins = 100
+        self.counters = EngineCounters(swap_ins=100)
         self.checks += 1
         return [Score(0.5, 0, 1, 1.0) for _ in requests]
 

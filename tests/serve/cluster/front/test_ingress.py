@@ -141,7 +141,7 @@ def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_serve
             ),
         ]
     for reply in replies:
-        assert reply.status_code == 422 and set(reply.json()) == {"error"}
+        assert reply.status_code == 422 and set(reply.json()) == {"error", "code"}
         assert "two conversations" in reply.json()["error"]
 
 

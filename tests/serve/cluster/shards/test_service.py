@@ -236,12 +236,12 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(
         assert "no replica is there" in unasked.text and unasked.headers["retry-after"] == "1"
 
 
-@pytest.mark.parametrize("failure", ["failed", "too_late", "overloaded"])
+@pytest.mark.parametrize("failure", ["engine_failed", "too_late", "overloaded"])
 def test_a_shard_s_failure_is_counted_as_one_server_counts_it(tmp_path: Path, failure: str) -> None:
     cluster = LocalShards(tmp_path)
 
     async def failed(*_: object) -> ReplicaAnswer:
-        return ReplicaAnswer("a replica", error="not now", failure=failure, retry_after_s=2.0)
+        return ReplicaAnswer("a replica", error="not now", code=failure, retry_after_s=2.0)
 
     with cluster.client() as client:
         cluster.pools[1].check = failed  # type: ignore[method-assign]
@@ -249,7 +249,7 @@ def test_a_shard_s_failure_is_counted_as_one_server_counts_it(tmp_path: Path, fa
         counts = client.get("/metrics").text
     assert refused.status_code == 503
     assert refused.headers.get("retry-after") == ("2" if failure == "overloaded" else None)
-    assert f'guard_check_failures_total{{reason="{failure}"}} 1.0' in counts
+    assert f'guard_check_failures_total{{code="{failure}"}} 1.0' in counts
 
 
 def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
         with waiting_caller(client, "/v1/check", body("a")):
             wait_until(lambda: events == ["asked"] * 2)
         wait_until(lambda: events == ["asked"] * 2 + ["cancelled"] * 2, 20)  # by itself in a minute
-        gone = 'guard_check_failures_total{reason="caller_gone"} 1.0'
+        gone = 'guard_check_failures_total{code="caller_gone"} 1.0'
         wait_until(lambda: gone in client.get("/metrics").text)
 
 
