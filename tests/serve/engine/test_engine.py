@@ -392,7 +392,7 @@ def test_more_adapters_are_served_than_fit_into_memory(
             for name in small.rules
         ]
         assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
-    assert small.swap_ins > 6
+    assert small.counters.swap_ins > 6
     small.remove("rule-5")
 
 
@@ -408,7 +408,7 @@ def test_those_in_a_slot_are_asked_first(tmp_path: Path) -> None:
     with GuardEngine(recipe(), folders, **ENGINE | {"max_loras": 2}) as small:
 
         def swapped_in(conversation: tuple[Message, ...]) -> int:
-            before = small.swap_ins
+            before = small.counters.swap_ins
             verdicts = small.check(conversation, names).verdicts
             assert [verdict.rule for verdict in verdicts] == names
             expected = [
@@ -416,7 +416,7 @@ def test_those_in_a_slot_are_asked_first(tmp_path: Path) -> None:
                 for name in names
             ]
             assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
-            return small.swap_ins - before
+            return small.counters.swap_ins - before
 
         swapped_in(CONVERSATION)
         assert [
