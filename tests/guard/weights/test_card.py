@@ -125,6 +125,7 @@ OTHERS: dict[str, Any] = {
     },
     "merged_revision": "m",
     "max_fpr": None,
+    "threshold_by": "threshold",
 }
 
 
@@ -142,7 +143,7 @@ def test_an_edited_card_is_refused_and_signed_another_version(folder: Path, key:
     else:
         other = value + 1 if isinstance(value, int) else value / 2
     (folder / "card.json").write_text(json.dumps(content | {key: other}))
-    with pytest.raises(GuardError, match=r"card\.json: the card was edited.*max_fpr"):
+    with pytest.raises(GuardError, match=r"card\.json: the card was edited.*make calibrate"):
         load_card(folder)
     signed = before.model_copy(update={key: tuple(other) if isinstance(other, list) else other})
     assert signed.version != before.version
