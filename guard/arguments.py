@@ -19,7 +19,6 @@ def whole_number(text: str, at_least: int = 0) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
     return whole_number(text, 1)
 
 
@@ -33,7 +32,6 @@ def multiple(text: str, of: int, at_least: int) -> int:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers from 0, separated by commas; each once, in the order given."""
     return tuple(dict.fromkeys(whole_number(part.strip()) for part in text.split(",")))
 
 
@@ -59,7 +57,6 @@ def names_listed(names: Iterable[str], kind: str) -> tuple[str, ...]:
 
 
 def port(text: str) -> int:
-    """A port of TCP; 0 stands for a free one."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
     return int(text)

@@ -1,7 +1,5 @@
 """Where the files of a base are, and what pins them: a folder, one of an installed package, or a
-commit on the hub. Knows nothing of recipes.
-
-`where` names the recipe in errors.
+commit on the hub. `where` names the recipe in errors.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ IN_PACKAGE = "package:"  # begins a base that an installed package carries
 def folder_or_hub_id(base: str, home: Path, where: str) -> str:
     """The local folder, by any path (a relative one in `home`) or of a package, if it exists; else
     the hub id.
-
-    Raises GuardError for a base that is neither.
     """
     if base.startswith(IN_PACKAGE):
         return str(_folder_in_package(base, where))
@@ -61,10 +57,7 @@ def _folder_in_package(base: str, where: str) -> Path:
 
 
 def hub_commit(path: str, revision: str | None, where: str) -> str | None:
-    """The hub commit to load the base at, the same for the whole process; None for a local folder.
-
-    Raises GuardError where neither the hub nor its cache on this machine knows it.
-    """
+    """The hub commit to load the base at, the same for the whole process; None for a folder."""
     if Path(path).is_dir():
         return None
     try:
@@ -79,10 +72,7 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
 
 
 def folder_digest(folder: Path, where: str) -> str:
-    """SHA-256 over all files of a local base that decide what it computes.
-
-    Raises GuardError where a file is missing, or the weights are in another format.
-    """
+    """SHA-256 over all files of a local base that decide what it computes."""
     for name in REQUIRED_FILES:
         if not (folder / name).is_file():
             raise GuardError(
@@ -131,10 +121,7 @@ def _digest(folder: Path, files: tuple[tuple[str, FileState], ...]) -> str:
 
 @functools.cache
 def _commit(base: str, revision: str | None) -> str:
-    """The commit that a branch or tag names now, or without a network named when last downloaded.
-
-    Raises OSError, ValueError.
-    """
+    """The commit that a branch or tag names now, or without a network when last downloaded."""
     if revision and re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     from huggingface_hub import hf_hub_download

@@ -1,7 +1,4 @@
-"""From validation logits to a probability, a threshold and an uncertainty band.
-
-Knows nothing of models or files.
-"""
+"""From validation logits to a probability, a threshold and an uncertainty band."""
 
 from __future__ import annotations
 
@@ -33,23 +30,19 @@ def calibrate(
     """Calibration from validation logits (nats) and labels (1 = violates).
 
     Temperature scaling or Platt's with a bias, whichever has the lower negative log-likelihood over
-    FOLDS folds left out in turn. Either is fitted to Platt's targets, (n1 + 1) / (n1 + 2) and
-    1 / (n0 + 2) instead of 1 and 0: the minimum exists even where validation is separated perfectly
-    (Platt, 1999; Guo et al., 2017).
+    FOLDS folds left out in turn. Either is fitted to Platt's targets, (n1 + 1) / (n1 + 2) and 1 /
+    (n0 + 2): so the minimum exists even where validation is separated perfectly (Platt, 1999; Guo
+    et al., 2017).
 
     The threshold is one of the neutral 0.5 and all midpoints between neighbouring logits: of those
     whose balanced accuracy is within one standard error of the best (Breiman et al., 1984), the
     nearest to neutral, then the lower one. Balanced, because plain accuracy on a rare violation is
-    best served by never finding one; within an error, because validation examples whose phrasings
-    occur in training say little about where others will stand. With `max_fpr` it is the highest
-    midpoint with the best recall of those whose share of allowed conversations at or above them is
-    no larger: false positives that find no violation are not taken. A `threshold` that is stated, a
-    probability, is taken as it is.
+    best served by never finding one. With `max_fpr` it is the highest midpoint with the best recall
+    of those that flag no larger share of allowed conversations. A stated `threshold` is taken as it
+    is.
 
     The uncertainty band is the narrowest about the threshold, in nats, outside of which at most
     CONFIDENT_ERROR of the verdicts are wrong.
-
-    Raises GuardError on a logit that is not finite, and for too few allowed rows for `max_fpr`.
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)
@@ -70,9 +63,8 @@ def calibrate(
 
 
 def left_out_probabilities(x: np.ndarray, y: np.ndarray, *, with_bias: bool) -> np.ndarray:
-    """The probability of every row as fitted on the other folds.
-
-    With too few rows for folds, the fit on all rows gives every probability.
+    """The probability of every row as fitted on the other folds; with too few rows for folds, as
+    fitted on all.
     """
     fit = fit_platt if with_bias else fit_temperature
     p = _probabilities(x, *fit(x, y))
@@ -105,9 +97,8 @@ def fit_platt(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def folds(y: np.ndarray) -> list[np.ndarray]:
-    """Masks of the rows that are left out in turn, each time with their share of both labels.
-
-    Both labels are among the rows that stay.
+    """Masks of the rows that are left out in turn, each with their share of both labels. Both
+    labels are among the rows that stay.
     """
     fold_of_row = np.empty(len(y), dtype=int)
     for label in (0, 1):
@@ -135,7 +126,6 @@ def _nll(x: np.ndarray, targets: np.ndarray, temperature: float, bias: float) ->
 
 
 def _left_out_nll(fit: Fit, x: np.ndarray, y: np.ndarray) -> float:
-    """The log-likelihood lost on rows that were not fitted, summed over the folds."""
     total = 0.0
     for fold in folds(y):
         temperature, bias = fit(x[~fold], y[~fold])
@@ -164,10 +154,7 @@ def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
 
 
 def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:
-    """Half the width of the uncertainty band.
-
-    Infinite where no band leaves enough verdicts that are right.
-    """
+    """Half the width of the uncertainty band; infinite where no band leaves enough right."""
     distance = np.abs(x - cut)
     farthest_first = np.argsort(-distance, kind="stable")
     sorted_distance = distance[farthest_first]
@@ -208,8 +195,6 @@ def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _variance(rates: np.ndarray, rows: int) -> np.ndarray:
-    """The variance of shares of so many rows. Never zero: after rows that are all judged right the
-    next may be wrong.
-    """
+    """The variance of shares of so many rows. Never zero: the next row may be judged wrong."""
     plausible = (rates * rows + 1) / (rows + 2)
     return plausible * (1 - plausible) / rows

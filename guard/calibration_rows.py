@@ -1,7 +1,4 @@
-"""Which validation rows a threshold is for, and whether they are enough for the rule's rate.
-
-Knows nothing of models.
-"""
+"""Which validation rows a threshold is for, and whether they are enough for the rule's rate."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ OWN_ROWS = 2  # own validation rows of either label: with fewer, generated ones 
 
 
 def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = None) -> None:
-    """Raise GuardError where so many allowed validation rows are too few for the rule's
-    `max_fpr`.
-    """
+    """Raise GuardError where `allowed` validation rows are too few for the rule's `max_fpr`."""
     if max_fpr is not None and not _has_rows_for_rate(allowed, max_fpr):
         raise GuardError(
             "too few allowed validation rows for the rule's max_fpr",
@@ -30,8 +25,8 @@ def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = 
 def own_rows_decide(
     labels: Sequence[int], is_generated: Sequence[bool], max_fpr: float | None
 ) -> bool:
-    """Whether thresholds and probabilities are computed on the own validation rows alone, since
-    deployed traffic is like these: if there are both sorts, and enough own ones.
+    """Whether the own validation rows alone decide, since deployed traffic is like these: if there
+    are both sorts, and enough own ones.
     """
     own_labels: list[int] = []
     for label, generated in zip(labels, is_generated, strict=True):
@@ -50,7 +45,6 @@ def for_calibration(
     is_generated: Sequence[bool],
     max_fpr: float | None,
 ) -> tuple[list[float], list[int]]:
-    """The logits and labels of the validation rows to calibrate on."""
     chosen = list(range(len(labels)))
     if own_rows_decide(labels, is_generated, max_fpr):
         chosen = [index for index in chosen if not is_generated[index]]
@@ -58,5 +52,5 @@ def for_calibration(
 
 
 def _has_rows_for_rate(allowed: int, max_fpr: float) -> bool:
-    """Whether at least one row may be flagged: a rate needs a row to be a share of."""
+    """Whether at least one row may be flagged."""
     return allowed * max_fpr >= 1

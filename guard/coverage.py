@@ -3,14 +3,12 @@
 A verdict is `confident` only on a conversation like those rows:
 
 - it has no more turns and characters, and of each speaker no longer turn, than such rows had, and
-  every speaker who is in all of them;
-- no stretch of it has a larger share of unknown text than 95 in 100 validation rows have anywhere.
-  Unknown is what is no word of a training row: so another language, code, numbers, what is encoded
-  or spelled, and another subject are not covered, if they are not what the rows are about;
+every speaker who is in all of them;
+- no stretch of it has a larger share of unknown text, of no word in a training row, than 95 in 100
+validation rows have anywhere: another language, code, what is encoded or spelled, and another
+subject are not covered;
 - an "allow" has a logit below those of the violating validation rows, where a turn is long of those
-  with a long turn.
-
-Knows nothing of models or files.
+with a long turn.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ class ConversationForm:
 
     @property
     def has_long_turn(self) -> bool:
-        """Whether a turn is longer than LONG_TURN."""
         return max(self.longest_turns.values(), default=0) > LONG_TURN
 
     def unknown_share(self, words: Field8, letters: frozenset[str]) -> float:
@@ -96,8 +93,8 @@ class ConversationForm:
 
 
 class _Tokens(NamedTuple):
-    """`hashes`, `is_word` (0 or 1) and `characters` [tokens]; `starts`, `ends` and
-    `stretch_characters` [stretches]: the first token of each, the one behind its last, its size.
+    """Arrays over tokens, and over stretches: the first token of each, the one behind its last, its
+    size.
     """
 
     hashes: Numbers
@@ -129,8 +126,8 @@ class Coverage(Strict):
     sure_logit_long: float | None = Field(allow_inf_nan=False)
 
     def has(self, form: ConversationForm) -> bool:
-        """Whether a conversation is like the validation rows. Lengths are asked first: of a long
-        text the words take a while.
+        """Whether a conversation is like the validation rows. Words come last: of a long text they
+        take a while.
         """
         if form.turns > self.turns or form.characters > self.characters:
             return False
@@ -162,7 +159,6 @@ class Coverage(Strict):
 
 
 def packed_words(hashes: Sequence[int]) -> str:
-    """The field of these hashes as a card holds it."""
     is_word = np.zeros(1 << WORD_BITS, bool)
     is_word[list(hashes)] = True
     return base64.b64encode(zlib.compress(np.packbits(is_word).tobytes(), 9)).decode()
@@ -181,8 +177,8 @@ def unpacked_words(words: str) -> Field8:
 
 
 def tokens_of(text: str) -> list[str]:
-    """The words and signs of a text in lower case: as a reader sees it, but for what is encoded in
-    ASCII, so that a text in base64 is not covered because of what it says.
+    """The words and signs of a text in lower case, as a reader sees it. What ASCII encodes is not
+    read: a text in base64 is not covered because of what it says.
     """
     if not text.isascii():
         text = visible(text)
@@ -195,13 +191,12 @@ def is_word(token: str) -> bool:
 
 
 def word_hash(word: str) -> int:
-    """The number of a word in a field of known ones."""
     return zlib.crc32(word.encode()) & ((1 << WORD_BITS) - 1)
 
 
 def _stretches(characters: Numbers, turns: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
-    """The first token of each stretch, the one behind its last, and its characters, where tokens
-    have so many `characters` and `turns` are the numbers of the turns' first tokens.
+    """The first token of each stretch, the one behind its last, and its characters. `turns` are the
+    numbers of the turns' first tokens.
 
     A stretch is the shortest that ends in a token and has STRETCH characters; none crosses a turn's
     end. A turn with fewer is one stretch.

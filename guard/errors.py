@@ -1,4 +1,4 @@
-"""The one error type users see. Knows nothing of where it is printed."""
+"""The one error type users see."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The layout of the output folder `runs/`, and whether a stage's output is still current.
-
-Knows nothing of what the stages do.
-"""
+"""The layout of the output folder `runs/`, and whether a stage's output is still current."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ STAMP = "stage.json"  # says what a finished stage's folder was made from
 
 @dataclass(frozen=True)
 class Runs:
-    """The layout of the output folder.
-
-    Data by rule; weights by model, rule, method and seed; one report; one latency file.
+    """The layout of the output folder: data by rule; weights by model, rule, method and seed;
+    reports.
     """
 
     root: Path = HOME / "runs"
@@ -42,12 +38,10 @@ class Runs:
 
     @property
     def report(self) -> Path:
-        """The quality report."""
         return self.root / "report.json"
 
     @property
     def latency(self) -> Path:
-        """The latency benchmark."""
         return self.root / "latency.json"
 
 
@@ -64,10 +58,7 @@ def fingerprint(*inputs: Any) -> str:
 
 
 def split_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a rule's examples in its data folder, in the order of SPLITS.
-
-    Raises GuardError naming the first that is missing.
-    """
+    """The files of a rule's examples in its data folder, in the order of SPLITS."""
     files = tuple(folder / f"{split}.jsonl" for split in SPLITS)
     for file in files:
         if not file.is_file():
@@ -76,9 +67,7 @@ def split_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_splits(folder: Path) -> dict[Split, list[Example]]:
-    """A rule's examples in its data folder, by split. Raises GuardError naming a file that is
-    missing, or a line that is wrong.
-    """
+    """A rule's examples in its data folder, by split."""
     files = zip(SPLITS, split_files(folder), strict=True)
     return {split: read_examples(file) for split, file in files}
 
@@ -96,12 +85,10 @@ def is_current(folder: Path, inputs: str) -> bool:
 
 
 def mark_current(folder: Path, inputs: str) -> None:
-    """Record that `folder` is finished. The last thing a stage does."""
     (folder / STAMP).write_text(_stamp(inputs))
 
 
 def not_current(folder: Path) -> None:
-    """Mark `folder` as unfinished, before its content is changed."""
     (folder / STAMP).unlink(missing_ok=True)
 
 

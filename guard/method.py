@@ -1,7 +1,5 @@
-"""How a rule's examples become weights, by name. Knows nothing of how they are trained or served.
-
-A recipe lists under `methods` which of them it uses. What a stage does for a method stands in that
-stage's own table.
+"""How a rule's examples become weights, by name. A recipe lists under `methods` which of them it
+uses; what a stage does for a method stands in that stage's own table.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ ActsFrom = Literal["prompt", "suffix", "output"]
 class Method:
     """One way to answer a rule on a frozen base.
 
-    `acts_from` is the first token whose computation the weights change. "prompt": all of them,
-    so nothing of a conversation is shared between rules. "suffix": those behind the conversation,
-    whose keys and values all rules share. "output": none; the weights read the base's states and
-    the words, so rules share the suffix too.
+    `acts_from` is the first token whose computation the weights change. "prompt": all of them, so
+    nothing of a conversation is shared between rules. "suffix": those behind the conversation.
+    "output": none; the weights read the base's states and the words.
     """
 
     name: str  # the key in a recipe, and the name of the folder of its weights
@@ -43,9 +40,7 @@ class Method:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names of all files beside a card that decide what the weights answer. Only WORDS may
-        be missing.
-        """
+        """All files beside a card that decide what the weights answer. Only WORDS may lack."""
         if self.is_adapter:
             return self.weights, PEFT_CONFIG, WORDS
         return self.weights, WORDS
@@ -67,7 +62,6 @@ METHODS: dict[str, Method] = {
 
 
 def method_named(name: str) -> Method:
-    """The method of this name. Raises GuardError naming the nearest valid one."""
     if name not in METHODS:
         raise GuardError("no such method", got=name, remedy=choose_from(name, METHODS))
     return METHODS[name]

@@ -1,7 +1,4 @@
-"""How to train and serve on one base model: `recipes/models/<name>.yaml`.
-
-Knows nothing of torch or vLLM.
-"""
+"""How to train and serve on one base model: `recipes/models/<name>.yaml`."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from guard.base_files import folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError, choose_from
-from guard.files.yaml_file import Strict, load
-from guard.home import HOME, own_or_shipped
+from guard.files.yaml_file import Strict, load_named
+from guard.home import HOME
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
 from guard.method import METHODS, ActsFrom
 from guard.rule import Reads, Rule, RuleTurn
@@ -45,9 +42,8 @@ class BaseKind:
     """How a kind of base reads.
 
     `acts_from` is from where on a method may act, `rule_turns` what the prompt may say of the rule.
-    An encoder reads windows and writes nothing, and is of one of transformers' `model_types`, those
-    that `serve/vllm_encoder` has a model for. `only_judged_turns`: heads read only the judged
-    speaker's turns.
+    An encoder reads windows and writes nothing, and is of one of transformers' `model_types`.
+    `only_judged_turns`: heads read only the judged speaker's turns.
     """
 
     acts_from: tuple[ActsFrom, ...]
@@ -70,11 +66,9 @@ KINDS: dict[Kind, BaseKind] = {
 
 
 class MethodSettings(Strict):
-    """A method's settings, passed straight through.
-
-    `lora` to PEFT's LoraConfig and `trainer` to TRL's SFTConfig, of a method whose weights are an
-    adapter; `head` to what fits the weights of one that acts from the output (`train/head/` for
-    `head`). The training stage refuses those that the method does not read.
+    """A method's settings, passed straight through: `lora` to PEFT's LoraConfig, `trainer` to TRL's
+    SFTConfig, `head` to what fits weights that act from the output. The training stage refuses
+    those that the method does not read.
     """
 
     lora: dict[str, Any] = Field(default_factory=dict)
@@ -89,10 +83,8 @@ class MethodSettings(Strict):
 
 
 class PrefixCacheSize(Strict):
-    """GiB that each process that trains aLoRAs may take for keys and values.
-
-    The memory in which the model lies holds the adapters' weights too. By default a process takes
-    half of the free memory (its share of the host's, if several run there) and no disk.
+    """GiB that each process that trains aLoRAs may take for keys and values. By default half of the
+    free memory (its share of the host's, if several run there) and no disk.
     """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory
@@ -104,8 +96,8 @@ class ServingMemory(Strict):
     """GiB that serving may take beside the base's weights. The recipe's `engine` section wins.
 
     `device` (GPU, or a CPU engine's own memory) is shared by keys and values and by the adapters in
-    device slots; `host` holds adapters that can be swapped in at once, and those that do not fit
-    are read from disk. Without a figure: vLLM's own defaults, and every adapter in host memory.
+    device slots; `host` holds adapters that can be swapped in at once. Without a figure: vLLM's own
+    defaults, and every adapter in host memory.
     """
 
     # The size of the base's weights in the recipe's dtype, so that `make doctor` can say before a
@@ -162,15 +154,10 @@ class Recipe(Strict):
 
     @field_validator("engine")
     @classmethod
-    def _names_a_dtype(cls, engine: dict[str, Any]) -> dict[str, Any]:
+    def _serves_this_base(cls, engine: dict[str, Any]) -> dict[str, Any]:
         dtype = engine.get("dtype")
         if dtype not in (None, *get_args(Dtype)):
             raise ValueError(f"dtype: one of {', '.join(get_args(Dtype))}, got {dtype!r}")
-        return engine
-
-    @field_validator("engine")
-    @classmethod
-    def _is_of_this_base(cls, engine: dict[str, Any]) -> dict[str, Any]:
         for key in OF_ANOTHER_BASE:
             value = engine.get(key)
             is_harmless = value is None or (key == "load_format" and value in LOAD_FORMATS)
@@ -212,11 +199,10 @@ class Recipe(Strict):
         return self
 
     def only(self, method: str) -> Recipe:
-        """The recipe with one of its methods. Raises GuardError for one that it does not list."""
         return self.model_copy(update={"methods": {method: self.settings(method)}})
 
     def settings(self, method: str) -> MethodSettings:
-        """The settings of one method. Raises GuardError where the recipe does not list it."""
+        """The settings of one method."""
         if method not in self.methods:
             raise GuardError(
                 "the recipe lists no such method",
@@ -227,7 +213,6 @@ class Recipe(Strict):
         return self.methods[method]
 
     def trainer_settings(self, method: str) -> dict[str, Any]:
-        """The method's SFTConfig arguments: the shared ones, overridden by its own."""
         return self.trainer | self.settings(method).trainer
 
     @property
@@ -266,10 +251,9 @@ class Recipe(Strict):
             )
 
     def served_as_trained(self) -> Recipe:
-        """The recipe whose base is served in the dtype of training, unless `engine` names another.
-
-        A head is fitted to the base's exact states: rounded to bfloat16 they move its logit by .3
-        nats on average (docs/lessons.md), so an engine with a head among its rules needs it.
+        """The recipe served in the dtype of training, unless `engine` names another: a head is
+        fitted to the base's exact states, which bfloat16 moves by .3 nats on average
+        (docs/lessons.md).
         """
         dtype = self.engine.get("dtype", self.dtype)
         return self.model_copy(update={"engine": self.engine | {"dtype": dtype}})
@@ -281,7 +265,6 @@ class Recipe(Strict):
 
     @property
     def adapter_methods(self) -> list[str]:
-        """The methods whose weights are adapters, in the recipe's order."""
         return [name for name in self.methods if METHODS[name].is_adapter]
 
     @property
@@ -291,7 +274,7 @@ class Recipe(Strict):
 
     @property
     def sharing_method(self) -> str:
-        """The first adapter method that shares conversations. Raises GuardError without one."""
+        """The first adapter method that shares conversations."""
         if not self.sharing_methods:
             raise GuardError(
                 "no method of the recipe is an adapter that shares conversations",
@@ -303,7 +286,6 @@ class Recipe(Strict):
 
     @property
     def max_rank(self) -> int:
-        """The highest rank of an adapter that the engine serves."""
         rank: int = self.engine.get("max_lora_rank", DEFAULT_MAX_RANK)
         return rank
 
@@ -325,43 +307,22 @@ class Recipe(Strict):
 
     @property
     def base_path(self) -> str:
-        """The base's local folder if it has one; else its hub id."""
         return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)
 
     @property
     def commit(self) -> str | None:
-        """The hub commit to load the base at; None for a local folder.
-
-        Raises GuardError where neither the hub nor its cache on this machine knows it.
-        """
         return hub_commit(self.base_path, self.revision, self._where)
 
     @property
     def base_revision(self) -> str:
-        """What pins the base: the hub commit, or SHA-256 over the files of its folder.
-
-        Raises GuardError where the commit is not known or the folder lacks a file.
-        """
+        """What pins the base: the hub commit, or SHA-256 over the files of its folder."""
         return self.commit or folder_digest(Path(self.base_path), self._where)
 
     @property
     def _where(self) -> str:
-        """The recipe's name in errors."""
         return f"recipe {self.name}"
 
 
 def load_recipe(name: str, models: Path = MODELS) -> Recipe:
-    """The recipe in `models/<name>.yaml`.
-
-    Raises GuardError naming the file, the key and the nearest valid name.
-    """
-    path = own_or_shipped(models / f"{name}.yaml")
-    recipe = load(path, Recipe)
-    if recipe.name != name:
-        raise GuardError(
-            "name differs from the file's name",
-            where=path,
-            got=recipe.name,
-            remedy=f"Write `name: {name}` or rename the file",
-        )
-    return recipe
+    """The recipe in `models/<name>.yaml`."""
+    return load_named(name, models, Recipe, "name")

@@ -1,4 +1,4 @@
-"""A policy rule: one YAML file that holds its whole life. Knows nothing of models or engines."""
+"""A policy rule: one YAML file that holds its whole life."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 from guard.arguments import comma_separated
 from guard.conversation.example import ROLES
 from guard.errors import GuardError
-from guard.files.yaml_file import Strict, load
-from guard.home import HOME, own_or_shipped, yaml_files
+from guard.files.yaml_file import Strict, load_named
+from guard.home import HOME, yaml_files
 
 RULES = HOME / "recipes" / "rules"
 
@@ -22,26 +22,14 @@ LONGEST_TITLE = 160  # characters
 RuleTurn = Literal["title", "policy", "none"]
 Turns = Literal["any", "last"]
 # The turns that weights look for a violation in: all of the judged speaker's turns, or the last.
-Reads = Literal[
-    "user",
-    "assistant",
-    "tool",
-    "conversation",
-    "last user",
-    "last assistant",
-    "last tool",
-    "last conversation",
-]
-
-
+Last = Literal["last user", "last assistant", "last tool", "last conversation"]
+Reads = Literal[Judged, Last]
 LAST_OF: dict[Judged, Reads] = {
     "user": "last user",
     "assistant": "last assistant",
     "tool": "last tool",
     "conversation": "last conversation",
 }
-
-
 # The roles whose turns count. Results of tools may be in the system message, as documents are.
 SPEAKERS: dict[Reads, tuple[str, ...]] = {
     "user": ("user",),
@@ -50,13 +38,11 @@ SPEAKERS: dict[Reads, tuple[str, ...]] = {
     "conversation": ROLES,
 }
 SPEAKERS |= {last: SPEAKERS[judged] for judged, last in LAST_OF.items()}
-
-
-LAST_COUNTS: dict[Judged, str] = {
-    "user": "Only the user's last turn counts; what stands before it is context.",
-    "assistant": "Only the assistant's last turn counts; what stands before it is context.",
-    "tool": "Only what a tool returned last counts; what stands before it is context.",
-    "conversation": "Only the last turn counts; what stands before it is context.",
+LAST_TURNS: dict[Judged, str] = {
+    "user": "the user's last turn",
+    "assistant": "the assistant's last turn",
+    "tool": "what a tool returned last",
+    "conversation": "the last turn",
 }
 
 
@@ -72,8 +58,7 @@ class Rule(Strict):
 
     `title` is one short sentence that forbids something. `policy` is the paragraph that the label
     answers and that a judge behind an endpoint reads. The model's recipe says which of them stands
-    in an adapter's prompt, where it is computed for every conversation, if any: an adapter learns
-    from the data what its rule covers.
+    in an adapter's prompt, if any: an adapter learns from the data what its rule covers.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -106,7 +91,6 @@ class Rule(Strict):
 
     @property
     def reads(self) -> Reads:
-        """The turns that it looks for a violation in."""
         if self.turns == "last":
             return LAST_OF[self.judged]
         return self.judged
@@ -122,13 +106,13 @@ def text_hash(rule_text: str) -> str:
 
 
 def in_words(rule: Rule, note: str = "") -> str:
-    """The whole rule for a reader who decides by it, an LLM or a person who labels.
-
-    A `note` to the reader stands after the policy.
+    """The whole rule for a reader who decides by it, an LLM or a person, with a `note` after the
+    policy.
     """
     parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
     if rule.turns == "last":
-        parts.append(LAST_COUNTS[rule.judged])
+        last = LAST_TURNS[rule.judged]
+        parts.append(f"Only {last} counts; what stands before it is context.")
     if note:
         parts.append(note)
     lists = {
@@ -149,27 +133,12 @@ def _labelled(example: RuleExample) -> str:
 
 
 def load_rule(name: str, rules: Path = RULES) -> Rule:
-    """The rule in `rules/<name>.yaml`.
-
-    Raises GuardError naming the file, the key and the nearest valid name.
-    """
-    path = own_or_shipped(rules / f"{name}.yaml")
-    rule = load(path, Rule)
-    if rule.id != name:
-        raise GuardError(
-            "id differs from the file's name",
-            where=path,
-            got=rule.id,
-            remedy=f"Write `id: {name}` or rename the file",
-        )
-    return rule
+    """The rule in `rules/<name>.yaml`."""
+    return load_named(name, rules, Rule, "id")
 
 
 def rule_names(selection: str, rules: Path = RULES) -> list[str]:
-    """`all`, one name, or several separated by commas, as names of rule files in a stable order.
-
-    Raises GuardError if there is none, or one of them does not load.
-    """
+    """`all`, one name, or several separated by commas, as names of rule files in a stable order."""
     if selection == "all":
         names = [path.stem for path in yaml_files(rules)]
         if not names:

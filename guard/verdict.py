@@ -1,4 +1,4 @@
-"""From two logits to a verdict. Knows nothing of where the logits come from."""
+"""From two logits to a verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Verdict(NamedTuple):
 
     @property
     def violates(self) -> bool:
-        """Whether the calibrated probability reaches the rule's threshold."""
         return self.p_violation >= self.threshold
 
 
@@ -64,10 +63,7 @@ class Calibration:
             )
 
     def p_violation(self, logit: float) -> float:
-        """Calibrated probability that the rule is violated.
-
-        Raises ValueError on a NaN: it must never read as "allow".
-        """
+        """Calibrated probability that the rule is violated. A NaN must never read as "allow"."""
         if math.isnan(logit):
             raise ValueError("the verdict logit is NaN")
         scaled = max(-60.0, min(60.0, logit / self.temperature + self.bias))
@@ -96,11 +92,9 @@ class Calibration:
 def expected_calibration_error(
     labels: Sequence[int], p_violation: Sequence[float], bins: int = ECE_BINS
 ) -> float | None:
-    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation.
-
-    Bins are weighted by size (Naeini et al., 2015); `labels` are 1 where the rule is violated. This
-    is the form for the positive class: it judges the probability users see, not the confidence in
-    the decision. None for no examples.
+    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation, weighted
+    by size (Naeini et al., 2015): it judges the probability users see. `labels` are 1 where the
+    rule is violated. None for no examples.
     """
     if not labels:
         return None

@@ -2,7 +2,6 @@
 
 Where a value may be of several types, pydantic names the problems of every type, each under the
 type's name. Here only the type that fits best is named, or all of them where none fits better.
-Knows nothing of where a value comes from.
 """
 
 from __future__ import annotations

@@ -101,6 +101,8 @@ ONLY_THESE = {
         "tokenizers",
         "huggingface_hub",
         "httpx",
+        "filelock",
+        "psutil",
         "scipy",  # calibrate.py alone, as is scikit-learn
         "sklearn",
     ),

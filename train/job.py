@@ -10,7 +10,9 @@ import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import AcquireReturnProxy, FileLock
 
 from guard.files.atomic import atomic_write
 from guard.files.lock import locked
@@ -21,8 +23,8 @@ from guard.rule import Reads, Rule
 from guard.weights.head import answer_hash
 
 LOCK = "lock"
-# Folders whose weights this process trains, and the open files that hold their locks.
-_claimed: dict[Path, IO[str]] = {}
+# Folders whose weights this process trains, and what holds their locks.
+_claimed: dict[Path, AcquireReturnProxy[FileLock]] = {}
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class Job:
         shutil.rmtree(self.scratch, ignore_errors=True)
         lock = _claimed.pop(self.folder, None)
         if lock:
-            lock.close()
+            lock.lock.release()
 
     def _clear_scratch(self) -> None:
         for path in self.scratch.glob("*"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eval.contender import BAG_OF_WORDS, label_of
 from eval.markdown import markdown_table
-from guard.files.figures import save_figures
+from guard.files.atomic import save_figures
 from guard.files.yaml_file import Strict
 from guard.study import Origin, Study
 

@@ -2,9 +2,9 @@
 
 A turn's lines are, in this order: who it is from (`name`, or the tool whose call it answers), its
 text, its refusal, and a line of JSON for each tool call. Later messages change no turn before them.
-What `keys.py` lists, as ids and a model's reasoning, is not rendered. Pictures, sounds, files and
-what stands under a key that nobody knows cannot be: a turn that has one is a PartlyRead. A message
-that says nothing is an empty turn. Knows nothing of HTTP and of prompts.
+What `keys.py` lists is not rendered. Pictures, sounds, files and what stands under a key that
+nobody knows cannot be: a turn that has one is a PartlyRead. A message that says nothing is an empty
+turn.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ _SAMPLE: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class PartlyRead(Message):
-    """A turn with parts that no rule can read; `unread` says which, as `message 2 has an image`.
-
-    A violation in the parts that are read is one; that there is none cannot be said.
+    """A turn with parts that no rule can read, as `message 2 has an image`: a violation in the
+    parts that are read is one; that there is none cannot be said.
     """
 
     unread: tuple[str, ...] = ()
@@ -97,7 +96,6 @@ class ContentPart(BaseModel):
 
     @property
     def kind(self) -> str:
-        """What it is where it is no text."""
         if self.type in OTHER_PARTS:
             return OTHER_PARTS[self.type]
         if keys.NAME.fullmatch(self.type):
@@ -126,7 +124,6 @@ class ChatMessage(BaseModel):
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """Its tool calls, an old function call among them."""
         calls = list(self.tool_calls or ())
         if self.function_call:
             calls.append({"function": self.function_call})
@@ -145,9 +142,7 @@ class ChatMessage(BaseModel):
             yield _call_line(call)
 
     def unread_keys(self) -> Iterator[str]:
-        """Its keys under which words may stand that nobody reads, and those of its texts, each by
-        where it stands.
-        """
+        """Its keys, and its texts' keys, under which words may stand that nobody reads."""
         beside = {"tool_call_id": self.tool_call_id, **(self.model_extra or {})}
         yield from keys.unread_keys(beside, keys.MESSAGE)
         for index, part in enumerate(self._parts):
@@ -158,9 +153,7 @@ class ChatMessage(BaseModel):
 
     @property
     def unread(self) -> list[str]:
-        """In words, the parts that are no text, and the first of its unread keys, which may be very
-        many.
-        """
+        """The parts that are no text, and the first of its unread keys, which may be very many."""
         parts = []
         for part in self._parts:
             if part.words is None:
@@ -180,11 +173,7 @@ class ChatMessage(BaseModel):
 def turns(
     messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Message, ...]:
-    """Messages as turns, after a system turn that describes `tools` if there are any.
-
-    Raises GuardError if a text is not Unicode, a tool or a tool call is nested too deeply, or the
-    arguments of tool calls are too long.
-    """
+    """Messages as turns, after a system turn that describes `tools` if there are any."""
     try:
         return _turns(list(messages), tools)
     except RecursionError:
@@ -232,7 +221,6 @@ def _refuse_long_arguments(
 
 
 def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
-    """The parts of a conversation that no rule can read."""
     unread: list[str] = []
     for turn in conversation:
         if isinstance(turn, PartlyRead):
@@ -241,9 +229,7 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
 
 
 def says_nothing(conversation: Iterable[Message]) -> bool:
-    """Whether there is nothing to judge: nothing that is seen, and no part that cannot be read.
-    What describes tools is said by nobody.
-    """
+    """Whether nothing is seen and no part is unread. What describes tools is said by nobody."""
     for turn in conversation:
         if turn.role == "system" and turn.content.startswith(TOOLS):
             continue
@@ -253,7 +239,6 @@ def says_nothing(conversation: Iterable[Message]) -> bool:
 
 
 def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """One system turn that describes the tools, a line each; none without tools."""
     if not tools:
         return []
     return [Message("system", TOOLS + "\n".join(map(_line, tools)))]
@@ -284,9 +269,8 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 
 def is_seen(text: str) -> bool:
-    """Whether a reader sees anything of the text. It is read in pieces, as one that says something
-    says it at once. ASCII is looked for first, as `visible` takes seconds for a long text; of other
-    characters each is looked at once, by itself.
+    """Whether a reader sees anything of the text. It is read in pieces, ASCII first, as `visible`
+    takes seconds for a long text; every other character is looked at once.
     """
     for piece in PIECE.finditer(text):
         words = " ".join(set(piece[0].split()))
@@ -302,9 +286,7 @@ def _is_sign_seen(sign: str) -> bool:
 
 
 def rendering_hash() -> str:
-    """A fingerprint of how messages and tools become turns: if it changes, weights would read other
-    text than they were trained on.
-    """
+    """A fingerprint of how messages and tools become turns, as weights have learned them."""
     rendered = turns_of(_SAMPLE, [{"name": "f"}, _CALL], where="the sample")
     return fingerprint([asdict(turn) for turn in rendered])
 
@@ -329,10 +311,8 @@ def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> M
 
 
 def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The function of a tool call, or of a tool's description, and what stands beside it that may
-    be rendered.
-
-    Without a function, all of it and nothing.
+    """The function of a tool call or of a tool's description, and what beside it may be rendered;
+    without a function, all of it and nothing.
     """
     for key in FUNCTION_KEYS:
         if isinstance(call.get(key), Mapping):
@@ -355,10 +335,8 @@ def _call_line(call: Mapping[str, Any]) -> str:
 
 
 def _line(tool: Mapping[str, Any]) -> str:
-    """A tool call, or a tool's description, as a line of JSON: `{"name": …, "arguments": {…}}`.
-
-    What stands beside its function, but for its id, follows as an object of its own: a chat
-    template may show it.
+    """A tool call or a tool's description as a line of JSON: `{"name": …, "arguments": {…}}`, then
+    what stands beside its function, as a chat template may show that.
     """
     function, beside = function_of(tool)
     if isinstance(function.get("arguments"), str):
@@ -370,9 +348,8 @@ def _line(tool: Mapping[str, Any]) -> str:
 
 
 def _arguments(text: str) -> Any:
-    """A call's arguments, decoded: they are JSON inside JSON, where an escape could hide a word.
-
-    Text that is no JSON for Python may be some for the tool's parser: its escapes are decoded too.
+    """A call's arguments, decoded: JSON inside JSON, where an escape could hide a word. Text that
+    is no JSON for Python may be some for the tool's parser: its escapes are decoded too.
     """
     try:
         return json.loads(text, object_pairs_hook=_all_pairs, parse_int=_whole_number)

@@ -44,9 +44,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation with its label for one rule (1 = violates).
-
-    Rows of one `group` never straddle splits.
+    """A conversation with its label for one rule (1 = violates). Rows of one `group` never straddle
+    splits.
     """
 
     id: str
@@ -72,9 +71,7 @@ class Example:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the offline generator wrote it. What an own row says of its source does not
-        count.
-        """
+        """Whether the offline generator wrote it, whatever an own row says of its source."""
         return self.source == GENERATOR and self.meta.get("stratum") != REAL
 
 
@@ -91,8 +88,6 @@ def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
 
 
 def _as_message(item: Any, turn: int, where: object) -> Message:
-    if isinstance(item, Message):
-        return item
     if not isinstance(item, dict) or not isinstance(item.get("content"), str):
         raise GuardError(
             f"turn {turn} must be {{role, content}} with a text content",
@@ -109,10 +104,7 @@ def _as_message(item: Any, turn: int, where: object) -> Message:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples of a JSON-lines file that this project wrote.
-
-    Raises GuardError naming the line that is wrong.
-    """
+    """The examples of a JSON-lines file that this project wrote."""
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy="Run `make data` first")
     examples = []
@@ -142,9 +134,7 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
 
 
 def as_line(example: Example) -> bytes:
-    """The example as it stands in the file.
-
-    Raises ValueError, TypeError or RecursionError where it cannot: half of a surrogate pair in
-    `meta`, a value that JSON has not, too deep a nesting.
+    """The example as it stands in the file. Raises ValueError, TypeError or RecursionError for what
+    JSON in UTF-8 cannot hold.
     """
     return (json.dumps(asdict(example), ensure_ascii=False) + "\n").encode()

@@ -1,6 +1,5 @@
 """Which keys of a conversation's objects carry no text that is judged, and which values they have.
-Another key or value is read, or keeps the conversation from being allowed. Knows nothing of how it
-is read.
+Another key or value is read, or keeps the conversation from being allowed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""What the labels of a data set follow from besides its rows, so that a changed rule is noticed.
-
-The generator labels a row by whom the rule judges, by which turns count and by whether it is about
-commands, a plain `text` is said by whom the rule judges, and what is put around a long turn follows
-from whether the rule depends on
-context. Knows nothing of models.
+"""What the labels of a data set follow from besides its rows, so that a changed rule is noticed:
+whom it judges, which turns count, whether it is about commands or depends on context.
 """
 
 from __future__ import annotations
@@ -30,9 +26,8 @@ def labelling(rule: Rule) -> dict[str, Any]:
 
 
 def check_labelling(data: Path, rule: Rule) -> None:
-    """Raise GuardError if the rows in the folder `data` were made for other fields of the rule.
-
-    A folder without a manifest, as a study's, is taken as it is.
+    """Raise GuardError if the rows in the folder `data` were made for other fields of the rule. A
+    folder without a manifest, as a study's, is taken as it is.
     """
     manifest = data / "manifest.json"
     if not manifest.is_file():

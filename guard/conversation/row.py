@@ -3,7 +3,7 @@
 A row has `messages` as OpenAI has them, with or without `tools` and the `response` to them, or
 `prompt` and `response`, or `text`; each of them with or without `system`. One of the others that
 stands beside them, or of the names that other formats have for them, must say again what one of the
-turns says. One of the turns must say something. Knows nothing of labels and of files.
+turns says. One of the turns must say something.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ _TEMPLATE = re.compile(
 
 
 def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple[Message, ...]:
-    """The turns of a row; a `text` is said by `text_role`. What is null is not there.
-
-    Raises GuardError if the row has no conversation, one in which nothing is said, or one that
-    cannot be read whole.
-    """
+    """The turns of a row; a `text` is said by `text_role`. What is null is not there."""
     present = {name: value for name, value in fields.items() if value is not None}
     beside: tuple[str, ...]
     if "messages" in present:
@@ -91,10 +87,7 @@ def _no_conversation(fields: Mapping[str, Any]) -> GuardError:
 
 
 def json_cell(value: Any, name: str) -> Any:
-    """The value of a cell that holds JSON as text, as tables have it; another value as it is.
-
-    Raises GuardError for text that is no JSON, or has a key twice.
-    """
+    """The value of a cell that holds JSON as text, as tables have it; another value as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -128,10 +121,7 @@ def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Mess
 
 
 def _describes_tools(tools: Any) -> bool:
-    """Whether a cell says more of tools than their names.
-
-    Raises GuardError for JSON that has a key twice or is nested too deeply.
-    """
+    """Whether a cell says more of tools than their names."""
     try:
         described = json_cell(tools, "tools")
     except GuardError as error:
@@ -144,15 +134,12 @@ def _describes_tools(tools: Any) -> bool:
 
 
 def _is_said(text: str, turns: Sequence[Message]) -> bool:
-    """Whether the words of a text stand so in one of the turns, or there are none."""
     words = _words(text)
     return words == "  " or any(words in _words(turn.content) for turn in turns)
 
 
 def _renders(text: str, turns: Sequence[Message]) -> bool:
-    """Whether a text is the turns one after another, with nothing but a chat template around
-    them.
-    """
+    """Whether a text is the turns in order with nothing but a chat template around them."""
     words, around = _words(text), ""
     for turn in turns:
         if not turn.content.strip():
@@ -165,7 +152,6 @@ def _renders(text: str, turns: Sequence[Message]) -> bool:
 
 
 def _are_said(messages: list[Any], turns: Sequence[Message]) -> bool:
-    """Whether a list is of messages that are all among the turns."""
     try:
         return all(turn in turns for turn in turns_of(messages, where="messages"))
     except GuardError:
@@ -222,10 +208,7 @@ def _after_system(turns: tuple[Message, ...], present: Mapping[str, Any]) -> tup
 
 
 def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
-    """The turns and the response that a log has beside them, unless they end with it already.
-
-    Raises GuardError for one that cannot be read, and where they end with another reply.
-    """
+    """The turns and the response that a log has beside them, unless they end with it already."""
     answers = _answers_in(response)
     if not answers:
         return turns
@@ -246,8 +229,6 @@ def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, 
 def _answers_in(response: Any) -> list[dict[str, Any]]:
     """The messages in a response: of a text, of a message, or of a chat completion; none in an
     empty one.
-
-    Raises GuardError for anything else.
     """
     if isinstance(response, str):
         response = _reply_in(response)
@@ -287,10 +268,8 @@ def _refuse_beside_the_messages(
 
 
 def _reply_in(text: str) -> Any:
-    """The message or chat completion that a cell of a table holds as JSON; a reply's text, which
-    may be JSON too, as it is.
-
-    Raises GuardError for one that has a key twice.
+    """The message or chat completion that a table's cell holds as JSON; else the text, which may be
+    JSON too.
     """
     try:
         value = json.loads(text)

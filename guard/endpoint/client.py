@@ -1,6 +1,7 @@
 """Any OpenAI-compatible chat endpoint: one question, tried again until there is an answer.
 
-Knows nothing of what is asked.
+The package openai would ask an endpoint that is too slow again and again: here it is asked
+MAX_TIMEOUTS times, since it may charge for each. An answer that is no completion is tried again.
 """
 
 from __future__ import annotations
@@ -88,11 +89,9 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """The address of chat completions."""
         return f"{self.base_url.rstrip('/')}/chat/completions"
 
     def body(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """The request that asks `messages`."""
         return {"model": self.model, "messages": list(messages), **self.options}
 
     def cost_usd(self, prompt_tokens: int, completion_tokens: int) -> float | None:
@@ -102,7 +101,6 @@ class Endpoint:
         return (prompt_tokens * self.price_in + completion_tokens * self.price_out) / 1e6
 
     def client(self) -> httpx.AsyncClient:
-        """The connections that questions go through."""
         headers = {}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
@@ -127,12 +125,23 @@ class Endpoint:
                 return outcome
             failures.append(outcome)
             if sum(failure.is_timeout for failure in failures) == MAX_TIMEOUTS:
-                raise self._too_slow(about)
-        raise self._keeps_failing(about, failures[-1])
+                raise self._error(
+                    f"gave no answer about {about} in {self.timeout_s:g} s, {MAX_TIMEOUTS} times",
+                    f"Raise {self.role.upper()}_TIMEOUT_S; all answers so far are kept, run the "
+                    "same command again to go on",
+                )
+        raise self._error(
+            f"failed {ATTEMPTS} times on {about}",
+            "All answers so far are kept; run the same command again to go on, or lower "
+            f"{self.role.upper()}_CONCURRENCY",
+            failures[-1].problem,
+        )
 
     def shown(self, text: str) -> str:
-        """One line of `text`, shortened, without the key in any notation."""
-        for notation in _notations(self.api_key):
+        """One line of `text`, shortened, without the key in any notation, the longest first."""
+        key = self.api_key
+        notations = {key, repr(key)[1:-1], json.dumps(key)[1:-1], key.strip()} - {""}
+        for notation in sorted(notations, key=len, reverse=True):
             text = text.replace(notation, "[key]")
         return " ".join(text.split())[:SHOWN]
 
@@ -175,31 +184,17 @@ class Endpoint:
 
     def _cannot_ask(self, about: str, message: str) -> GuardError:
         name = self.role.upper()
-        return GuardError(
-            f"the {self.role}'s endpoint cannot be asked about {about}",
-            where=self.url,
-            got=self.shown(message),
-            remedy=f"Check {name}_BASE_URL, {name}_MODEL, {name}_API_KEY and the account's credit; "
-            "all answers so far are kept",
+        return self._error(
+            f"cannot be asked about {about}",
+            f"Check {name}_BASE_URL, {name}_MODEL, {name}_API_KEY and the account's credit; all "
+            "answers so far are kept",
+            message,
         )
 
-    def _too_slow(self, about: str) -> GuardError:
-        return GuardError(
-            f"the {self.role}'s endpoint gave no answer about {about} in {self.timeout_s:g} s, "
-            f"{MAX_TIMEOUTS} times",
-            where=self.url,
-            remedy=f"Raise {self.role.upper()}_TIMEOUT_S; all answers so far are kept, run the "
-            "same command again to go on",
-        )
-
-    def _keeps_failing(self, about: str, last: FailedAttempt) -> GuardError:
-        return GuardError(
-            f"the {self.role}'s endpoint failed {ATTEMPTS} times on {about}",
-            where=self.url,
-            got=self.shown(last.problem),
-            remedy="All answers so far are kept; run the same command again to go on, "
-            f"or lower {self.role.upper()}_CONCURRENCY",
-        )
+    def _error(self, problem: str, remedy: str, message: str = "") -> GuardError:
+        problem = f"the {self.role}'s endpoint {problem}"
+        got = self.shown(message) or None
+        return GuardError(problem, where=self.url, got=got, remedy=remedy)
 
 
 def read_completion(completion: Any, latency_ms: float) -> Completion:
@@ -227,18 +222,9 @@ def read_completion(completion: Any, latency_ms: float) -> Completion:
 
 def _count(usage: Any, name: str) -> int | None:
     """A token count; None where there is none or it is not one."""
-    if not isinstance(usage, dict):
+    if not isinstance(usage, dict) or type(usage.get(name)) is not int or usage[name] < 0:
         return None
-    value = usage.get(name)
-    if type(value) is int and value >= 0:
-        return value
-    return None
-
-
-def _notations(key: str) -> list[str]:
-    """The ways in which a message may spell the key, the longest first."""
-    notations = {key, repr(key)[1:-1], json.dumps(key)[1:-1], key.strip()}
-    return sorted(notations - {""}, key=len, reverse=True)
+    return int(usage[name])
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

@@ -1,6 +1,5 @@
-"""The endpoint that the environment describes. Knows nothing of what it is asked.
+"""The endpoint that the environment describes: the key must not be in a file or on a command line.
 
-Settings come from the environment, because the key must not be in a file or on a command line.
 For the role JUDGE:
 
     JUDGE_BASE_URL     for example https://api.openai.com/v1
@@ -17,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from guard.errors import GuardError
@@ -28,8 +26,7 @@ def endpoint_settings(
 ) -> dict[str, Any] | None:
     """The arguments of an Endpoint from the variables that begin with `role` in capitals.
 
-    None without any. Raises GuardError on half a description, whose remedy says what happens
-    `otherwise`, or on a bad value.
+    None without any. `otherwise` says in an error what happens without.
     """
     prefix = role.upper()
     base_url = environment.get(f"{prefix}_BASE_URL", "").rstrip("/")
@@ -44,9 +41,14 @@ def endpoint_settings(
             )
     _check_address(base_url, prefix)
     settings: dict[str, Any] = {"base_url": base_url, "model": model, "role": role}
-    for option in OPTIONAL:
-        if text := environment.get(f"{prefix}_{option.variable}", ""):
-            settings[option.argument] = option.value(text, prefix)
+    for variable, (convert, remedy) in OPTIONAL.items():
+        text = environment.get(f"{prefix}_{variable}", "")
+        try:
+            if text:
+                settings[variable.lower()] = convert(text)
+        except ValueError as error:
+            problem = f"{prefix}_{variable} has a bad value: {error}"
+            raise GuardError(problem, got=text, remedy=remedy) from error
     key_name = f"{prefix}_API_KEY"
     return settings | {"api_key": _api_key(environment.get(key_name, ""), key_name)}
 
@@ -66,10 +68,7 @@ def _check_address(base_url: str, prefix: str) -> None:
 
 
 def _api_key(text: str, name: str) -> str:
-    """The key without the line end that a file or a secret store adds.
-
-    Raises GuardError, which does not show the key, where no header can carry it.
-    """
+    """The key without the line end that a file adds; one that no header can carry is not shown."""
     key = text.strip()
     if not (key.isascii() and key.isprintable()):
         raise GuardError(
@@ -112,36 +111,12 @@ def price(text: str) -> float:
     return value
 
 
-@dataclass(frozen=True)
-class _Option:
-    """A variable that may be left out, and the Endpoint's argument that it sets."""
-
-    variable: str  # without the role
-    argument: str
-    convert: Callable[[str], Any]
-    remedy: str
-
-    def value(self, text: str, prefix: str) -> Any:
-        """The argument's value. Raises GuardError on a bad one."""
-        try:
-            return self.convert(text)
-        except ValueError as error:
-            raise GuardError(
-                f"{prefix}_{self.variable} has a bad value: {error}", got=text, remedy=self.remedy
-            ) from error
-
-
-OPTIONAL = (
-    _Option(
-        "OPTIONS", "options", _json_object, 'For example {"temperature": 0, "max_tokens": 512}'
-    ),
-    _Option(
-        "CONCURRENCY",
-        "concurrency",
-        _requests,
-        "A whole number of requests in flight, for example 8",
-    ),
-    _Option("TIMEOUT_S", "timeout_s", _seconds, "Seconds, for example 60"),
-    _Option("PRICE_IN", "price_in", price, "USD per million tokens, for example 0.4"),
-    _Option("PRICE_OUT", "price_out", price, "USD per million tokens, for example 1.6"),
-)
+# The variables that may be left out, without the role: how each is read, and a remedy.
+# The Endpoint's arguments are called after them.
+OPTIONAL: dict[str, tuple[Callable[[str], Any], str]] = {
+    "OPTIONS": (_json_object, 'For example {"temperature": 0, "max_tokens": 512}'),
+    "CONCURRENCY": (_requests, "A whole number of requests in flight, for example 8"),
+    "TIMEOUT_S": (_seconds, "Seconds, for example 60"),
+    "PRICE_IN": (price, "USD per million tokens, for example 0.4"),
+    "PRICE_OUT": (price, "USD per million tokens, for example 1.6"),
+}

@@ -1,4 +1,4 @@
-"""The file that keeps answers as they come. Knows nothing of who answers or what is asked."""
+"""The file that keeps answers as they come."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ class KeptRow(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def key(self) -> str: ...  # noqa: D102
+    def key(self) -> str: ...
 
 
 RowT = TypeVar("RowT", bound=KeptRow)
 
 
 class AnswerFile(Generic[RowT]):
-    """Rows by key in an append-only JSON-lines file.
-
-    So nothing is computed or paid for twice, even after a kill. The key is a hash of everything
-    that the answer depends on; a row that no longer matches is never looked up and does no harm.
+    """Rows by key in an append-only JSON-lines file: nothing is computed or paid for twice, even
+    after a kill. The key is a hash of everything that the answer depends on; a row that no longer
+    matches is never looked up.
     """
 
     def __init__(self, path: Path, row_type: type[RowT]) -> None:
@@ -42,7 +41,6 @@ class AnswerFile(Generic[RowT]):
             self._read(self._row_type)
 
     def get(self, key: str) -> RowT | None:
-        """The row kept under `key`, if there is one."""
         return self._rows.get(key)
 
     def rows(self) -> list[RowT]:
@@ -50,10 +48,8 @@ class AnswerFile(Generic[RowT]):
         return list(self._rows.values())
 
     def add(self, rows: list[RowT]) -> None:
-        """Keep `rows` for good.
-
-        They are handed to the system before this returns, so that a kill of the process cannot
-        lose them.
+        """Keep `rows` for good: they are with the system before this returns, so no kill can lose
+        them.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._is_whole:
@@ -68,8 +64,6 @@ class AnswerFile(Generic[RowT]):
     def held(self) -> Iterator[None]:
         """While answers are paid for: no other command asks for the same ones. What another has got
         until now is read first.
-
-        Raises GuardError if one is asking.
         """
         with locked(self.path, "another command is asking, and paying, for these answers"):
             self._drop_torn_end()
@@ -77,7 +71,6 @@ class AnswerFile(Generic[RowT]):
             yield
 
     def forget(self) -> None:
-        """Drop every row."""
         self.path.unlink(missing_ok=True)
         self._rows.clear()
 
@@ -94,10 +87,7 @@ class AnswerFile(Generic[RowT]):
             self._rows[row.key] = row
 
     def _drop_torn_end(self) -> None:
-        """Cut off the half line that a kill in the middle of a write leaves.
-
-        The next row must not be glued to it.
-        """
+        """Cut off the half line that a kill leaves: the next row must not be glued to it."""
         self._is_whole = True
         content = self.path.read_bytes() if self.path.is_file() else b""
         end_of_rows = content.rfind(b"\n") + 1

@@ -1,4 +1,4 @@
-"""A small JSON file, whatever is in it. Knows nothing of what the file means."""
+"""A small JSON file, whatever is in it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ MAX_BYTES = 2**20  # a card or an adapter's configuration has a few thousand
 
 
 def load_json(path: Path, *, remedy: str) -> Any:
-    """The value in the file.
-
-    Raises GuardError if it cannot be read, is no JSON in UTF-8 as `strict_json.py` reads it, has
-    more than MAX_BYTES, or is nested so deep that it cannot be parsed.
-    """
+    """The value in the file."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)

@@ -1,6 +1,5 @@
 """The one reader of JSON that others wrote: no key stands twice in an object, since readers differ
-in which one counts, so that what is read here could differ from what is read elsewhere. Knows
-nothing of what a text means.
+in which one counts.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ class _Repeated(Exception):
 def read_json(content: str | bytes) -> Any:
     """The value of a JSON text; of bytes in UTF-8, UTF-16 or UTF-32.
 
-    Raises JSONDecodeError for another one, for a key that stands twice in an object and for a
-    number of thousands of digits, UnicodeDecodeError for bytes that are no Unicode, and
-    RecursionError for what is nested too deeply.
+    Raises JSONDecodeError, also for a key that stands twice in an object and for a number of
+    thousands of digits, UnicodeDecodeError, and RecursionError for what is nested too deeply.
     """
     text = content if isinstance(content, str) else decoded(content)
     try:
@@ -46,7 +44,6 @@ def read_json(content: str | bytes) -> Any:
 
 
 def decoded(content: bytes) -> str:
-    """The text of JSON's bytes. Raises UnicodeDecodeError."""
     return content.decode(json.detect_encoding(content), "surrogatepass")
 
 
@@ -62,7 +59,6 @@ def in_words(error: ValueError | RecursionError) -> str:
 
 
 def place(text: str, position: int) -> str:
-    """The line and the column of a position, both from 1."""
     line = text.count("\n", 0, position) + 1
     column = position - text.rfind("\n", 0, position)
     return f"line {line}, column {column}"

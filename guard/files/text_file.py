@@ -1,7 +1,4 @@
-"""A file of text in UTF-8; where it is another file than its name says, what it is.
-
-Knows nothing of what the text says.
-"""
+"""A file of text in UTF-8; where it is another file than its name says, what it is."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ SAVE = "Save it as text in UTF-8"
 
 
 def read_text(path: Path) -> str:
-    """The file's text, without a byte order mark; unpacked where its name ends in .gz.
-
-    Raises GuardError where it cannot be read, or is something else than its name says.
-    """
+    """The file's text, without a byte order mark; unpacked where its name ends in .gz."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -53,9 +47,7 @@ def read_text(path: Path) -> str:
 
 
 def unlike_its_name(name: str, head: bytes) -> str:
-    """What is wrong where the name of a file with these first bytes does not say whether it is
-    packed; empty if nothing is.
-    """
+    """What is wrong where a file's name does not say whether it is packed; empty if nothing is."""
     if head.startswith(GZIP) and not name.endswith(".gz"):
         return "a gzip file, though its name does not end in .gz"
     if head and not head.startswith(GZIP) and name.endswith(".gz"):

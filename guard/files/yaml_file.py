@@ -1,4 +1,4 @@
-"""Strict YAML to a frozen pydantic model. Knows nothing of what the model means.
+"""Strict YAML to a frozen pydantic model.
 
 PyYAML follows YAML 1.1, where `2e-4` is a string, `no` is false, `010` is 8, `1:30` is 90 and a
 date is no text. These are common in recipes and rules, so the loader reads scalars the YAML 1.2
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from guard.errors import GuardError, choose_from, did_you_mean
 from guard.files.text_file import read_text
-from guard.home import yaml_files
+from guard.home import own_or_shipped, yaml_files
 from guard.wrong_values import WrongValue, wrong_values
 
 CORRECT_KEYS = "Correct these keys, after the model of another file of its kind"
@@ -72,10 +72,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load(path: Path, model: type[Model]) -> Model:
-    """Read `path` as one `model`.
-
-    Raises GuardError that names, for every problem, the file, the key, its value and the nearest
-    valid name.
+    """Read `path` as one `model`. An error names, for every problem, the file, the key, its value
+    and the nearest valid name.
     """
     if not path.is_file():
         names = [neighbour.stem for neighbour in yaml_files(path.parent)]
@@ -91,8 +89,22 @@ def load(path: Path, model: type[Model]) -> Model:
     return validate(content, model, where=path)
 
 
+def load_named(name: str, folder: Path, model: type[Model], key: str) -> Model:
+    """The model in `<name>.yaml` of a folder of the home or the checkout. Its `key` says so too."""
+    path = own_or_shipped(folder / f"{name}.yaml")
+    value = load(path, model)
+    stated = getattr(value, key)
+    if stated != name:
+        raise GuardError(
+            f"{key} differs from the file's name",
+            where=path,
+            got=stated,
+            remedy=f"Write `{key}: {name}` or rename the file",
+        )
+    return value
+
+
 def _read(path: Path) -> Any:
-    """The file's values. Raises GuardError where it is not YAML."""
     try:
         return yaml.load(read_text(path), Loader=_Yaml12Loader)
     except yaml.YAMLError as error:
@@ -160,7 +172,6 @@ def _unknown_key(key: str, location: tuple[Any, ...], model: type[BaseModel]) ->
 
 
 def _names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """The field names valid at `location` inside `model`."""
     for part in location:
         field = model.model_fields.get(str(part))
         if field is None:

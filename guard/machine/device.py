@@ -1,5 +1,5 @@
-"""Which kind of device this environment computes on, and what it is fast at. Knows nothing of torch
-or vLLM, and imports neither. What it was told is kept: every result that is looked up asks again.
+"""Which kind of device this environment computes on, and what it is fast at, without an import of
+torch. Every result that is looked up asks again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ CPU_INFO = Path("/proc/cpuinfo")
 BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the instructions
 
 
+def usable_cores() -> set[int]:
+    """The numbers of the cores that this process may use: all where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 @functools.cache
 def installed_device() -> Device:
-    """The device that the installed torch was built for, as `make setup DEVICE=…` has chosen it;
-    the CPU where none is installed.
-    """
+    """The device that the installed torch was built for; the CPU where none is installed."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -31,9 +36,8 @@ def installed_device() -> Device:
 
 
 def missing_for_compiling() -> str | None:
-    """What torch's compiler lacks on this machine to compile a model for the CPU; None if nothing.
-
-    It calls a C++ compiler, CXX or g++, on code that includes Python.h.
+    """What torch's compiler, which calls a C++ compiler on code that includes Python.h, lacks on
+    this machine; None if nothing.
     """
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -44,24 +48,19 @@ def missing_for_compiling() -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for products of bfloat16: AMX, or AVX-512 BF16.
-
-    False where the system does not tell.
+    """Whether the CPU has instructions for products of bfloat16; False where the system does not
+    tell.
     """
-    return not BFLOAT16_FLAGS.isdisjoint(_cpu_info("flags").split())
+    return not BFLOAT16_FLAGS.isdisjoint(cpu_info("flags").split())
 
 
 def is_slow_in_mkl() -> bool:
-    """Whether MKL, with which PyTorch multiplies float32, takes a slow path on this CPU: on one of
-    AMD's.
-
-    False where the system does not tell.
-    """
-    return _cpu_info("vendor_id") == "AuthenticAMD"
+    """Whether MKL multiplies float32 for PyTorch on a slow path here, as on AMD's CPUs."""
+    return cpu_info("vendor_id") == "AuthenticAMD"
 
 
 @functools.cache
-def _cpu_info(key: str) -> str:
+def cpu_info(key: str) -> str:
     """The value that the system gives for `key` of its first core; empty where there is none."""
     try:
         lines = CPU_INFO.read_text(encoding="utf-8").splitlines()

@@ -1,23 +1,23 @@
 """What a published number must carry: the commit, the hardware, the versions.
 
-Knows nothing of the numbers themselves. Reads the installed packages' metadata and never imports
-them, so it costs milliseconds and needs no GPU driver.
+Reads the installed packages' metadata and never imports them, so it costs milliseconds and needs no
+GPU driver.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+import psutil
+
 from guard.home import ROOT
-from guard.machine.cores import usable_cores
+from guard.machine.device import cpu_info, usable_cores
 
 PACKAGES: dict[str, tuple[str, ...]] = {  # name in reports -> distributions that provide it
     "torch": ("torch",),
@@ -38,7 +38,6 @@ class Provenance(TypedDict):
 
 
 def provenance() -> Provenance:
-    """The commit, hardware and versions of this process, ready to be merged into a report."""
     return {"commit": commit(ROOT), "hardware": hardware(), "versions": versions()}
 
 
@@ -56,7 +55,7 @@ def hardware() -> str:
     """The hardware in words, such as `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
     cores = len(usable_cores())
     parts = (
-        _processor(),
+        cpu_info("model name") or platform.processor() or platform.machine(),
         "1 core" if cores == 1 else f"{cores} cores",
         f"{host_memory_gib():.0f} GiB memory",
         " + ".join(gpus()) or "no GPU",
@@ -66,31 +65,28 @@ def hardware() -> str:
 
 def gpus() -> list[str]:
     """Name and memory of each GPU of this machine."""
-    return _output(
-        "nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"
-    ).splitlines()
+    return _asked_of_gpus("name,memory.total")
 
 
 def gpu_memory_gib() -> float:
     """Memory of this machine's first GPU, 0 where there is none."""
-    memory = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    return float(memory.split()[0]) / 2**10 if memory else 0.0
+    for memory in _asked_of_gpus("memory.total", ",nounits"):
+        return float(memory) / 2**10
+    return 0.0
 
 
 def gpu_driver() -> str:
     """The version of NVIDIA's driver, such as 580.82.07; empty where there is none."""
-    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return versions.partition("\n")[0].strip()
+    return "".join(_asked_of_gpus("driver_version")[:1]).strip()
 
 
 def host_memory_gib() -> float:
-    """This machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return psutil.virtual_memory().total / 2**30
 
 
 def peak_memory_mib(process: int | Literal["self"] = "self") -> float:
-    """The most host memory that a process, this one by default, has had so far, resident; 0 for one
-    that has ended and is not waited for yet. Raises OSError for one that is not there.
+    """The most host memory that a process has had so far, resident; 0 for one that has ended and is
+    not waited for yet. Raises OSError for one that is not there.
 
     It is not getrusage's ru_maxrss, which a process inherits from the one that started it.
     """
@@ -106,31 +102,22 @@ def versions() -> dict[str, str]:
     """
     installed = {"python": platform.python_version()}
     for name, distributions in PACKAGES.items():
-        version = _version(name, distributions)
-        if version is not None:
+        for distribution in distributions:
+            try:
+                version = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                continue
             installed[name] = version
+            if distribution != name:
+                installed[name] += f" ({distribution})"
+            break
     return installed
 
 
-def _version(name: str, distributions: Sequence[str]) -> str | None:
-    """The version of the first of `distributions` that is installed."""
-    for distribution in distributions:
-        try:
-            version = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return version if distribution == name else f"{version} ({distribution})"
-    return None
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            key, _, name = line.partition(":")
-            if key.startswith("model name") and name.strip():
-                return name.strip()
-    return platform.processor() or platform.machine()
+def _asked_of_gpus(query: str, form: str = "") -> list[str]:
+    """What the driver says of each GPU."""
+    command = ("nvidia-smi", f"--query-gpu={query}", f"--format=csv,noheader{form}")
+    return _output(*command).splitlines()
 
 
 def _output(*command: str) -> str:

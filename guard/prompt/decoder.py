@@ -18,6 +18,7 @@ message cannot pretend to be another speaker's. Hidden and look-alike characters
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,20 +64,14 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Builds prompts for one tokenizer.
-
-    `answer_prefix` stands between the assistant's header and the verdict (Qwen3: an empty think
-    block); it is scaffold and may hold control tokens. A prompt longer than `max_tokens` is
-    refused, never cut.
+    """Builds prompts for one tokenizer. `answer_prefix` stands between the assistant's header and
+    the verdict (Qwen3: an empty think block); it is scaffold and may hold control tokens.
     """
 
     verdict_tokens = 1  # generated after the prompt
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, answer_prefix: str = "", max_tokens: int | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, answer_prefix: str = "") -> None:
         self._set_tokenizer(tokenizer)
-        self.max_tokens = max_tokens
         self.yes_id = self._single(YES)
         self.no_id = self._single(NO)
         self._newline = self._text_ids("\n")
@@ -91,23 +86,14 @@ class PromptBuilder:
 
     @classmethod
     def from_base(
-        cls,
-        base: str,
-        *,
-        revision: str | None = None,
-        answer_prefix: str = "",
-        max_tokens: int | None = None,
+        cls, base: str, *, revision: str | None = None, answer_prefix: str = ""
     ) -> PromptBuilder:
         """The builder for the tokenizer of a checkpoint folder or a hub id."""
-        tokenizer = cls._tokenizer_of(base, revision)
-        return cls(tokenizer, answer_prefix=answer_prefix, max_tokens=max_tokens)
+        return cls(load_tokenizer(base, revision), answer_prefix=answer_prefix)
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
-        """The builder for the recipe's base, as adapters are trained and served on it.
-
-        Raises GuardError where it has no tokenizer, or is an encoder.
-        """
+        """The builder for the recipe's base, as adapters are trained and served on it."""
         if recipe.kind != "decoder":
             raise GuardError(
                 "this works only on a decoder",
@@ -121,39 +107,22 @@ class PromptBuilder:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over how text and messages are read, and over what the builder makes of a fixed
-        conversation and rule. Weights answer exactly this rendering.
+        """SHA-256 over how text and messages are read, and over the prompt of a fixed conversation
+        and rule. Weights answer exactly this rendering.
         """
         return fingerprint(reading_hash(), rendering_hash(), self._sample())
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
-        """The prompt whose next token is the verdict.
-
-        Raises GuardError if it is longer than `max_tokens`.
-        """
+        """The prompt whose next token is the verdict."""
         prefix = self.prefix_ids(messages)
-        suffix = self.suffix_ids(rule_text)
-        total = len(prefix) + len(suffix) + 1  # with the verdict
-        if self.max_tokens is not None and total > self.max_tokens:
-            raise GuardError(
-                "the prompt does not fit the context and is never cut",
-                got=f"{total} tokens",
-                remedy="Shorten the conversation or use a base with more than "
-                f"{self.max_tokens} tokens of context",
-            )
-        return Prompt((*prefix, *suffix), len(prefix))
+        return Prompt((*prefix, *self.suffix_ids(rule_text)), len(prefix))
 
     def prefix_ids(self, messages: Sequence[Message]) -> list[int]:
         """The instruction and the conversation: base weights alone, shared by every rule."""
-        ids: list[int] = []
-        for piece in self.prefix_pieces(messages):
-            ids += piece
-        return ids
+        return list(itertools.chain.from_iterable(self.prefix_pieces(messages)))
 
     def prefix_pieces(self, messages: Iterable[Message]) -> Iterator[list[int]]:
-        """What `prefix_ids` consists of, piece by piece and tokenised as it is taken: whoever
-        counts can stop.
-        """
+        """What `prefix_ids` consists of, tokenised as it is taken: whoever counts can stop."""
         yield self._conversation_head
         for message in messages:
             yield self.turn_ids(message)
@@ -171,15 +140,13 @@ class PromptBuilder:
         return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
 
     def invocation(self, rule_text: str) -> tuple[int, ...]:
-        """The header that `suffix_ids` begins with.
-
-        Its last occurrence in a prompt is where the adapter becomes active.
+        """The header that `suffix_ids` begins with. The adapter is active from its last occurrence
+        on.
         """
         role = "user" if rule_text.split() else "assistant"
         return tuple(self._header(role))
 
     def _sample(self) -> list[Any]:
-        """The token ids of a fixed prompt and of the verdicts."""
         return [
             self.prefix_ids(SAMPLE),
             self.suffix_ids(SAMPLE[0].content),
@@ -187,10 +154,6 @@ class PromptBuilder:
             self.yes_id,
             self.no_id,
         ]
-
-    @staticmethod
-    def _tokenizer_of(base: str, revision: str | None) -> Tokenizer:
-        return _load_tokenizer(base, revision or "main")
 
     def _set_tokenizer(self, tokenizer: Tokenizer) -> None:
         self._scaffold = _untruncated(tokenizer)
@@ -254,13 +217,13 @@ def labelled(message: Message) -> str:
     return f"{ROLE_LABELS[message.role]} " + "\n| ".join(lines)
 
 
-def _load_tokenizer(base: str, revision: str) -> Tokenizer:
+def load_tokenizer(base: str, revision: str | None) -> Tokenizer:
     """The tokenizer of a checkpoint folder, or of a hub id at `revision`."""
     file = Path(base) / "tokenizer.json"
     try:
         if file.is_file():
             return Tokenizer.from_file(str(file))
-        return Tokenizer.from_pretrained(base, revision=revision)
+        return Tokenizer.from_pretrained(base, revision=revision or "main")
     except Exception as error:  # tokenizers raises nothing narrower on a malformed file
         raise GuardError(
             f"no tokenizer could be loaded: {error}",
@@ -278,10 +241,8 @@ def _untruncated(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _rename_pieces(vocabulary: list[list[Any]], token_ids: Iterable[int]) -> None:
-    """Give tokens of a Unigram model's vocabulary names that no text has.
-
-    SentencePiece's models (XLM-RoBERTa) have their control tokens as pieces too, with the highest
-    score. A text with NUL is not read as one (`text.visible`).
+    """Give tokens of a Unigram model's vocabulary names that no text has: SentencePiece's control
+    tokens are pieces too. A text with NUL is not read as one (`text.visible`).
     """
     for token_id in token_ids:
         if token_id < len(vocabulary):

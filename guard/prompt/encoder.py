@@ -1,12 +1,10 @@
-"""What an encoder reads of a conversation, in training, evaluation and serving alike. Knows nothing
-of models, only of a tokenizer.
+"""What an encoder reads of a conversation, in training, evaluation and serving alike.
 
     User: … [SEP] Assistant: … [SEP] …       one labelled turn after another, without any rule
 
 A rule's head reads the mean state of each of the judged speaker's turns, or of each part of a long
-turn. The states depend on the whole window. The highest logit of a span is the conversation's: one
-violation anywhere is a violation, and a sentence is not lost in the mean of a long turn.
-`windows.py` cuts windows and spans.
+turn. The highest logit of a span is the conversation's: one violation anywhere is a violation, and
+a sentence is not lost in the mean of a long turn.
 
 RoBERTa's [CLS] and [SEP] are called <s> and </s>. Text is tokenised as the decoder's is
 (`decoder.py`): it can hold neither, so no text can end its own turn. The label that a turn begins
@@ -24,7 +22,7 @@ from tokenizers import Tokenizer
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder
+from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder, load_tokenizer
 from guard.prompt.windows import (
     OVERLAP,
     SILENT,
@@ -48,32 +46,27 @@ class EncoderPromptBuilder(PromptBuilder):
 
     A prompt's `token_ids` are the turns, each with the separator that ends it. `windows` cuts them
     into what the encoder reads, `spans` a window into what a head reads. There are no verdict
-    tokens: `yes_id` and `no_id` are not set.
+    tokens.
     """
 
     verdict_tokens = 0
 
     def __init__(self, tokenizer: Tokenizer, window_tokens: int) -> None:
         self._set_tokenizer(tokenizer)
-        self.max_tokens = None
         self.window_tokens = window_tokens
-        self.start_id, self.separator_id = self._start_and_separator()
+        of_base = [names for names in CONTROLS if self._scaffold.token_to_id(names[0]) is not None]
+        start, separator = (of_base or CONTROLS)[0]
+        self.start_id, self.separator_id = self._control(start), self._control(separator)
 
     @classmethod
     def of(cls, recipe: Recipe) -> EncoderPromptBuilder:
-        """The builder for the recipe's base.
-
-        Raises GuardError where it has no tokenizer, or one without the control tokens.
-        """
+        """The builder for the recipe's base."""
         assert recipe.window_tokens is not None  # a recipe of an encoder has it
-        tokenizer = cls._tokenizer_of(recipe.base_path, recipe.commit)
+        tokenizer = load_tokenizer(recipe.base_path, recipe.commit)
         return cls(tokenizer, recipe.window_tokens)
 
     def _sample(self) -> list[Any]:
-        """A fixed conversation's token ids, its windows, their spans, and which count.
-
-        Raises GuardError where the tokenizer writes two speakers' labels alike.
-        """
+        """A fixed conversation's token ids, its windows, their spans, and which count."""
         ids = self.prefix_ids(SAMPLE * 3)
         windows = cut_windows(
             ids, (self.start_id,), self.separator_id, limit=32, speaker_of=self._speaker
@@ -87,12 +80,10 @@ class EncoderPromptBuilder(PromptBuilder):
         return [ids, windows_and_spans, constants, speakers, SILENT]
 
     def prefix_pieces(self, messages: Iterable[Message]) -> Iterator[list[int]]:
-        """The turns, each ended by the separator."""
         for message in messages:
             yield [*self.turn_ids(message), self.separator_id]
 
     def turn_ids(self, message: Message) -> list[int]:
-        """One message as one labelled turn, without the separator that ends it."""
         return self._labelled(message)
 
     def suffix_ids(self, rule_text: str) -> list[int]:
@@ -104,8 +95,8 @@ class EncoderPromptBuilder(PromptBuilder):
         return ()
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
-        """The windows that the encoder reads of a prompt's `token_ids` for a rule that reads
-        `reads`: one or several, each with at least one turn that counts: its `turns` are those.
+        """The windows that the encoder reads for a rule that reads `reads`, each with the turns
+        that count, of which it has at least one.
         """
         windows = cut_windows(
             token_ids, (self.start_id,), self.separator_id, self.window_tokens, self._speaker
@@ -128,14 +119,6 @@ class EncoderPromptBuilder(PromptBuilder):
         """The spans whose mean states a head reads: the window's turns, a long one in parts."""
         return cut_spans(window, SPAN_TOKENS)
 
-    def _start_and_separator(self) -> tuple[int, int]:
-        start, separator = CONTROLS[0]
-        for names in CONTROLS:
-            if self._scaffold.token_to_id(names[0]) is not None:
-                start, separator = names
-                break
-        return self._control(start), self._control(separator)
-
     @cached_property
     def _labels(self) -> dict[tuple[int, ...], str]:
         """The role of each label's token ids."""
@@ -150,13 +133,12 @@ class EncoderPromptBuilder(PromptBuilder):
 
     @cached_property
     def _empty_turns(self) -> frozenset[tuple[int, ...]]:
-        """The token ids of empty turns, without the separator. With some tokenizers that is more
-        than the label, as the space behind it is a token too.
+        """The token ids of empty turns: with some tokenizers more than the label, as the space
+        behind it is a token too.
         """
         return frozenset(tuple(self.turn_ids(Message(role, ""))) for role in ROLE_LABELS)
 
     def _speaker(self, turn: Sequence[int]) -> str:
-        """The speaker of a turn with its separator: a role, SILENT or UNKNOWN."""
         for label, role in self._labels.items():
             if tuple(turn[: len(label)]) == label:
                 return SILENT if tuple(turn[:-1]) in self._empty_turns else role

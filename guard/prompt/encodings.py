@@ -69,7 +69,6 @@ _WORD_OR_NUMBER = re.compile("[a-z]+|[0-9]+")  # which is base64 of no text
 
 
 def limits() -> list[float]:
-    """All numbers that decide what is read."""
     shares = [PRINTABLE_SHARE, WORD_SHARE, LONG_WORD_SHARE]
     return [DEPTH, SHORTEST, SHORTEST_BASE64, FEWEST_BYTES, LONG, *shares]
 

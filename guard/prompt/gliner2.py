@@ -37,7 +37,6 @@ LARGEST_SHARE = 0.5  # the part of a window that a schema may take
 
 class Gliner2PromptBuilder(EncoderPromptBuilder):
     """Builds GLiNER2's prompts: the turns, then as suffix the schema from its marker [P] on.
-
     `windows` puts the schema before the turns of each window, where GLiNER2 has it.
     """
 
@@ -57,17 +56,13 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         return [ids, schema, window_ids, self.window_tokens]
 
     def turn_ids(self, message: Message) -> list[int]:
-        """The words of one message behind its speaker's label."""
         ids: list[int] = []
         for word in words(labelled(message)):
             ids += self._text_ids(word)
         return ids
 
     def suffix_ids(self, rule_text: str) -> list[int]:
-        """The schema without the bracket that it begins with.
-
-        Raises GuardError where there is no rule, or it takes too much of a window.
-        """
+        """The schema without the bracket that it begins with."""
         text = " ".join(rule_text.split())
         if not text:
             remedy = "Write `rule_turn: title` or `policy` in the recipe, and train again"
@@ -85,15 +80,14 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         return ids
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
-        """The windows that GLiNER2 reads of a prompt's `token_ids`, one or several. Whoever is
-        judged, they are the same: the label names the speaker.
+        """The windows that GLiNER2 reads. Whoever is judged, they are the same: the label names the
+        speaker.
         """
         end = token_ids.index(self.task_id)
         start = self._start(token_ids[end:])
         return cut_windows(token_ids[:end], start, self.separator_id, self.window_tokens)
 
     def spans(self, window: Window) -> list[Span]:
-        """One span, the label's marker."""
         label = window.token_ids.index(self.label_id)
         return [Span(label, label + 1, UNKNOWN, 0)]
 
@@ -114,9 +108,7 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as gliner2 splits it, in lower case: addresses, runs of letters and
-    digits with hyphens inside, and every other character that is no space.
-    """
+    """The words of a text as gliner2 splits it, in lower case."""
     return [match.group().lower() for match in _word().finditer(text)]
 
 

@@ -1,10 +1,8 @@
 """What a reader sees of a text: hidden characters, look-alikes and encodings undone.
 
-Knows nothing of prompts or rules.
-
 Text can be written so that a person reads one thing and a tokenizer another: letters of other
-scripts that look Latin, characters without ink between letters, ASCII in tag characters, which
-nobody sees and models read. A guard has to read what the person and the guarded model read.
+scripts that look Latin, characters without ink between letters, ASCII in tag characters. A guard
+has to read what the person and the guarded model read.
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ LATIN_SHARE = 0.5
 @functools.cache
 def reading_hash() -> str:
     """A fingerprint of how `visible` reads each character that it may change, alone and between
-    others: if it changes, weights would read other text than they were trained on.
+    others: weights are trained on this reading.
 
     Of the characters of Unicode 3.2, which every Python reads alike, and of the tables here;
     ideographs and syllables, which stay, are left out.
@@ -107,10 +105,8 @@ def visible(text: str) -> str:
 
     No characters without ink, empty ones as spaces, tag characters as the ASCII they stand for,
     styled letters plain, and letters of other scripts that look Latin as Latin in Latin words.
-    Fractions, superscripts and words of other scripts stay. Encodings are read (`encodings.py`).
-
-    Not undone: text that is displayed in another order, look-alikes beyond the usual ones,
-    spelling. Other ASCII comes back as it is but for control characters that break no line.
+    Encodings are read (`encodings.py`). Not undone: text that is displayed in another order,
+    look-alikes beyond the usual ones, spelling.
     """
     text = _undisguised(text)
     plain = encodings.decoded(text)

@@ -1,10 +1,9 @@
 """Cuts the turns of a conversation into the windows that an encoder reads, and these into the spans
-that a head reads. Knows nothing of tokenizers or roles' labels, only of token ids.
+that a head reads.
 
-A conversation longer than the encoder has positions is read in windows. No turn that fits a window
-is ever cut, each is whole in at least one; and a window begins with the last turns of the one
-before it, so that an answer is read with its question (`cut_windows`). A turn is one span, a long
-one several (`cut_spans`). Which turns count for a rule depends on who speaks (`counting`).
+No turn that fits a window is ever cut, and a window begins with the last turns of the one before
+it, so that an answer is read with its question (`cut_windows`). A turn is one span, a long one
+several (`cut_spans`). Which turns count for a rule depends on who speaks (`counting`).
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class Window:
     turns: tuple[Span, ...]
 
 
-@dataclass(frozen=True)
-class _TurnPart:
+class _TurnPart(NamedTuple):
     """The tokens of a turn with its separator, or of a part of one that no window holds."""
 
     token_ids: Sequence[int]
@@ -66,10 +64,9 @@ def cut_windows(
 ) -> list[Window]:
     """Windows of at most `limit` tokens over turns that each end in the separator.
 
-    Every window begins with `start` and holds whole turns. The next one begins with as many of
-    the last turns as fit into OVERLAP of it, then goes on with those that no window has had yet. A
-    turn that no window can hold is read in overlapping parts. `speaker_of` names the speaker of a
-    whole turn by its token ids.
+    Every window begins with `start` and holds whole turns: as many of the last turns as fit into
+    OVERLAP of it, then those that no window has had yet. A turn that no window can hold is read in
+    overlapping parts. `speaker_of` names the speaker of a whole turn by its token ids.
     """
     room = limit - len(start)
     parts = _turn_parts(token_ids, separator_id, room, speaker_of)
@@ -152,9 +149,9 @@ def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -
     """The indices of the spans or turns, by their speakers, that count for a rule that reads
     `reads`.
 
-    Where nobody's are judged, all count except those of a SILENT speaker, and these too if there
-    are no others: a text that is handed on under another speaker's name is not allowed unread.
-    `turns` are the turns' numbers; by default each item is a turn of its own.
+    Where nobody's are judged, all count except a SILENT speaker's, and these too if there are no
+    others: a text under another speaker's name is not allowed unread. `turns` are the turns'
+    numbers; by default each item is a turn of its own.
     """
     everything = list(range(len(speakers)))
     spoken = [index for index in everything if speakers[index] != SILENT]
@@ -176,21 +173,18 @@ def judged_of(speakers: Sequence[str], reads: Reads) -> list[int]:
 
 
 def select_counting_turns(windows: Sequence[Window], reads: Reads) -> list[Window]:
-    """The windows of one conversation, each with only the turns that count for a rule that reads
-    `reads`. Windows without any are left out.
+    """The windows of one conversation with only the turns that count for a rule that reads `reads`.
+    Windows without any are left out.
     """
-    window_indices: list[int] = []
-    turns: list[Span] = []
-    for index, window in enumerate(windows):
-        window_indices += [index] * len(window.turns)
-        turns += window.turns
-    speakers = [turn.speaker for turn in turns]
-    numbers = [turn.turn for turn in turns]
-    counted: list[list[Span]] = [[] for _ in windows]
-    for turn_index in counting(speakers, reads, numbers):
-        counted[window_indices[turn_index]].append(turns[turn_index])
+    turns: list[tuple[Window, Span]] = []
+    for window in windows:
+        turns += [(window, turn) for turn in window.turns]
+    speakers = [turn.speaker for _, turn in turns]
+    numbers = [turn.turn for _, turn in turns]
+    counted = [turns[index] for index in counting(speakers, reads, numbers)]
     selected: list[Window] = []
-    for window, counted_turns in zip(windows, counted, strict=True):
-        if counted_turns:
-            selected.append(Window(window.token_ids, tuple(counted_turns)))
+    for window in windows:
+        spans = tuple(turn for of_window, turn in counted if of_window is window)
+        if spans:
+            selected.append(Window(window.token_ids, spans))
     return selected

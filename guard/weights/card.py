@@ -1,7 +1,7 @@
 """`card.json` beside every rule's weights: what they answer, on which base, how well.
 
 A version of a rule is one set of weights with its card. `Card.version` identifies it everywhere: it
-changes with whatever decides an answer. Knows nothing of tensors.
+changes with whatever decides an answer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ class Card(Strict):
 
     @property
     def retrain(self) -> str:
-        """The command that trains these weights again, and no others of the rule."""
         command = f"make train RULE={self.rule} MODEL={self.model} METHOD={self.method}"
         if self.seed:
             command += f" SEEDS={self.seed}"
@@ -86,22 +85,19 @@ class Card(Strict):
 
     @property
     def remedy(self) -> str:
-        """The remedy of an error about these weights."""
         return f"Train it again: `{self.retrain}`"
 
     @property
     def calibration(self) -> Calibration:
-        """How this adapter's logit becomes a verdict."""
         return Calibration(
             self.temperature, self.threshold, self.bias, self.uncertainty_band, self.coverage
         )
 
     @cached_property
     def version(self) -> str:
-        """The digest that identifies these weights with this card.
-
-        It covers every field, so the contents of all files that decide an answer, the calibration,
-        the base, the prompt, and our code as far as the two hashes of it do.
+        """The digest that identifies these weights with this card. It covers every field, so the
+        contents of all files that decide an answer, the calibration, the base, the prompt, and our
+        code as far as the two hashes of it do.
         """
         return fingerprint(self.model_dump(mode="json"))
 
@@ -118,11 +114,7 @@ class Card(Strict):
 
 
 def load_card(folder: Path) -> Card:
-    """The card of a folder of weights.
-
-    Raises GuardError if it is missing, malformed or edited, or a file beside it that decides an
-    answer is not the card's.
-    """
+    """The card of a folder of weights, whose files are all the card's."""
     card = read_card(folder)
     check_files(card, file_digests(folder, card.method), folder)
     return card
@@ -150,10 +142,7 @@ def check_rule(card: Card, rule: str, folder: Path) -> None:
 
 
 def read_card(folder: Path) -> Card:
-    """The card, with no look at the weights.
-
-    Raises GuardError if it is missing or malformed, or says something else than was written.
-    """
+    """The card, with no look at the weights."""
     path = folder / CARD
     if not path.is_file():
         problem = f"no {CARD}: not finished weights"
@@ -183,7 +172,7 @@ def read_card(folder: Path) -> Card:
 
 def file_digests(folder: Path, method: str) -> dict[str, str]:
     """SHA-256 of each file of the folder that decides what weights of this method answer, by its
-    name, as a card has them. Raises GuardError if one is missing or cannot be read.
+    name.
     """
     digests: dict[str, str] = {}
     for name in METHODS[method].files:

@@ -40,15 +40,12 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class WordWeights:
-    """The weights of a rule's words: `weights` [n-grams of the vocabulary] float32, in nats, is
-    what the TF-IDF of each n-gram is multiplied by.
-    """
+    """`weights` [n-grams of the vocabulary] float32: nats for each unit of an n-gram's TF-IDF."""
 
     vocabulary: NgramVocabulary
     weights: npt.NDArray[np.float32]
 
     def __bool__(self) -> bool:
-        """Whether there are any weights."""
         return len(self.weights) > 0
 
     def logits(self, texts: NgramRows) -> npt.NDArray[np.float64]:
@@ -60,7 +57,6 @@ class WordWeights:
         return logits.astype(np.float64)  # without n-grams bincount gives integers
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The words' tensors, as a file holds them."""
         return {
             "ngrams": self.vocabulary.keys,
             "ngram_idf": self.vocabulary.idf,
@@ -69,9 +65,7 @@ class WordWeights:
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> WordWeights:
-        """The word weights that a file's tensors hold. Raises GuardError if they are not words', or
-        not finite.
-        """
+        """The word weights that a file's tensors hold."""
         problem = _problem(tensors, _word_shapes(tensors))
         if problem:
             raise GuardError(problem, where=where, remedy=remedy)
@@ -93,8 +87,8 @@ class Head:
     def span_logits(
         self, states: npt.NDArray[np.float64], words: NgramRows
     ) -> npt.NDArray[np.float64]:
-        """The logit of each span from its state [spans, hidden size] and its words, in nats,
-        without the bias.
+        """The logit of each span, in nats, without the bias, from its state [spans, hidden size]
+        and words.
         """
         logits: npt.NDArray[np.float64] = states @ self.weight
         if self.words:
@@ -106,15 +100,12 @@ class Head:
         return float(self.span_logits(states, words).max()) + self.bias
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The head's tensors, as its file holds them."""
         state_tensors = {"weight": self.weight, "bias": np.array([self.bias], np.float32)}
         return state_tensors | self.words.tensors()
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> Head:
-        """The head that a file's tensors hold. Raises GuardError if they are not a head's, or not
-        finite.
-        """
+        """The head that a file's tensors hold."""
         width = tensors["weight"].size if "weight" in tensors else 0
         state_shapes: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
         problem = _problem(tensors, state_shapes | _word_shapes(tensors))

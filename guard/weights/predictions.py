@@ -1,7 +1,4 @@
-"""`predictions.jsonl` beside every rule's weights: raw logits of its validation and test rows.
-
-Knows nothing of models.
-"""
+"""`predictions.jsonl` beside every rule's weights: raw logits of its validation and test rows."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> N
 
 
 def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
-    """The logits of one split by id, in nats.
-
-    Raises GuardError with `remedy` where the file is missing or torn, or a logit is not finite.
-    """
+    """The logits of one split by id, in nats."""
     path = folder / PREDICTIONS
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy=remedy)
@@ -51,7 +45,6 @@ def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
 
 
 def _finite(value: object) -> float:
-    """The value as a number. Raises ValueError if it is NaN or infinite, TypeError if no number."""
     logit = float(value)  # type: ignore[arg-type]
     if not math.isfinite(logit):
         raise ValueError(f"the logit is {value}")

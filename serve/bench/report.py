@@ -20,7 +20,7 @@ import psutil
 
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
-from guard.machine.cores import usable_cores
+from guard.machine.device import usable_cores
 from guard.machine.provenance import Provenance, peak_memory_mib, provenance
 from guard.recipe import Recipe
 

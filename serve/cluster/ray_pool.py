@@ -24,7 +24,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from guard.errors import GuardError
-from guard.machine.cores import usable_cores
+from guard.machine.device import usable_cores
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp

@@ -35,7 +35,7 @@ from ray.data.block import BlockMetadata
 from ray.exceptions import RayError
 
 from guard.errors import GuardError
-from guard.machine.cores import usable_cores
+from guard.machine.device import usable_cores
 from serve.private_ray import private_ray
 from serve.scan.judge import ScanEngine
 from serve.scan.manifest import ScanManifest

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 
-from guard.machine.cores import usable_cores
+from guard.machine.device import usable_cores
 
 # In this process, because a verdict is a single step, so two processes would have nothing to do at
 # the same time; and because an error in the engine is then an exception to its caller and not a

@@ -18,7 +18,7 @@ from guard.machine.device import (
 @pytest.fixture(autouse=True)
 def nothing_is_kept() -> Iterator[None]:
     """Each test tells its own machine, and the tests after it see the real one."""
-    kept = (installed_device, device._cpu_info)
+    kept = (installed_device, device.cpu_info)
     for question in kept:
         question.cache_clear()
     yield
