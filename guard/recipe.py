@@ -1,4 +1,6 @@
-"""How to train and serve on one base model: `recipes/models/<name>.yaml`."""
+"""How to train and serve on one base model: `recipes/models/<name>.yaml`. What each key means
+stands in docs/recipes.md.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,7 @@ OF_ANOTHER_BASE = (
     *("model", "revision", "code_revision", "hf_config_path", "quantization", "kv_cache_dtype"),
     *("load_format", "hf_overrides"),
 )
-# What may be said of them all the same: how the base's own weights are read, and in which type the
-# output layer computes.
+# What may be said of them all the same.
 LOAD_FORMATS = ("auto", "safetensors")
 HF_OVERRIDES = {"head_dtype"}
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
@@ -74,11 +75,7 @@ class MethodSettings(Strict):
     lora: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] = Field(default_factory=dict)
     head: dict[str, Any] = Field(default_factory=dict)
-    # Training ends after so many epochs without a lower validation loss, and the best epoch's
-    # weights are kept; default: it never does. On an encoder these are evaluations, and the
-    # weights of the best one are kept in any case.
-    early_stopping_patience: int | None = Field(default=None, ge=1)
-    # The fewest steps of a training, for rows so few that their epochs have fewer.
+    early_stopping_patience: int | None = Field(default=None, ge=1)  # in epochs or evaluations
     min_steps: int | None = Field(default=None, ge=1)
 
 
@@ -95,19 +92,14 @@ class PrefixCacheSize(Strict):
 class ServingMemory(Strict):
     """GiB that serving may take beside the base's weights. The recipe's `engine` section wins.
 
-    `device` (GPU, or a CPU engine's own memory) is shared by keys and values and by the adapters in
-    device slots; `host` holds adapters that can be swapped in at once. Without a figure: vLLM's own
-    defaults, and every adapter in host memory.
+    Without a figure: vLLM's own defaults, and every adapter in host memory. `weights_gib` and
+    `gpu_gib` are for `make doctor`, which says before a download whether the base fits.
     """
 
-    # The size of the base's weights in the recipe's dtype, so that `make doctor` can say before a
-    # download whether they fit; serving itself measures them.
     weights_gib: float | None = Field(default=None, gt=0)
-    device_gib: float | None = Field(default=None, gt=0)
-    # The least memory of a GPU for all of it: weights, slots, keys and values, and what vLLM takes
-    # beside them. For `make doctor` alone.
+    device_gib: float | None = Field(default=None, gt=0)  # keys, values, adapters in slots
     gpu_gib: float | None = Field(default=None, gt=0)
-    host_gib: float | None = Field(default=None, ge=0)
+    host_gib: float | None = Field(default=None, ge=0)  # adapters to swap in at once
 
 
 class Recipe(Strict):
@@ -115,25 +107,16 @@ class Recipe(Strict):
 
     name: str
     kind: Kind = "decoder"
-    # A folder (any path; a relative one in CENTURION_HOME or the checkout), a hub id, or
-    # package:MODULE/FOLDER.
-    base: str
-    # For a hub base: a commit, or a branch or tag, which stands for the commit that it names;
-    # default: main.
-    revision: str | None = None
-    # The base's dtype in training, and in serving unless `serving_dtype` differs. The file may have
-    # a mapping such as {cpu: float32, cuda: bfloat16}, of which this environment's device counts.
+    base: str  # a folder, a hub id, or package:MODULE/FOLDER
+    revision: str | None = None  # of a hub base
+    # The file may have a mapping such as {cpu: float32, cuda: bfloat16}: this device's counts.
     dtype: Dtype
-    # The base's quantization while adapters are trained; they are served on the base in `dtype`.
-    quantization: Literal["nf4"] | None = None
+    quantization: Literal["nf4"] | None = None  # in training; adapters are served in `dtype`
     context_tokens: int = Field(ge=128)
-    # An encoder reads a conversation in windows of at most so many tokens; GLiNER2's include the
-    # rule's schema.
-    window_tokens: int | None = Field(default=None, ge=16)
-    # What the prompt says of the rule; the bare base as a judge reads the title.
+    window_tokens: int | None = Field(default=None, ge=16)  # of an encoder
     rule_turn: RuleTurn = "title"
-    answer_prefix: str = ""  # between the assistant's header and the verdict token
-    trainer: dict[str, Any] = Field(default_factory=dict)  # shared SFTConfig arguments
+    answer_prefix: str = ""
+    trainer: dict[str, Any] = Field(default_factory=dict)
     methods: dict[str, MethodSettings] = Field(min_length=1)  # in the order of tables
     prefix_cache_gib: PrefixCacheSize = Field(default_factory=PrefixCacheSize)
     serving_memory: ServingMemory = Field(default_factory=ServingMemory)

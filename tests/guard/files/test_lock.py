@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -22,21 +20,17 @@ def test_a_file_is_held_until_it_is_closed_and_keeps_its_content(tmp_path: Path)
         assert path.read_text() == "kept"
 
 
-def test_a_file_that_its_holder_deletes_meanwhile_is_held_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else two processes hold two files of one name."""
+def test_a_file_that_its_holder_deletes_is_held_anew(tmp_path: Path) -> None:
+    """Else two processes could hold two files of one name."""
     path = tmp_path / "lock"
-    flock = fcntl.flock
-    deleted: list[Path] = []
-
-    def flock_of_a_deleted_file(file: IO[str], operation: int) -> None:
-        if not deleted:
-            path.unlink()
-            deleted.append(path)
-        flock(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock_of_a_deleted_file)
+    deleted = locked(path, "busy")
+    path.unlink()
     with locked(path, "busy"), pytest.raises(GuardError, match="busy"):
         locked(path, "busy")
-    assert deleted
+    deleted.lock.release()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GuardError, match=r"the folder cannot be held: .*can be written to"):
+        locked(tmp_path / "file" / "lock", "busy")

@@ -1,5 +1,6 @@
 """The device that the installed torch was built for."""
 
+import os
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +13,7 @@ from guard.machine.device import (
     is_slow_in_mkl,
     missing_for_compiling,
     multiplies_bfloat16,
+    usable_cores,
 )
 
 
@@ -45,54 +47,30 @@ def test_without_torch_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "multiplies"),
+    ("line", "multiplies", "is_slow"),
     [
-        ("flags\t\t: fpu amx_bf16 sse", True),
-        ("flags\t\t: fpu avx512_bf16", True),
-        ("flags\t\t: fpu avx2 avx512f", False),
-        ("model name\t: amx_bf16", False),
-        ("", False),
+        ("flags\t\t: fpu amx_bf16 sse", True, False),
+        ("flags\t\t: fpu avx512_bf16", True, False),
+        ("flags\t\t: fpu avx2 avx512f", False, False),
+        ("model name\t: amx_bf16", False, False),
+        ("vendor_id\t: AuthenticAMD", False, True),
+        ("vendor_id\t: GenuineIntel", False, False),
+        ("model name\t: AuthenticAMD", False, False),
+        (None, False, False),
     ],
 )
-def test_the_cpu_says_whether_it_multiplies_bfloat16(
-    flags: str, multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_cpu_says_what_it_is_fast_and_slow_at(
+    line: str | None,
+    multiplies: bool,
+    is_slow: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cpu_info = tmp_path / "cpuinfo"
-    cpu_info.write_text(f"processor\t: 0\n{flags}\n")
-    monkeypatch.setattr(device, "CPU_INFO", cpu_info)
-    assert multiplies_bfloat16() == multiplies
-
-
-def test_where_the_system_does_not_tell_the_cpu_multiplies_no_bfloat16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "none")
-    assert not multiplies_bfloat16()
-
-
-@pytest.mark.parametrize(
-    ("line", "is_slow"),
-    [
-        ("vendor_id\t: AuthenticAMD", True),
-        ("vendor_id\t: GenuineIntel", False),
-        ("model name\t: AuthenticAMD", False),
-        ("", False),
-    ],
-)
-def test_mkl_is_slow_on_an_amd(
-    line: str, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpu_info = tmp_path / "cpuinfo"
-    cpu_info.write_text(f"processor\t: 0\n{line}\nflags\t\t: fpu avx2\n")
-    monkeypatch.setattr(device, "CPU_INFO", cpu_info)
-    assert is_slow_in_mkl() == is_slow
-
-
-def test_where_the_system_does_not_tell_mkl_is_not_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "none")
-    assert not is_slow_in_mkl()
+    """Of no file the system tells nothing."""
+    if line is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    monkeypatch.setattr(device, "CPU_INFO", tmp_path / "cpuinfo")
+    assert (multiplies_bfloat16(), is_slow_in_mkl()) == (multiplies, is_slow)
 
 
 def test_what_the_compiler_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +83,12 @@ def test_what_the_compiler_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     headers.mkdir()
     (headers / "Python.h").touch()
     assert missing_for_compiling() is None
+
+
+def test_cores_are_those_that_the_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores() == {min(allowed)}
+    finally:
+        os.sched_setaffinity(0, allowed)

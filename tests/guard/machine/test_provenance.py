@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from guard.home import ROOT
-from guard.machine.provenance import commit, hardware, peak_memory_mib, provenance, versions
+from guard.machine.provenance import commit, hardware, peak_memory_mib, versions
 
 
 @pytest.fixture
@@ -25,12 +26,8 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_clean_checkout_is_named_by_its_commit(repository: Path) -> None:
-    head = subprocess.run(
-        ["git", "-C", str(repository), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert head.startswith(commit(repository))
     assert len(commit(repository)) >= 7
 
@@ -51,9 +48,7 @@ def test_a_folder_without_a_repository_has_no_commit(
 
 def test_hardware_names_cores_memory_and_gpu() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert f", {cores} core" in hardware()
-    assert "GiB memory, " in hardware()
-    assert not hardware().startswith(",")
+    assert re.fullmatch(rf"\S.*, {cores} cores?, \d+ GiB memory, .+", hardware())
 
 
 def test_a_gpu_is_named_by_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +70,11 @@ def test_versions_are_those_that_are_installed_whatever_the_distributions_name()
 
 def test_provenance_costs_no_import_of_torch() -> None:
     program = (
-        "import sys; from guard.machine.provenance import provenance; provenance(); "
+        "import sys; from guard.machine.provenance import provenance; "
+        "assert set(provenance()) == {'commit', 'hardware', 'versions'}; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
-
-
-def test_provenance_is_one_json_object_for_every_report() -> None:
-    assert set(provenance()) == {"commit", "hardware", "versions"}
 
 
 def test_peak_memory_is_this_process_s_own_and_never_falls() -> None:
