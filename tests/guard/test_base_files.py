@@ -51,11 +51,8 @@ def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(
 
 
 def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(hub_cache: Path) -> None:
-    with pytest.raises(
-        GuardError,
-        match=r"recipe toy: no commit of the base is known.*someone/something"
-        r".*download the base first",
-    ):
+    problem = "recipe toy: no commit of the base is known.*someone/something.*download the base"
+    with pytest.raises(GuardError, match=problem):
         hub_commit("someone/something", "other", "recipe toy")
 
 
@@ -86,15 +83,9 @@ def test_a_local_base_is_pinned_by_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *FILES,
-        "model-00002-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "vocab.txt",
-        "encoder_config/config.json",  # a GLiNER2 has its shape there
-        "1_Pooling/config.json",
+        *(*FILES, "model-00002-of-00002.safetensors", "model.safetensors.index.json", "vocab.txt"),
+        *("tokenizer_config.json", "chat_template.jinja", "generation_config.json"),
+        *("1_Pooling/config.json", "encoder_config/config.json"),  # GLiNER2 has its shape there
     ],
 )
 def test_each_file_that_decides_what_a_local_base_computes_pins_it(
@@ -136,9 +127,7 @@ def test_a_local_base_is_read_once_for_all_adapters_on_it(
 def test_a_local_base_that_lacks_a_file_is_named_with_the_file(tmp_path: Path, name: str) -> None:
     base = make_base(tmp_path / "base")
     (base / name).unlink()
-    with pytest.raises(
-        GuardError, match=f"recipe toy: the base has no {name} .*complete it, or name another base"
-    ):
+    with pytest.raises(GuardError, match=f"recipe toy: the base has no {name} .*name another base"):
         folder_digest(base, "recipe toy")
 
 

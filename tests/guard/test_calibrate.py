@@ -12,13 +12,6 @@ from guard.errors import GuardError
 from train.calibration.validation import validation_metrics
 
 
-def test_the_temperature_undoes_a_known_overconfidence() -> None:
-    rng = np.random.default_rng(0)
-    honest = rng.normal(0, 2, 20_000)
-    labels = (rng.random(20_000) < 1 / (1 + np.exp(-honest))).astype(int)
-    assert calibrate(list(honest * 3), labels.tolist()).temperature == pytest.approx(3.0, rel=0.05)
-
-
 def test_perfectly_separated_logits_get_a_finite_temperature_and_the_neutral_threshold() -> None:
     calibration = calibrate([-4.0, -3.0, 3.0, 4.0], [0, 0, 1, 1])
     assert 0.5 < calibration.temperature < 10
@@ -27,21 +20,16 @@ def test_perfectly_separated_logits_get_a_finite_temperature_and_the_neutral_thr
 
 def test_the_decision_takes_up_a_shift_of_all_logits() -> None:
     calibration = calibrate([1.0, 2.0, 5.0, 6.0], [0, 0, 1, 1])
-    assert [calibration.verdict("toy", logit).violates for logit in (1.0, 2.0, 5.0, 6.0)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    violating = [calibration.verdict("toy", logit).violates for logit in (1.0, 2.0, 5.0, 6.0)]
+    assert violating == [False, False, True, True]
 
 
 def sample(shift: float, n: int = 4_000) -> tuple[list[float], list[int]]:
     """Logits that are three times too sure and off by `shift`, and labels."""
     rng = np.random.default_rng(0)
     honest = rng.normal(0, 2, n)
-    return list(3 * (honest + shift)), (rng.random(n) < 1 / (1 + np.exp(-honest))).astype(
-        int
-    ).tolist()
+    labels = (rng.random(n) < 1 / (1 + np.exp(-honest))).astype(int)
+    return list(3 * (honest + shift)), labels.tolist()
 
 
 def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_none() -> None:
@@ -50,10 +38,9 @@ def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_
     assert shifted.bias == pytest.approx(-1.5, abs=0.15)
     logits, labels = sample(0.0)
     assert abs(calibrate(logits, labels).bias) < 0.1
-    few = [
-        calibrate(logits[start : start + 100], labels[start : start + 100]).bias
-        for start in range(0, 2000, 100)
-    ]
+    assert calibrate(*sample(0.0, 20_000)).temperature == pytest.approx(3.0, rel=0.05)
+    hundreds = [slice(start, start + 100) for start in range(0, 2000, 100)]
+    few = [calibrate(logits[rows], labels[rows]).bias for rows in hundreds]
     assert few.count(0.0) > len(few) / 2  # of a hundred rows a bias would mostly follow noise
 
 
@@ -96,9 +83,7 @@ def test_a_rule_that_finds_nothing_within_its_limit_still_flags_within_it() -> N
     assert metrics["false_positive_rate"] == 0.1
 
 
-def test_outside_the_uncertainty_band_few_verdicts_are_wrong_and_a_narrower_band_would_not_do() -> (
-    None
-):
+def test_outside_the_uncertainty_band_few_verdicts_are_wrong_and_no_narrower_would_do() -> None:
     logits, labels = sample(0.0)
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
@@ -108,9 +93,7 @@ def test_outside_the_uncertainty_band_few_verdicts_are_wrong_and_a_narrower_band
     assert calibration.uncertainty_band[0] < calibration.threshold < calibration.uncertainty_band[1]
 
 
-def test_where_nearly_all_is_right_nothing_is_uncertain_where_nothing_is_learnt_everything() -> (
-    None
-):
+def test_where_all_is_right_nothing_is_uncertain_where_nothing_is_learnt_everything() -> None:
     right = calibrate([-4.0] * 50 + [4.0] * 50, [0] * 50 + [1] * 50)
     assert all(right.verdict("toy", logit).confident for logit in (-4.0, -0.1, 0.0, 0.1, 4.0))
     rng = np.random.default_rng(0)
@@ -120,33 +103,26 @@ def test_where_nearly_all_is_right_nothing_is_uncertain_where_nothing_is_learnt_
 
 def test_among_equally_good_cuts_the_one_nearest_to_neutral_wins() -> None:
     for logits, nearest in (([-3.0, -1.0, 2.0, 4.0], -2.0), ([-4.0, -2.0, 1.0, 3.0], 2.0)):
-        calibration = calibrate(
-            logits, [0, 1, 0, 1]
-        )  # the lowest and the highest cut both get 3 of 4 right
+        calibration = calibrate(logits, [0, 1, 0, 1])  # the outer cuts both get 3 of 4 right
         assert calibration.threshold == pytest.approx(calibration.p_violation(nearest))
 
 
 def test_a_gain_within_the_noise_of_the_validation_split_moves_no_threshold() -> None:
     allowed, violating = [-3.0] * 95 + [6.0] * 5, [3.0] * 95 + [-0.5] + [-6.0] * 4
     labels = [0] * 100 + [1] * 100
-    assert (
-        calibrate(allowed + violating, labels).threshold == 0.5
-    )  # a cut at -1.75 is right once more
+    # A cut at -1.75 is right once more.
+    assert calibrate(allowed + violating, labels).threshold == 0.5
     shifted = calibrate([logit + 4 for logit in allowed + violating], labels)
-    assert [shifted.verdict("toy", logit).violates for logit in (1.0, 3.5, 7.0)] == [
-        False,
-        False,
-        True,
-    ]
+    violates = [shifted.verdict("toy", logit).violates for logit in (1.0, 3.5, 7.0)]
+    assert violates == [False, False, True]
 
 
 def test_a_rare_violation_is_not_ignored() -> None:
     logits = [-3.0] * 90 + [-1.0] * 5 + [-1.0] * 5
     labels = [0] * 90 + [0] * 5 + [1] * 5
     calibration = calibrate(logits, labels)
-    assert calibration.verdict(
-        "toy", -1.0
-    ).violates  # 5 false alarms for all 5 violations; plain accuracy would say never
+    # 5 false alarms for all 5 violations; plain accuracy would say never.
+    assert calibration.verdict("toy", -1.0).violates
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -161,14 +137,9 @@ def test_a_false_positive_rate_that_the_rows_cannot_show_is_refused() -> None:
 
 
 def test_equal_logits_are_all_inside_the_band_or_all_outside() -> None:
-    calibration = calibrate(
-        [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29,
-        [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29,
-    )
+    logits = [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29
+    labels = [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29
+    calibration = calibrate(logits, labels)
     assert len({calibration.verdict("toy", logit).confident for logit in (-2.0, 2.0)}) == 1
-    metrics = validation_metrics(
-        [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29,
-        [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29,
-        calibration,
-    )
+    metrics = validation_metrics(logits, labels, calibration)
     assert metrics["accuracy_where_confident"] == pytest.approx(0.9744, abs=1e-4)

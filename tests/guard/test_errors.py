@@ -18,16 +18,10 @@ def test_an_error_says_what_where_got_and_remedy() -> None:
 
 
 def test_an_error_crosses_a_process_boundary_whole() -> None:
-    error = pickle.loads(
-        pickle.dumps(GuardError("unknown role", where="here", got=0, remedy="Use user"))
-    )
-    assert str(error) == "here: unknown role (got 0). Use user"
-    assert (error.problem, error.where, error.got, error.remedy) == (
-        "unknown role",
-        "here",
-        0,
-        "Use user",
-    )
+    sent = GuardError("unknown role", where="here", got=0, remedy="Use user")
+    error = pickle.loads(pickle.dumps(sent))
+    assert str(error) == str(sent) == "here: unknown role (got 0). Use user"
+    assert vars(error) == vars(sent)
 
 
 def test_the_nearest_name_is_named_and_a_strange_one_gets_the_list_alone() -> None:
@@ -39,15 +33,14 @@ def test_the_nearest_name_is_named_and_a_strange_one_gets_the_list_alone() -> No
     assert choose_from("zzz", ()) == "Known: none"
 
 
+INTERRUPTED = "interrupted; give the same command again (without FORCE): what was finished is kept"
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "printed"),
     [
-        (GuardError("broken", where="here"), 2, "error: here: broken\n"),
-        (
-            KeyboardInterrupt(),
-            130,
-            "interrupted; give the same command again (without FORCE): what was finished is kept\n",
-        ),
+        (GuardError("broken", where="here"), 2, "error: here: broken"),
+        (KeyboardInterrupt(), 130, INTERRUPTED),
     ],
 )
 def test_a_command_ends_with_one_line_and_a_status(
@@ -60,7 +53,7 @@ def test_a_command_ends_with_one_line_and_a_status(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == status
-    assert capsys.readouterr().err == printed
+    assert capsys.readouterr().err == f"{printed}\n"
 
 
 def test_a_bug_keeps_its_traceback() -> None:

@@ -84,11 +84,15 @@ def test_own_files_stand_beside_the_shipped_ones_and_win(
     assert str(tmp_path / "guard") in str(found["unknown"])
 
 
-def test_a_rule_is_written_into_the_home_and_nothing_into_the_checkout(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data.new_rule", "--name", "delivery_date"]
+def make_rule(name: str, home: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "data.new_rule", "--name", name]
     command += ["--policy", "never promise a delivery date"]
-    environment = {**os.environ, "CENTURION_HOME": str(tmp_path / "new")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "CENTURION_HOME": str(home)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_a_rule_is_written_into_the_home_and_nothing_into_the_checkout(tmp_path: Path) -> None:
+    done = make_rule("delivery_date", tmp_path / "new")
     assert done.returncode == 0, done.stderr
     written = tmp_path / "new" / "recipes" / "rules" / "delivery_date.yaml"
     assert written.is_file() and str(written) in done.stdout
@@ -96,10 +100,7 @@ def test_a_rule_is_written_into_the_home_and_nothing_into_the_checkout(tmp_path:
 
 
 def test_a_shipped_rule_s_name_is_taken(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data.new_rule", "--name", "toxicity"]
-    command += ["--policy", "never be toxic to anybody"]
-    environment = {**os.environ, "CENTURION_HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = make_rule("toxicity", tmp_path)
     assert done.returncode == 2 and "already exists" in done.stderr
     assert not list(tmp_path.rglob("*.yaml"))
 

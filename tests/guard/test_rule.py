@@ -10,17 +10,16 @@ import pytest
 from guard.errors import GuardError
 from guard.rule import load_rule, rule_names, text_hash
 
-REFUNDS = """\
+TITLE = "|\n  Never promise\n  a refund.\n"
+POLICY = "Never say or imply that money comes back."
+REFUNDS = f"""\
 id: refunds
-title: |
-  Never promise
-  a refund.
-policy: Never say or imply that money comes back.
+title: {TITLE}policy: {POLICY}
 judged: assistant
 violates: [promises a refund]
 allows: [explains the policy]
 examples:
-  - {text: You will get your money back., violates: true}
+  - {{text: You will get your money back., violates: true}}
 """
 
 
@@ -42,49 +41,24 @@ def test_a_rule_is_read_whole(rules: Path) -> None:
 
 def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     rule, other = load_rule("refunds", rules), load_rule("doses", rules)
-    assert (
-        text_hash(rule.text())
-        == text_hash(other.text())
-        == hashlib.sha256(b"Never promise a refund.").hexdigest()
-    )
-    (rules / "doses.yaml").write_text(
-        REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any")
-    )
+    digest = hashlib.sha256(b"Never promise a refund.").hexdigest()
+    assert text_hash(rule.text()) == text_hash(other.text()) == digest
+    reworded = REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any")
+    (rules / "doses.yaml").write_text(reworded)
     assert text_hash(load_rule("doses", rules).text()) != text_hash(rule.text())
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("policy: Never say or imply that money comes back.\n", "", "missing key 'policy'"),
-        (
-            "violates: [promises a refund]",
-            "violates: []",
-            "'violates': tuple should have at least 1 item",
-        ),
-        (
-            "judged: assistant",
-            "judged: asistant",
-            "'judged': input should be 'user', 'assistant', 'tool' or 'conversation', "
-            "got 'asistant'",
-        ),
+        (f"policy: {POLICY}\n", "", "missing key 'policy'"),
+        ("[promises a refund]", "[]", "'violates': tuple should have at least 1 item"),
+        ("assistant", "asistant", "'judged': input should be 'user', 'assi.*, got 'asistant'"),
         ("id: refunds", "id: Refunds!", "'id': string should match pattern"),
         ("id: refunds", "id: other", r"id differs from the file's name \(got other\)"),
-        (
-            "violates: true}",
-            "violates: yes}",
-            "'examples.0.violates': input should be a valid boolean, got 'yes'",
-        ),
-        (
-            "title: |\n  Never promise\n  a refund.\n",
-            'title: "    "\n',
-            "'title': should have at least 3 characters besides spaces, got",
-        ),
-        (
-            "policy: Never say or imply that money comes back.",
-            'policy: "            "',
-            "'policy': should have at least 3 characters",
-        ),
+        ("true}", "yes}", "'examples.0.violates': input should be a valid boolean, got 'yes'"),
+        (TITLE, '"    "\n', "'title': should have at least 3 characters besides spaces, got"),
+        (POLICY, f'"{" " * 12}"', "'policy': should have at least 3 characters"),
         ("allows:", "alows:", r"unknown key 'alows'. Did you mean 'allows'\?"),
         ("text: You", "txt: You", r"unknown key 'examples.0.txt'. Did you mean 'text'\?"),
     ],
@@ -102,17 +76,10 @@ def test_rules_are_selected_by_name_list_or_all(rules: Path) -> None:
     assert rule_names(" refunds, doses,refunds", rules) == ["refunds", "doses"]
 
 
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [("", "no rule was named"), (" , ", "no rule was named"), ("refund", "Did you mean 'refunds'")],
-)
-def test_a_selection_that_names_no_rule_is_refused(
-    rules: Path, selection: str, message: str
-) -> None:
-    with pytest.raises(GuardError, match=message):
-        rule_names(selection, rules)
-
-
-def test_all_of_no_rules_is_refused(tmp_path: Path) -> None:
+def test_a_selection_that_names_no_rule_is_refused(rules: Path) -> None:
+    with pytest.raises(GuardError, match="no rule was named"):
+        rule_names("", rules)
+    with pytest.raises(GuardError, match="Did you mean 'refunds'"):
+        rule_names("refund", rules)
     with pytest.raises(GuardError, match="no rules"):
-        rule_names("all", tmp_path)
+        rule_names("all", rules / "none")

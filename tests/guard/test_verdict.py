@@ -35,14 +35,8 @@ def test_a_nan_never_becomes_a_verdict() -> None:
 @pytest.mark.parametrize(
     ("temperature", "threshold"),
     [
-        (0.0, 0.5),
-        (-1.0, 0.5),
-        (math.nan, 0.5),
-        (math.inf, 0.5),
-        (1.0, math.nan),
-        (1.0, -0.1),
-        (1.0, 1.1),
-        (1.0, math.inf),
+        *((temperature, 0.5) for temperature in (0.0, -1.0, math.nan, math.inf)),
+        *((1.0, threshold) for threshold in (math.nan, -0.1, 1.1, math.inf)),
     ],
 )
 def test_a_calibration_that_would_always_or_never_allow_is_refused(

@@ -45,19 +45,13 @@ def words(**message: Any) -> str:
     return turn.content
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("developer", "system"),
-        ("system", "system"),
-        ("user", "user"),
-        ("assistant", "assistant"),
-        ("tool", "tool"),
-        ("function", "tool"),
-    ],
-)
+ROLES = {"developer": "system", "function": "tool"} | {role: role for role in chat.ROLES.values()}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ROLES.items())
 def test_every_role_of_openai_s_is_one_of_ours(theirs: str, ours: str) -> None:
     assert read({"role": theirs, "content": "Hi"}) == (Message(ours, "Hi"),)
+    assert chat.ROLES.keys() == ROLES.keys()
 
 
 def test_parts_and_refusals_are_lines_of_one_turn() -> None:
@@ -127,10 +121,8 @@ def test_what_is_no_text_is_named_and_the_text_beside_it_is_read(
     _, turn = read({"role": "system", "content": "Hi"}, message)
     assert turn == PartlyRead("user", "Look:", (f"message 1 has {what}",))
     (heard,) = read({"role": "assistant", "audio": {"id": "audio_1"}})
-    assert unread_parts([turn, Message("user", "Hi"), heard]) == (
-        f"message 1 has {what}",
-        "message 0 has a sound",
-    )
+    unread = unread_parts([turn, Message("user", "Hi"), heard])
+    assert unread == (f"message 1 has {what}", "message 0 has a sound")
 
 
 MESSAGES = st.fixed_dictionaries(
@@ -163,10 +155,8 @@ def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
         {"role": "user", "content": "Hi", "name": "bo"},
         {"role": "assistant", **{"content": None, "tool_calls": [CALL], "annotations": []}},
     ]
-    assert turns_of(messages, [WEATHER], where="x") == (
-        *tool_turns([WEATHER]),
-        *read(*messages),
-    )
+    expected = (*tool_turns([WEATHER]), *read(*messages))
+    assert turns_of(messages, [WEATHER], where="x") == expected
 
 
 @pytest.mark.parametrize(
@@ -184,16 +174,15 @@ def test_what_training_cannot_read_is_named(value: Any, problem: str) -> None:
         turns_of(value, where="x")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        '{"text": "ibuprofen", "text": "ok"}',
-        '{"n": ' + "1" * 5000 + ', "text": "\\u0069buprofen"}',
-        '\ufeff{"text": "\\u0069buprofen"}',
-        '{"text": "\\u0069buprofen",}',
-    ],
-    ids=["a key twice", "a long number", "a byte order mark", "a last comma"],
-)
+HIDING = {
+    "a key twice": '{"text": "ibuprofen", "text": "ok"}',
+    "a long number": '{"n": ' + "1" * 5000 + ', "text": "\\u0069buprofen"}',
+    "a byte order mark": '\ufeff{"text": "\\u0069buprofen"}',
+    "a last comma": '{"text": "\\u0069buprofen",}',
+}
+
+
+@pytest.mark.parametrize("arguments", HIDING.values(), ids=HIDING)
 def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in(arguments: str) -> None:
     call = {"type": "function", "function": {"name": "pay", "arguments": arguments}}
     assert "ibuprofen" in words(tool_calls=[call])
@@ -271,15 +260,11 @@ def test_what_models_read_is_said_though_nobody_sees_it() -> None:
         assert says_nothing([Message("assistant", blank)])
 
 
-def test_tools_are_said_by_nobody() -> None:
+def test_tools_are_said_by_nobody_and_a_call_and_what_cannot_be_read_say_something() -> None:
     silent = ChatMessage(role="user", content="")
     assert says_nothing(turns([silent], [WEATHER]))
-    assert not says_nothing(turns([ChatMessage(role="system", content="Tools: none."), silent]))
-
-
-def test_a_call_and_what_cannot_be_read_say_something() -> None:
-    assert not says_nothing(read({"role": "assistant", "tool_calls": [{}]}))
-    assert not says_nothing(read({"role": "assistant", "audio": {"id": "audio_1"}}))
+    for speaks in ({"content": "Tools: none."}, {"tool_calls": [{}]}, {"audio": {"id": "1"}}):
+        assert not says_nothing(read({"role": "system"} | speaks))
 
 
 def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(

@@ -67,16 +67,8 @@ def test_what_would_be_left_out_of_a_row_is_an_error(fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "Messages",
-            "PROMPT",
-            " Text",
-            "tool_calls",
-            "functions",
-            "system_prompt",
-            "System",
-            "toolCalls",
-        ),
+        *("Messages", "PROMPT", " Text", "tool_calls", "functions", "system_prompt", "System"),
+        "toolCalls",
         *("content", "Completion", "conversation", "conversations", "output", "answer", "context"),
     ],
 )
@@ -185,14 +177,8 @@ def test_an_image_of_a_response_is_not_lost() -> None:
     for seen in (response, {"content": [image]}):
         with pytest.raises(GuardError, match="another reply"):
             conversation_of({"messages": whole, "response": seen})
-    assert (
-        len(
-            conversation_of(
-                {"messages": [*HI, response | {"role": "assistant"}], "response": response}
-            )
-        )
-        == 2
-    )
+    logged = [*HI, response | {"role": "assistant"}]
+    assert len(conversation_of({"messages": logged, "response": response})) == 2
 
 
 def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> None:
@@ -203,9 +189,8 @@ def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> No
     assert conversation_of({"messages": whole, "response": "Take 800 mg."}) == turns
     completion = {"id": "1", "choices": [{"index": 0, "message": whole[-1]}]}
     for response in (completion, whole[-1], json.dumps(completion), "Take 800 mg.\n"):
-        assert conversation_of({"messages": HI, "response": response})[-1].content.strip() == (
-            "Take 800 mg."
-        )
+        (_, reply) = conversation_of({"messages": HI, "response": response})
+        assert reply.content.strip() == "Take 800 mg."
         assert conversation_of({"messages": whole, "response": response}) == turns
     named = [*HI, {"role": "assistant", "name": "bot", "content": "Take 800 mg."}]
     assert len(conversation_of({"messages": named, "response": "Take 800 mg."})) == 2

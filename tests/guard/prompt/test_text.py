@@ -10,28 +10,21 @@ import pytest
 from data.generator.tricks import TRICKS
 from guard.prompt.text import MARKS, reading_hash, visible
 
+LIMITS = (
+    *("DEPTH", "SHORTEST", "SHORTEST_BASE64", "FEWEST_BYTES", "PRINTABLE_SHARE", "WORD_SHARE"),
+    *("LONG", "LONG_WORD_SHARE"),
+)
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("text._LOOK_ALIKES", {}),
-        ("text._SMALL_CAPITALS", {}),
-        ("text._TAGS", {}),
-        ("text._INKLESS", re.compile("text.x{9}")),
-        ("text._BLANK", re.compile("text.x{9}")),
-        ("text._BREAKS", ""),
-        ("text._STYLED", ("<font>",)),
-        ("text.MARKS", 40),
-        ("text.LATIN_SHARE", 0.6),
-        *(
-            (f"encodings.{name}", 1)
-            for name in (
-                *("DEPTH", "SHORTEST", "SHORTEST_BASE64", "FEWEST_BYTES", "PRINTABLE_SHARE"),
-                *("WORD_SHARE", "LONG", "LONG_WORD_SHARE"),
-            )
-        ),
+        *((f"text.{name}", {}) for name in ("_LOOK_ALIKES", "_SMALL_CAPITALS", "_TAGS")),
+        *((f"text.{name}", re.compile("text.x{9}")) for name in ("_INKLESS", "_BLANK")),
+        *(("text._BREAKS", ""), ("text._STYLED", ("<font>",))),
+        *(("text.MARKS", 40), ("text.LATIN_SHARE", 0.6)),
+        *((f"encodings.{name}", 1) for name in LIMITS),
         ("encodings._BLOCK", re.compile("(?P<hex>x{9})(?P<quoted>y)")),
         ("encodings._BACKSLASH", re.compile("x{9}")),
     ],
@@ -48,21 +41,15 @@ def test_the_hash_of_readings_names_how_text_is_read(
         reading_hash.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "trick", ["zero_width", "look_alikes", "full_width", "entities", "percent"]
-)
+HIDING = ["zero_width", "look_alikes", "full_width", "entities", "percent"]
+
+
+@pytest.mark.parametrize("trick", HIDING)
 def test_what_a_trick_hides_is_seen(trick: str) -> None:
     for seed in range(20):
         hidden = TRICKS[trick](PLAIN, random.Random(seed), "seen")
         assert hidden != PLAIN
         assert visible(hidden) == PLAIN
-
-
-def test_what_stands_in_tag_characters_is_read() -> None:
-    assert (
-        visible("Hello." + "".join(chr(0xE0000 + ord(letter)) for letter in " say no"))
-        == "Hello. say no"
-    )
 
 
 @pytest.mark.parametrize(
@@ -72,28 +59,18 @@ def test_what_stands_in_tag_characters_is_read() -> None:
         ("r\u0336e\u0336fund", "refund"),  # struck out
         ("re\ufe0ffund", "refund"),
         ("re\u2065fu\U000e0002nd\ufff3", "refund"),  # reserved for more of the kind
-        (
-            "a\u2800full\u3164re\U000e0ffffund\uffa0now",
-            "a full refund now",
-        ),  # empty, and as wide as a letter
+        # Empty, and as wide as a letter.
+        ("a\u2800full\u3164re\U000e0ffffund\uffa0now", "a full refund now"),
         ("re\x08fund", "refund"),
         ("r\u0435fund", "refund"),
         ("\u24e1\u24d4fund", "refund"),
-        (
-            "\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d",
-            "refund",
-        ),  # mathematical bold
-        (
-            "t\u0251ke ibupr\u1d0ffen \u217eai\u217cy",
-            "take ibuprofen daily",
-        ),  # phonetics, small capitals, Roman numerals
+        # Mathematical bold; phonetics, small capitals, Roman numerals.
+        ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),
+        ("t\u0251ke ibupr\u1d0ffen \u217eai\u217cy", "take ibuprofen daily"),
         ("ᴛᴀᴋᴇ ᴛᴡᴏ ᴘɪʟʟꜱ, ᴛʜᴇɴ ᴄᴀʟʟ ᴍᴇ", "take two pills, then call me"),
         ("bene\ufb01t of chapter \u2163", "benefit of chapter IV"),
         ("\u0585pi\u0578ion \u13a0ose \ua4d3OSE", "opinion Dose DOSE"),  # Armenian, Cherokee, Lisu
-        (
-            "the \u0441\u0430\u0440 is on",
-            "the cap is on",
-        ),  # a word of look-alikes alone, among Latin ones
+        ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes, among Latin
         ("\u0391\u03a1\u0399 key", "API key"),
     ],
 )
@@ -125,9 +102,8 @@ def test_ordinary_text_comes_back_as_it_was(text: str) -> None:
 
 def test_what_has_been_made_visible_stays_as_it_is() -> None:
     rng = random.Random(0)
-    alphabet = (
-        "ab c\u0430\u0435\u200b\u200d\u00ad\ufb01\u0301\u0338\U000e0041\U000e007f\uff41\u06cc9\n"
-    )
+    alphabet = "ab c9\n\u0430\u0435\u200b\u200d\u00ad\ufb01\u0301\u0338\uff41\u06cc"
+    alphabet += "\U000e0041\U000e007f"
     for _ in range(500):
         once = visible("".join(rng.choices(alphabet, k=12)))
         assert visible(once) == once
@@ -135,10 +111,8 @@ def test_what_has_been_made_visible_stays_as_it_is() -> None:
 
 def test_thousands_of_marks_on_a_letter_take_no_time() -> None:
     assert len(visible("a" + "\u0301\u0323" * 100_000 + " b")) < 64
-    assert (
-        visible("\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f")
-        == "\U0001f3f4"
-    )
+    flag = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
+    assert visible(flag) == "\U0001f3f4"
 
 
 @pytest.mark.parametrize("dropped", ["\u200b", "\u00ad", "\u200d", "\x08"])
@@ -148,6 +122,7 @@ def test_marks_around_characters_that_are_dropped_stand_on_one_letter(dropped: s
     assert visible(once) == once
 
 
-def test_behind_a_flag_hidden_text_is_read_too() -> None:
+def test_what_stands_in_tag_characters_is_read_behind_a_flag_too() -> None:
     hidden = "".join(chr(0xE0000 + ord(letter)) for letter in " say no")
+    assert visible(f"Hello.{hidden}") == "Hello. say no"
     assert visible(f"\U0001f3f4{hidden}\U000e007f") == "\U0001f3f4 say no"
