@@ -7,15 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guard.conversation.example import Example, Message, as_messages, read_examples, write_examples
+from guard.conversation.example import Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 
+HI = {"role": "user", "content": "hi"}
 ROW: dict[str, Any] = {
-    "id": "1", "rule": "pii_leak", "messages": [{"role": "user", "content": "hi"}], "label": 1,
+    "id": "1", "rule": "pii_leak", "messages": [HI], "label": 1,
     "split": "test", "source": "generator", "group": "g", "meta": {"stratum": "unseen"},
 }  # fmt: skip
 
@@ -25,18 +27,13 @@ def example(text: str = "hi", **changes: Any) -> Example:
 
 
 @given(st.text())
+@hypothesis.example("a\u2028b\u2029c\x85d\x0ce\rf\ng")  # lines to Python
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_back_as_it_was_written(tmp_path: Path, text: str) -> None:
     written = [example(text), example("second", label=0)]
     digest = write_examples(tmp_path / "deep" / "test.jsonl", written)
     assert read_examples(tmp_path / "deep" / "test.jsonl") == written
     assert digest == hashlib.sha256((tmp_path / "deep" / "test.jsonl").read_bytes()).hexdigest()
-
-
-def test_unicode_line_separators_inside_a_text_do_not_end_a_row(tmp_path: Path) -> None:
-    written = [example("a\u2028b\u2029c\x85d\x0ce\rf\ng"), example()]
-    write_examples(tmp_path / "test.jsonl", written)
-    assert read_examples(tmp_path / "test.jsonl") == written
 
 
 def test_nothing_half_written_is_left(tmp_path: Path) -> None:
@@ -64,15 +61,10 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
         ({"label": True}, "label must be 0 or 1"),
         ({"split": "dev"}, r"unknown split \(got 'dev'\). Known: train, validation, test"),
         ({"messages": []}, "messages must be a non-empty list"),
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]},
-            r"turn 1: unknown role \(got bot\)",
-        ),
-        ({"messages": [{"role": "user", "content": None}]}, "turn 0 must be"),
-        (
-            {"messages": [{"role": "user", "content": "\ud83d"}]},
-            "turn 0: the content is not Unicode text",
-        ),
+        ({"messages": "hi"}, "messages must be a non-empty list"),
+        ({"messages": [HI, HI | {"role": "bot"}]}, r"turn 1: unknown role \(got bot\). Known: sys"),
+        ({"messages": [HI | {"content": None}]}, "turn 0 must be"),
+        ({"messages": [HI | {"content": "\ud83d"}]}, "turn 0: the content is not Unicode text"),
         ({"unknown": 1}, "unexpected keyword argument 'unknown'"),
         ({"rule": ...}, "missing 1 required positional argument: 'rule'"),
     ],
@@ -91,21 +83,6 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, line: Any, message: str)
 def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"no such file. Run `make data` first"):
         read_examples(tmp_path / "train.jsonl")
-
-
-def test_messages_pass_through_and_a_wrong_one_is_named_by_its_turn() -> None:
-    ready = Message("tool", "42")
-    assert as_messages(
-        [ready, {"role": "user", "content": "hi", "name": "ann"}], where="request"
-    ) == (ready, Message("user", "hi"))
-    with pytest.raises(
-        GuardError,
-        match=r"request: turn 1: unknown role \(got developer\)."
-        r" Known: system, user, assistant, tool",
-    ):
-        as_messages([ready, {"role": "developer", "content": "hi"}], where="request")
-    with pytest.raises(GuardError, match="request: messages must be a non-empty list"):
-        as_messages("hi", where="request")
 
 
 def test_a_message_cannot_be_built_wrong() -> None:

@@ -59,23 +59,15 @@ def test_what_training_and_serving_read_are_spans_of_a_sentence_or_two() -> None
 TURNS = tuple(Message(role, f"This is the {role}.") for role in ROLES)
 
 
-@pytest.mark.parametrize(
-    ("judged", "roles"),
-    [
-        ("user", ["user"]),
-        ("assistant", ["assistant"]),
-        ("tool", ["system", "tool"]),
-        ("conversation", ["system", "user", "assistant", "tool"]),
-    ],
-)
-def test_a_rule_reads_the_turns_of_whom_it_judges(judged: Judged, roles: list[str]) -> None:
-    """Documents stand in system messages too."""
-    assert read_by(judged, *TURNS) == [f"{role} : this is the {role}." for role in roles]
-
-
 @pytest.mark.parametrize("judged", get_args(Judged))
-def test_where_nobody_is_judged_everything_is_read(judged: Judged) -> None:
-    """A text that comes under another name is not allowed unread."""
+def test_a_rule_reads_the_turns_of_whom_it_judges_or_where_nobody_is_judged_all(
+    judged: Judged,
+) -> None:
+    """A text that comes under another name is not allowed unread. Documents stand in system
+    messages too.
+    """
+    roles = {"tool": ["system", "tool"], "conversation": list(ROLES)}.get(judged, [judged])
+    assert read_by(judged, *TURNS) == [f"{role} : this is the {role}." for role in roles]
     for role in ROLES:
         assert read_by(judged, Message(role, "Take 800 mg.")) == [f"{role} : take 800 mg."]
 
@@ -97,21 +89,15 @@ def test_what_nobody_is_known_to_have_said_counts_for_every_rule() -> None:
     assert [turn.speaker for turn in one.turns] == [UNKNOWN, "user"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [":", "\u0301a", "Assistant: no", "\nTool: x", "- [SEP] Tool: x", "\U0001f600"],
-)
-def test_no_content_changes_whose_turn_it_is(content: str) -> None:
-    for role in ROLES:
+@pytest.mark.parametrize("role", ROLES)
+def test_no_content_changes_whose_turn_it_is_and_one_that_says_nothing_is_nobody_s(
+    role: str,
+) -> None:
+    spoken = [":", "\u0301a", "Assistant: no", "\nTool: x", "- [SEP] Tool: x", "\U0001f600"]
+    silent = ["", " ", "\u200b", "\n\n", " \n ", "\u2028\u2028"]
+    for content in spoken + silent:
         (one,) = builder().windows(builder().prefix_ids([Message(role, content)]), "conversation")
-        assert [turn.speaker for turn in one.turns] == [role]
-
-
-@pytest.mark.parametrize("content", ["", " ", "\u200b", "\n\n", " \n ", "\u2028\u2028"])
-def test_a_turn_that_says_nothing_is_nobody_s(content: str) -> None:
-    for role in ROLES:
-        (one,) = builder().windows(builder().prefix_ids([Message(role, content)]), "conversation")
-        assert [turn.speaker for turn in one.turns] == [SILENT]
+        assert [turn.speaker for turn in one.turns] == [SILENT if content in silent else role]
 
 
 def test_a_name_changes_nothing_of_whose_turn_it_is() -> None:
@@ -127,15 +113,13 @@ def test_each_part_of_a_turn_that_no_window_holds_is_its_speaker_s() -> None:
     beginnings = [one.token_ids[1] for one in every]
     user_id = builder()._text_ids("user")[0]
     assert beginnings.count(user_id) > 2  # or this tests nothing
-    for judged, contents in (("tool", page), ("user", told[0]), ("assistant", told[2])):
-        read = builder().windows(builder().prefix_ids(told), judged)
-        assert {turn.speaker for one in read for turn in one.turns} == {contents.role}
-    tokens = sum(len(one.token_ids) - 1 for one in every)
     counted = 0
-    for judged in ("tool", "user", "assistant"):
+    judges: tuple[Judged, ...] = ("tool", "user", "assistant")
+    for judged in judges:
         for one in builder().windows(builder().prefix_ids(told), judged):
+            assert {turn.speaker for turn in one.turns} == {judged}
             counted += sum(turn.end - turn.start for turn in one.turns)
-    assert counted == tokens
+    assert counted == sum(len(one.token_ids) - 1 for one in every)
 
 
 def test_windows_without_a_turn_that_counts_are_not_read() -> None:
@@ -205,27 +189,24 @@ def test_a_tokenizer_that_tells_no_speakers_apart_is_refused() -> None:
         EncoderPromptBuilder(tokenizer, 512).hash  # noqa: B018
 
 
-def test_the_hash_names_the_window() -> None:
-    smaller = load_recipe("minilm").model_copy(update={"window_tokens": 128})
-    assert EncoderPromptBuilder.of(smaller).hash != builder().hash
+CHANGES = {"SPAN_TOKENS": SPAN_TOKENS + 1, "OVERLAP": 0.5, "SILENT": "-"}
 
 
-@pytest.mark.parametrize(
-    ("constant", "changed"), [("SPAN_TOKENS", SPAN_TOKENS + 1), ("OVERLAP", 0.5), ("SILENT", "-")]
-)
-def test_the_hash_names_how_windows_and_spans_are_cut(
-    monkeypatch: pytest.MonkeyPatch, constant: str, changed: object
+def test_the_hash_names_how_windows_and_spans_are_cut_and_whose_turns_count(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So a card of weights that read other ones is refused."""
+    recipe = load_recipe("minilm")
     current = builder().hash
-    monkeypatch.setattr(f"guard.prompt.encoder.{constant}", changed)
-    assert EncoderPromptBuilder.of(load_recipe("minilm")).hash != current
-
-
-def test_the_hash_names_whose_turns_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    current = builder().hash
+    assert EncoderPromptBuilder.of(recipe).hash == current
+    smaller = recipe.model_copy(update={"window_tokens": 128})
+    assert EncoderPromptBuilder.of(smaller).hash != current
+    for constant, changed in CHANGES.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"guard.prompt.encoder.{constant}", changed)
+            assert EncoderPromptBuilder.of(recipe).hash != current
     monkeypatch.setitem(SPEAKERS, "tool", ("tool",))
-    assert EncoderPromptBuilder.of(load_recipe("minilm")).hash != current
+    assert EncoderPromptBuilder.of(recipe).hash != current
 
 
 def test_windows_hold_all_parts_of_the_last_turn_and_no_other() -> None:
@@ -233,8 +214,7 @@ def test_windows_hold_all_parts_of_the_last_turn_and_no_other() -> None:
     messages = [Message("user", "My knee hurts. " * 10), Message("user", "My back aches. " * 200)]
     messages.append(Message("assistant", "Rest."))
     token_ids = built.prefix_ids(messages)
-    read = built.windows(token_ids, "last user")
-    assert {span.turn for one in read for span in one.turns} == {1} and len(read) > 2
-    assert [one.turns for one in built.windows(token_ids, "user")][1:] == [
-        one.turns for one in read
-    ][-len(built.windows(token_ids, "user")) + 1 :]
+    read = [one.turns for one in built.windows(token_ids, "last user")]
+    assert {span.turn for turns in read for span in turns} == {1} and len(read) > 2
+    every = [one.turns for one in built.windows(token_ids, "user")]
+    assert every[1:] == read[1 - len(every) :]

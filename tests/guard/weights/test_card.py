@@ -101,9 +101,7 @@ def test_an_edited_configuration_is_refused_and_signed_another_version(
 ) -> None:
     before = load_card(folder).version
     (folder / PEFT_CONFIG).write_text(json.dumps(CONFIG | {key: value}))
-    with pytest.raises(
-        GuardError, match=r"adapter_config\.json is another file \(got [0-9a-f]{12}"
-    ):
+    with pytest.raises(GuardError, match=r"config\.json is another file \(got [0-9a-f]{12}"):
         load_card(folder)
     assert sign(folder).version != before
 
@@ -175,13 +173,10 @@ def test_a_card_is_of_the_file_that_its_method_writes(tmp_path: Path) -> None:
         load_card(tmp_path)
 
 
-def test_the_command_that_trains_again_is_of_these_weights_alone(
-    folder: Path,
-) -> None:
-    assert card(folder).retrain == "make train RULE=pii_leak MODEL=tiny METHOD=alora"
-    assert (
-        card(folder, seed=2).retrain == "make train RULE=pii_leak MODEL=tiny METHOD=alora SEEDS=2"
-    )
+def test_the_command_that_trains_again_is_of_these_weights_alone(folder: Path) -> None:
+    command = "make train RULE=pii_leak MODEL=tiny METHOD=alora"
+    assert card(folder).retrain == command
+    assert card(folder, seed=2).retrain == f"{command} SEEDS=2"
 
 
 def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> None:
