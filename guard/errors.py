@@ -18,18 +18,14 @@ class GuardError(Exception):
         self.where = where
         self.got = got
         self.remedy = remedy
-        super().__init__(_one_line(problem, where, got, remedy))
-
-
-def _one_line(problem: str, where: object, got: object, remedy: str | None) -> str:
-    line = problem
-    if where is not None:
-        line = f"{where}: {line}"
-    if got is not None:
-        line += f" (got {got})"
-    if remedy:
-        line += f". {remedy}"
-    return line
+        line = problem
+        if where is not None:
+            line = f"{where}: {line}"
+        if got is not None:
+            line += f" (got {got})"
+        if remedy:
+            line += f". {remedy}"
+        super().__init__(line)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -174,28 +174,23 @@ def turns(
     messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Message, ...]:
     """Messages as turns, after a system turn that describes `tools` if there are any."""
+    messages = list(messages)
+    _refuse_long_arguments(messages, tools)
+    tool_names: dict[str, str] = {}  # by the id of a tool call
     try:
-        return _turns(list(messages), tools)
+        rendered_turns = tool_turns(tools)
+        for number, message in enumerate(messages):
+            for call in message.calls:
+                call_id = call.get("id")
+                if isinstance(call_id, str) and call_id:
+                    function, _ = function_of(call)
+                    tool_names[call_id] = str(function.get("name", ""))
+            rendered_turns.append(_turn(number, message, tool_names))
     except RecursionError:
         raise GuardError(
             "a tool or a tool call is nested too deeply to be read",
             remedy="Send parameters and arguments that are nested less deeply",
         ) from None
-
-
-def _turns(
-    messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
-) -> tuple[Message, ...]:
-    _refuse_long_arguments(messages, tools)
-    rendered_turns = tool_turns(tools)
-    tool_names: dict[str, str] = {}  # by the id of a tool call
-    for number, message in enumerate(messages):
-        for call in message.calls:
-            call_id = call.get("id")
-            if isinstance(call_id, str) and call_id:
-                function, _ = function_of(call)
-                tool_names[call_id] = str(function.get("name", ""))
-        rendered_turns.append(_turn(number, message, tool_names))
     return tuple(rendered_turns)
 
 
