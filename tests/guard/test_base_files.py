@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -43,14 +42,9 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
-@pytest.mark.parametrize("revision", ["main", None])
-def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(
-    hub_cache: Path, revision: str | None
-) -> None:
-    assert hub_commit("someone/something", revision, "recipe toy") == "c" * 40
-
-
-def test_a_branch_that_nobody_knows_a_commit_of_is_an_error(hub_cache: Path) -> None:
+def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(hub_cache: Path) -> None:
+    for revision in ("main", None):
+        assert hub_commit("someone/something", revision, "recipe toy") == "c" * 40
     problem = "recipe toy: no commit of the base is known.*someone/something.*download the base"
     with pytest.raises(GuardError, match=problem):
         hub_commit("someone/something", "other", "recipe toy")
@@ -68,15 +62,12 @@ def test_a_folder_of_the_checkout_is_found_and_has_no_commit(tmp_path: Path) -> 
     assert hub_commit(str(base), None, "recipe toy") is None
 
 
-def test_a_local_base_is_pinned_by_its_files(tmp_path: Path) -> None:
+def test_what_nothing_reads_does_not_pin_a_local_base(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     before = folder_digest(base, "recipe toy")
-    shutil.copy(base / "config.json", base / "README.md")
-    assert folder_digest(base, "recipe toy") == before
-    (base / "provenance.json").write_text("{}")
-    (base / "card.json").write_text("{}")
     (base / ".cache").mkdir()
-    (base / ".cache" / "config.json").write_text("{}")
+    for name in ("README.md", "provenance.json", "card.json", ".cache/config.json"):
+        (base / name).write_text("{}")
     assert folder_digest(base, "recipe toy") == before
 
 
@@ -123,19 +114,19 @@ def test_a_local_base_is_read_once_for_all_adapters_on_it(
     assert len(read) == 3
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_local_base_that_lacks_a_file_is_named_with_the_file(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("config.json", "the base has no config.json .*complete it, or name another base"),
+        ("tokenizer.json", "the base has no tokenizer.json"),
+        # Its digest would be the same whatever its weights are.
+        ("model.safetensors", "the base has no weights in safetensors.*save_pretrained"),
+    ],
+)
+def test_a_local_base_that_lacks_a_file_is_refused(tmp_path: Path, name: str, problem: str) -> None:
     base = make_base(tmp_path / "base")
-    (base / name).unlink()
-    with pytest.raises(GuardError, match=f"recipe toy: the base has no {name} .*name another base"):
-        folder_digest(base, "recipe toy")
-
-
-def test_a_local_base_whose_weights_are_not_in_safetensors_is_refused(tmp_path: Path) -> None:
-    """Its digest would be the same whatever its weights are."""
-    base = make_base(tmp_path / "base")
-    (base / "model.safetensors").rename(base / "pytorch_model.bin")
-    with pytest.raises(GuardError, match=r"recipe toy: the base has no weights.*save_pretrained"):
+    (base / name).rename(base / "pytorch_model.bin")
+    with pytest.raises(GuardError, match=f"recipe toy: {problem}"):
         folder_digest(base, "recipe toy")
 
 

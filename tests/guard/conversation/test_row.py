@@ -33,32 +33,59 @@ def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
 
 
 TOOLS = [{"name": "pay"}]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": "Q", "response": "A", "tools": TOOLS},
-        {"prompt": "Q", "response": "A", "tools": json.dumps(TOOLS)},
+WHOLE = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
+EXCHANGE = {"prompt": "Q", "response": "A"}
+DOSE = {"role": "user", "content": "Take 800 mg."}
+REFUSED: dict[str, list[Any]] = {
+    "would be left out": [
+        EXCHANGE | {"tools": TOOLS},
+        EXCHANGE | {"tools": json.dumps(TOOLS)},
+        EXCHANGE | {"tools": "Take 800 mg."},
+        EXCHANGE | {"text": "Q B A"},
+        EXCHANGE | {"text": {"content": ["A"]}},
         {"text": "T", "tools": TOOLS},
+        {"text": "T", "tools": '"Take 800 mg."'},
         {"messages": HI, "prompt": "Take 800 mg."},
-        {"messages": HI, "prompt": [*HI, {"role": "user", "content": "Take 800 mg."}]},
+        {"messages": HI, "prompt": [*HI, DOSE]},
         {"messages": HI, "prompt": [{"role": "robot"}]},
         {"messages": HI, "prompt": "H", "response": "A"},
-        {"messages": HI, "text": "Hi and Q"},
-        {"prompt": "Q", "response": "A", "text": "Q B A"},
-        {"messages": HI, "text": "<|user|> Hi <|end|> Take 800 mg."},
         {"messages": HI, "prompt": {"text": "Take 800 mg."}},
         {"messages": HI, "prompt": {"name": "Take 800 mg."}},
+        {"messages": HI, "text": "Hi and Q"},
+        {"messages": HI, "text": "<|user|> Hi <|end|> Take 800 mg."},
         {"messages": HI, "text": {"content": "A"}},
-        {"prompt": "Q", "response": "A", "text": {"content": ["A"]}},
-        {"prompt": "Q", "response": "A", "tools": "Take 800 mg."},
-        {"text": "T", "tools": '"Take 800 mg."'},
     ],
-)
-def test_what_would_be_left_out_of_a_row_is_an_error(fields: dict[str, Any]) -> None:
-    with pytest.raises(GuardError, match="would be left out"):
-        conversation_of(fields)
+    "stands twice at column": [
+        {"messages": '[{"role": "user", "content": "bad", "content": "Hi"}]'},
+        {"messages": HI, "tools": '[{"name": "bad", "name": "pay"}]'},
+        {"text": "T", "tools": '[{"name": "bad", "name": "pay"}]'},
+        {"messages": HI, "response": '{"content": "bad", "content": "A"}'},
+    ],
+    "the conversation is empty": [
+        {"text": " "},
+        {"messages": [{"role": "user", "content": None}]},
+        {"prompt": "", "response": "\u200b"},
+    ],
+    "another reply|response": [
+        {"messages": WHOLE, "response": 5},
+        {"messages": WHOLE, "response": {"error": "none"}},
+        {"messages": WHOLE, "response": {"choices": [{"message": {"content": "A"}}] * 2}},
+        {"messages": WHOLE, "response": "Another answer."},
+        {"messages": WHOLE, "response": "Take 800"},
+    ],
+    "no conversation": [{}, {"text": None}],
+    "must be text": [{"text": 5}],
+    "must both be there": [{"prompt": "Q"}, {"text": "T", "response": "A"}],
+    "messages must be JSON": [{"messages": "[{"}],
+    "tools must be a list": [{"messages": HI, "tools": {"a": 1}}],
+}
+
+
+@pytest.mark.parametrize("problem", REFUSED)
+def test_a_row_that_cannot_be_read_whole_is_an_error(problem: str) -> None:
+    for fields in REFUSED[problem]:
+        with pytest.raises(GuardError, match=problem):
+            conversation_of(fields)
 
 
 @pytest.mark.parametrize(
@@ -98,20 +125,6 @@ def test_what_public_data_sets_have_beside_messages_is_left_out(beside: dict[str
     assert len(conversation_of({"messages": said} | beside)) == 2
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"messages": '[{"role": "user", "content": "bad", "content": "Hi"}]'},
-        {"messages": HI, "tools": '[{"name": "bad", "name": "pay"}]'},
-        {"text": "T", "tools": '[{"name": "bad", "name": "pay"}]'},
-        {"messages": HI, "response": '{"content": "bad", "content": "A"}'},
-    ],
-)
-def test_a_key_twice_in_a_cell_is_an_error(fields: dict[str, Any]) -> None:
-    with pytest.raises(GuardError, match="stands twice at column"):
-        conversation_of(fields)
-
-
 @pytest.mark.parametrize("beside", [{"text": "Take 800 mg."}, {"delta": {"content": "A"}}])
 def test_a_completion_that_says_something_beside_its_message_is_an_error(
     beside: dict[str, Any],
@@ -128,19 +141,6 @@ def test_a_message_that_only_reasoned_is_an_empty_turn() -> None:
     silent = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
     turns = (Message("user", "Hi"), Message("assistant", ""))
     assert conversation_of({"messages": [*HI, silent]}) == turns
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"text": " "},
-        {"messages": [{"role": "user", "content": None}]},
-        {"prompt": "", "response": "\u200b"},
-    ],
-)
-def test_a_conversation_in_which_nothing_is_said_is_an_error(fields: dict[str, Any]) -> None:
-    with pytest.raises(GuardError, match="the conversation is empty"):
-        conversation_of(fields)
 
 
 def test_names_of_tools_are_no_descriptions() -> None:
@@ -185,13 +185,12 @@ def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> No
     """As gateways log a call; without it the reply would be allowed unread."""
     turns = (Message("user", "Hi"), Message("assistant", "Take 800 mg."))
     assert conversation_of({"messages": HI, "response": "Take 800 mg."}) == turns
-    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
-    assert conversation_of({"messages": whole, "response": "Take 800 mg."}) == turns
-    completion = {"id": "1", "choices": [{"index": 0, "message": whole[-1]}]}
-    for response in (completion, whole[-1], json.dumps(completion), "Take 800 mg.\n"):
+    assert conversation_of({"messages": WHOLE, "response": "Take 800 mg."}) == turns
+    completion = {"id": "1", "choices": [{"index": 0, "message": WHOLE[-1]}]}
+    for response in (completion, WHOLE[-1], json.dumps(completion), "Take 800 mg.\n"):
         (_, reply) = conversation_of({"messages": HI, "response": response})
         assert reply.content.strip() == "Take 800 mg."
-        assert conversation_of({"messages": whole, "response": response}) == turns
+        assert conversation_of({"messages": WHOLE, "response": response}) == turns
     named = [*HI, {"role": "assistant", "name": "bot", "content": "Take 800 mg."}]
     assert len(conversation_of({"messages": named, "response": "Take 800 mg."})) == 2
     for nothing in ("", " ", [], {}):
@@ -201,32 +200,3 @@ def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> No
 def test_a_reply_that_is_json_is_a_text() -> None:
     for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
         assert conversation_of({"messages": HI, "response": reply})[-1].content == reply
-    refusal = [*HI, {"role": "assistant", "content": "I cannot help."}]
-    with pytest.raises(GuardError, match="another reply"):
-        conversation_of({"messages": refusal, "response": "I can"})
-
-
-@pytest.mark.parametrize(
-    "response",
-    [5, {"error": "none"}, {"choices": [{"message": {"content": "A"}}] * 2}, "Another answer."],
-)
-def test_a_response_that_cannot_be_read_or_is_another_one_is_an_error(response: Any) -> None:
-    whole = [*HI, {"role": "assistant", "content": "Take 800 mg."}]
-    with pytest.raises(GuardError, match="response"):
-        conversation_of({"messages": whole, "response": response})
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"prompt": "Q"},
-        {"text": 5},
-        {"text": "T", "response": "A"},
-        {"messages": "[{"},
-        {"messages": HI, "tools": {"a": 1}},
-    ],
-)
-def test_a_row_without_a_conversation_is_an_error(fields: Any) -> None:
-    with pytest.raises(GuardError):
-        conversation_of(fields)
