@@ -19,10 +19,8 @@ BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the in
 
 
 def usable_cores() -> set[int]:
-    """The numbers of the cores that this process may use: all where the system does not say."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
+    """The numbers of the cores that this process may use: fewer than all under an affinity."""
+    return os.sched_getaffinity(0)
 
 
 @functools.cache
