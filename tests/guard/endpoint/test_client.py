@@ -79,7 +79,7 @@ def failures() -> Iterator[tuple[Toy, str, int]]:
     yield Toy(httpx.UnsupportedProtocol("none")), unasked.format("none"), 1
 
 
-@pytest.mark.parametrize(("server", "problem", "requests"), failures())
+@pytest.mark.parametrize(("server", "problem", "requests"), list(failures()))
 def test_a_lasting_failure_ends(server: Toy, problem: str, requests: int) -> None:
     endpoint = Endpoint("http://x/v1", "toy", backoff_s=0.001, role="generator")
     with pytest.raises(GuardError, match=problem):
