@@ -148,8 +148,8 @@ def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
     is_above = x > first_kept
     if not is_above.any():
         return float(first_kept + 1.0)
-    found = x[is_above & (y == 1)]
-    lowest_flagged = found.min() if len(found) else x[is_above].min()
+    violating = x[is_above & (y == 1)]
+    lowest_flagged = violating.min() if len(violating) else x[is_above].min()
     return float((x[x < lowest_flagged].max() + lowest_flagged) / 2)
 
 

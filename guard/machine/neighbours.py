@@ -35,6 +35,6 @@ def busy_cores() -> float:
         percents = psutil.cpu_percent(interval=SAMPLE_S, percpu=True)
     except OSError:  # no /proc/stat
         return 0.0
-    own = (time.process_time() - own_s) / (time.monotonic() - began)
+    own_cores = (time.process_time() - own_s) / (time.monotonic() - began)
     usable = [percent for core, percent in enumerate(percents) if core in usable_cores()]
-    return max(0.0, sum(usable) / 100 - own)
+    return max(0.0, sum(usable) / 100 - own_cores)
