@@ -50,7 +50,6 @@ class LongTurns:
 
     @property
     def positions(self) -> tuple[Position, ...]:
-        """Where the turn that decides may stand."""
         if self._rule.depends_on_context:
             return ("before",)
         return POSITIONS
@@ -96,7 +95,6 @@ class LongTurns:
         return "\n".join(_filled(texts, characters, rng))
 
     def _pieces(self, role: str, characters: int, rng: random.Random) -> list[str]:
-        """What the speaker says in allowed rows; records where there are none."""
         texts = self._texts.get(role)
         if not texts:
             return _records(characters, rng)

@@ -66,7 +66,6 @@ def is_hub_id(source: str) -> bool:
 
 
 def is_readable(source: str) -> bool:
-    """Whether a source is a file by its ending."""
     return Path(source).name.endswith(tuple(FILE_READERS))
 
 
@@ -229,7 +228,6 @@ def _each(rows: Iterable[dict[str, Any]], source: str) -> Iterator[dict[str, Any
 
 
 def _cannot_load(source: str, error: Exception) -> GuardError:
-    """What to raise where a hub data set or a local folder of one cannot be read."""
     return GuardError(
         f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}",
         where=source,

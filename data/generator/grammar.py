@@ -1,7 +1,5 @@
 """A small text grammar: alternatives, slots, inflection, tidying.
 
-Knows nothing of rules, labels or conversations.
-
 A template is one line of text:
 
     (a|b|)          one of the alternatives, may be empty, may nest
@@ -72,22 +70,6 @@ def resolve(template: str, rng: random.Random) -> str:
     return " ".join(template.split())
 
 
-def forms(template: str) -> int:
-    """How many derivations `resolve` chooses from (an upper bound of its distinct phrasings)."""
-    stack = [(0, 1)]  # (alternatives closed so far, product of the groups in the current one)
-    for character in template:
-        total, product = stack[-1]
-        if character == "(":
-            stack.append((0, 1))
-        elif character == "|":
-            stack[-1] = (total + product, 1)
-        elif character == ")":
-            stack.pop()
-            outer_total, outer_product = stack[-1]
-            stack[-1] = (outer_total, outer_product * (total + product))
-    return stack[0][0] + stack[0][1]
-
-
 def slot_names(template: str) -> set[str]:
     """The slots a template refers to, each with its number: `drug`, `drug.2`."""
     return {match[1] + (match[2] or "") for match in _SLOT.finditer(template)}
@@ -147,10 +129,7 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
 def _slot_problem(
     match: re.Match[str], slots: Mapping[str, Sequence[str]]
 ) -> tuple[str, list[str]] | None:
-    """The problem with a slot of a template, and what it could say instead.
-
-    None where nothing is.
-    """
+    """The problem with a slot of a template, if there is one, and what it could say instead."""
     if match[1] not in slots:
         return f"unknown slot '{match[1]}'", sorted(slots)
     for modifier in (match[3] or "base").split(","):
@@ -161,10 +140,8 @@ def _slot_problem(
 
 @dataclass
 class Bindings:
-    """The slot values of one exchange.
-
-    A slot's value depends only on `key` and the slot's name, so two exchanges with one key talk
-    about the same things.
+    """The slot values of one exchange. A value depends only on `key` and the slot's name, so two
+    exchanges with one key talk about the same things.
     """
 
     slots: Mapping[str, Sequence[str]]
@@ -172,8 +149,6 @@ class Bindings:
     _values: dict[str, str] = field(default_factory=dict)
 
     def fill(self, phrasing: str) -> str:
-        """`phrasing` with every slot filled."""
-
         def value(match: re.Match[str]) -> str:
             modifiers = (match[3] or "").split(",")
             form = next((m for m in modifiers if m in FORMS), "base")

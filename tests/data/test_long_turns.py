@@ -106,9 +106,7 @@ def test_training_rows_alone_get_copies_equally_many_of_either_label() -> None:
 def test_of_other_splits_nothing_stands_in_a_training_row() -> None:
     """A test row's text in training would be a leak."""
     secret = Message("assistant", "only in the test split")
-    test = [
-        Example("t", RULE.id, (Message("user", "Hm?"), secret), 0, "test", "own", "t"),
-    ]
+    test = [Example("t", RULE.id, (Message("user", "Hm?"), secret), 0, "test", "own", "t")]
     copies = with_long_turns([*rows(count=100), *test], RULE, seed=0)[101:]
     assert copies
     for copy in copies:
