@@ -3,8 +3,7 @@ it.
 
 A rule that was trained on short turns alone reads a long one badly, and says so with confidence.
 What is put around a turn changes no label: it is of allowed rows, or made-up records. Of a rule
-that depends on context only the tool's result is long, and only of records. Knows nothing of
-models.
+that depends on context only the tool's result is long, and only of records.
 """
 
 from __future__ import annotations

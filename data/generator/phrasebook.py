@@ -55,17 +55,16 @@ class Act(Strict):
     """What one speaker does in one utterance, and what is said before and after.
 
     The label follows from `speaker` and `stance`: only the judged speaker *doing* what the rule
-    forbids violates it. `before` is what comes first, for an assistant's or a tool's act: names of
-    `lines`, or of a user's acts. `after` is what is answered: names of `lines`, to a user's act
-    also of an assistant's acts. `supplied` are slots whose values this act only repeats: the line
-    before it must hold them.
+    forbids violates it.
     """
 
     speaker: Speaker
     stance: Stance
+    # What comes first, for an assistant's or a tool's act: names of `lines`, or of a user's acts.
     before: tuple[str, ...] = ()
+    # What is answered: names of `lines`, to a user's act also of an assistant's acts.
     after: tuple[str, ...] = ()
-    supplied: tuple[str, ...] = ()
+    supplied: tuple[str, ...] = ()  # slots whose values the act repeats from the line before it
     opening: str
     softener: str
     closing: str
