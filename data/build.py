@@ -248,10 +248,10 @@ def _refuse_unread_flags(
             got=source,
             remedy="Go without --splits (SPLITS=)",
         )
-    given = [flag for flag in entry.flags if getattr(args, flag)]
-    if is_kept and given:
+    stated = [flag for flag in entry.flags if getattr(args, flag)]
+    if is_kept and stated:
         raise GuardError(
-            f"{_in_words(given)} would change nothing: these data are kept until their source is "
+            f"{_in_words(stated)} would change nothing: these data are kept until their source is "
             "named again",
             got=source,
             remedy=f"Say --data {source} (DATA={source}) too",

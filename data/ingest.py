@@ -161,10 +161,12 @@ def _each_kind(problems: Iterable[tuple[str, GuardError]]) -> list[str]:
         places.setdefault(kind, []).append(where)
     lines = []
     for kind, (_, *more) in places.items():
+        named = more[:PLACES]
+        if len(more) > PLACES:
+            named.append("…")
         line = first[kind]
         if more:
-            line += f" ({len(more)} more like it: {', '.join(more[:PLACES])}"
-            line += ", …)" if len(more) > PLACES else ")"
+            line += f" ({len(more)} more like it: {', '.join(named)})"
         lines.append(line)
     if len(lines) > NAMED:
         lines[NAMED:] = [f"and {len(lines) - NAMED} other problems"]
@@ -206,12 +208,12 @@ def _refuse_misspelt(fields: dict[str, Any]) -> None:
     """Raise BadRow for a field that is one of ours but for its case, or a plural of SINGULAR: the
     row would be in another split or group than it says.
     """
-    spellings = {known: known for known in KNOWN_FIELDS}
-    spellings |= {f"{known}s": known for known in SINGULAR}
+    spellings = {name: name for name in KNOWN_FIELDS}
+    spellings |= {f"{name}s": name for name in SINGULAR}
     for name in fields:
-        known = spellings.get(str(name).strip().lower())
-        if known and known not in fields:
-            raise BadRow(f"unknown field {name!r}: write {known!r}, or call it something else")
+        meant = spellings.get(str(name).strip().lower())
+        if meant and meant not in fields:
+            raise BadRow(f"unknown field {name!r}: write {meant!r}, or call it something else")
 
 
 def _group(fields: dict[str, Any], meta: dict[str, Any]) -> str:
@@ -268,7 +270,9 @@ def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
 
     Raises GuardError.
     """
-    text_role = "user" if rule.judged == "conversation" else rule.judged
+    text_role: str = rule.judged
+    if text_role == "conversation":
+        text_role = "user"
     messages = conversation_of(fields, text_role)
     if unread := unread_parts(messages):
         raise BadRow(f"{unread[0]}, which no rule can read: say in words what it says or shows")

@@ -118,10 +118,10 @@ def _generated_and_own(request: DataRequest) -> SourcedData:
     rows = read_rows(source)
     splitting, shares = request.splitting, FEW_OWN_SHARES
     # One row of a label is enough in a split: the generated rows are there too.
-    own = ingest(rows, source, request.rule, request.seed, splitting, shares, fewest=1)
+    ingested = ingest(rows, source, request.rule, request.seed, splitting, shares, fewest=1)
     sourced = _generated(request)
-    refuse_copies(sourced.examples, own.examples, source)
-    return replace(own, examples=[*sourced.examples, *own.examples])
+    refuse_copies(sourced.examples, ingested.examples, source)
+    return replace(ingested, examples=[*sourced.examples, *ingested.examples])
 
 
 def _generator_files(source: str) -> list[Path]:

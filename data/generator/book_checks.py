@@ -87,12 +87,12 @@ def _check_lines(
     """The lines are templates whose slots exist, without `marks`."""
     for line in lines:
         grammar.check(line, slots, where=where)
-        found = set(marks) & set(line)
-        if found:
+        marked = set(marks) & set(line)
+        if marked:
             raise GuardError(
                 "marks that only work inside a slot's value",
                 where=where,
-                got=f"{found} in {line}",
+                got=f"{marked} in {line}",
                 remedy="Move the words with the mark into a slot",
             )
 

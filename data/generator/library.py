@@ -62,8 +62,8 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
 def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
     """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk."""
     background = load_background()
-    others = [neighbour for neighbour in neighbours if neighbour.id != rule.id]
-    books = [load_phrasebook(neighbour, background) for neighbour in others]
+    lenders = [neighbour for neighbour in neighbours if neighbour.id != rule.id]
+    books = [load_phrasebook(neighbour, background) for neighbour in lenders]
     borrowed = tuple(book for book in books if book.borrows)
     return Corpus(rule, load_phrasebook(rule, background), borrowed, background)
 
