@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from guard.errors import GuardError
+from guard.errors import GuardError, choose_from
 
 FORMS = ("base", "ing", "past", "s")
 PRONOUNS = {
@@ -64,9 +64,8 @@ _PRONOUN = re.compile(r"<(you|object|your|yourself)>")
 def resolve(template: str, rng: random.Random) -> str:
     """The template with every alternative chosen and its slots still open: its *phrasing*."""
     while match := _CHOICE.search(template):
-        template = (
-            template[: match.start()] + rng.choice(match[1].split("|")) + template[match.end() :]
-        )
+        chosen = rng.choice(match[1].split("|"))
+        template = template[: match.start()] + chosen + template[match.end() :]
     return " ".join(template.split())
 
 
@@ -111,12 +110,9 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
             remedy="Write (one|another)",
         )
     for match in _SLOT.finditer(template):
-        problem = _slot_problem(match, slots)
-        if problem:
-            message, names = problem
-            raise GuardError(
-                message, where=where, got=template, remedy=f"Known: {', '.join(names)}"
-            )
+        _refuse_unknown("slot", match[1], slots, template, where)
+        for modifier in (match[3] or "base").split(","):
+            _refuse_unknown("form", modifier, [*FORMS, *PRONOUNS], template, where)
     if re.search(r"[{}]", _SLOT.sub("", template)):
         raise GuardError(
             "malformed slot",
@@ -126,16 +122,12 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
         )
 
 
-def _slot_problem(
-    match: re.Match[str], slots: Mapping[str, Sequence[str]]
-) -> tuple[str, list[str]] | None:
-    """The problem with a slot of a template, if there is one, and what it could say instead."""
-    if match[1] not in slots:
-        return f"unknown slot '{match[1]}'", sorted(slots)
-    for modifier in (match[3] or "base").split(","):
-        if modifier not in FORMS and modifier not in PRONOUNS:
-            return f"unknown form '{modifier}'", [*FORMS, *PRONOUNS]
-    return None
+def _refuse_unknown(
+    kind: str, name: str, valid: Collection[str], template: str, where: object
+) -> None:
+    if name not in valid:
+        problem, remedy = f"unknown {kind} '{name}'", choose_from(name, sorted(valid))
+        raise GuardError(problem, where=where, got=template, remedy=remedy)
 
 
 @dataclass
