@@ -278,7 +278,7 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
             debate.refuse_last_turn(rule)
         else:
             entry = source_named(choice.source)
-            options = None
+            options: SourceOptions | None = None
             if entry.options:
                 options = entry.options(rule, earlier, args)
             is_built = build(

@@ -101,8 +101,8 @@ def _counts(examples: Sequence[Example]) -> list[dict[str, Any]]:
         labels[SPLITS.index(example.split), stratum].append(example.label)
     counts = []
     for (split, stratum), part in sorted(labels.items()):
-        count = {"split": SPLITS[split], "stratum": stratum}
-        counts.append({**count, "rows": len(part), "violating": sum(part)})
+        count: dict[str, Any] = {"split": SPLITS[split], "stratum": stratum}
+        counts.append(count | {"rows": len(part), "violating": sum(part)})
     return counts
 
 

@@ -155,11 +155,11 @@ def no_files(source: str) -> list[Path]:
 
 
 _PAIRS = functools.partial(multiple, of=4, at_least=4)  # pairs, in two strata
-COUNT_FLAGS = {
+COUNT_FLAGS: dict[str, dict[str, Any]] = {
     split: {"type": _PAIRS, "help": f"generated rows (default {rows})"}
     for split, rows in vars(Counts()).items()
 }
-LLM_FLAGS = {
+LLM_FLAGS: dict[str, dict[str, Any]] = {
     "unlabelled": {
         "help": f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows "
         "show what occurs"
