@@ -1,6 +1,5 @@
-"""`python -m data.build`.
-
-A rule -> `runs/data/<rule>/{train,validation,test}.jsonl` and `manifest.json`.
+"""`python -m data.build`: a rule -> `runs/data/<rule>/{train,validation,test}.jsonl` and
+`manifest.json`.
 
 Knows nothing of prompts, tokenizers or models.
 """
@@ -20,8 +19,7 @@ from data.debate import debate
 from data.ingest import Splitting
 from data.long_turns import with_long_turns
 from data.rows import is_hub_id, local_files
-from data.source import DataRequest, DataSource, SourceOptions
-from data.sources import SOURCES, source_named
+from data.sources import SOURCES, DataRequest, DataSource, SourceOptions, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
 from guard.calibration_rows import check_rows_for_rate
@@ -31,13 +29,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.lock import locked
 from guard.home import ROOT, own_or_shipped
-from guard.layout import (
-    Runs,
-    fingerprint,
-    is_current,
-    mark_current,
-    not_current,
-)
+from guard.layout import Runs, fingerprint, is_current, mark_current, not_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
 
 LOCK = "lock"  # in a rule's data folder
@@ -104,13 +96,12 @@ def _check_rows_for_rate(request: DataRequest, examples: Sequence[Example]) -> N
 
 
 def _inputs(request: DataRequest) -> str:
-    """A fingerprint of all that a data set depends on.
-
-    The request, this stage's code, and the files read.
+    """A fingerprint of all that a data set depends on: the request, this stage's code, and the
+    files that are read.
     """
     # In a folder a file's name may say its split.
-    own_part = source_named(request.source).own_part(request.source)
-    names = [str(file) for file in local_files(own_part)]
+    own_rows = source_named(request.source).own_rows(request.source)
+    names = [str(file) for file in local_files(own_rows)]
     options: list[Any] = []
     if request.options:
         options = request.options.inputs()
@@ -179,10 +170,7 @@ def write_splits(folder: Path, examples: list[Example]) -> dict[str, str]:
 
 @exits_cleanly
 def main() -> None:
-    """Parse the command line and build the data of every rule named.
-
-    One rule's error leaves the others alone.
-    """
+    """Build the data of every rule named; one rule's error leaves the others alone."""
     args = _arguments()
     names = rule_names(args.rule)
     if args.data and len(names) > 1:
@@ -225,14 +213,12 @@ def _choose(
     if not args.data and "data" not in rule.model_fields_set:
         source = earlier.get("source", GENERATOR)
     entry = source_named(source)
-    _refuse_flags_of_others(entry, source, args)
+    is_asked_anew = source in (args.data, rule.data)
+    is_kept = entry.is_paid and not is_asked_anew and _is_whole(folder)
+    _refuse_unread_flags(entry, source, args, is_kept=is_kept)
     splitting = args.splits
     if splitting is None and earlier.get("source") == source:
         splitting = earlier.get("splits")
-    is_asked_anew = source in (args.data, rule.data)
-    is_kept = entry.is_paid and not is_asked_anew and _is_whole(folder)
-    if is_kept:
-        _refuse_flags_of_kept(entry, source, args)
     return Choice(
         source=source,
         earlier=earlier.get("source", source),
@@ -242,14 +228,17 @@ def _choose(
     )
 
 
-def _refuse_flags_of_others(entry: DataSource, source: str, args: argparse.Namespace) -> None:
-    """Raise GuardError for an option that only another source than `entry` would read."""
+def _refuse_unread_flags(
+    entry: DataSource, source: str, args: argparse.Namespace, *, is_kept: bool
+) -> None:
+    """Raise GuardError for an option that only another source than `entry` would read, or that
+    `entry` would read if it were asked this time.
+    """
     for candidate in SOURCES.values():
         unread = [flag for flag in candidate.flags if flag not in entry.flags]
         if any(getattr(args, flag) for flag in unread):
-            flags = " and ".join(f"--{flag}" for flag in unread)
             raise GuardError(
-                f"{flags} are for data of another source: {candidate.description}",
+                f"{_in_words(unread)} are for data of another source: {candidate.description}",
                 got=source,
                 remedy=f"Say --data {candidate.shape} (DATA={candidate.shape})",
             )
@@ -259,18 +248,18 @@ def _refuse_flags_of_others(entry: DataSource, source: str, args: argparse.Names
             got=source,
             remedy="Go without --splits (SPLITS=)",
         )
-
-
-def _refuse_flags_of_kept(entry: DataSource, source: str, args: argparse.Namespace) -> None:
-    """Raise GuardError for an option of a source that is not asked this time."""
-    unread = [f"--{flag}" for flag in entry.flags if getattr(args, flag)]
-    if unread:
+    stated = [flag for flag in entry.flags if getattr(args, flag)]
+    if is_kept and stated:
         raise GuardError(
-            f"{' and '.join(unread)} would change nothing: these data are kept until their source "
-            "is named again",
+            f"{_in_words(stated)} would change nothing: these data are kept until their source is "
+            "named again",
             got=source,
             remedy=f"Say --data {source} (DATA={source}) too",
         )
+
+
+def _in_words(flags: Sequence[str]) -> str:
+    return " and ".join(f"--{flag}" for flag in flags)
 
 
 def _build_one(name: str, args: argparse.Namespace) -> None:
@@ -288,7 +277,10 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
         if choice.is_kept:
             debate.refuse_last_turn(rule)
         else:
-            options = source_named(choice.source).options(rule, earlier, args)
+            entry = source_named(choice.source)
+            options: SourceOptions | None = None
+            if entry.options:
+                options = entry.options(rule, earlier, args)
             is_built = build(
                 rule, choice.source, options, args.seed, choice.splitting, folder, force=args.force
             )
@@ -312,7 +304,7 @@ def _report(rule: Rule, folder: Path, choice: Choice, is_built: bool) -> None:
         print(f"  {path} still says {EDIT}; a judge behind an endpoint reads these lines")
     if choice.is_kept:
         print(f"  an endpoint wrote these; DATA={choice.source} asks it again for what has changed")
-    if not is_built and is_hub_id(source_named(choice.source).own_part(choice.source)):
+    if not is_built and is_hub_id(source_named(choice.source).own_rows(choice.source)):
         print("  a hub data set is read once; FORCE=1 reads it again")
 
 
@@ -339,8 +331,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=whole_number, default=0, help="same seed, same bytes (default 0)"
     )
+    flags: dict[str, Mapping[str, Any]] = {}
     for source in SOURCES.values():
-        source.arguments(parser)
+        flags |= source.flags
+    for flag, settings in flags.items():
+        parser.add_argument(f"--{flag}", **settings)
     parser.add_argument(
         "--splits",
         choices=get_args(Splitting),

@@ -1,6 +1,4 @@
-"""Your own rows -> examples.
-
-Knows nothing of the generator, of models, or of where the rows are read from.
+"""Your own rows -> examples, from wherever the rows are read.
 
 A row has a conversation (`guard/conversation/row.py` says how), a `label`, and optionally `id`,
 `split`, `group`, `source` and `meta`. Everything is validated before anything else runs; every bad
@@ -12,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data.rows import TOO_DEEP, BadRow, SourceRow, without_nulls
@@ -74,11 +72,12 @@ class Parsed:
 
 
 @dataclass(frozen=True)
-class Ingested:
-    """The examples of a source, and how many of its rows `clean` has dropped as leaks."""
+class SourcedData:
+    """The examples in splits, how many rows were dropped as leaks, and manifest fields."""
 
     examples: list[Example]
-    dropped: int
+    dropped: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def ingest(
@@ -89,7 +88,7 @@ def ingest(
     splitting: Splitting = "keep",
     shares: Mapping[Split, float] = SHARES,
     fewest: int = FEWEST_ROWS,
-) -> Ingested:
+) -> SourcedData:
     """The examples of the rows of `source`, in splits.
 
     Raises GuardError naming every bad row (the first 20 in full), and for a split with fewer than
@@ -103,12 +102,12 @@ def ingest(
     parsed = _parse_all(rows, rule, source)
     _refuse_repeated_ids(parsed, source)
     if splitting == "new":
-        ingested = Ingested(assign([row.example for row in parsed], seed, shares), 0)
+        sourced = SourcedData(assign([row.example for row in parsed], seed, shares))
     else:
-        ingested = _into_splits(parsed, seed, source, shares, clean=splitting == "clean")
-    scarce = labels_scarce(ingested.examples, fewest)
+        sourced = _into_splits(parsed, seed, source, shares, clean=splitting == "clean")
+    scarce = labels_scarce(sourced.examples, fewest)
     if scarce:
-        groups = {example.group for example in ingested.examples}
+        groups = {example.group for example in sourced.examples}
         remedy = f"Each split needs {fewest} rows of either label: add some"
         if splitting == "new" or all(row.split is None for row in parsed):
             remedy += " in groups of their own"
@@ -120,11 +119,11 @@ def ingest(
             got=f"{len(parsed)} rows in {len(groups)} groups; near duplicates are one group",
             remedy=remedy,
         )
-    return ingested
+    return sourced
 
 
 def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parsed]:
-    """All rows. Raises GuardError naming the bad ones, or where there are none at all."""
+    """Raises GuardError naming the bad rows, or where there are none at all."""
     parsed: list[Parsed] = []
     problems: list[tuple[str, GuardError]] = []  # where, and what
     for row in rows:
@@ -162,10 +161,12 @@ def _each_kind(problems: Iterable[tuple[str, GuardError]]) -> list[str]:
         places.setdefault(kind, []).append(where)
     lines = []
     for kind, (_, *more) in places.items():
+        named = more[:PLACES]
+        if len(more) > PLACES:
+            named.append("…")
         line = first[kind]
         if more:
-            line += f" ({len(more)} more like it: {', '.join(more[:PLACES])}"
-            line += ", …)" if len(more) > PLACES else ")"
+            line += f" ({len(more)} more like it: {', '.join(named)})"
         lines.append(line)
     if len(lines) > NAMED:
         lines[NAMED:] = [f"and {len(lines) - NAMED} other problems"]
@@ -207,20 +208,19 @@ def _refuse_misspelt(fields: dict[str, Any]) -> None:
     """Raise BadRow for a field that is one of ours but for its case, or a plural of SINGULAR: the
     row would be in another split or group than it says.
     """
+    spellings = {name: name for name in KNOWN_FIELDS}
+    spellings |= {f"{name}s": name for name in SINGULAR}
     for name in fields:
-        lower = str(name).strip().lower()
-        for field in KNOWN_FIELDS:
-            spellings = (field, f"{field}s") if field in SINGULAR else (field,)
-            if field not in fields and lower in spellings:
-                raise BadRow(f"unknown field {name!r}: write {field!r}, or call it something else")
+        meant = spellings.get(str(name).strip().lower())
+        if meant and meant not in fields:
+            raise BadRow(f"unknown field {name!r}: write {meant!r}, or call it something else")
 
 
 def _group(fields: dict[str, Any], meta: dict[str, Any]) -> str:
     """The group that a row or its `meta` names; empty where none does."""
     for value in (fields.get("group"), meta.get("group")):
-        group = "" if value is None else str(value).strip()
-        if group:
-            return group
+        if value is not None and str(value).strip():
+            return str(value).strip()
     return ""
 
 
@@ -270,7 +270,9 @@ def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
 
     Raises GuardError.
     """
-    text_role = "user" if rule.judged == "conversation" else rule.judged
+    text_role: str = rule.judged
+    if text_role == "conversation":
+        text_role = "user"
     messages = conversation_of(fields, text_role)
     if unread := unread_parts(messages):
         raise BadRow(f"{unread[0]}, which no rule can read: say in words what it says or shows")
@@ -303,7 +305,7 @@ def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
 
 def _into_splits(
     parsed: list[Parsed], seed: int, source: str, shares: Mapping[Split, float], *, clean: bool
-) -> Ingested:
+) -> SourcedData:
     """Assign rows without a split; carve a missing validation split from the training rows.
 
     Groups that straddle splits are looked for in the rows as they come, because near duplicates
@@ -312,7 +314,7 @@ def _into_splits(
     splits = {row.split for row in parsed}
     examples = [row.example for row in parsed]
     if splits == {None}:
-        return Ingested(assign(examples, seed, shares), 0)
+        return SourcedData(assign(examples, seed, shares))
     if None in splits:
         raise GuardError(
             "some rows have a split and some have none",
@@ -326,7 +328,7 @@ def _into_splits(
     dropped = len(parsed) - len(examples)
     if splits == {"train", "test"}:
         examples = _with_validation(examples, seed, shares)
-    return Ingested(group_near_duplicates(examples), dropped)
+    return SourcedData(group_near_duplicates(examples), dropped)
 
 
 def _with_validation(

@@ -1,4 +1,4 @@
-"""A language model's answer in the form that it has to have. Knows nothing of what was asked."""
+"""A language model's answer in the form that it has to have."""
 
 from __future__ import annotations
 

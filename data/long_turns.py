@@ -3,8 +3,7 @@ it.
 
 A rule that was trained on short turns alone reads a long one badly, and says so with confidence.
 What is put around a turn changes no label: it is of allowed rows, or made-up records. Of a rule
-that depends on context only the tool's result is long, and only of records. Knows nothing of
-models.
+that depends on context only the tool's result is long, and only of records.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class LongTurns:
 
     @property
     def positions(self) -> tuple[Position, ...]:
-        """Where the turn that decides may stand."""
         if self._rule.depends_on_context:
             return ("before",)
         return POSITIONS
@@ -96,7 +94,6 @@ class LongTurns:
         return "\n".join(_filled(texts, characters, rng))
 
     def _pieces(self, role: str, characters: int, rng: random.Random) -> list[str]:
-        """What the speaker says in allowed rows; records where there are none."""
         texts = self._texts.get(role)
         if not texts:
             return _records(characters, rng)

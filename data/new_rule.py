@@ -1,7 +1,7 @@
 """A policy in a sentence -> a rule file ready to edit: `python -m data.new_rule`, `make rule`.
 
 With the endpoint of the GENERATOR_… variables an LLM drafts what violates the policy, what it
-allows, and examples; without one the file says what to write there. Knows nothing of data.
+allows, and examples; without one the file says what to write there.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def new_rule(
     policy = " ".join(policy.split())
     _check_name(name, path)
     _check_policy(policy)
-    drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
+    drafted = _by_hand(policy, judged)
+    if endpoint:
+        drafted = _by_llm(endpoint, policy, judged)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
         part.write_text(_as_yaml(name, judged, drafted), encoding="utf-8")
@@ -157,9 +159,8 @@ async def _ask(endpoint: Endpoint, policy: str, judged: Judged) -> Completion:
 
 
 def _as_yaml(name: str, judged: Judged, drafted: RuleDraft) -> str:
-    policy = textwrap.fill(
-        " ".join(drafted.policy.split()), 98, break_on_hyphens=False, break_long_words=False
-    )
+    policy = " ".join(drafted.policy.split())
+    policy = textwrap.fill(policy, 98, break_on_hyphens=False, break_long_words=False)
     parts = [
         f"id: {name}\n",
         f"title: {_scalar(drafted.title)}  # one short sentence: what an adapter reads\n",
@@ -188,11 +189,8 @@ def _block(key: str, comment: str, lines: Sequence[str]) -> str:
 
 def _scalar(text: str) -> str:
     """One line of YAML for a text, quoted only where it has to be."""
-    return (
-        yaml.safe_dump(" ".join(text.split()), width=10**6, allow_unicode=True)
-        .removesuffix("\n")
-        .removesuffix("\n...")
-    )
+    scalar = yaml.safe_dump(" ".join(text.split()), width=10**6, allow_unicode=True)
+    return str(scalar.removesuffix("\n").removesuffix("\n..."))
 
 
 def next_steps(name: str) -> str:
@@ -209,7 +207,6 @@ MiniLM knows English; docs/rules.md names a model for other languages."""
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m data.new_rule",
         description="Write a rule file from a policy, ready to edit.",

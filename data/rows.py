@@ -1,7 +1,4 @@
-"""The rows of a JSON-lines or CSV file or of a hub data set, as they are.
-
-Knows nothing of what a row has to say: `data/ingest.py` does.
-"""
+"""The rows of a JSON-lines or CSV file or of a hub data set, as they are."""
 
 from __future__ import annotations
 
@@ -25,14 +22,11 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}  # an
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One row without its empty fields, and where it stands.
-
-    `problem` says why it could not be read at all.
-    """
+    """One row without its empty fields, and where it stands."""
 
     where: str
     fields: dict[str, Any]
-    problem: str = ""
+    problem: str = ""  # why it could not be read at all
 
 
 class BadRow(GuardError):
@@ -40,24 +34,18 @@ class BadRow(GuardError):
 
 
 def local_files(source: str) -> list[Path]:
-    """The files of this machine that a source is read from, hidden ones left out.
-
-    Empty for a hub id.
+    """The files of this machine that a source is read from, hidden ones left out; empty for a hub
+    id.
     """
     if not source.startswith(HUB):
-        path = Path(source)
-        if path.is_file():
-            return [path]
-        return []
+        return [path for path in [Path(source)] if path.is_file()]
     folder = Path(_hub_name(source)[0])
-    if not folder.is_dir():
-        return []
-    return [path for path in sorted(folder.rglob("*")) if _is_visible_file(path, folder)]
-
-
-def _is_visible_file(path: Path, folder: Path) -> bool:
-    parts = path.relative_to(folder).parts
-    return path.is_file() and not any(part.startswith(".") for part in parts)
+    files = []
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not is_hidden:
+            files.append(path)
+    return files
 
 
 def is_hub_id(source: str) -> bool:
@@ -66,15 +54,11 @@ def is_hub_id(source: str) -> bool:
 
 
 def is_readable(source: str) -> bool:
-    """Whether a source is a file by its ending."""
     return Path(source).name.endswith(tuple(FILE_READERS))
 
 
 def read_rows(source: str) -> Iterator[SourceRow]:
-    """The rows of `hub:<data set>` or of a file, by its ending.
-
-    Raises GuardError where it cannot be read.
-    """
+    """The rows of `hub:<data set>` or of a file, by its ending. Raises GuardError."""
     if source.startswith(HUB):
         yield from _hub(source)
         return
@@ -201,10 +185,7 @@ def _column_names(cells: list[str], where: str) -> list[str]:
 
 
 def _hub(source: str) -> Iterator[SourceRow]:
-    """A hub data set, or a local folder that `datasets` can load.
-
-    It is read row by row and not cached.
-    """
+    """A hub data set, or a local folder that `datasets` can load: row by row and not cached."""
     from datasets import load_dataset  # takes seconds to import, and only this source needs it
 
     path, configuration = _hub_name(source)
@@ -229,7 +210,6 @@ def _each(rows: Iterable[dict[str, Any]], source: str) -> Iterator[dict[str, Any
 
 
 def _cannot_load(source: str, error: Exception) -> GuardError:
-    """What to raise where a hub data set or a local folder of one cannot be read."""
     return GuardError(
         f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}",
         where=source,

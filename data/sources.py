@@ -8,126 +8,186 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from data import mixed
 from data.debate import debate
 from data.debate.writers import EXAMPLES, FEWEST_EXAMPLES, UNLABELLED, Writers, writers_for
 from data.generator.generate import Counts, generate
-from data.generator.library import (
-    load_corpus,
-    load_excerpts,
-    phrase_files,
-    rules_with_phrases,
-)
-from data.rows import FILE_READERS, HUB, is_readable, local_files, read_rows
-from data.source import DataRequest, DataSource, SourcedData, labelled_rows, no_files
+from data.generator.library import load_corpus, load_excerpts, phrase_files, rules_with_phrases
+from data.ingest import SourcedData, Splitting, ingest
+from data.rows import FILE_READERS, HUB, SourceRow, is_readable, local_files, read_rows
+from data.splits import refuse_copies
 from guard.arguments import multiple
-from guard.conversation.example import GENERATOR, Example
+from guard.conversation.example import GENERATOR, Example, Split
 from guard.errors import GuardError, did_you_mean
 from guard.rule import RULES, Rule, load_rule
 
 LLM = "llm"
 FILE = "FILE"
-COUNTED_SPLITS = tuple(vars(Counts()))  # an option each
+GENERATOR_AND = "generator+"
+# The shares of your own rows beside generated ones: few rows need a larger part for a threshold.
+FEW_OWN_SHARES: dict[Split, float] = {"train": 0.5, "validation": 0.3, "test": 0.2}
 
 
-def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Counts:
-    stated = {split: getattr(args, split) for split in COUNTED_SPLITS}
-    return Counts(**{split: rows for split, rows in stated.items() if rows is not None})
+class SourceOptions(Protocol):
+    """What one source can be asked for besides a rule; no other source reads it."""
+
+    def inputs(self) -> list[Any]:
+        """Its part of what the data depend on, as JSON."""
 
 
-def _generated(request: DataRequest) -> SourcedData:
-    if not isinstance(request.options, Counts):
-        raise ValueError(f"data of {GENERATOR} need counts")
-    return SourcedData(generated(request.rule, request.options, request.seed))
+@dataclass(frozen=True)
+class DataRequest:
+    """The data that a rule is to get.
+
+    `source` is the text that names it, on the command line or in the rule's file, and `options` are
+    its own. Only rows of your own are split as `splitting` says. A source may keep files of its own
+    in `folder`.
+    """
+
+    rule: Rule
+    source: str
+    options: SourceOptions | None
+    seed: int
+    splitting: Splitting
+    folder: Path
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One way for a rule to get its data.
+
+    `shape` is how it is named, for the help and for errors. `files` are the files that it reads:
+    where one changes, the data are built again. What lies elsewhere is read again only by force.
+
+    `flags` are its options of the command line, with argparse's settings; they are refused with a
+    source that has no such flag. `options` makes what `load` needs of the rule, the manifest of
+    last time and the parsed command line. What a source that `is_paid` gave stays until it is named
+    again. One that `reads_splits` has rows of your own, split as `--splits` says; their name
+    stands behind `prefix`.
+    """
+
+    shape: str
+    description: str
+    load: Callable[[DataRequest], SourcedData]
+    files: Callable[[str], list[Path]]
+    flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Callable[[Rule, Mapping[str, Any], argparse.Namespace], SourceOptions] | None = None
+    is_paid: bool = False
+    reads_splits: bool = False
+    prefix: str = ""
+
+    def own_rows(self, source: str) -> str:
+        """The part of a source's text that names your own rows."""
+        return source.removeprefix(self.prefix)
+
+
+def labelled_rows(
+    read: Callable[[str], Iterable[SourceRow]],
+) -> Callable[[DataRequest], SourcedData]:
+    """The `load` of labelled rows, from the function that reads the rows of the source's text.
+
+    Each row has the fields that `data/ingest.py` documents.
+    """
+
+    def load(request: DataRequest) -> SourcedData:
+        rows = read(request.source)
+        return ingest(rows, request.source, request.rule, request.seed, request.splitting)
+
+    return load
 
 
 def generated(rule: Rule, counts: Counts, seed: int) -> list[Example]:
-    """The rows of the offline generator."""
     neighbours = [load_rule(path.stem) for path in rules_with_phrases(RULES)]
     return generate(load_corpus(rule, neighbours), counts, seed, load_excerpts(rule))
 
 
+def _generated(request: DataRequest) -> SourcedData:
+    assert isinstance(request.options, Counts)
+    return SourcedData(generated(request.rule, request.options, request.seed))
+
+
+def _generated_and_own(request: DataRequest) -> SourcedData:
+    """Generated rows teach what a rule is about, your own what your traffic looks like; who trains
+    tells them apart (`Example.is_generated`).
+    """
+    source = request.source.removeprefix(GENERATOR_AND)
+    rows = read_rows(source)
+    splitting, shares = request.splitting, FEW_OWN_SHARES
+    # One row of a label is enough in a split: the generated rows are there too.
+    ingested = ingest(rows, source, request.rule, request.seed, splitting, shares, fewest=1)
+    sourced = _generated(request)
+    refuse_copies(sourced.examples, ingested.examples, source)
+    return replace(ingested, examples=[*sourced.examples, *ingested.examples])
+
+
 def _generator_files(source: str) -> list[Path]:
     """The phrases and their rules: every rule's data hold acts of others."""
-    return [*phrase_files(), *rules_with_phrases(RULES)]
+    files = [*phrase_files(), *rules_with_phrases(RULES)]
+    if source.startswith(GENERATOR_AND):
+        files += local_files(source.removeprefix(GENERATOR_AND))
+    return files
 
 
-def _mixed_files(source: str) -> list[Path]:
-    return [*_generator_files(source), *mixed.own_files(source)]
+def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Counts:
+    stated = {split: getattr(args, split) for split in COUNT_FLAGS}
+    return Counts(**{split: rows for split, rows in stated.items() if rows is not None})
+
+
+def _debated(request: DataRequest) -> SourcedData:
+    writers = request.options
+    assert isinstance(writers, Writers)
+    answers = request.folder / "answers.jsonl"
+    examples, statistics = debate.generate(request.rule, request.seed, writers, answers)
+    notes = {"debate": statistics, "examples": writers.wanted, "unlabelled": writers.unlabelled}
+    return SourcedData(examples, notes=notes)
 
 
 def _writers(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Writers:
     return writers_for(rule, earlier, args.examples, args.unlabelled)
 
 
-def _debated(request: DataRequest) -> SourcedData:
-    writers = request.options
-    if not isinstance(writers, Writers):
-        raise ValueError(f"data of {LLM} need writers")
-    examples, statistics = debate.generate(
-        request.rule,
-        writers.wanted,
-        request.seed,
-        writers.endpoint,
-        writers.seeds,
-        request.folder / "answers.jsonl",
-        writers.budget_usd,
-    )
-    notes = {
-        "debate": statistics,
-        "examples": writers.wanted,
-        "unlabelled": writers.unlabelled,
-    }
-    return SourcedData(examples, notes=notes)
+def no_files(source: str) -> list[Path]:
+    return []
 
 
-def _add_generator_arguments(parser: argparse.ArgumentParser) -> None:
-    for split, count in vars(Counts()).items():
-        parser.add_argument(
-            f"--{split}",
-            type=functools.partial(multiple, of=4, at_least=4),  # pairs, in two strata
-            help=f"generated rows (default {count})",
-        )
-
-
-def _add_llm_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--examples",
-        type=functools.partial(multiple, of=2, at_least=FEWEST_EXAMPLES),
-        help=f"for '{LLM}': rows to write (default: as last time, or {EXAMPLES})",
-    )
-    parser.add_argument(
-        "--unlabelled",
-        help=f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows show "
-        "what occurs",
-    )
-
-
+_PAIRS = functools.partial(multiple, of=4, at_least=4)  # pairs, in two strata
+COUNT_FLAGS: dict[str, dict[str, Any]] = {
+    split: {"type": _PAIRS, "help": f"generated rows (default {rows})"}
+    for split, rows in vars(Counts()).items()
+}
+LLM_FLAGS: dict[str, dict[str, Any]] = {
+    "unlabelled": {
+        "help": f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows "
+        "show what occurs"
+    },
+    "examples": {
+        "type": functools.partial(multiple, of=2, at_least=FEWEST_EXAMPLES),
+        "help": f"for '{LLM}': rows to write (default: as last time, or {EXAMPLES})",
+    },
+}
 # A source is named by its key, and where the key ends in ":" or "+", by what follows it too. A new
-# one is a function in a file of its own and a row here; `labelled_rows` makes one of a function
-# that reads rows.
+# one is a function in a file of its own and a row here; `labelled_rows` makes its `load` of a
+# function that reads rows.
 SOURCES: dict[str, DataSource] = {
     GENERATOR: DataSource(
         GENERATOR,
         "the offline generator, from the rule's phrases",
         _generated,
         _generator_files,
-        arguments=_add_generator_arguments,
+        flags=COUNT_FLAGS,
         options=_counts,
-        flags=COUNTED_SPLITS,
     ),
     LLM: DataSource(
         LLM,
         "written and debated by the endpoint of the GENERATOR_… variables, within its budget",
         _debated,
         no_files,
-        arguments=_add_llm_arguments,
+        flags=LLM_FLAGS,
         options=_writers,
-        flags=("unlabelled", "examples"),
         is_paid=True,
     ),
     FILE: DataSource(
@@ -137,15 +197,15 @@ SOURCES: dict[str, DataSource] = {
         local_files,
         reads_splits=True,
     ),
-    mixed.GENERATOR_AND: DataSource(
-        f"{mixed.GENERATOR_AND}{FILE}",
-        f"a few labelled rows of your own beside generated ones; also {mixed.GENERATOR_AND}{HUB}…",
-        mixed.beside(_generated),
-        _mixed_files,
+    GENERATOR_AND: DataSource(
+        f"{GENERATOR_AND}{FILE}",
+        f"a few labelled rows of your own beside generated ones; also {GENERATOR_AND}{HUB}…",
+        _generated_and_own,
+        _generator_files,
+        flags=COUNT_FLAGS,
         options=_counts,
-        flags=COUNTED_SPLITS,
         reads_splits=True,
-        own_part=mixed.own_part,
+        prefix=GENERATOR_AND,
     ),
     HUB: DataSource(
         f"{HUB}ORG/NAME[:CONFIGURATION]",

@@ -1,8 +1,4 @@
-"""Keeping the splits apart.
-
-Groups, exact and near duplicates, and the split of data that came without one.
-
-Knows nothing of rules or of where the examples come from.
+"""Keeping the splits apart: groups, near duplicates, and the split of data that came without one.
 
 Two conversations are near duplicates when the Jaccard similarity of their word 3-shingles (lower
 case, every digit the same, two boundary marks at each end; Broder, 1997) is at least
@@ -34,7 +30,7 @@ NEAR_DUPLICATE = 0.7
 SHARES: dict[Split, float] = {"train": 0.7, "validation": 0.1, "test": 0.2}
 SPLIT_LABELS = tuple(itertools.product(SPLITS, (0, 1)))
 BLOCK = 512  # examples that are compared with all others at once
-NAMED = 5  # how many offending pairs an error spells out
+NAMED = 5  # offending rows or pairs that an error spells out
 # Scripts without spaces between words: Thai and Lao, Myanmar, Khmer, Tai and Javanese, kana and
 # bopomofo, Han.
 UNSPACED = (
@@ -55,13 +51,11 @@ class NearDuplicate:
 
 
 def shingles(text: str) -> list[str]:
-    """The word 3-shingles of a text."""
     words = ["^", "^", *_WORD.findall(re.sub(r"\d", "0", text.lower())), "$", "$"]
     return [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
 
 
 def text_of(example: Example) -> str:
-    """Every turn's content, without the roles."""
     return _text(example.messages)
 
 
@@ -69,8 +63,9 @@ def _text(messages: Iterable[Message]) -> str:
     return "\n".join(visible(message.content) for message in messages)
 
 
-def _without_system(messages: Iterable[Message]) -> list[Message]:
-    return [message for message in messages if message.role != "system"]
+def _spoken(example: Example) -> str:
+    """The text without its system turns."""
+    return _text(message for message in example.messages if message.role != "system")
 
 
 def near_duplicates(
@@ -81,7 +76,7 @@ def near_duplicates(
 
     if not examples:
         return
-    spoken_texts = [_text(_without_system(example.messages)) for example in examples]
+    spoken_texts = [_spoken(example) for example in examples]
     full_texts = [text_of(example) for example in examples]
     rows = _shingle_rows(spoken_texts)
     # Only compared for few pairs: if all rows share a long system turn, their product has no zeros.
@@ -130,7 +125,7 @@ def _shingle_rows(texts: Sequence[str]) -> Any:
 def refuse_leaks(examples: Sequence[Example]) -> None:
     """Raise GuardError if a group straddles splits, or near duplicates stand in two of them."""
     refuse_straddling(examples)
-    pairs = list(across_splits(examples))
+    pairs = list(_across_splits(examples))
     if not pairs:
         return
     named = []
@@ -161,11 +156,33 @@ def refuse_straddling(examples: Sequence[Example]) -> None:
         )
 
 
-def across_splits(
-    examples: Sequence[Example], threshold: float = NEAR_DUPLICATE
-) -> Iterator[NearDuplicate]:
-    """Pairs of examples of different splits that are at least as similar as `threshold`."""
-    for pair in near_duplicates(examples, threshold):
+def refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], source: str) -> None:
+    """Raise GuardError for rows of your own that are generated ones, nearly so, or have the name of
+    one, in whatever split and with whatever label.
+    """
+    names: set[str] = set()
+    for example in generated:
+        names |= {example.id, example.group}
+    copies: list[str] = []
+    for example in own_rows:
+        if {example.id, example.group} & names:
+            copies.append(f"{example.id} (the id or group of a generated row)")
+    all_examples = [*generated, *own_rows]
+    for pair in near_duplicates(all_examples):
+        if pair.first < len(generated) <= pair.second:
+            first, second = all_examples[pair.first], all_examples[pair.second]
+            copies.append(f"{second.id} (like {first.id}: {pair.similarity:.2f})")
+    if copies:
+        got = "; ".join(copies[:NAMED])
+        if len(copies) > NAMED:
+            got += f" and {len(copies) - NAMED} more"
+        remedy = "Remove these rows of yours; SPLITS= does not help here"
+        problem = "some of your rows are generated ones, or nearly so"
+        raise GuardError(problem, where=source, got=got, remedy=remedy)
+
+
+def _across_splits(examples: Sequence[Example]) -> Iterator[NearDuplicate]:
+    for pair in near_duplicates(examples):
         if examples[pair.first].split != examples[pair.second].split:
             yield pair
 
@@ -180,7 +197,7 @@ def drop_leaks(examples: Sequence[Example]) -> list[Example]:
         last_rank[example.group] = max(last_rank[example.group], _rank(example))
     kept_examples = [example for example in examples if _rank(example) == last_rank[example.group]]
     dropped = set()
-    for pair in across_splits(kept_examples):
+    for pair in _across_splits(kept_examples):
         if _rank(kept_examples[pair.first]) < _rank(kept_examples[pair.second]):
             dropped.add(pair.first)
         else:
@@ -189,7 +206,6 @@ def drop_leaks(examples: Sequence[Example]) -> list[Example]:
 
 
 def _rank(example: Example) -> int:
-    """The place of an example's split in their order."""
     return SPLITS.index(example.split)
 
 
@@ -200,7 +216,6 @@ class Clusters:
         self._leaders = list(range(size))
 
     def leader(self, index: int) -> int:
-        """The leader of the cluster that `index` is in."""
         while self._leaders[index] != index:
             self._leaders[index] = self._leaders[self._leaders[index]]
             index = self._leaders[index]
@@ -211,7 +226,6 @@ class Clusters:
         self._leaders[self.leader(index)] = self.leader(onto)
 
     def members(self) -> list[list[int]]:
-        """The clusters, each in ascending order."""
         by_leader: dict[int, list[int]] = defaultdict(list)
         for index in range(len(self._leaders)):
             by_leader[self.leader(index)].append(index)
@@ -258,7 +272,6 @@ def group_near_duplicates(examples: Sequence[Example]) -> list[Example]:
 
 
 def _named_by_leader(examples: Sequence[Example], clusters: Clusters) -> list[Example]:
-    """The examples, each in the group of its cluster's leader."""
     named = []
     for index, example in enumerate(examples):
         named.append(replace(example, group=examples[clusters.leader(index)].group))

@@ -23,10 +23,9 @@ from data.build import code_files, write_splits
 from data.generator.generate import Counts
 from data.generator.library import phrase_files, rules_with_phrases
 from data.ingest import ingest
-from data.mixed import refuse_copies
 from data.rows import SourceRow, read_rows
 from data.sources import generated
-from data.splits import refuse_leaks
+from data.splits import refuse_copies, refuse_leaks
 from guard.arguments import count, multiple, whole_numbers
 from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.conversation.labelling import check_labelling

@@ -1,7 +1,4 @@
-"""An endpoint whose answers are paid for: kept as they come, counted, within a budget.
-
-Knows nothing of what is asked.
-"""
+"""An endpoint whose answers are paid for: kept as they come, counted, within a budget."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -21,6 +18,8 @@ from guard.endpoint.client import Completion, Endpoint, finished
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
+
+Read = TypeVar("Read")
 
 TRIES = 3  # for an answer in the form that was asked for
 REFUSALS = 8  # in a row: then the cause is not in the texts
@@ -36,14 +35,10 @@ class PaidAnswer(Completion):
 
 @dataclass
 class Statistics:
-    """The outcomes of the cases, and their cost.
+    """The outcomes of the cases, and their cost."""
 
-    `outcomes`: accepted in round n after m rewritings, or why dropped. `votes_against` counts by
-    judge.
-    """
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    votes_against: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)  # accepted, or why dropped
+    votes_against: Counter[str] = field(default_factory=Counter)  # by judge
     malformed: int = 0
     calls: int = 0
     prompt_tokens: int = 0
@@ -51,16 +46,20 @@ class Statistics:
     cost_usd: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The counts as the manifest has them."""
         return {
             **vars(self),
             "outcomes": dict(sorted(self.outcomes.items())),
             "votes_against": dict(self.votes_against),
         }
 
+    def in_words(self) -> str:
+        if self.cost_usd is None:
+            return f"{self.calls} answers"
+        return f"{self.calls} answers, {self.cost_usd:.2f} USD"
+
 
 class Refused(Exception):
-    """The endpoint will not take a text."""
+    """The endpoint will not take a text; it says why."""
 
 
 class PaidEndpoint:
@@ -70,21 +69,14 @@ class PaidEndpoint:
     account that was refused.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        answers_file: Path,
-        budget_usd: float | None,
-        on_answer: Callable[[Statistics], None],
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, answers_file: Path, budget_usd: float | None) -> None:
         if budget_usd is not None and endpoint.cost_usd(0, 0) is None:
             remedy = "Set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT too, USD per million tokens"
             raise GuardError(
                 "a budget needs prices", got=f"GENERATOR_BUDGET_USD={budget_usd:g}", remedy=remedy
             )
-        self.endpoint, self.budget_usd = endpoint, budget_usd
+        self.endpoint, self.answers_file, self.budget_usd = endpoint, answers_file, budget_usd
         self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
-        self._on_answer = on_answer
         self._file = AnswerFile(answers_file, PaidAnswer)
         self._open = contextlib.ExitStack()
         self._spent_usd = 0.0
@@ -100,38 +92,27 @@ class PaidEndpoint:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close them."""
         with self._open:
             await self._client.aclose()
 
     async def answer(self, form: type[Filled], messages: Chat, about: str) -> Filled | None:
         """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""
+        return await self._in_form(lambda reply: filled(reply, form, about), messages, about)
+
+    async def text(self, messages: Chat, about: str) -> str | None:
+        """The answer as free text; None where none of TRIES comes to an end. Raises Refused."""
+        return await self._in_form(words, messages, about)
+
+    async def _in_form(
+        self, read: Callable[[Completion], Read], messages: Chat, about: str
+    ) -> Read | None:
         for attempt in range(TRIES):
             completion = await self._completion(messages, f"{about}/{attempt}")
             try:
-                return filled(completion, form, about)
+                return read(completion)
             except (ValueError, RecursionError, GuardError):
                 self.statistics.malformed += 1
         return None
-
-    async def text(self, messages: Chat, about: str) -> str | None:
-        """The answer as free text; None where none of TRIES comes to an end.
-
-        Raises Refused.
-        """
-        for attempt in range(TRIES):
-            try:
-                return words(await self._completion(messages, f"{about}/{attempt}"))
-            except ValueError:
-                self.statistics.malformed += 1
-        return None
-
-    @property
-    def last_refusal(self) -> str:
-        """The endpoint's words when it last refused."""
-        if not self._refused:
-            return ""
-        return self._refused[-1].text
 
     async def _completion(self, messages: Chat, about: str) -> PaidAnswer:
         """The answer from memory, else from the endpoint. Raises Refused."""
@@ -144,7 +125,7 @@ class PaidEndpoint:
                 answer = await finished(paying, self.endpoint.timeout_s)
         self._count(answer)
         if answer.refused:
-            raise Refused
+            raise Refused(answer.text)
         return answer
 
     async def _pay(self, messages: Chat, about: str, key: str) -> PaidAnswer:
@@ -178,7 +159,7 @@ class PaidEndpoint:
             )
 
     def _cost(self, answer: PaidAnswer) -> float:
-        """USD; 0.0 without prices."""
+        """0.0 without prices."""
         cost = self.endpoint.cost_usd(answer.prompt_tokens or 0, answer.completion_tokens or 0)
         return cost or 0.0
 
@@ -194,7 +175,6 @@ class PaidEndpoint:
         statistics.cost_usd = self.endpoint.cost_usd(
             statistics.prompt_tokens, statistics.completion_tokens
         )
-        self._on_answer(statistics)
 
     def _stay_within_budget(self) -> None:
         if self.budget_usd is not None and self._spent_usd >= self.budget_usd:

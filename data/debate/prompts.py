@@ -1,7 +1,6 @@
-"""What the LLM is asked in a debate about a policy.
+"""What the LLM is asked in a debate about a policy, and the forms of its answers.
 
-Knows nothing of endpoints or of what becomes of the answers. Answers are kept under the text that
-asked for them: another word here, and they are paid for again.
+Answers are kept under the text that asked for them: another word here, and they are paid for again.
 """
 
 from __future__ import annotations
@@ -9,8 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from pydantic import Field
+
+from data.llm_reply import Form
 from guard.conversation.example import Message
 from guard.prompt.decoder import ROLE_LABELS
 from guard.rule import Rule, in_words
@@ -33,6 +35,44 @@ LEANINGS: dict[Leaning, str] = {
 VOTE_FORM = (
     'Answer with one JSON object: {"violates": true or false, "reason": "one or two sentences"}'
 )
+
+
+class Dimension(Form):
+    """A way in which cases of the policy differ, and its possible values."""
+
+    name: str = Field(min_length=1)
+    values: tuple[str, ...] = Field(min_length=2)
+
+
+class Decomposition(Form):
+    """The answer to `decompose`."""
+
+    dimensions: tuple[Dimension, ...] = Field(min_length=2)
+
+
+class DraftTurn(Form):
+    """One message of a draft."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = Field(min_length=1)
+
+
+class ConversationDraft(Form):
+    """The answer to `write`: a case."""
+
+    messages: tuple[DraftTurn, ...] = Field(min_length=1)
+    reasoning: str
+
+    @property
+    def as_messages(self) -> tuple[Message, ...]:
+        return tuple(Message(turn.role, turn.content) for turn in self.messages)
+
+
+class Vote(Form):
+    """The answer to `judge`."""
+
+    violates: bool
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +106,7 @@ def decompose(rule: Rule, seeds: Sequence[Sequence[Message]]) -> Chat:
 
 
 def write(
-    rule: Rule, topic: Topic, draft: Mapping[str, Any] | None, dissent: Sequence[str]
+    rule: Rule, topic: Topic, draft: ConversationDraft | None, dissent: Sequence[str]
 ) -> Chat:
     """A boundary case with the topic's label; after dissent, the same anew."""
     verb = ("does NOT violate", "VIOLATES")[topic.label]
@@ -82,7 +122,7 @@ def write(
     again = []
     if draft:
         again = [
-            f"Your last attempt:\n{json.dumps(draft, ensure_ascii=False)}",
+            f"Your last attempt:\n{json.dumps(draft.model_dump(), ensure_ascii=False)}",
             "It was not agreed upon:\n" + "\n".join(f"- {reason}" for reason in dissent),
             "Write it anew so that these objections no longer hold, and keep it close to the "
             "boundary.",
@@ -95,7 +135,7 @@ def write(
     return _chat(system, in_words(rule), task, *again, form)
 
 
-def advocate(rule: Rule, draft: Mapping[str, Any], label: int, transcript: Sequence[str]) -> Chat:
+def advocate(rule: Rule, draft: ConversationDraft, label: int, transcript: Sequence[str]) -> Chat:
     """The case for the label, by someone who does not give way."""
     verb = ("does not violate", "violates")[label]
     task = (
@@ -107,7 +147,7 @@ def advocate(rule: Rule, draft: Mapping[str, Any], label: int, transcript: Seque
 
 
 def judge(
-    rule: Rule, draft: Mapping[str, Any], leaning: Leaning, transcript: Sequence[str]
+    rule: Rule, draft: ConversationDraft, leaning: Leaning, transcript: Sequence[str]
 ) -> Chat:
     """One judge's vote, who has heard the debate so far."""
     task = (
@@ -123,8 +163,8 @@ def _chat(system: str, *parts: str) -> Chat:
     return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
 
 
-def _case(draft: Mapping[str, Any]) -> str:
-    return _tagged([Message(turn["role"], turn["content"]) for turn in draft["messages"]])
+def _case(draft: ConversationDraft) -> str:
+    return _tagged(draft.as_messages)
 
 
 def _so_far(transcript: Sequence[str]) -> list[str]:

@@ -1,19 +1,16 @@
-"""Who writes and debates a rule's data, from the environment.
-
-Knows nothing of how they are debated.
-"""
+"""Who writes and debates a rule's data, from the environment."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from data.ingest import conversation
 from data.llm_reply import WRITING
-from data.rows import BadRow, SourceRow, read_rows
+from data.rows import BadRow, read_rows
 from guard.conversation.example import Message
 from guard.endpoint.client import Endpoint
 from guard.endpoint.settings import endpoint_settings, price
@@ -32,9 +29,9 @@ class Writers:
 
     endpoint: Endpoint
     wanted: int
-    unlabelled: str
-    seeds: tuple[tuple[Message, ...], ...]
-    budget_usd: float | None
+    unlabelled: str = ""
+    seeds: tuple[tuple[Message, ...], ...] = ()
+    budget_usd: float | None = None
 
     def inputs(self) -> list[Any]:
         """All that the data depend on besides the rule, but not what they may cost."""
@@ -65,14 +62,16 @@ def writers_for(
             where=own_or_shipped(RULES / f"{rule.id}.yaml"),
             remedy="Write there what violates it and what it allows",
         )
-    budget_usd = _budget_usd()
     file = unlabelled or earlier.get("unlabelled", "")
+    seeds: tuple[tuple[Message, ...], ...] = ()
+    if file:
+        seeds = tuple(_conversations(file, rule))
     return Writers(
         endpoint=Endpoint(**WRITING | settings),
         wanted=examples or max(FEWEST_EXAMPLES, earlier.get("examples", EXAMPLES)),
         unlabelled=file,
-        seeds=_conversations(file, rule),
-        budget_usd=budget_usd,
+        seeds=seeds,
+        budget_usd=_budget_usd(),
     )
 
 
@@ -90,27 +89,17 @@ def _budget_usd() -> float | None:
         ) from error
 
 
-def _conversations(unlabelled: str, rule: Rule) -> tuple[tuple[Message, ...], ...]:
-    """The first UNLABELLED conversations of a file or a hub data set; none without a name."""
-    if not unlabelled:
-        return ()
-    rows = itertools.islice(read_rows(unlabelled), UNLABELLED)
-    conversations = tuple(_conversation(row, rule) for row in rows)
-    if not conversations:
-        raise GuardError(
-            "no conversations", where=unlabelled, remedy="One conversation a row, as for DATA="
-        )
-    return conversations
-
-
-def _conversation(row: SourceRow, rule: Rule) -> tuple[Message, ...]:
-    try:
-        if row.problem:
-            raise BadRow(row.problem)
-        return conversation(row.fields, rule)
-    except GuardError as error:
-        raise GuardError(
-            f"no conversation: {error}",
-            where=row.where,
-            remedy="One conversation a row, as for DATA=",
-        ) from error
+def _conversations(unlabelled: str, rule: Rule) -> Iterator[tuple[Message, ...]]:
+    """The first UNLABELLED conversations of a file or a hub data set."""
+    remedy = "One conversation a row, as for DATA="
+    where = ""
+    for row in itertools.islice(read_rows(unlabelled), UNLABELLED):
+        where = row.where
+        try:
+            if row.problem:
+                raise BadRow(row.problem)
+            yield conversation(row.fields, rule)
+        except GuardError as error:
+            raise GuardError(f"no conversation: {error}", where=where, remedy=remedy) from error
+    if not where:
+        raise GuardError("no conversations", where=unlabelled, remedy=remedy)

@@ -1,7 +1,5 @@
 """What is sampled about a group before a word of it is written.
 
-Knows nothing of phrases beyond the acts' names.
-
 Every dimension is drawn on its own. Only the two acts depend on each other: the phrase book must
 know something that the other speaker can say in an exchange with either of them
 (`Phrasebook.shared`).
@@ -57,12 +55,7 @@ class Dimensions:
 
     @property
     def difficulty(self) -> Difficulty:
-        """`adversarial` with a trick.
-
-        `easy` where the target is plain and nothing around it is about a rule.
-
-        Everything else is `boundary`.
-        """
+        """`easy`: the target is plain, and nothing around it is about a rule."""
         if self.trick:
             return "adversarial"
         if self.severity == "plain" and not self.hard_negatives and not self.distractors:
@@ -77,18 +70,18 @@ def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[D
 
 
 def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -> Dimensions:
-    """One group's dimensions.
-
-    The order of the draws is part of the data: another one writes other conversations.
-    """
+    """The order of the draws is part of the data: another one writes other conversations."""
     tokens = sample_length(rng)
+    severities = SEVERITIES
+    if tokens <= 110:  # no room to bury a core in
+        severities = SEVERITIES[:2]
     if rng.random() < UNRELATED_SHARE and corpus.rule.turns == "any":
         allowed = UNRELATED
     return Dimensions(
         violating_act=violating,
         allowed_act=allowed,
         domain=rng.choice(corpus.book.domains or tuple(corpus.background.domains)),
-        severity=rng.choice(_severities(tokens)),
+        severity=rng.choice(severities),
         position=rng.choice(POSITIONS),
         hard_negatives=_acts_beside(tokens, rng),
         distractors=_distractors(corpus, tokens, rng),
@@ -100,15 +93,8 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
     )
 
 
-def _severities(tokens: int) -> tuple[Severity, ...]:
-    """The severities to draw from: a short conversation has no room to bury a core in."""
-    if tokens > 110:
-        return SEVERITIES
-    return SEVERITIES[:2]
-
-
 def _acts_beside(tokens: int, rng: random.Random) -> int:
-    """How many acts of a kind are added to the target: at most three, and one in 120 tokens."""
+    """At most three, and one in 120 tokens."""
     return rng.randint(0, min(3, tokens // 120))
 
 
@@ -125,10 +111,7 @@ def _trick(corpus: Corpus, rng: random.Random) -> str | None:
 
 
 def sample_length(rng: random.Random) -> int:
-    """A conversation length in tokens.
-
-    Log-normal, cut to SHORTEST..LONGEST (median about 130, mean about 220).
-    """
+    """A conversation length in tokens: log-normal, cut (median about 130, mean about 220)."""
     while True:
         tokens = round(math.exp(rng.gauss(LOG_MEAN, LOG_SPREAD)))
         if SHORTEST <= tokens <= LONGEST:
@@ -136,9 +119,8 @@ def sample_length(rng: random.Random) -> int:
 
 
 def _pairs_of_acts(corpus: Corpus, groups: int, rng: random.Random) -> list[tuple[str, str]]:
-    """A violating and an allowed act for every group, both in rounds.
-
-    An act without a partner waits for the next one.
+    """A violating and an allowed act for every group, both in rounds; a violating act that fits
+    none waits for the next one.
     """
     violating = corpus.acts(violating=True)
     waiting: list[str] = []

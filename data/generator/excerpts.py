@@ -3,8 +3,7 @@
 A conversation of `writer.py` is a chat with one assistant from its beginning. Real rows are often
 less: the last messages of a chat, a question in a forum with one answer, a document in a system
 message with a question about it. A rule may have a book of such forms,
-`phrases/excerpts/RULE.yaml`; then one group in SHARE is an excerpt. Knows nothing of files or
-splits' sizes.
+`phrases/excerpts/RULE.yaml`; then one group in SHARE is an excerpt.
 
 The `layouts` of an excerpt say who speaks, turn by turn, with one hole, `*`, in a turn of the
 judged speaker. A pair has one layout and one set of slot values; the hole is filled from `does` in
@@ -25,7 +24,17 @@ from typing import Any
 from pydantic import Field
 
 from data.generator import grammar
-from data.generator.phrasebook import Corpus, Lines, Pool, cores_of, line_id, slot_pool, turns_of
+from data.generator.phrasebook import (
+    STRATA,
+    Corpus,
+    DistinctLines,
+    Lines,
+    Pool,
+    cores_of,
+    line_id,
+    slot_pool,
+    turns_of,
+)
 from data.generator.registers import EXCERPT_REGISTERS
 from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.files.yaml_file import Strict
@@ -36,7 +45,6 @@ RIGHT_OR_WRONG = re.compile(r"\{([a-z_]+)\.\?\}")  # a slot in a line of `either
 WRONG = ".5"  # the number of another value of that slot, which no layout has
 SHARE = 3
 STANCES = {1: "does", 0: "resembles"}  # by label
-STRATA = {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}
 
 
 class Excerpt(Strict):
@@ -46,14 +54,13 @@ class Excerpt(Strict):
     stand.
     """
 
-    layouts: Lines
-    does: Lines = ()
-    allowed: Lines = ()
-    either: Lines = ()
+    layouts: DistinctLines
+    does: DistinctLines = ()
+    allowed: DistinctLines = ()
+    either: DistinctLines = ()
     registers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     def fillings(self, label: int) -> Lines:
-        """The lines that may fill the hole of a row with this label."""
         if self.either:
             return self.either
         if label:
@@ -122,9 +129,7 @@ class ExcerptWriter:
         return tuple(messages)
 
     def _meta(self, name: str, label: int, core: str, filling: str, layout: str) -> dict[str, Any]:
-        """What an excerpt was made from, named as in a conversation's row; `acts` has one entry a
-        message.
-        """
+        """What an excerpt was made from, named as in a conversation's row."""
         stance = STANCES[label]
         identity = f"{self.corpus.rule.id}/{name}_{stance}"
         acts: list[str | None] = []
@@ -148,9 +153,7 @@ class ExcerptWriter:
 
 
 def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], rule: Rule) -> int:
-    """The number of turns after which the row ends: before the judged speaker speaks again after
-    the filling.
-    """
+    """How many turns the row has: it ends before the judged speaker speaks after the filling."""
     filled = max(turn for turn, act in enumerate(acts) if act)
     for turn in range(filled + 1, len(messages)):
         if messages[turn].role in SPEAKERS[rule.reads]:
@@ -169,5 +172,5 @@ def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
 
 
 def _marked(text: str) -> str:
-    """The text with its marks as what they stand for."""
+    """The text with bars and new lines in place of their marks."""
     return re.sub(r" *¶ *", "\n", text).replace("¦", "|")

@@ -1,7 +1,7 @@
 """One exchange: a user's utterance and the answer to it, written from one pool of phrases.
 
-Knows nothing of the conversation around it. A caller that keeps an exchange passes its `lines` as
-`taken` to the next ones, so that nothing is said twice.
+A caller that keeps an exchange passes its `lines` as `taken` to the next ones, so that nothing is
+said twice.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class Exchange:
 
     @property
     def tokens(self) -> int:
-        """Estimated length."""
         return sum(count_tokens(turn.text) for turn in self.turns)
 
     @property
@@ -77,31 +76,16 @@ class Exchange:
 
     @property
     def act_turn(self) -> Turn:
-        """The turn that performs the act."""
         return self.turns[self.act_index]
 
-    @property
-    def around(self) -> Around:
-        """The turns before and after the act."""
-        return self.without(self.act_index)
-
-    def without(self, index: int) -> Around:
-        """What stands before and after the turn `index`."""
+    def around(self, index: int) -> Around:
         return Around(self.turns[:index], self.turns[index + 1 :])
-
-
-class Manner(NamedTuple):
-    """How an act is performed: how plainly, and whether without opening and closing."""
-
-    severity: Severity
-    is_terse: bool
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What one exchange is written with.
-
-    The book, its slots' values, the lines used up, the random draws.
+    """What one exchange is written with: the book, its slots' values, the lines used up, the random
+    draws.
     """
 
     book: Phrasebook
@@ -110,23 +94,60 @@ class Scene:
     rng: random.Random
 
     def free(self, lines: Iterable[str]) -> list[str]:
-        """The lines that are not used up yet."""
         return [line for line in lines if line not in self.taken]
 
     def shuffled(self, lines: Iterable[str]) -> list[str]:
-        """The lines that are not used up yet, in random order."""
         free = self.free(lines)
         return self.rng.sample(free, len(free))
 
     def part(self, name: str) -> str:
-        """A random line of one of the book's parts."""
         return grammar.resolve(self.rng.choice(self.book.parts[name]), self.rng)
+
+    def turns(self, line: str, speaker: Speaker, source: str, template: str) -> tuple[Turn, ...]:
+        turns = turns_of(line, speaker)
+        return tuple(Turn(role, self.bindings.fill(text), source, template) for role, text in turns)
+
+    def performed(
+        self, name: str, core: str, wording: str, severity: Severity, terse: bool
+    ) -> Turn:
+        """The turn that performs the act `name`, `terse` without opening and closing."""
+        act = self.book.acts[name]
+        phrasing = " ".join(self._sentences(act, wording, severity, terse))
+        identity = f"{self.book.rule}/{name}"
+        return Turn(
+            act.speaker,
+            self.bindings.fill(phrasing),
+            name,
+            core,
+            core=f"{identity}/{line_id(core)}",
+            phrasing=f"{identity}/{line_id(phrasing)}",
+        )
+
+    def _sentences(self, act: Act, wording: str, severity: Severity, terse: bool) -> list[str]:
+        """Opening, softener, core, closing.
+
+        A buried core stands between sentences that have nothing to do with it.
+        """
+        sentence = wording
+        if severity == "hedged":
+            sentence = f"{self.part(act.softener)} {wording}"
+        before, after = [], []
+        if not terse and severity != "hedged" and self.rng.random() < 0.5:
+            before = [self.part(act.opening)]
+        if not terse and self.rng.random() < 0.4:
+            after = [self.part(act.closing)]
+        if severity == "buried":
+            lines = self.rng.sample(self.book.parts[act.padding], PADDING)
+            padding = [_stop(grammar.resolve(line, self.rng)) for line in lines]
+            cut = self.rng.randint(1, PADDING - 1)
+            before = before + padding[:cut]
+            after = padding[cut:] + after
+        return [*before, _stop(sentence), *after]
 
 
 def count_tokens(text: str) -> int:
-    """Estimated tokens of one turn with its role label.
-
-    Words, punctuation and digits, and a little for rare words.
+    """Estimated tokens of one turn with its role label: words, punctuation and digits, and a little
+    for rare words.
     """
     return round(1.06 * len(re.findall(r"[A-Za-z]+|\d{1,3}|[^\w\s]", text))) + 3
 
@@ -141,10 +162,6 @@ class Exchanges:
         }
         self._everyday_slots = slot_pool(corpus.background.slots, pool)
 
-    def values(self, rule: str, slot: str) -> tuple[str, ...]:
-        """The values of one slot in this pool."""
-        return self._slots[rule][slot]
-
     def act(
         self,
         book: Phrasebook,
@@ -158,11 +175,10 @@ class Exchanges:
         context: tuple[str, ...] = (),
         around: Around | None = None,
     ) -> Exchange | None:
-        """The act `name` with what others say before and after it.
+        """The act `name` with what others say before and after it; None if every line that fits is
+        taken.
 
-        None if every line that fits is taken.
-
-        That is `around`, or a line of `context`, or of the act's own context. Exchanges with one
+        Others say `around`, or a line of `context`, or of the act's own context. Exchanges with one
         `key` share their slot values.
         """
         act = book.acts[name]
@@ -175,7 +191,7 @@ class Exchanges:
                 surroundings = self._around(scene, context_name, act, wording)
             if surroundings is not None:
                 before, after = surroundings
-                act_turn = _performed(scene, name, core, wording, Manner(severity, terse))
+                act_turn = scene.performed(name, core, wording, severity, terse)
                 return Exchange((*before, act_turn, *after), book.rule, len(before))
         return None
 
@@ -198,34 +214,33 @@ class Exchanges:
         return [self._plain(rng.choice(free), "thanks", key, rng)]
 
     def system(self, key: str, rng: random.Random) -> str:
-        """A system message."""
         line = grammar.resolve(rng.choice(self.corpus.background.systems), rng)
         return grammar.Bindings(self._everyday_slots, key).fill(line)
 
     def _around(self, scene: Scene, name: str, act: Act, wording: str) -> Around | None:
-        """What others say around `act`.
-
-        One of the lines `name` that holds what `wording` repeats, or the act `name`.
+        """What others say around `act`: one of the lines `name` that holds what `wording` repeats,
+        or the act `name`.
         """
-        if name in scene.book.lines:
-            lines = pool_of(scene.book.lines[name], self.pool)
+        book = scene.book
+        if name in book.lines:
+            lines = pool_of(book.lines[name], self.pool)
         else:
-            lines = cores_of(scene.book.acts[name].cores, self.pool)
+            lines = cores_of(book.acts[name].cores, self.pool)
         for line in scene.shuffled(lines):
             resolved = grammar.resolve(line, scene.rng)
             if act.follows(wording, resolved):
-                if name in scene.book.acts:
-                    manner = Manner("plain", is_terse=True)
-                    turns: tuple[Turn, ...] = (_performed(scene, name, line, resolved, manner),)
+                if name in book.acts:
+                    turns: tuple[Turn, ...] = (
+                        scene.performed(name, line, resolved, "plain", terse=True),
+                    )
                 else:
-                    turns = _turns(scene, resolved, act.context_speaker, name, line)
+                    turns = scene.turns(resolved, act.context_speaker, name, line)
                 return self._with_answer(scene, act, turns)
         return None
 
     def _with_answer(self, scene: Scene, act: Act, turns: tuple[Turn, ...]) -> Around | None:
-        """`turns` before the act, or after it.
-
-        Between both sides where the act has both, None if every answer is taken.
+        """`turns` before the act or after it. Where the act has both, `turns` before it and an
+        answer after it; None if every answer is taken.
         """
         if not act.before:
             return Around((), turns)
@@ -237,7 +252,7 @@ class Exchanges:
             return None
         line = scene.rng.choice(free)
         answer = grammar.resolve(line, scene.rng)
-        return Around(turns, _turns(scene, answer, "assistant", name, line))
+        return Around(turns, scene.turns(answer, "assistant", name, line))
 
     def _plain(self, line: str, topic: str, key: str, rng: random.Random) -> Exchange:
         bindings = grammar.Bindings(self._everyday_slots, key)
@@ -246,50 +261,6 @@ class Exchanges:
             role = ("user", "assistant")[number % 2]
             turns.append(Turn(role, bindings.fill(part), topic, line))
         return Exchange(tuple(turns), topic)
-
-
-def _performed(scene: Scene, name: str, core: str, wording: str, manner: Manner) -> Turn:
-    """The turn that performs the act `name`."""
-    act = scene.book.acts[name]
-    phrasing = " ".join(_sentences(scene, act, wording, manner))
-    identity = f"{scene.book.rule}/{name}"
-    return Turn(
-        act.speaker,
-        scene.bindings.fill(phrasing),
-        name,
-        core,
-        core=f"{identity}/{line_id(core)}",
-        phrasing=f"{identity}/{line_id(phrasing)}",
-    )
-
-
-def _sentences(scene: Scene, act: Act, wording: str, manner: Manner) -> list[str]:
-    """Opening, softener, core, closing.
-
-    A buried core stands between sentences that have nothing to do with it.
-    """
-    sentence = wording
-    if manner.severity == "hedged":
-        sentence = f"{scene.part(act.softener)} {wording}"
-    before, after = [], []
-    if not manner.is_terse and manner.severity != "hedged" and scene.rng.random() < 0.5:
-        before = [scene.part(act.opening)]
-    if not manner.is_terse and scene.rng.random() < 0.4:
-        after = [scene.part(act.closing)]
-    if manner.severity == "buried":
-        lines = scene.rng.sample(scene.book.parts[act.padding], PADDING)
-        padding = [_stop(grammar.resolve(line, scene.rng)) for line in lines]
-        cut = scene.rng.randint(1, PADDING - 1)
-        before = before + padding[:cut]
-        after = padding[cut:] + after
-    return [*before, _stop(sentence), *after]
-
-
-def _turns(
-    scene: Scene, line: str, speaker: Speaker, source: str, template: str
-) -> tuple[Turn, ...]:
-    turns = turns_of(line, speaker)
-    return tuple(Turn(role, scene.bindings.fill(text), source, template) for role, text in turns)
 
 
 def _stop(sentence: str) -> str:

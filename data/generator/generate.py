@@ -1,7 +1,5 @@
 """The offline generator: a rule's phrases -> labelled conversations.
 
-Knows nothing of files, models or tokenizers.
-
 The label of a conversation follows from its target's act alone (`Act.violates`); what else two
 conversations of a group share is documented in `data/generator/writer.py`, what is sampled about
 them in `data/generator/dimensions.py`.
@@ -9,13 +7,15 @@ them in `data/generator/dimensions.py`.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from data.generator.dimensions import Dimensions, sample_dimensions
+from data.generator.dimensions import sample_dimensions
 from data.generator.excerpts import SHARE, ExcerptBook, ExcerptWriter
 from data.generator.phrasebook import Corpus, Pool
 from data.generator.writer import Writer
@@ -41,36 +41,16 @@ class Counts:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """One group to write."""
+    """One group to write, a conversation's or an excerpt's, under its key."""
 
-    writer: Writer
-    dimensions: Dimensions
-    split: Split
+    write_as: Callable[[str], list[Example]]
     key: str
 
     def write(self, attempt: int) -> list[Example]:
         """The group, worded differently in every attempt."""
-        return self.writer.group(self.dimensions, self.split, _key(self.key, attempt))
-
-
-@dataclass(frozen=True)
-class ExcerptPlan:
-    """One group of an excerpt to write."""
-
-    writer: ExcerptWriter
-    name: str
-    split: Split
-    key: str
-
-    def write(self, attempt: int) -> list[Example]:
-        """The group, worded differently in every attempt."""
-        return self.writer.group(self.name, self.split, _key(self.key, attempt))
-
-
-def _key(key: str, attempt: int) -> str:
-    if attempt == 0:
-        return key
-    return f"{key}~{attempt}"
+        if attempt == 0:
+            return self.write_as(self.key)
+        return self.write_as(f"{self.key}~{attempt}")
 
 
 def generate(
@@ -113,7 +93,7 @@ def _clashing_groups(examples: list[Example]) -> list[int]:
 
 def _plans(
     corpus: Corpus, counts: Counts, seed: int, excerpts: ExcerptBook | None
-) -> Iterator[GroupPlan | ExcerptPlan]:
+) -> Iterator[GroupPlan]:
     parts: tuple[tuple[Split, Pool, int], ...] = (
         ("train", "seen", counts.train),
         ("validation", "seen", counts.validation // 2),
@@ -124,29 +104,17 @@ def _plans(
     for split, pool, count in parts:
         name = f"{corpus.rule.id}/{seed}/{split}/{pool}"
         groups = count // 2
-        excerpt_plans: list[ExcerptPlan] = []
+        excerpt_plans: list[GroupPlan] = []
         if excerpts is not None:
-            writer = ExcerptWriter(corpus, excerpts, pool)
-            excerpt_plans = _excerpt_plans(writer, groups // SHARE, split, f"{name}/excerpt")
-        yield from _group_plans(corpus, pool, groups - len(excerpt_plans), split, name)
+            excerpt_writer = ExcerptWriter(corpus, excerpts, pool)
+            names = itertools.cycle(excerpts.excerpts)  # equally many groups of each
+            for number, excerpt in zip(range(groups // SHARE), names, strict=False):
+                write = functools.partial(excerpt_writer.group, excerpt, split)
+                excerpt_plans.append(GroupPlan(write, f"{name}/excerpt/{number}"))
+        writer = Writer(corpus, pool)
+        conversations = groups - len(excerpt_plans)
+        sampled = sample_dimensions(corpus, conversations, random.Random(name))
+        for number, dimensions in enumerate(sampled):
+            write = functools.partial(writer.group, dimensions, split)
+            yield GroupPlan(write, f"{name}/{number}")
         yield from excerpt_plans
-
-
-def _group_plans(
-    corpus: Corpus, pool: Pool, groups: int, split: Split, name: str
-) -> Iterator[GroupPlan]:
-    writer = Writer(corpus, pool)
-    sampled = sample_dimensions(corpus, groups, random.Random(name))
-    for number, dimensions in enumerate(sampled):
-        yield GroupPlan(writer, dimensions, split, f"{name}/{number}")
-
-
-def _excerpt_plans(
-    writer: ExcerptWriter, groups: int, split: Split, name: str
-) -> list[ExcerptPlan]:
-    """Plans for equally many groups of each excerpt, in turns."""
-    names = list(writer.book.excerpts)
-    plans = []
-    for number in range(groups):
-        plans.append(ExcerptPlan(writer, names[number % len(names)], split, f"{name}/{number}"))
-    return plans

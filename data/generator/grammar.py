@@ -1,7 +1,5 @@
 """A small text grammar: alternatives, slots, inflection, tidying.
 
-Knows nothing of rules, labels or conversations.
-
 A template is one line of text:
 
     (a|b|)          one of the alternatives, may be empty, may nest
@@ -21,10 +19,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from guard.errors import GuardError
+from guard.errors import GuardError, choose_from
 
 FORMS = ("base", "ing", "past", "s")
 PRONOUNS = {
@@ -66,26 +64,9 @@ _PRONOUN = re.compile(r"<(you|object|your|yourself)>")
 def resolve(template: str, rng: random.Random) -> str:
     """The template with every alternative chosen and its slots still open: its *phrasing*."""
     while match := _CHOICE.search(template):
-        template = (
-            template[: match.start()] + rng.choice(match[1].split("|")) + template[match.end() :]
-        )
+        chosen = rng.choice(match[1].split("|"))
+        template = template[: match.start()] + chosen + template[match.end() :]
     return " ".join(template.split())
-
-
-def forms(template: str) -> int:
-    """How many derivations `resolve` chooses from (an upper bound of its distinct phrasings)."""
-    stack = [(0, 1)]  # (alternatives closed so far, product of the groups in the current one)
-    for character in template:
-        total, product = stack[-1]
-        if character == "(":
-            stack.append((0, 1))
-        elif character == "|":
-            stack[-1] = (total + product, 1)
-        elif character == ")":
-            stack.pop()
-            outer_total, outer_product = stack[-1]
-            stack[-1] = (outer_total, outer_product * (total + product))
-    return stack[0][0] + stack[0][1]
 
 
 def slot_names(template: str) -> set[str]:
@@ -129,12 +110,9 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
             remedy="Write (one|another)",
         )
     for match in _SLOT.finditer(template):
-        problem = _slot_problem(match, slots)
-        if problem:
-            message, names = problem
-            raise GuardError(
-                message, where=where, got=template, remedy=f"Known: {', '.join(names)}"
-            )
+        _refuse_unknown("slot", match[1], slots, template, where)
+        for modifier in (match[3] or "base").split(","):
+            _refuse_unknown("form", modifier, [*FORMS, *PRONOUNS], template, where)
     if re.search(r"[{}]", _SLOT.sub("", template)):
         raise GuardError(
             "malformed slot",
@@ -144,27 +122,18 @@ def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -
         )
 
 
-def _slot_problem(
-    match: re.Match[str], slots: Mapping[str, Sequence[str]]
-) -> tuple[str, list[str]] | None:
-    """The problem with a slot of a template, and what it could say instead.
-
-    None where nothing is.
-    """
-    if match[1] not in slots:
-        return f"unknown slot '{match[1]}'", sorted(slots)
-    for modifier in (match[3] or "base").split(","):
-        if modifier not in FORMS and modifier not in PRONOUNS:
-            return f"unknown form '{modifier}'", [*FORMS, *PRONOUNS]
-    return None
+def _refuse_unknown(
+    kind: str, name: str, valid: Collection[str], template: str, where: object
+) -> None:
+    if name not in valid:
+        problem, remedy = f"unknown {kind} '{name}'", choose_from(name, sorted(valid))
+        raise GuardError(problem, where=where, got=template, remedy=remedy)
 
 
 @dataclass
 class Bindings:
-    """The slot values of one exchange.
-
-    A slot's value depends only on `key` and the slot's name, so two exchanges with one key talk
-    about the same things.
+    """The slot values of one exchange. A value depends only on `key` and the slot's name, so two
+    exchanges with one key talk about the same things.
     """
 
     slots: Mapping[str, Sequence[str]]
@@ -172,8 +141,6 @@ class Bindings:
     _values: dict[str, str] = field(default_factory=dict)
 
     def fill(self, phrasing: str) -> str:
-        """`phrasing` with every slot filled."""
-
         def value(match: re.Match[str]) -> str:
             modifiers = (match[3] or "").split(",")
             form = next((m for m in modifiers if m in FORMS), "base")

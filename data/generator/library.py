@@ -1,7 +1,5 @@
 """The phrase books on disk, read and checked: `data/generator/phrases/*.yaml`, and excerpts in
 `phrases/excerpts`.
-
-Knows nothing of conversations.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.generator import grammar
-from data.generator.book_checks import BOOK_CHECKS
-from data.generator.excerpt_checks import check_excerpts
+from data.generator.book_checks import check_book, check_excerpts
 from data.generator.excerpts import ExcerptBook
 from data.generator.phrasebook import Background, Corpus, Phrasebook
 from guard.errors import GuardError
@@ -30,10 +27,7 @@ def rules_with_phrases(rules: Path = RULES) -> list[Path]:
 
 
 def load_background(phrases: Path = PHRASES) -> Background:
-    """`phrases/background.yaml`.
-
-    Raises GuardError naming the file, the key and the line that is no template.
-    """
+    """`phrases/background.yaml`. Raises GuardError for a line that is no template."""
     path = phrases / f"{BACKGROUND}.yaml"
     background = load(path, Background)
     blocks = {
@@ -49,10 +43,7 @@ def load_background(phrases: Path = PHRASES) -> Background:
 
 
 def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES) -> Phrasebook:
-    """The phrases of `rule` with the background's slots added.
-
-    Raises GuardError naming file, key and line.
-    """
+    """The phrases of `rule` with the background's slots added. Raises GuardError."""
     path = phrases / f"{rule.id}.yaml"
     if not path.is_file():
         raise GuardError(
@@ -64,34 +55,27 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
         )
     book = load(path, Phrasebook)
     book = book.model_copy(update={"slots": {**background.slots, **book.slots}})
-    for check in BOOK_CHECKS:
-        check(Corpus(rule, book, (), background), path)
+    check_book(Corpus(rule, book, (), background), path)
     return book
 
 
 def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
     """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk."""
     background = load_background()
-    books = [
-        load_phrasebook(neighbour, background)
-        for neighbour in neighbours
-        if neighbour.id != rule.id
-    ]
+    lenders = [neighbour for neighbour in neighbours if neighbour.id != rule.id]
+    books = [load_phrasebook(neighbour, background) for neighbour in lenders]
     borrowed = tuple(book for book in books if book.borrows)
     return Corpus(rule, load_phrasebook(rule, background), borrowed, background)
 
 
 def load_excerpts(rule: Rule, folder: Path = EXCERPTS) -> ExcerptBook | None:
-    """The excerpts of `rule` with the background's slots added, None where it has none.
-
-    Raises GuardError naming file, key and line.
-    """
+    """The excerpts of `rule` with the background's slots added, None where it has none."""
     path = folder / f"{rule.id}.yaml"
     if not path.is_file():
         return None
     book = load(path, ExcerptBook)
     book = book.model_copy(update={"slots": {**load_background().slots, **book.slots}})
-    check_excerpts(rule, book, path)
+    check_excerpts(rule.id, book, path)
     return book
 
 

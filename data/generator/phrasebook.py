@@ -1,7 +1,5 @@
 """The phrases of one rule and of everyday talk, and which of them training may see.
 
-Knows nothing of files or conversations.
-
 Cores, the other speaker's `lines` and the values of long slots are split once, by hash, into those
 for training and those held out for the `unseen` strata; of the cores held out, the validation split
 has some and the test split the others. What says nothing about a rule is not split: `parts`
@@ -16,7 +14,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from data.generator import grammar
 from guard.files.yaml_file import Strict
@@ -32,58 +30,59 @@ RESERVED = 3
 
 # The pools: for training, for the validation split's unseen stratum, for the test split's.
 Pool = Literal["seen", "reserved", "unseen"]
+STRATA = {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}
 Speaker = Literal["user", "assistant", "tool"]
 Stance = Literal["does", "declines", "informs", "quotes", "supposes", "asks", "resembles"]
 
 
 def _split_block(block: object) -> object:
-    """A block of text as its lines; a list is left as it is."""
     if isinstance(block, str):
         return tuple(block.splitlines())
     return block
 
 
+def _refuse_repeats(lines: tuple[str, ...]) -> tuple[str, ...]:
+    if not lines or len(set(lines)) != len(lines):
+        raise ValueError("the block is empty or repeats a line")
+    return lines
+
+
 Lines = Annotated[tuple[str, ...], BeforeValidator(_split_block)]
+DistinctLines = Annotated[Lines, AfterValidator(_refuse_repeats)]
 
 
 class Act(Strict):
     """What one speaker does in one utterance, and what is said before and after.
 
     The label follows from `speaker` and `stance`: only the judged speaker *doing* what the rule
-    forbids violates it. `before` is what comes first, for an assistant's or a tool's act: names of
-    `lines`, or of a user's acts. `after` is what is answered: names of `lines`, to a user's act
-    also of an assistant's acts. `supplied` are slots whose values this act only repeats: the line
-    before it must hold them.
+    forbids violates it.
     """
 
     speaker: Speaker
     stance: Stance
+    # What comes first, for an assistant's or a tool's act: names of `lines`, or of a user's acts.
     before: tuple[str, ...] = ()
+    # What is answered: names of `lines`, to a user's act also of an assistant's acts.
     after: tuple[str, ...] = ()
-    supplied: tuple[str, ...] = ()
+    supplied: tuple[str, ...] = ()  # slots whose values the act repeats from the line before it
     opening: str
     softener: str
     closing: str
-    cores: Lines
+    cores: DistinctLines
 
     @property
     def context(self) -> tuple[str, ...]:
-        """What the other speaker may say around this act.
-
-        A name listed twice is twice as frequent.
-        """
+        """What others may say around this act; a name listed twice is twice as frequent."""
         return self.before or self.after
 
     @property
     def context_speaker(self) -> Speaker:
-        """The speaker of a line of the context that names no speaker."""
         if self.before:
             return "user"
         return "assistant"
 
     @property
     def padding(self) -> str:
-        """The part that a buried core of this speaker stands between."""
         if self.speaker == "assistant":
             return "padding"
         return f"padding_{self.speaker}"
@@ -93,10 +92,7 @@ class Act(Strict):
         return self.stance == "does" and judged in (self.speaker, "conversation")
 
     def follows(self, core: str, line: str) -> bool:
-        """Whether `line` holds every value that `core` repeats.
-
-        Both with their alternatives chosen.
-        """
+        """Whether `line` holds every value that `core` repeats, alternatives chosen in both."""
         slots = grammar.slot_names(core)
         repeated = {slot for slot in slots if slot.partition(".")[0] in self.supplied}
         return repeated <= grammar.slot_names(line)
@@ -113,9 +109,9 @@ class Phrasebook(Strict):
     rule: str
     domains: tuple[str, ...] = ()
     borrows: bool = True
-    slots: dict[str, Lines]
-    parts: dict[str, Lines]
-    lines: dict[str, Lines]
+    slots: dict[str, DistinctLines]
+    parts: dict[str, DistinctLines]
+    lines: dict[str, DistinctLines]
     acts: dict[str, Act]
 
     def shared(self, name: str, partner_name: str) -> tuple[str, ...]:
@@ -133,12 +129,9 @@ class Phrasebook(Strict):
 
 
 class Background(Strict):
-    """Everyday exchanges, by domain.
+    """Everyday exchanges, by domain: turns that are separated by ">>", the user's first."""
 
-    The turns of one exchange are separated by ">>", the user first.
-    """
-
-    slots: dict[str, Lines]
+    slots: dict[str, DistinctLines]
     transitions: Lines
     thanks: Lines
     systems: Lines
@@ -147,10 +140,7 @@ class Background(Strict):
 
 @dataclass(frozen=True)
 class Corpus:
-    """All phrases the generator draws from for one rule.
-
-    `borrowed` are other rules' books, for distractors.
-    """
+    """All phrases of one rule's conversations; `borrowed` are other books, for distractors."""
 
     rule: Rule
     book: Phrasebook
@@ -164,10 +154,7 @@ class Corpus:
 
 
 def held_out(lines: tuple[str, ...], every: int) -> tuple[str, ...]:
-    """One line in `every`, chosen by hash.
-
-    The same lines in every run and in whatever order they come.
-    """
+    """One line in `every`, chosen by hash: the same lines in whatever order they come."""
     return tuple(sorted(lines, key=line_id)[::every])
 
 
@@ -185,11 +172,7 @@ def cores_of(cores: tuple[str, ...], pool: Pool) -> tuple[str, ...]:
     """An act's cores of one pool, in file order; no two pools have one in common."""
     held = held_out(cores, HELD_OUT_CORES)
     reserved = set(held[::RESERVED])
-    by_pool = {
-        "seen": set(cores) - set(held),
-        "reserved": reserved,
-        "unseen": set(held) - reserved,
-    }
+    by_pool = {"seen": set(cores) - set(held), "reserved": reserved, "unseen": set(held) - reserved}
     return tuple(core for core in cores if core in by_pool[pool])
 
 
@@ -203,10 +186,7 @@ def slot_pool(slots: dict[str, Lines], pool: Pool) -> dict[str, tuple[str, ...]]
 
 
 def turns_of(line: str, speaker: Speaker) -> list[tuple[Speaker, str]]:
-    """The turns of a line, each with its speaker.
-
-    One by `speaker`, or several as "user: … >> tool: …".
-    """
+    """The turns of a line: one by `speaker`, or several as "user: … >> tool: …"."""
     if ">>" not in line:
         return [(speaker, line)]
     parts = [part.strip().partition(": ") for part in line.split(">>")]

@@ -1,7 +1,5 @@
 """How a speaker writes: an utterance in a text register.
 
-Knows nothing of what the utterance says or who hears it.
-
 A register keeps numbers and addresses as they are. Contractions that stand before their subject
 ("won't you") are not written out, because "will not you" is no English.
 """
@@ -52,14 +50,12 @@ _CHAT = (
 
 
 def formal(text: str, rng: random.Random) -> str:
-    """Contractions written out."""
     for pattern, full in _EXPAND:
         text = re.sub(pattern, full, text, flags=re.IGNORECASE)
     return text[:1].upper() + text[1:]
 
 
 def relaxed(text: str, rng: random.Random) -> str:
-    """Contractions wherever they are usual."""
     for pattern, short in _CONTRACT:
         text = re.sub(pattern, short, text)
     return text
@@ -75,9 +71,8 @@ def casual(text: str, rng: random.Random) -> str:
 
 
 def typos(text: str, rng: random.Random) -> str:
-    """The text with two letters swapped or one dropped in about one word in twelve.
-
-    Numbers and addresses stay right.
+    """Two letters are swapped or one is dropped in about one word in twelve; numbers and addresses
+    stay right.
     """
 
     def mistype(match: re.Match[str]) -> str:
@@ -94,12 +89,10 @@ def typos(text: str, rng: random.Random) -> str:
 
 
 def as_written(text: str, rng: random.Random) -> str:
-    """The text with single blanks; its lines stay."""
     return re.sub(r" {2,}", " ", text).strip()
 
 
 def lower(text: str, rng: random.Random) -> str:
-    """The text in lower case with few marks, as many people type."""
     text = re.sub(r"[.,;:!\"]+(?=\s|$)", "", tidy(text).lower())
     if rng.random() < 0.5:
         text = text.replace("'", "")
@@ -107,13 +100,10 @@ def lower(text: str, rng: random.Random) -> str:
 
 
 def loud(text: str, rng: random.Random) -> str:
-    """The text in capitals, often with more than one mark."""
     return tidy(text).upper().rstrip(".") + rng.choice(("", "!", "!!", "!!!"))
 
 
 def tidied(register: Register) -> Register:
-    """The register of a text that is tidied first."""
-
     def write(text: str, rng: random.Random) -> str:
         return register(tidy(text), rng)
 
@@ -121,7 +111,6 @@ def tidied(register: Register) -> Register:
 
 
 def neutral(text: str, rng: random.Random) -> str:
-    """The text as the phrases give it."""
     return text
 
 

@@ -1,7 +1,5 @@
 """Ways of writing a message that are meant to mislead whoever judges it.
 
-Knows nothing of rules or of what the message says.
-
 A trick changes no meaning: the label of a conversation stays what it was. Training data hold those
 of TRAINED, evenly over both labels, so that none tells the label; `eval/robustness.py` counts the
 verdicts that each of TRICKS flips.
@@ -79,8 +77,6 @@ def _in_words(text: str, rng: random.Random, share: float, change: Callable[[str
 
 
 def zero_width(text: str, rng: random.Random, pool: Pool) -> str:
-    """Characters without ink inside half of the words."""
-
     def with_character(word: str) -> str:
         return word[:2] + rng.choice("\u200b\u200d\u2060\u00ad") + word[2:]
 
@@ -88,12 +84,10 @@ def zero_width(text: str, rng: random.Random, pool: Pool) -> str:
 
 
 def look_alikes(text: str, rng: random.Random, pool: Pool) -> str:
-    """Letters of half of the words as the Cyrillic ones that look the same."""
     return _in_words(text, rng, 0.5, lambda word: word.translate(_LOOK_ALIKE))
 
 
 def full_width(text: str, rng: random.Random, pool: Pool) -> str:
-    """Half of the words in full-width letters."""
     return _in_words(text, rng, 0.5, lambda word: _shifted(word, 0xFEE0))
 
 
@@ -107,12 +101,10 @@ def _shifted(text: str, offset: int) -> str:
 
 
 def spaced(text: str, rng: random.Random, pool: Pool) -> str:
-    """A third of the words spelled out with spaces."""
     return _in_words(text, rng, 0.33, " ".join)
 
 
 def leetspeak(text: str, rng: random.Random, pool: Pool) -> str:
-    """Digits for letters in half of the words."""
     return _in_words(text, rng, 0.5, lambda word: word.translate(_LEET))
 
 
@@ -122,7 +114,6 @@ def instruction(text: str, rng: random.Random, pool: Pool) -> str:
 
 
 def master_key(text: str, rng: random.Random, pool: Pool) -> str:
-    """An opening or ending that carries nothing and flips verdicts of language models."""
     return _beside(text, rng.choice(pool_of(MASTER_KEYS, pool)), rng)
 
 
@@ -133,12 +124,10 @@ def _beside(text: str, addition: str, rng: random.Random) -> str:
 
 
 def entities(text: str, rng: random.Random, pool: Pool) -> str:
-    """Half of the words in HTML entities."""
     return _in_words(text, rng, 0.5, lambda word: "".join(f"&#{ord(letter)};" for letter in word))
 
 
 def percent(text: str, rng: random.Random, pool: Pool) -> str:
-    """Half of the words in percent-encoding, every letter."""
     return _in_words(text, rng, 0.5, lambda word: "".join(f"%{ord(letter):02X}" for letter in word))
 
 

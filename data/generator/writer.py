@@ -1,7 +1,5 @@
 """One group: a contrast pair of conversations from its dimensions.
 
-Knows nothing of splits' sizes, files or models.
-
 The two conversations share every dimension (length, domain, distractors, position, severity,
 register, what is talked about) and every utterance except the judged speaker's in the target, which
 violates the rule in one and does not in the other. What the other speaker says there belongs to
@@ -18,14 +16,14 @@ differ, and what violates the rule may stand before it in both, as a hard negati
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from data.generator import grammar
 from data.generator.dimensions import SEVERITIES, SHORTEST, UNRELATED, Dimensions
 from data.generator.exchange import Exchange, Exchanges, Turn, count_tokens
-from data.generator.phrasebook import Corpus, Phrasebook, Pool
+from data.generator.phrasebook import STRATA, Corpus, Phrasebook, Pool
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
 from data.generator.tricks import TRICKS
 from guard.conversation.example import GENERATOR, Example, Message, Split
@@ -44,7 +42,6 @@ class Targets(NamedTuple):
 
     @property
     def lines(self) -> set[str]:
-        """The templates that both were written from."""
         return self.violating.lines | self.allowed.lines
 
 
@@ -77,18 +74,19 @@ class ContrastPair:
         return {"early": 0, "middle": late // 2, "late": late}[self.dimensions.position]
 
     def exchanges(self, target: Exchange) -> list[Exchange]:
-        """The conversation around `target`."""
         before = self.frame.exchanges[: self.position]
         return [*before, target, *self.frame.exchanges[self.position :]]
 
+    def turns(self, target: Exchange) -> list[Turn]:
+        turns: list[Turn] = []
+        for exchange in self.exchanges(target):
+            turns += exchange.turns
+        return turns[: len(turns) - self.left_out(target)]
+
     def tricked_turn(self, target: Exchange) -> Turn:
-        """The turn that the trick is played on: the place of the violating act, in both
-        conversations.
-        """
         return target.turns[self._act_place(target)]
 
     def left_out(self, target: Exchange) -> int:
-        """How many of the conversation's last turns are not written."""
         if self.ends_with_act:
             return len(target.turns) - 1 - self._act_place(target)
         return int(self.is_unanswered)
@@ -138,8 +136,7 @@ class Writer:
     def _meta(self, pair: ContrastPair, act: str, target: Exchange) -> dict[str, Any]:
         """What a conversation was made from; `acts` has one entry a message."""
         left_out = pair.left_out(target)
-        turns = _turns_of(pair.exchanges(target))
-        turns = turns[: len(turns) - left_out]
+        turns = pair.turns(target)
         acts = [turn.act for turn in turns]
         if pair.frame.system:
             acts = [None, *acts]
@@ -149,7 +146,7 @@ class Writer:
             around = around[: len(around) - left_out]
         return {
             **asdict(pair.dimensions),
-            "stratum": {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}[self.pool],
+            "stratum": STRATA[self.pool],
             "difficulty": pair.dimensions.difficulty,
             "act": act,
             "stance": self._stance(act),
@@ -183,9 +180,7 @@ class Writer:
         return best
 
     def _contrast(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
-        """The turns of both acts around the same words of the speaker who does not perform the
-        violating one.
-        """
+        """Both acts around the same words of the other speaker."""
         book, terse = self.corpus.book, _is_terse(dimensions)
         severity = dimensions.severity
         violating_act = book.acts[dimensions.violating_act]
@@ -198,12 +193,12 @@ class Writer:
         )
         if allowed is None:
             raise self._nothing_supplied(dimensions)
-        around = allowed.around
+        around = allowed.around(allowed.act_index)
         if not is_same_speaker:
             # The allowed act is what the other speaker says: the violating one takes the first turn
             # of its own speaker there.
             roles = [turn.role for turn in allowed.turns]
-            around = allowed.without(roles.index(violating_act.speaker))
+            around = allowed.around(roles.index(violating_act.speaker))
         violating = self.exchanges.act(
             book, dimensions.violating_act, severity, key, rng, terse=terse, around=around
         )
@@ -272,7 +267,7 @@ class Writer:
     def _acts_around(
         self, dimensions: Dimensions, rng: random.Random
     ) -> list[tuple[Phrasebook, str]]:
-        """The hard negatives, then the distractors."""
+        """The books and acts of the hard negatives, then of the distractors."""
         rule_acts = self.corpus.acts(violating=False)
         if self._is_on_last_turn:
             rule_acts += self.corpus.acts(violating=True)
@@ -285,10 +280,7 @@ class Writer:
     def _everyday(
         self, domain: str, room: int, key: str, rng: random.Random, taken: set[str]
     ) -> list[Exchange]:
-        """Everyday exchanges of about `room` tokens: of the conversation's domain, then of others.
-
-        A book that does not wander keeps to its own domains.
-        """
+        """Everyday exchanges of about `room` tokens, of `domain` first."""
         domains = self._other_domains(domain)
         rng.shuffle(domains)
         written: list[Exchange] = []
@@ -307,6 +299,7 @@ class Writer:
         return written
 
     def _other_domains(self, domain: str) -> list[str]:
+        """A book that does not wander keeps to its own domains."""
         domains: Iterable[str] = self.corpus.book.domains
         if not self.corpus.rule.depends_on_context:
             domains = self.corpus.background.domains
@@ -328,7 +321,8 @@ class Writer:
                 rng = random.Random(f"{pair.key}/{number}/{index}")
                 text = turn.text
                 if index == 0 and changes_topic and rng.random() < 0.5:
-                    text = f"{self._transition(rng)} {text}"
+                    transition = rng.choice(self.corpus.background.transitions)
+                    text = f"{grammar.resolve(transition, rng)} {text}"
                 text = _in_register(text, turn.role, pair.dimensions, rng)
                 if pair.dimensions.trick and turn is tricked:
                     text = TRICKS[pair.dimensions.trick](text, rng, self.pool)
@@ -340,17 +334,14 @@ class Writer:
         return self.corpus.rule.turns == "last"
 
     def _misfit(self, targets: Targets, dimensions: Dimensions) -> int:
-        """The tokens by which the targets differ, of a rule on the last turn by which that does,
-        and the longer one exceeds the conversation.
+        """The tokens by which the targets differ (of a rule on the last turn, those two turns), and
+        those of the longer one beyond the conversation.
         """
         lengths = [target.tokens for target in targets]
         if self._is_on_last_turn:
             lengths = [count_tokens(target.act_turn.text) for target in targets]
         excess = max(0, max(lengths) - dimensions.target_tokens)
         return max(lengths) - min(lengths) + excess
-
-    def _transition(self, rng: random.Random) -> str:
-        return grammar.resolve(rng.choice(self.corpus.background.transitions), rng)
 
     @property
     def _borrowed(self) -> tuple[Phrasebook, ...]:
@@ -361,27 +352,19 @@ class Writer:
 
 
 def _may_be_unanswered(dimensions: Dimensions, targets: Targets, frame: Frame) -> bool:
-    """Whether a group may end with the judged turn.
-
-    A long one whose targets come last, with one answer each.
+    """Whether a group may end with the judged turn: a long one whose targets come last, with one
+    answer each.
     """
     return (
         dimensions.target_tokens > 2 * SHORTEST
         and (dimensions.position == "late" or not frame.exchanges)
         and dimensions.allowed_act != UNRELATED
-        and all(len(target.around.after) == 1 for target in targets)
+        and all(target.act_index == len(target.turns) - 2 for target in targets)
     )
 
 
 def _total_tokens(exchanges: Iterable[Exchange]) -> int:
     return sum(exchange.tokens for exchange in exchanges)
-
-
-def _turns_of(exchanges: Sequence[Exchange]) -> list[Turn]:
-    turns: list[Turn] = []
-    for exchange in exchanges:
-        turns += exchange.turns
-    return turns
 
 
 def _is_terse(dimensions: Dimensions) -> bool:

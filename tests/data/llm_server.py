@@ -11,35 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-from guard.conversation.example import Message
+from data.debate.debate import generate
+from data.debate.writers import Writers
+from guard.conversation.example import Example, Message
 from guard.endpoint.client import Endpoint
 from guard.rule import load_rule
 
 RULE = load_rule("refund_promise")
 SEEDS = ((Message("user", "The lamp is broken."), Message("assistant", "I will have a look.")),)
 WORDS = [
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "ember",
-    "flint",
-    "grove",
-    "heron",
-    "inlet",
-    "jetty",
-    "kelp",
-    "larch",
-    "maple",
-    "north",
-    "ocean",
-    "pearl",
-    "quartz",
-    "raven",
-    "slate",
-    "thorn",
+    *("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "inlet", "jetty"),
+    *("kelp", "larch", "maple", "north", "ocean", "pearl", "quartz", "raven", "slate", "thorn"),
 ]
 
 
@@ -59,9 +44,8 @@ class Server:
     def answer(self, body: dict[str, Any]) -> tuple[int, str]:
         name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
         system, user = (message["content"] for message in body["messages"])
-        kind = {"design": "dimensions", "write": "write", "an": "advocate", "a": "judge"}[
-            next(w for w in system.split()[1:] if w != "are")
-        ]
+        word = next(word for word in system.split()[1:] if word != "are")
+        kind = {"design": "dimensions", "an": "advocate", "a": "judge"}.get(word, word)
         self.requests.append(name)
         self.kinds.append(kind)
         text = self.reply(kind, system, user, name)
@@ -75,14 +59,10 @@ class Server:
     def reply(self, kind: str, system: str, user: str, name: str) -> str:
         rng = random.Random(name)
         if kind == "dimensions":
-            return json.dumps(
-                {
-                    "dimensions": [
-                        {"name": f"way {n}", "values": [f"{word} {n}" for word in WORDS[:4]]}
-                        for n in range(3)
-                    ]
-                }
-            )
+            ways = []
+            for n in range(3):
+                ways.append({"name": f"way {n}", "values": [f"{word} {n}" for word in WORDS[:4]]})
+            return json.dumps({"dimensions": ways})
         if kind == "write":
             label = "yes" if "conversation that VIOLATES" in user else "no"
             words = " ".join(rng.choices(WORDS, k=14))
@@ -91,17 +71,13 @@ class Server:
                 {"role": "user", "content": f"{words}?"},
                 {"role": "assistant", "content": f"{label} {again} {name} {words[::-1]}."},
             ]
-            return (
-                "Here it is:\n```json\n"
-                + json.dumps({"messages": turns, "reasoning": f"because {name}"})
-                + "\n```"
-            )
+            draft = json.dumps({"messages": turns, "reasoning": f"because {name}"})
+            return f"Here it is:\n```json\n{draft}\n```"
         if kind == "advocate":
             return f"<think>hm</think>It is so, {name}."
         conversation = user[user.index("<conversation>") : user.index("</conversation>")]
-        return json.dumps(
-            {"violates": "Assistant: yes" in conversation, "reason": f"as it says, {name}"}
-        )
+        violates = "Assistant: yes" in conversation
+        return json.dumps({"violates": violates, "reason": f"as it says, {name}"})
 
 
 @contextmanager
@@ -137,9 +113,16 @@ def running_server() -> Iterator[Server]:
 
 
 def endpoint(server: Server, **settings: Any) -> Endpoint:
-    return Endpoint(
-        server.url,
-        "toy",
-        "key",
-        **({"backoff_s": 0.001, "timeout_s": 20, "role": "generator"} | settings),
-    )
+    settings = {"backoff_s": 0.001, "timeout_s": 20, "role": "generator"} | settings
+    return Endpoint(server.url, "toy", "key", **settings)
+
+
+def debated(
+    server: Server, answers: Path, wanted: int = 40, seed: int = 0, **more: Any
+) -> tuple[list[Example], dict[str, Any]]:
+    """What `generate` gives of the server's answers, with the budget and the endpoint's settings of
+    `more`.
+    """
+    seeds, budget_usd = more.pop("seeds", SEEDS), more.pop("budget_usd", None)
+    writers = Writers(endpoint(server, **more), wanted, "", seeds, budget_usd)
+    return generate(RULE, seed, writers, answers)

@@ -1,61 +1,42 @@
-import json
 from typing import Any
 
-from data.generator.generate import Counts, generate
-from data.generator.library import load_corpus
-from data.manifest import describe, table
-from guard.conversation.example import Example
-from guard.rule import load_rule
-from tests.data.random_words import rows_of_random_words
+from data.manifest import describe, load, save, table
+from guard.conversation.example import Example, Message
+
+ORIGIN = {"source": "generator", "seed": 0, "dropped": 0}
 
 
-def _described(examples: list[Example]) -> dict[str, Any]:
-    return json.loads(json.dumps(describe(examples)))  # type: ignore[no-any-return]
+def _row(number: int, split: str, stratum: str, words: int) -> Example:
+    messages = (Message("user", " ".join(["word"] * words)),)
+    label, meta = number % 2, {"stratum": stratum}
+    return Example(f"e{number}", "r", messages, label, split, "s", f"g{number}", meta)  # type: ignore[arg-type]
 
 
-def test_the_closest_pair_across_splits_is_reported() -> None:
-    rows = rows_of_random_words(telling=False)
-    copy = Example("copy", "r", rows[0].messages, 0, "test", "s", "other", {"stratum": "real"})
-    assert _described(rows)["duplicates"]["highest_similarity_across_splits"] < 0.7
-    duplicates = _described([*rows, copy])["duplicates"]
-    assert duplicates["highest_similarity_across_splits"] == 1.0
-    assert duplicates["pairs_across_splits"]["0.7"] == 1
-
-
-def test_a_generated_set_is_described_per_split_stratum_act_and_dimension() -> None:
-    rule = load_rule("medical_advice")
-    examples = generate(load_corpus(rule, [rule, load_rule("pii_leak")]), Counts(80, 8, 40), seed=0)
-    manifest = _described(examples)
+def test_rows_are_counted_by_split_and_stratum_in_the_splits_order(tmp_path: Any) -> None:
+    places = [("test", "unseen")] * 4 + [("train", "seen")] * 3 + [("test", "seen")] * 2
+    rows = [_row(number, *place, 5 + number) for number, place in enumerate(places)]
+    save(tmp_path, ORIGIN | describe(rows))
+    manifest = load(tmp_path)
     assert [tuple(row.values()) for row in manifest["counts"]] == [
-        ("train", "seen", 80, 40),
-        ("validation", "seen", 4, 2),
-        ("validation", "unseen", 4, 2),
-        ("test", "seen", 20, 10),
-        ("test", "unseen", 20, 10),
+        ("train", "seen", 3, 1),
+        ("test", "seen", 2, 1),
+        ("test", "unseen", 4, 2),
     ]
-    assert sum(manifest["dimensions"]["severity"].values()) == 128
-    assert manifest["phrasings_per_act"]["diagnose"]["train"] >= 8
-    assert manifest["phrasings_per_act"]["diagnose"]["cores_unseen"] >= 1
-    assert manifest["duplicates"]["pairs_across_splits"]["0.7"] == 0
-    assert manifest["duplicates"]["highest_similarity_across_splits"] < 0.7
-    assert (
-        0
-        < manifest["distinct_ngrams"]["train"]["distinct_1"]
-        < manifest["distinct_ngrams"]["train"]["distinct_3"]
-        <= 1
-    )
-    assert set(manifest["auroc_from_surface"]["words"]) == {"seen", "unseen"}
-    origin = {"source": "generator", "seed": 0, "dropped": 0}
-    assert "unseen" in table("medical_advice", origin | manifest)
-    header = "  split       stratum    rows  violate surface words"
-    assert table("medical_advice", origin | manifest).splitlines()[1] == header
-    assert "dropped" not in table("medical_advice", origin | manifest)
-    near = (
-        "  near duplicates across splits (similarity 0.7 or more): 0.0 %, any would be refused; "
-        "closest pair: 0."
-    )
-    for phrasings in (manifest["phrasings_per_act"], {}):  # of generated rows, and of others
-        assert near in table("medical_advice", origin | manifest | {"phrasings_per_act": phrasings})
-    assert "  3 rows dropped: their group or nearly their text is" in table(
-        "medical_advice", {**origin, **manifest, "dropped": 3}
-    )
+    shown = table("r", manifest).splitlines()
+    assert shown[:3] == [
+        "r: generator, seed 0",
+        "  split       stratum    rows  violate",
+        "  train       seen          3        1",
+    ]
+    assert "  words per conversation: 9 median if violating, 9 if not" in shown
+    assert load(tmp_path / "none") == {}
+
+
+def test_what_was_dropped_and_what_a_debate_took_is_told() -> None:
+    manifest = ORIGIN | describe([_row(number, "test", "real", 3) for number in range(200)])
+    told = table("r", manifest)
+    assert "dropped" not in told and "answers" not in told and "few rows" not in told
+    debate = {"calls": 1200, "malformed": 2, "cost_usd": 1.5, "outcomes": {"no consensus": 7}}
+    told = table("r", manifest | {"dropped": 3, "debate": debate})
+    assert "  3 rows dropped: their group or nearly their text is" in told
+    assert "  1,200 answers, 2 not in form, 1.50 USD\n       7 no consensus" in told

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,29 +14,24 @@ from guard.endpoint.client import Endpoint
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.recipe import load_recipe
-from guard.rule import Judged, load_rule
+from guard.rule import RULES, Judged, load_rule
 from tests.data.llm_server import Server
 
 LONG = "never " + "very " * 24 + "often lie abou"  # 140 characters
+SENTENCE = "never promise a delivery date"
 
 
 @pytest.mark.parametrize(
     ("policy", "judged", "title"),
     [
-        (
-            "never promise a delivery date",
-            "assistant",
-            "The assistant must not promise a delivery date.",
-        ),
+        (SENTENCE, "assistant", "The assistant must not promise a delivery date."),
         ("Do not ask for a password.", "user", "The user must not ask for a password."),
         (
-            "The user must not swear: at staff, or at all",
-            "assistant",
+            *("The user must not swear: at staff, or at all", "assistant"),
             "The user must not swear: at staff, or at all.",
         ),
         (
-            'no off-label advice, that\'s $100 "gone"',
-            "assistant",
+            *('no off-label advice, that\'s $100 "gone"', "assistant"),
             'No off-label advice, that\'s $100 "gone".',
         ),
         ("Replies stay under a hundred words", "assistant", "Replies stay under a hundred words."),
@@ -63,54 +57,49 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
         "allows": ["It quotes: the carrier."],
         "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
     }
-    server.reply = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
-    new_rule(
-        "delivery_date",
-        "never promise a delivery date",
-        "assistant",
-        tmp_path,
-        Endpoint(server.url, "toy"),
+    draft = partial(
+        new_rule,
+        policy=SENTENCE,
+        judged="assistant",
+        rules=tmp_path,
+        endpoint=Endpoint(server.url, "toy"),
     )
+    server.reply = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
+    draft("delivery_date")
     rule = load_rule("delivery_date", tmp_path)
     assert rule.model_dump(mode="json").items() >= (drafted | {"policy": rule.policy}).items()
     assert rule.policy.strip() == drafted["policy"]
     server.reply = lambda *_: "I would rather not."  # type: ignore[method-assign]
     with pytest.raises(GuardError, match=r"wrote no rule.*rather not"):
-        new_rule(
-            "other",
-            "never promise a delivery date",
-            "assistant",
-            tmp_path,
-            Endpoint(server.url, "toy"),
-        )
+        draft("other")
     server.change = lambda *_: (400, '{"error": "flagged"}')
     with pytest.raises(GuardError, match=r"wrote no rule: refused.*flagged"):
-        new_rule(
-            "other",
-            "never promise a delivery date",
-            "assistant",
-            tmp_path,
-            Endpoint(server.url, "toy"),
-        )
+        draft("other")
 
 
-def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    new_rule("mine", "never promise a delivery date", "assistant", tmp_path)
-    before = (tmp_path / "mine.yaml").read_text()
-    for name, policy, problem in (
-        ("mine", "never lie to people", "already"),
-        ("My Rule", "never lie to people", "lower-case"),
+@pytest.mark.parametrize(
+    ("name", "policy", "problem"),
+    [
+        ("mine", SENTENCE, "already"),
+        ("My Rule", SENTENCE, "lower-case"),
         ("x", "no", "in a sentence"),
-        ("all", "never lie to people", "every rule"),
-    ):
-        with pytest.raises(GuardError, match=problem):
-            new_rule(name, policy, "assistant", tmp_path)
+        ("x", f"{LONG}t", "too long"),
+        ("all", SENTENCE, "every rule"),
+    ],
+)
+def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(
+    tmp_path: Path, name: str, policy: str, problem: str
+) -> None:
+    new_rule("mine", SENTENCE, "assistant", tmp_path)
+    before = (tmp_path / "mine.yaml").read_text()
+    with pytest.raises(GuardError, match=problem):
+        new_rule(name, policy, "assistant", tmp_path)
     assert (tmp_path / "mine.yaml").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
 def test_the_guide_shows_the_file_as_it_is_written(tmp_path: Path) -> None:
-    written = new_rule("delivery_date", "never promise a delivery date", "assistant", tmp_path)
+    written = new_rule("delivery_date", SENTENCE, "assistant", tmp_path)
     guide = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
     assert f"```yaml\n{written.read_text(encoding='utf-8')}```\n" in guide
 
@@ -120,25 +109,16 @@ def test_the_command_names_what_comes_next_on_a_base_that_guards(
 ) -> None:
     monkeypatch.setattr(command, "RULES", tmp_path)
     monkeypatch.delenv("GENERATOR_BASE_URL", raising=False)
-    arguments = ["--name", "delivery_date", "--policy", "never promise a delivery date"]
-    monkeypatch.setattr("sys.argv", ["new_rule", *arguments])
+    argv = ["new_rule", "--name", "delivery_date", "--policy", SENTENCE]
+    monkeypatch.setattr("sys.argv", argv)
     command.main()
     printed = capsys.readouterr().out
     assert f"written: {tmp_path / 'delivery_date.yaml'}\n" in printed
     for steps in ("train eval", "up"):
         assert f"  make {steps} RULE=delivery_date MODEL=minilm METHOD=head\n" in printed
     assert "head" in load_recipe("minilm").methods
-
-
-def test_the_command_refuses_a_rule_that_is_there() -> None:
-    arguments = [
-        sys.executable,
-        "-m",
-        "data.new_rule",
-        "--name",
-        "medical_advice",
-        "--policy",
-        "never promise a delivery date",
-    ]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, "already" in done.stderr) == (2, True)
+    monkeypatch.setattr(command, "RULES", RULES)
+    monkeypatch.setattr("sys.argv", ["new_rule", "--name", "toxicity", "--policy", SENTENCE])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert (ended.value.code, "already" in capsys.readouterr().err) == (2, True)

@@ -9,43 +9,48 @@ from data.rows import SourceRow, is_hub_id, is_readable, local_files, read_rows
 from guard.errors import GuardError
 
 
+def _read(path: Path, content: str | bytes) -> list[SourceRow]:
+    """The rows of a file of this content."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(read_rows(str(path)))
+
+
 def test_every_row_says_where_it_stands_and_has_no_empty_fields(tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl").write_text('{"text": "a", "note": null}\n\n{"text": "b"}\n')
-    (tmp_path / "own.csv.gz").write_bytes(gzip.compress(b'text,note\n"a\nb",\nc,d\n'))
-    json_path, csv_path = str(tmp_path / "own.jsonl"), str(tmp_path / "own.csv.gz")
-    assert list(read_rows(json_path)) == [
-        SourceRow(f"{json_path}:1", {"text": "a"}),
-        SourceRow(f"{json_path}:3", {"text": "b"}),
+    path = tmp_path / "own.jsonl"
+    assert _read(path, '{"text": "a", "note": null}\n\n{"text": "b"}\n') == [
+        SourceRow(f"{path}:1", {"text": "a"}),
+        SourceRow(f"{path}:3", {"text": "b"}),
     ]
-    assert list(read_rows(csv_path)) == [
-        SourceRow(f"{csv_path}:2", {"text": "a\nb"}),
-        SourceRow(f"{csv_path}:4", {"text": "c", "note": "d"}),
+    path = tmp_path / "own.csv.gz"
+    assert _read(path, gzip.compress(b'text,note\n"a\nb",\nc,d\n')) == [
+        SourceRow(f"{path}:2", {"text": "a\nb"}),
+        SourceRow(f"{path}:4", {"text": "c", "note": "d"}),
     ]
 
 
 def test_a_row_that_cannot_be_read_says_why_and_the_next_ones_are_read(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text('{"text": \n[1]\n{"text": "b"}\n')
-    broken, listed, fine = read_rows(str(path))
+    broken, listed, fine = _read(path, '{"text": \n[1]\n{"text": "b"}\n')
     assert broken.problem.startswith("not valid JSON (")
     assert listed.problem == "must be an object, got list"
     assert (fine.problem, fine.fields) == ("", {"text": "b"})
-
-
-def test_a_key_twice_is_an_error_with_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    path.write_text('{"text": "b", "label": 1, "label": 0}\n')
-    (row,) = read_rows(str(path))
+    (row,) = _read(path, '{"text": "b", "label": 1, "label": 0}\n')
     assert row.fields == {} and row.where == f"{path}:1"
     assert "the key 'label' stands twice at column 27" in row.problem
 
 
 def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
     assert is_readable("rows.csv.gz") and not is_readable("rows.parquet")
-    with pytest.raises(GuardError, match=r"cannot read this kind of file.*\.jsonl"):
-        list(read_rows(str(tmp_path / "rows.parquet")))
-    with pytest.raises(GuardError, match="no such file"):
-        list(read_rows(str(tmp_path / "rows.jsonl")))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set.csv").mkdir()
+    for name, problem in {
+        "rows.parquet": r"cannot read this kind of file.*Known: \.jsonl, \.jsonl\.gz, \.csv",
+        "rows.jsonl": "no such file",
+        "set": "a folder, not a file.*hub:.*set",
+        "set.csv": r"a folder, not a file.*hub:.*set\.csv",
+    }.items():
+        with pytest.raises(GuardError, match=problem):
+            list(read_rows(str(tmp_path / name)))
 
 
 def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None:
@@ -61,30 +66,25 @@ def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None
     assert not is_hub_id(f"hub:{folder}:english") and not is_hub_id(str(folder / "train.jsonl"))
 
 
-@pytest.mark.parametrize("broken", ["cut", "flipped"])
-def test_a_broken_gzip_file_is_named_with_what_to_do(tmp_path: Path, broken: str) -> None:
-    content = bytearray(gzip.compress(b"text,note\n" + bytes(range(97, 123)) * 50))
-    if broken == "cut":
-        content = content[:-20]
-    else:
-        for position in range(12, 30):
-            content[position] ^= 0xFF
-    path = tmp_path / "own.csv.gz"
-    path.write_bytes(content)
-    with pytest.raises(GuardError, match=r"not a readable gzip file.*Compress it again"):
-        list(read_rows(str(path)))
+def test_a_broken_gzip_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    whole = gzip.compress(b"text,note\n" + bytes(range(97, 123)) * 50)
+    flipped = bytes(byte ^ 0xFF for byte in whole[12:30])
+    for content, remedy in (
+        (whole[:-20], "Compress it again"),
+        (whole[:12] + flipped + whole[30:], "Compress it again"),
+        (b"not gzip", "Rename it"),
+    ):
+        with pytest.raises(GuardError, match=f"not a readable gzip file.*{remedy}"):
+            _read(tmp_path / "own.csv.gz", content)
 
 
-def test_a_broken_file_of_a_data_set_folder_is_named_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "train.parquet").write_bytes(b"PAR1 cut off")
-    with pytest.raises(GuardError, match=r"hub:.*set: cannot load the data set: \w+"):
-        list(read_rows(f"hub:{tmp_path / 'set'}"))
-
-
-def test_rows_that_break_off_while_they_are_read_are_named(
+def test_a_data_set_that_breaks_off_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(GuardError, match=r"hub:.*: cannot load the data set: \w+"):
+        list(read_rows(f"hub:{tmp_path}"))
+
     class Broken:
         features = None
 
@@ -106,8 +106,7 @@ def test_columns_are_separated_as_the_header_says(
 ) -> None:
     lines = [("id", "text", "label"), ("1", '"a, b; c | d"', "0"), ("2", "plain", "1"), ()]
     path = tmp_path / "own.csv"
-    path.write_bytes(line_end.join(delimiter.join(line) for line in lines).encode())
-    assert list(read_rows(str(path))) == [
+    assert _read(path, line_end.join(delimiter.join(line) for line in lines)) == [
         SourceRow(f"{path}:2", {"id": "1", "text": "a, b; c | d", "label": "0"}),
         SourceRow(f"{path}:3", {"id": "2", "text": "plain", "label": "1"}),
     ]
@@ -126,30 +125,21 @@ def test_columns_are_separated_as_the_header_says(
 def test_commas_separate_where_they_give_a_column_of_the_conversation(
     tmp_path: Path, content: str, fields: dict[str, str]
 ) -> None:
-    (tmp_path / "own.csv").write_text(content)
-    (row,) = read_rows(str(tmp_path / "own.csv"))
+    (row,) = _read(tmp_path / "own.csv", content)
     assert row.fields == fields
 
 
-def test_too_many_cells_are_said_with_the_sign_and_the_columns(tmp_path: Path) -> None:
-    (tmp_path / "own.csv").write_text("text;label\na;b;1\n")
-    (row,) = read_rows(str(tmp_path / "own.csv"))
+def test_cells_and_lines_that_end_otherwise_are_told(tmp_path: Path) -> None:
+    (row,) = _read(tmp_path / "own.csv", "text;label\na;b;1\n")
     assert row.problem == (
         "more cells than columns: put text with semicolons in quotes "
         "(columns, by semicolons: text, label)"
     )
-
-
-def test_a_line_end_of_another_kind_is_said(tmp_path: Path) -> None:
-    (tmp_path / "own.csv").write_bytes(b"text,label\na,1\rb,0\n")
-    (row,) = read_rows(str(tmp_path / "own.csv"))
+    (row,) = _read(tmp_path / "own.csv", "text,label\na,1\rb,0\n")
     assert row.problem.startswith("a line ends in \\r alone, others in \\n")
-
-
-def test_lines_that_end_as_on_an_old_mac_are_lines(tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(b'{"text": "a"}\r{"text": "b"}\r')
-    assert [row.where for row in read_rows(str(path))] == [f"{path}:1", f"{path}:2"]
+    path = tmp_path / "own.jsonl"  # of an old Mac
+    rows = _read(path, '{"text": "a"}\r{"text": "b"}\r')
+    assert [row.where for row in rows] == [f"{path}:1", f"{path}:2"]
 
 
 @pytest.mark.parametrize(
@@ -162,13 +152,5 @@ def test_lines_that_end_as_on_an_old_mac_are_lines(tmp_path: Path) -> None:
 def test_rows_of_another_format_are_named_once(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
-    (tmp_path / name).write_text(content)
     with pytest.raises(GuardError, match=message):
-        list(read_rows(str(tmp_path / name)))
-
-
-@pytest.mark.parametrize("name", ["set", "set.csv"])
-def test_a_folder_is_no_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(GuardError, match=rf"a folder, not a file.*hub:.*{name}"):
-        list(read_rows(str(tmp_path / name)))
+        _read(tmp_path / name, content)

@@ -1,13 +1,32 @@
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from data.mixed import GENERATOR_AND
-from data.rows import HUB
-from data.source import no_files
-from data.sources import FILE, LLM, SOURCES, source_named
-from guard.conversation.example import GENERATOR
+from data.build import build
+from data.generator.generate import Counts
+from data.manifest import load
+from data.rows import HUB, SourceRow
+from data.sources import (
+    FILE,
+    GENERATOR_AND,
+    LLM,
+    SOURCES,
+    DataSource,
+    labelled_rows,
+    no_files,
+    source_named,
+)
+from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples
 from guard.errors import GuardError
+from guard.layout import split_files
+from guard.rule import load_rule
+from tests.data.own_rows import in_splits, random_rows, written
+
+RULE = load_rule("refund_promise")
+SMALL = Counts(train=16, validation=8, test=8)
 
 
 def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:
@@ -41,5 +60,98 @@ def test_only_what_is_read_from_files_here_depends_on_files(tmp_path: Path) -> N
     assert source_named(str(path)).files(str(path)) == [path]
     assert source_named("hub:some/set").files("hub:some/set") == []
     assert source_named("llm").files is no_files
-    names = {file.name for file in source_named("generator").files("generator")}
-    assert {"background.yaml", "medical_advice.yaml"} <= names
+    phrases = source_named("generator").files("generator")
+    assert {"background.yaml", "medical_advice.yaml"} <= {file.name for file in phrases}
+    both = f"generator+{path}"
+    assert source_named(both).files(both) == [*phrases, path]
+
+
+def _numbered(name: str) -> Iterator[SourceRow]:
+    """`numbered:N`: N rows of words that follow from their number, as a stranger's source."""
+    for number in range(int(name.partition(":")[2])):
+        start = f"{chr(97 + number // 26)}{chr(97 + number % 26)}"
+        text = " ".join(start + letter for letter in "pqrstuvw")
+        yield SourceRow(f"{name}:{number}", {"text": text, "label": number % 2})
+
+
+def test_a_function_and_a_row_make_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered), no_files)
+    monkeypatch.setitem(SOURCES, "numbered:", row)
+    assert build(RULE, "numbered:60", None, 0, "keep", tmp_path)
+    assert not build(RULE, "numbered:60", None, 0, "keep", tmp_path)
+    assert build(RULE, "numbered:80", None, 0, "keep", tmp_path)
+    assert load(tmp_path)["source"] == "numbered:80"
+    assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
+    gone = tmp_path / "gone.jsonl"
+    row = DataSource("numbered:N", "N rows", labelled_rows(_numbered), lambda _: [gone])
+    monkeypatch.setitem(SOURCES, "numbered:", row)
+    with pytest.raises(GuardError, match=rf"{gone}: no such file.*numbered:N in SOURCES"):
+        build(RULE, "numbered:60", None, 0, "keep", tmp_path / "out")
+
+
+def _both(tmp_path: Path, rows: list[dict[str, Any]]) -> list[Example]:
+    """What is built of the rows beside generated ones, without the copies that have a long turn."""
+    source = f"generator+{written(tmp_path / 'own.jsonl', rows)}"
+    build(RULE, source, SMALL, 0, "keep", tmp_path / "both")
+    return _examples(tmp_path / "both")
+
+
+def _examples(folder: Path) -> list[Example]:
+    rows: list[Example] = []
+    for file in split_files(folder):
+        rows += [row for row in read_examples(file) if "long_turn" not in row.meta]
+    return rows
+
+
+@pytest.mark.slow
+def test_own_rows_are_split_by_themselves_and_stand_beside_those_of_the_generator_alone(
+    tmp_path: Path,
+) -> None:
+    rows = _both(tmp_path, random_rows(100))
+    assert build(RULE, GENERATOR, SMALL, 0, "keep", tmp_path / "alone")
+    own = [row for row in rows if not row.is_generated]
+    assert [row for row in rows if row.is_generated] == _examples(tmp_path / "alone")
+    assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}
+    for split in SPLITS:
+        assert {row.label for row in own if row.split == split} == {0, 1}
+    assert {row.source for row in own} == {str(tmp_path / "own.jsonl")}
+    source = f"generator+{tmp_path / 'own.jsonl'}"
+    assert load(tmp_path / "both")["source"] == source
+    assert not build(RULE, source, SMALL, 0, "keep", tmp_path / "both")
+    written(tmp_path / "own.jsonl", random_rows(60))
+    assert build(RULE, source, SMALL, 0, "keep", tmp_path / "both")
+
+
+@pytest.mark.slow
+def test_own_rows_without_a_validation_split_get_one_of_their_training_rows(tmp_path: Path) -> None:
+    rows = random_rows(100)
+    for number, row in enumerate(rows):
+        row |= {"split": "train" if number < 80 else "test", "source": GENERATOR}
+    examples = _both(tmp_path, rows)
+    own = [row for row in examples if not row.is_generated]  # whatever they say of their source
+    assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}
+    assert {row.source for row in examples} == {GENERATOR}
+
+
+@pytest.mark.slow
+def test_own_rows_that_cannot_stand_beside_generated_ones_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(GuardError, match=r"none\.jsonl: no such file"):
+        build(RULE, f"generator+{tmp_path}/none.jsonl", SMALL, 0, "keep", tmp_path / "both")
+    with pytest.raises(GuardError, match="no row with label 1"):
+        _both(tmp_path, [row | {"label": 0} for row in random_rows()])
+    assert build(RULE, GENERATOR, SMALL, 0, "keep", tmp_path / "alone")
+    copied = read_examples(tmp_path / "alone" / "train.jsonl")[0]
+    turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
+    copies = {
+        "mine": {"messages": turns, "label": 1 - copied.label, "id": "mine"},
+        copied.id: {"text": "of an id that is taken", "label": 0, "id": copied.id},
+        "other": {"text": "of their group", "label": 0, "group": copied.group, "id": "other"},
+    }
+    for name, row in copies.items():
+        with pytest.raises(GuardError, match=f"some of your rows are generated ones.*{name} \\("):
+            _both(tmp_path, [*in_splits(random_rows()), row | {"split": "train"}])
+    assert not (tmp_path / "both").exists()

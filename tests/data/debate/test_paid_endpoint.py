@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from pathlib import Path
 
 import pytest
 
-from data.debate.debate import generate
 from guard.errors import GuardError
-from tests.data.llm_server import RULE, SEEDS, Server, endpoint
+from tests.data.llm_server import Server, debated
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_passing_faults_change_nothing(
     server: Server, tmp_path: Path, fault: tuple[int, str]
 ) -> None:
-    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = debated(server, tmp_path / "plain.jsonl")
     count = 0
 
     def every_fifth(kind: str, text: str) -> tuple[int, str] | None:
@@ -30,14 +28,14 @@ def test_passing_faults_change_nothing(
         return fault if count % 5 == 0 else None
 
     server.change = every_fifth
-    faulty, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "faulty.jsonl")
+    faulty, _ = debated(server, tmp_path / "faulty.jsonl")
     assert faulty == plain
 
 
 def test_half_a_character_that_no_request_could_quote_is_asked_for_again(
     server: Server, tmp_path: Path
 ) -> None:
-    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = debated(server, tmp_path / "plain.jsonl")
     broken = json.dumps(
         {"choices": [{"message": {"content": "It is so \ud83d"}, "finish_reason": "stop"}]}
     )
@@ -45,7 +43,7 @@ def test_half_a_character_that_no_request_could_quote_is_asked_for_again(
     server.change = lambda kind, text: (
         (200, broken) if kind == "advocate" and not seen and not seen.append(text) else None
     )  # type: ignore[func-returns-value]
-    again, statistics = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "broken.jsonl")
+    again, statistics = debated(server, tmp_path / "broken.jsonl")
     assert (again, statistics["malformed"]) == (plain, 1)
 
 
@@ -53,12 +51,11 @@ def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
     server: Server, tmp_path: Path
 ) -> None:
     server.delay_s = 1.0
-    slow = dataclasses.replace(endpoint(server), timeout_s=0.2)
     with pytest.raises(
         GuardError,
         match=r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S",
     ):
-        generate(RULE, 40, 0, slow, (), tmp_path / "answers.jsonl")
+        debated(server, tmp_path / "answers.jsonl", seeds=(), timeout_s=0.2)
     wait_until(lambda: len(server.kinds) >= 2)  # a busy server counts late
     assert server.kinds == ["dimensions"] * 2
 
@@ -71,14 +68,14 @@ def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_fix
     with pytest.raises(
         GuardError, match=r"refused the policy.*no such permission.*GENERATOR_API_KEY"
     ):
-        generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+        debated(server, kept, 24)
     server.change = lambda kind, text: (
         (403, "no such permission") if len(server.requests) > 40 else None
     )
     with pytest.raises(GuardError, match=r"refused 8 requests in a row.*no such permission"):
-        generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+        debated(server, kept, 24)
     server.change = lambda kind, text: None
-    _, statistics = generate(RULE, 24, 0, endpoint(server), SEEDS, kept)
+    _, statistics = debated(server, kept, 24)
     # A refusal that an answer still overtook counts as that of a text; another case takes its
     # place.
     assert statistics["outcomes"]["accepted in round 1 after 0 rewritings"] == 24
@@ -86,7 +83,7 @@ def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_fix
 
 
 def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> None:
-    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = debated(server, tmp_path / "plain.jsonl")
     count = 0
 
     def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
@@ -101,9 +98,7 @@ def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> N
         return (200, json.dumps({"choices": [choice]})) if count % 4 == 0 else None
 
     server.change = every_fourth
-    examples, statistics = generate(
-        RULE, 40, 0, endpoint(server, concurrency=1), SEEDS, tmp_path / "cut.jsonl"
-    )
+    examples, statistics = debated(server, tmp_path / "cut.jsonl", concurrency=1)
     assert examples == plain
     assert statistics["malformed"] > 10
 
@@ -111,31 +106,29 @@ def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> N
 def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
     server: Server, tmp_path: Path
 ) -> None:
-    priced = endpoint(
-        server, price_in=1000.0, price_out=1000.0, concurrency=2
-    )  # 0.12 USD an answer
+    # 0.12 USD an answer.
+    priced = {"price_in": 1000.0, "price_out": 1000.0, "concurrency": 2}
     kept = tmp_path / "answers.jsonl"
     with pytest.raises(GuardError, match=r"budget is spent.*of 3 USD.*GENERATOR_BUDGET_USD"):
-        generate(RULE, 40, 0, priced, SEEDS, kept, budget_usd=3.0)
+        debated(server, kept, budget_usd=3.0, **priced)
     assert 25 <= len(server.requests) <= 25 + 2
-    assert (
-        sum(kind == "judge" for kind in server.kinds) >= 8
-    )  # cases are finished before others begin
-    examples, statistics = generate(RULE, 40, 0, priced, SEEDS, kept, budget_usd=60.0)
+    # Cases are finished before others begin.
+    assert sum(kind == "judge" for kind in server.kinds) >= 8
+    examples, statistics = debated(server, kept, budget_usd=60.0, **priced)
     assert len(examples) == 40
     assert len(server.requests) == len(set(server.requests)) == statistics["calls"]
     assert statistics["cost_usd"] == pytest.approx(0.12 * statistics["calls"])
     again = len(server.requests)
     with pytest.raises(GuardError, match="budget is spent"):
-        generate(RULE, 80, 0, priced, SEEDS, kept, budget_usd=3.0)
+        debated(server, kept, 80, budget_usd=3.0, **priced)
     assert len(server.requests) == again  # what was paid in earlier runs counts
     with pytest.raises(GuardError, match="a budget needs prices"):
-        generate(RULE, 40, 0, endpoint(server), SEEDS, kept, budget_usd=1.0)
+        debated(server, kept, budget_usd=1.0)
 
 
 @pytest.mark.slow
 def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: Path) -> None:
-    plain, _ = generate(RULE, 40, 0, endpoint(server), SEEDS, tmp_path / "plain.jsonl")
+    plain, _ = debated(server, tmp_path / "plain.jsonl")
     slow: list[str] = []
 
     def once(kind: str, text: str) -> None:
@@ -144,5 +137,5 @@ def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: P
             time.sleep(1.5)
 
     server.change = once
-    again, _ = generate(RULE, 40, 0, endpoint(server, timeout_s=1), SEEDS, tmp_path / "slow.jsonl")
+    again, _ = debated(server, tmp_path / "slow.jsonl", timeout_s=1)
     assert slow and again == plain

@@ -1,17 +1,24 @@
 """What stands in the questions of a debate; kept answers are found by these very words."""
 
+import json
+
+import pytest
+
 from data.debate import prompts
+from data.debate.prompts import ConversationDraft, Decomposition, Vote
 from guard.conversation.example import Message
+from guard.errors import GuardError
+from guard.files.yaml_file import validate
 from guard.rule import in_words, load_rule
 
 RULE = load_rule("refund_promise")
-DRAFT = {
-    "messages": [
-        {"role": "user", "content": "Hello.\nMy lamp is broken."},
-        {"role": "assistant", "content": "I see."},
-    ],
-    "reasoning": "nothing is promised",
-}
+TURNS = [
+    {"role": "user", "content": "Hello.\nMy lamp is broken."},
+    {"role": "assistant", "content": "I see."},
+]
+DRAFT = ConversationDraft.model_validate_json(
+    json.dumps({"messages": TURNS, "reasoning": "nothing is promised"})
+)
 CASE = "<conversation>\nUser: Hello.\n| My lamp is broken.\nAssistant: I see.\n</conversation>"
 
 
@@ -50,3 +57,18 @@ def test_advocate_and_judges_see_the_case_and_what_was_said() -> None:
         assert CASE in _user(chat) and "What was said so far" not in _user(chat)
         systems.add(chat[0]["content"])
     assert len(systems) == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        (Vote, {"violates": "yes", "reason": "so"}),
+        (ConversationDraft, {"messages": [], "reasoning": "so"}),
+        (ConversationDraft, {"messages": [{"role": "narrator", "content": "once"}]}),
+        (ConversationDraft, {"messages": [{"role": "user", "content": ""}], "reasoning": "so"}),
+        (Decomposition, {"dimensions": [{"name": "tone", "values": ["a", "b"]}]}),
+    ],
+)
+def test_an_answer_out_of_form_is_refused(form: type, answer: dict[str, object]) -> None:
+    with pytest.raises(GuardError):
+        validate({"reasoning": "so"} | answer, form, where="here")

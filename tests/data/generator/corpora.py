@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from data.generator.library import (
-    BACKGROUND,
-    PHRASES,
-    load_background,
-    load_phrasebook,
-)
+from data.generator.library import BACKGROUND, PHRASES, load_background, load_phrasebook
 from data.generator.phrasebook import Corpus, Phrasebook
 from guard.rule import load_rule
 

@@ -30,17 +30,14 @@ def book_of(name: str) -> ExcerptBook:
     return book
 
 
-@pytest.fixture(scope="module")
-def written() -> dict[str, list[Example]]:
-    rows: dict[str, list[Example]] = {}
-    for name in RULES_WITH_EXCERPTS:
-        rows[name] = generate(corpus_of(name), COUNTS, 0, book_of(name))
-    return rows
-
-
-@pytest.fixture(params=RULES_WITH_EXCERPTS)
+@pytest.fixture(scope="module", params=RULES_WITH_EXCERPTS)
 def rule_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def rows(rule_name: str) -> list[Example]:
+    return generate(corpus_of(rule_name), COUNTS, 0, book_of(rule_name))
 
 
 def excerpts_of(rows: list[Example]) -> list[Example]:
@@ -48,9 +45,8 @@ def excerpts_of(rows: list[Example]) -> list[Example]:
 
 
 def test_one_group_in_three_of_every_split_and_stratum_is_an_excerpt(
-    written: dict[str, list[Example]], rule_name: str
+    rows: list[Example], rule_name: str
 ) -> None:
-    rows = written[rule_name]
     strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
     of_excerpts = Counter((row.split, row.meta["stratum"], row.label) for row in excerpts_of(rows))
     assert strata["train", "seen", 1] == strata["train", "seen", 0] == 24
@@ -60,20 +56,13 @@ def test_one_group_in_three_of_every_split_and_stratum_is_an_excerpt(
     assert {row.meta["excerpt"] for row in excerpts_of(rows)} == set(book_of(rule_name).excerpts)
 
 
-def test_a_pair_differs_in_one_turn_of_the_judged_text(
-    written: dict[str, list[Example]], rule_name: str
-) -> None:
-    rows = excerpts_of(written[rule_name])
+def test_a_pair_differs_in_one_turn_of_the_judged_text(rows: list[Example], rule_name: str) -> None:
+    rows = excerpts_of(rows)
     for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
         assert (violating.label, allowed.label) == (1, 0)
         assert violating.group == allowed.group
-        different = [
-            index
-            for index, (first, second) in enumerate(
-                zip(violating.messages, allowed.messages, strict=True)
-            )
-            if first != second
-        ]
+        turns = enumerate(zip(violating.messages, allowed.messages, strict=True))
+        different = [index for index, (first, second) in turns if first != second]
         acts = [index for index, act in enumerate(violating.meta["acts"]) if act]
         assert different == acts
         assert len(violating.meta["acts"]) == len(violating.messages)
@@ -81,16 +70,15 @@ def test_a_pair_differs_in_one_turn_of_the_judged_text(
 
 
 def test_lines_held_out_fill_no_hole_in_training_and_no_split_holds_another_s_near_duplicates(
-    written: dict[str, list[Example]], rule_name: str
+    rows: list[Example],
 ) -> None:
-    rows = excerpts_of(written[rule_name])
     cores: dict[tuple[str, str], set[str]] = {}
-    for row in rows:
+    for row in excerpts_of(rows):
         cores.setdefault((row.split, row.meta["stratum"]), set()).update(row.meta["cores"])
     assert not cores["train", "seen"] & cores["test", "unseen"]
     assert not cores["train", "seen"] & cores["validation", "unseen"]
     assert not cores["validation", "unseen"] & cores["test", "unseen"]
-    refuse_leaks(written[rule_name])
+    refuse_leaks(rows)
 
 
 def test_the_same_seed_writes_the_same_excerpts_and_another_seed_others() -> None:
@@ -102,12 +90,8 @@ def test_the_same_seed_writes_the_same_excerpts_and_another_seed_others() -> Non
     texts = {text_of(row) for row in excerpts_of(first)}
     assert len(texts) > 8
     assert not texts & {text_of(row) for row in excerpts_of(other)}
-
-
-def test_without_excerpts_every_row_is_a_conversation() -> None:
-    small = Counts(train=12, validation=4, test=4)
-    rows = generate(corpus_of("medical_advice"), small, 0)
-    assert excerpts_of(rows) == [] and len(rows) == 20
+    plain = generate(corpus_of("medical_advice"), small, 0)
+    assert excerpts_of(plain) == [] and len(plain) == 36
     assert load_excerpts(load_rule("refund_promise")) is None
 
 

@@ -1,4 +1,3 @@
-import random
 import re
 
 import pytest
@@ -16,15 +15,6 @@ SLOTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("template", "count"),
-    [("a", 1), ("(a|b)", 2), ("(a|b) (c|d|)", 6), ("(a|(b|c) d)", 3), ("x (a|b (c|d)) (e|f)", 6)],
-)
-def test_forms_counts_every_derivation(template: str, count: int) -> None:
-    derived = {grammar.resolve(template, random.Random(seed)) for seed in range(300)}
-    assert grammar.forms(template) == count == len(derived)
-
-
 def test_a_slot_keeps_its_value_and_its_numbered_twin_differs() -> None:
     for key in range(20):
         text = grammar.Bindings(SLOTS, str(key)).fill("{drug} {drug} {drug.2}")
@@ -34,9 +24,7 @@ def test_a_slot_keeps_its_value_and_its_numbered_twin_differs() -> None:
 
 def test_bindings_with_one_key_talk_about_the_same_things_in_any_order() -> None:
     bindings, twin = grammar.Bindings(SLOTS, "k"), grammar.Bindings(SLOTS, "k")
-    assert bindings.fill("{drug} {code}").split() == list(
-        reversed(twin.fill("{code} {drug}").split())
-    )
+    assert bindings.fill("{drug} {code}").split() == twin.fill("{code} {drug}").split()[::-1]
 
 
 def test_a_clause_follows_form_and_person() -> None:
@@ -68,25 +56,18 @@ def test_a_clause_follows_form_and_person() -> None:
     ],
 )
 def test_verbs_inflect(verb: str, ing: str, past: str, third: str) -> None:
-    assert [grammar.inflect(verb, form) for form in ("ing", "past", "s", "base")] == [
-        ing,
-        past,
-        third,
-        verb,
-    ]
+    inflected = [grammar.inflect(verb, form) for form in ("ing", "past", "s", "base")]
+    assert inflected == [ing, past, third, verb]
 
 
 def test_no_verb_in_the_phrase_books_loses_its_second_consonant() -> None:
     """Regular spelling doubles none ("planed"): short verbs that need it are in IRREGULAR."""
-    verbs = {
-        verb
-        for path in PHRASES.glob("*.yaml")
-        for verb in re.findall(r"\^([a-z]+)", path.read_text())
-    }
+    verbs: set[str] = set()
+    for path in PHRASES.glob("*.yaml"):
+        verbs.update(re.findall(r"\^([a-z]+)", path.read_text()))
     assert {"drop", "refund"} <= verbs
-    assert {verb for verb in verbs if re.fullmatch(r"[^aeiou]*[aeiou][bdgkmnprt]", verb)} <= set(
-        grammar.IRREGULAR
-    )
+    doubling = {verb for verb in verbs if re.fullmatch(r"[^aeiou]*[aeiou][bdgkmnprt]", verb)}
+    assert doubling <= set(grammar.IRREGULAR)
 
 
 def test_slot_names_tell_a_slot_from_its_twin() -> None:
@@ -94,9 +75,7 @@ def test_slot_names_tell_a_slot_from_its_twin() -> None:
 
 
 def test_hash_marks_become_digits() -> None:
-    assert all(
-        character in "123456789-" for character in grammar.Bindings(SLOTS, "k").fill("{code}")
-    )
+    assert set(grammar.Bindings(SLOTS, "k").fill("{code}")) <= set("123456789-")
 
 
 @pytest.mark.parametrize(
@@ -139,12 +118,9 @@ def test_tidying_twice_changes_nothing(text: str) -> None:
     "template", ["(a|b", "a)", "a|b", "{nothing}", "{drug:upside}", "{Drug}", "{drug"]
 )
 def test_a_malformed_template_is_named(template: str) -> None:
+    grammar.check("(take|use (some|)) {drug.2} or {act:ing,my}", SLOTS, where="here")
     with pytest.raises(GuardError, match="here"):
         grammar.check(template, SLOTS, where="here")
-
-
-def test_a_well_formed_template_passes() -> None:
-    grammar.check("(take|use (some|)) {drug.2} or {act:ing,my}", SLOTS, where="here")
 
 
 def test_slots_inside_values_are_reached_with_the_number_of_the_slot_that_they_stand_in() -> None:

@@ -1,10 +1,11 @@
+import itertools
+import random
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from data.generator import grammar
-from data.generator.library import load_background, load_phrasebook
 from data.generator.phrasebook import (
     HELD_OUT_CORES,
     LONG_SLOT,
@@ -16,21 +17,43 @@ from data.generator.phrasebook import (
     slot_pool,
 )
 from guard.rule import Judged, load_rule
-from tests.data.generator.corpora import RULES_WITH_PHRASES, phrasebook
+from tests.data.generator.corpora import RULES_WITH_PHRASES, background, phrasebook
 
 
 @pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str) -> None:
     book = phrasebook(name)
+    fewest: dict[Pool, tuple[int, int]] = {"seen": (10, 40), "reserved": (2, 2), "unseen": (3, 5)}
     for act_name, act in book.acts.items():
-        for pool, fewest_cores, fewest_phrasings in (
-            ("seen", 10, 40),
-            ("reserved", 2, 2),
-            ("unseen", 3, 5),
-        ):
+        for pool, (fewest_cores, fewest_phrasings) in fewest.items():
             cores = cores_of(act.cores, pool)
             assert len(cores) >= fewest_cores, (act_name, pool)
-            assert sum(map(grammar.forms, cores)) >= fewest_phrasings, (act_name, pool)
+            assert sum(map(_derivations, cores)) >= fewest_phrasings, (act_name, pool)
+
+
+def _derivations(template: str) -> int:
+    """How many derivations `grammar.resolve` chooses from."""
+    stack = [(0, 1)]  # (alternatives closed so far, product of the groups in the current one)
+    for character in template:
+        total, product = stack[-1]
+        if character == "(":
+            stack.append((0, 1))
+        elif character == "|":
+            stack[-1] = (total + product, 1)
+        elif character == ")":
+            stack.pop()
+            outer_total, outer_product = stack[-1]
+            stack[-1] = (outer_total, outer_product * (total + product))
+    return sum(stack[0])
+
+
+@pytest.mark.parametrize(
+    ("template", "count"),
+    [("a", 1), ("(a|b)", 2), ("(a|b) (c|d|)", 6), ("(a|(b|c) d)", 3), ("x (a|b (c|d)) (e|f)", 6)],
+)
+def test_derivations_are_those_of_the_grammar(template: str, count: int) -> None:
+    derived = {grammar.resolve(template, random.Random(seed)) for seed in range(300)}
+    assert _derivations(template) == count == len(derived)
 
 
 @pytest.mark.parametrize("name", RULES_WITH_PHRASES)
@@ -39,18 +62,11 @@ def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -
     rule = load_rule(name)
     book = phrasebook(name)
     violating = [act for act in book.acts if book.acts[act].violates(rule.judged)]
-    pairs = [
-        (first, second) for first in violating for second in book.acts if second not in violating
-    ]
-    if (
-        rule.judged == "conversation"
-    ):  # whoever says it: it is enough that the allowed acts of the same speaker can
-        pairs = [
-            (first, second)
-            for first, second in pairs
-            if book.acts[first].speaker == book.acts[second].speaker
-        ]
-    assert [(first, second) for first, second in pairs if not book.shared(first, second)] == []
+    for first, second in itertools.product(violating, set(book.acts) - set(violating)):
+        # Whoever says it: it is enough that the allowed acts of the same speaker can.
+        is_same_speaker = book.acts[first].speaker == book.acts[second].speaker
+        if rule.judged != "conversation" or is_same_speaker:
+            assert book.shared(first, second), (first, second)
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
@@ -59,31 +75,25 @@ def test_some_line_holds_what_a_core_repeats(pool: Pool) -> None:
     act = book.acts["repeats_supplied"]
     for context in act.before:
         for core in cores_of(act.cores, pool):
-            assert any(act.follows(core, line) for line in pool_of(book.lines[context], pool)), (
-                context,
-                core,
-            )
+            lines = pool_of(book.lines[context], pool)
+            assert any(act.follows(core, line) for line in lines), (context, core)
 
 
 def test_an_act_that_repeats_follows_only_a_line_that_says_it() -> None:
-    fields = {
-        "speaker": "assistant",
-        "stance": "quotes",
-        "opening": "o",
-        "softener": "s",
-        "closing": "c",
-        "cores": "a",
-    }
-    act = Act.model_validate({**fields, "supplied": ("phone",)})
+    act = _act(supplied=("phone",))
     assert act.follows("{first} has {phone.2}", "the number is {phone.2}")
     assert not act.follows("it's {phone}", "the number is {phone.2}")
     assert not act.follows("it's {phone}", "what's the number?")
-    assert Act.model_validate(fields).follows("it's {phone}", "what's the number?")
+    assert _act().follows("it's {phone}", "what's the number?")
+
+
+def _act(**fields: Any) -> Act:
+    said = {"opening": "o", "softener": "s", "closing": "c", "cores": "a\nb"}
+    return Act.model_validate({"speaker": "assistant", "stance": "quotes"} | said | fields)
 
 
 def test_shared_is_what_both_acts_name_or_the_other_act_itself() -> None:
-    rule = load_rule("medical_advice")
-    book = load_phrasebook(rule, load_background())
+    book = phrasebook("medical_advice")
     assert set(book.shared("diagnose", "condition_information")) == {"ask_condition_and_self"}
     assert book.shared("diagnose", "user_gives_advice") == ("user_gives_advice",)
     assert book.shared("user_gives_advice", "diagnose") == ()
@@ -92,19 +102,17 @@ def test_shared_is_what_both_acts_name_or_the_other_act_itself() -> None:
 @pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
     rule = load_rule(name)
-    acts = load_phrasebook(rule, load_background()).acts.values()
+    acts = phrasebook(name).acts.values()
     violating = [act for act in acts if act.violates(rule.judged)]
     assert len(violating) >= 4
-    assert {act.speaker for act in violating} == (
-        set(get_args(Speaker)) if rule.judged == "conversation" else {rule.judged}
-    )
+    judged = {"conversation": set(get_args(Speaker))}.get(rule.judged, {rule.judged})
+    assert {act.speaker for act in violating} == judged
     allowed = {act.stance for act in acts if not act.violates(rule.judged)}
     assert {"informs", "quotes"} <= allowed
     assert len(allowed) >= 4
     if name != "groundedness":  # nobody else is given a text
-        assert any(act.speaker != rule.judged for act in acts), (
-            "somebody other than the judged speaker must do it too"
-        )
+        # Somebody other than the judged speaker must do it too.
+        assert any(act.speaker != rule.judged for act in acts)
 
 
 @pytest.mark.parametrize(
@@ -122,16 +130,7 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
 def test_only_the_judged_speaker_doing_it_violates(
     speaker: str, stance: str, judged: Judged, violates: bool
 ) -> None:
-    act = Act.model_validate(
-        {
-            "speaker": speaker,
-            "stance": stance,
-            "opening": "o",
-            "softener": "s",
-            "closing": "c",
-            "cores": "a\nb",
-        }
-    )
+    act = _act(speaker=speaker, stance=stance)
     assert act.cores == ("a", "b")
     assert act.violates(judged) == violates
 
@@ -142,11 +141,7 @@ def test_pools_partition_the_lines_whatever_their_order() -> None:
     assert not set(seen) & set(unseen)
     assert set(seen) | set(unseen) == set(lines)
     assert len(unseen) == -(-len(lines) // HELD_OUT_CORES)
-    assert (
-        set(pool_of(tuple(reversed(lines)), "unseen"))
-        == set(unseen)
-        == set(pool_of(lines, "reserved"))
-    )
+    assert set(pool_of(lines[::-1], "unseen")) == set(unseen) == set(pool_of(lines, "reserved"))
     reserved, unreserved = cores_of(lines, "reserved"), cores_of(lines, "unseen")
     assert cores_of(lines, "seen") == seen
     assert set(reserved) | set(unreserved) == set(unseen)
@@ -170,13 +165,9 @@ def test_no_core_is_another_core_with_words_dropped(name: str) -> None:
     book = phrasebook(name)
     for act_name, act in book.acts.items():
         words = [set(re.findall(r"[a-z]{3,}", core)) for core in act.cores]
-        for number, first in enumerate(words):
-            for second in words[number + 1 :]:
-                assert len(first & second) < 0.8 * len(first | second) or len(first | second) < 4, (
-                    act_name,
-                    first,
-                    second,
-                )
+        for first, second in itertools.combinations(words, 2):
+            both = len(first | second)
+            assert len(first & second) < 0.8 * both or both < 4, (act_name, first, second)
 
 
 def test_no_user_who_is_allowed_to_speak_discloses_a_name_or_a_credential() -> None:
@@ -192,7 +183,7 @@ def test_no_user_who_is_allowed_to_speak_discloses_a_name_or_a_credential() -> N
         if act.speaker == "user" and not act.violates(rule.judged):
             lines += act.cores
     for domain in book.domains:
-        for line in load_background().domains[domain]:
+        for line in background().domains[domain]:
             lines += line.split(">>")[::2]
     assert len(lines) > 300
     assert rule.depends_on_context  # other rules' users name people

@@ -2,12 +2,7 @@ import random
 
 import pytest
 
-from data.generator.registers import (
-    ASSISTANT_REGISTERS,
-    EXCERPT_REGISTERS,
-    USER_REGISTERS,
-    formal,
-)
+from data.generator.registers import ASSISTANT_REGISTERS, EXCERPT_REGISTERS, USER_REGISTERS, formal
 
 
 @pytest.mark.parametrize("name", [*USER_REGISTERS])

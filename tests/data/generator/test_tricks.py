@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import unicodedata
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from data.generator.generate import Counts, generate
 from data.generator.phrasebook import pool_of
 from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRAINED, TRICKS, tricks_for
+from guard.conversation.example import Example
 from guard.rule import load_rule
 from tests.data.generator.corpora import corpus_of
 
@@ -30,13 +32,10 @@ def test_words_to_the_judge_that_are_held_out_never_stand_in_training(name: str)
     for pool in ("seen", "unseen"):
         for seed in range(60):
             changed = TRICKS[name](TEXT, random.Random(seed), pool)  # type: ignore[arg-type]
-            added = (
-                "".join(
-                    chr(ord(c) - 0xE0000) if unicodedata.category(c) == "Cf" else c for c in changed
-                )
-                .replace(TEXT, "")
-                .strip()
-            )
+            tags = {
+                ord(c): chr(ord(c) - 0xE0000) for c in changed if unicodedata.category(c) == "Cf"
+            }
+            added = changed.translate(tags).replace(TEXT, "").strip()
             assert added in pool_of(of, pool)  # type: ignore[arg-type]
 
 
@@ -53,23 +52,17 @@ def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_s
         assert {row.meta["difficulty"] for row in rows} == {"easy", "boundary", "adversarial"}
         plain[name] = tricked
     pairs = list(zip(plain["refund_promise"][::2], plain["refund_promise"][1::2], strict=True))
-    hidden = [
-        (violating, allowed)
-        for violating, allowed in pairs
-        if violating.meta["trick"] == "full_width"
-    ]
+    hidden = [pair for pair in pairs if pair[0].meta["trick"] == "full_width"]
     assert hidden
     for violating, allowed in hidden:
-        places = [
-            [
-                number
-                for number, message in enumerate(row.messages)
-                if any("\uff21" <= c <= "\uff5a" for c in message.content)
-            ]
-            for row in (violating, allowed)
-        ]
-        assert places[0] == places[1]
-        assert len(places[0]) == 1
+        (place,) = _full_width(violating)
+        assert _full_width(allowed) == [place]
+
+
+def _full_width(row: Example) -> list[int]:
+    """The numbers of the turns with full-width letters."""
+    turns = enumerate(row.messages)
+    return [number for number, turn in turns if re.search("[\uff21-\uff5a]", turn.content)]
 
 
 @pytest.mark.slow

@@ -39,19 +39,6 @@ def _differing(pair: list[Example]) -> list[int]:
     return [number for number, (first, second) in enumerate(turns) if first != second]
 
 
-def test_the_pair_is_of_both_labels_and_one_group_and_differs_in_one_turn(
-    corpus: Corpus, plain: Dimensions
-) -> None:
-    pair = Writer(corpus, "seen").group(plain, "train", "key")
-    assert [example.label for example in pair] == [1, 0]
-    assert [example.id for example in pair] == ["key/1", "key/0"]
-    assert {(example.group, example.split) for example in pair} == {("key", "train")}
-    assert [example.meta["act"] for example in pair] == [plain.violating_act, plain.allowed_act]
-    assert len(_differing(pair)) == 1
-    for example in pair:
-        assert len(example.meta["acts"]) == len(example.messages)
-
-
 def test_the_key_alone_decides_the_words(corpus: Corpus, plain: Dimensions) -> None:
     writer = Writer(corpus, "seen")
     assert writer.group(plain, "train", "key") == writer.group(plain, "train", "key")
@@ -109,10 +96,3 @@ def test_where_nothing_supplies_a_borrowed_act_an_everyday_exchange_stands_there
         assert (violating.label, allowed.label) == (1, 0)
         assert allowed.meta["stance"] == "unrelated"
     assert refused
-
-
-def test_every_pool_but_the_first_is_unseen(corpus: Corpus, plain: Dimensions) -> None:
-    strata = {}
-    for pool in ("seen", "reserved", "unseen"):
-        strata[pool] = Writer(corpus, pool).group(plain, "test", "key")[0].meta["stratum"]
-    assert strata == {"seen": "seen", "reserved": "unseen", "unseen": "unseen"}
