@@ -138,9 +138,7 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
         # Beside the rule's LoRA: whichever is second finds the states that the first has read.
         "head": Trainer(_check_encoder_head, _fit_encoder_heads, trains_together=False),
     },
-    "gliner2": {
-        "lora": Trainer(_check_encoder_adapter, _fit_gliner2_loras, trains_together=False),
-    },
+    "gliner2": {"lora": Trainer(_check_encoder_adapter, _fit_gliner2_loras, trains_together=False)},
 }
 
 

@@ -81,11 +81,7 @@ OF_A_METRIC = ("reduce_lr_on_plateau", "greedy")
 LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
 # What PEFT calls the model that an adapter of each kind of base makes of it. A token classifier has
 # a head, which PEFT trains and saves with the adapter; GLiNER2's classifier is the base's.
-TASKS: dict[Kind, str | None] = {
-    "decoder": "CAUSAL_LM",
-    "encoder": "TOKEN_CLS",
-    "gliner2": None,
-}
+TASKS: dict[Kind, str | None] = {"decoder": "CAUSAL_LM", "encoder": "TOKEN_CLS", "gliner2": None}
 
 Config = TypeVar("Config", LoraConfig, SFTConfig)
 

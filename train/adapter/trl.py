@@ -21,12 +21,7 @@ from typing import Any, cast
 
 import torch
 from datasets import Dataset
-from peft import (
-    PeftModel,
-    get_peft_model,
-    get_peft_model_state_dict,
-    set_peft_model_state_dict,
-)
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from tqdm import tqdm
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer

@@ -157,10 +157,7 @@ def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
 
 
 def mean_states(
-    base: PreTrainedModel,
-    builder: EncoderPromptBuilder,
-    prompts: Sequence[Prompt],
-    reads: Reads,
+    base: PreTrainedModel, builder: EncoderPromptBuilder, prompts: Sequence[Prompt], reads: Reads
 ) -> list[np.ndarray]:
     """The states of each prompt's spans that count for a rule that reads `reads`, [spans of all
     windows, hidden size] float32.

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve.client.answers import (
-    CheckAnswer,
-    CheckFailed,
-    NotAllowed,
-    RuleExplanation,
-    RuleUnjudged,
-)
+from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleExplanation, RuleUnjudged
 
 BODY: dict[str, Any] = {
     "verdict": "unjudged",

@@ -15,13 +15,7 @@ import pytest
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.scan import sources
-from serve.scan.sources import (
-    find_sources,
-    names_of,
-    read_source,
-    size_of,
-    state_of,
-)
+from serve.scan.sources import find_sources, names_of, read_source, size_of, state_of
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -132,10 +126,7 @@ def test_a_line_without_end_costs_bounded_memory(
 
 
 def test_parquet_rows_have_lists_or_json(tmp_path: Path) -> None:
-    rows = [
-        {"id": "a", "messages": HI, "asked": None},
-        {"id": "b", "messages": None, "asked": "x"},
-    ]
+    rows = [{"id": "a", "messages": HI, "asked": None}, {"id": "b", "messages": None, "asked": "x"}]
     path = write_parquet(tmp_path / "rows.parquet", *rows)
     first, second = read_source(path)
     assert (first.id, first.messages) == ("a", (Message("user", "Hi"),))

@@ -157,8 +157,7 @@ def test_what_cannot_quantise_is_refused_before_any_training(
     job = in_4_bits(make_job("alora"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(
-        GuardError,
-        match=r"recipe toy: quantization: this machine cannot train in 4 bits",
+        GuardError, match=r"recipe toy: quantization: this machine cannot train in 4 bits"
     ):
         run.check([job])
 

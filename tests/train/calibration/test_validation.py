@@ -11,11 +11,7 @@ from guard.calibrate import calibrate
 from guard.verdict import Calibration
 from tests.guard.test_calibrate import sample
 from train.calibration import validation
-from train.calibration.validation import (
-    calibrated_loss,
-    validation_loss,
-    validation_metrics,
-)
+from train.calibration.validation import calibrated_loss, validation_loss, validation_metrics
 
 
 def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:

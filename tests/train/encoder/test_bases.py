@@ -135,9 +135,7 @@ def test_own_rows_beside_generated_ones_are_one_training_as_there_is_no_head(
     job = job_on(base, tmp_path)
     rows = data(job)
     mixed = replace(
-        rows,
-        train=half_generated(rows.train),
-        validation=half_generated(rows.validation),
+        rows, train=half_generated(rows.train), validation=half_generated(rows.validation)
     )
     (of_mixed,) = fit([(job, mixed)])
     assert isinstance(of_mixed, TrainedEncoder), of_mixed

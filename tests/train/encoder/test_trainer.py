@@ -474,9 +474,7 @@ def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJ
     assert isinstance(error, GuardError) and "NaN or infinite" in str(error)
 
 
-def test_a_rule_s_adapter_is_trained_just_after_its_head(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_a_rule_s_adapter_is_trained_just_after_its_head(make_encoder_job: MakeEncoderJob) -> None:
     """So that it finds the states that the frozen encoder gave for the head."""
     jobs = [make_encoder_job(method) for method in ("head", "lora")]
     work: list[tuple[Job, Rows]] = []

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 
 from guard.errors import GuardError
-from tests.train.conftest import (
-    data,
-    weights,
-    with_settings,
-)
+from tests.train.conftest import data, weights, with_settings
 from train.adapter.trained import TrainedAdapter
 from train.job import Job
 from train.prefix import trainer as shared_prefix

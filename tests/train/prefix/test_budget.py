@@ -11,9 +11,7 @@ import torch
 
 from guard.errors import GuardError
 from guard.recipe import PrefixCacheSize
-from tests.train.conftest import (
-    MakeJob,
-)
+from tests.train.conftest import MakeJob
 from train.prefix.budget import Budget, budget_of
 
 

@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from guard.prompt.decoder import PromptBuilder
-from tests.train.conftest import (
-    MakeJob,
-    data,
-)
+from tests.train.conftest import MakeJob, data
 from tests.train.prefix.conftest import fitted, largest_difference
 from train.adapter.load import load_base
 from train.adapter.settings import trainer_config

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.train.conftest import (
-    ADAPTERS,
-    MakeJob,
-    data,
-    with_lora,
-    with_settings,
-)
+from tests.train.conftest import ADAPTERS, MakeJob, data, with_lora, with_settings
 from tests.train.prefix.conftest import fitted, largest_difference
 from train.adapter import trl
 from train.adapter.early_stopping import EarlyStopping

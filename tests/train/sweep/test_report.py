@@ -63,7 +63,4 @@ def test_combinations_keep_the_order_of_the_grid_with_their_seeds_together() -> 
     points = [sweep_point("b", 1, 0, 3), sweep_point("a", 2, 0, 4), sweep_point("b", 1, 1, 5)]
     assert {
         name: [point.seed for point in seeds] for name, seeds in by_combination(points).items()
-    } == {
-        "b": [0, 1],
-        "a": [0],
-    }
+    } == {"b": [0, 1], "a": [0]}

@@ -243,9 +243,7 @@ def test_a_point_that_diverges_leaves_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        shared_prefix,
-        "fit",
-        Told(GOOD, [float("nan")] * 32, GuardError("the loss is NaN"), GOOD),
+        shared_prefix, "fit", Told(GOOD, [float("nan")] * 32, GuardError("the loss is NaN"), GOOD)
     )
     job = make_job("alora")
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
