@@ -39,7 +39,6 @@ def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
 
 
 def pass_tokens(device: torch.device) -> int:
-    """How many padded tokens go through a model at once where nothing is trained."""
     return PASS_TOKENS if device.type == "cpu" else BATCH_TOKENS
 
 

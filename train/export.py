@@ -23,7 +23,6 @@ from guard.weights.predictions import write_predictions
 from train.examples import Row
 from train.job import Job
 from train.methods import Trained
-from train.picture import draw_reliability
 
 BEFORE = "before"
 
@@ -49,7 +48,6 @@ def export(
     predictions = zip(rows, logits, strict=True)
     write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
     _card(job, file_digests(part, job.method), calibration, metrics, covered).save(part)
-    draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
     _replace(job.folder, part)
     job.close_scratch()

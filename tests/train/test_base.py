@@ -10,17 +10,13 @@ from train.base import load_served_base, pinned
 TINY = load_recipe("tiny")
 
 
-def test_the_served_base_is_frozen_and_in_the_recipes_dtype() -> None:
+def test_the_served_base_is_frozen_in_the_recipe_s_dtype_and_attends_without_cudnn() -> None:
+    """cuDNN's backward pass gives NaN on a Hopper GPU."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
     base = load_served_base(TINY, torch.device("cpu"))
     assert not base.training
     assert not any(weight.requires_grad for weight in base.parameters())
     assert base.dtype == getattr(torch, TINY.dtype)
-
-
-def test_a_process_with_a_base_attends_without_cudnn() -> None:
-    """Its backward pass gives NaN on a Hopper GPU."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    load_served_base(TINY, torch.device("cpu"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 

@@ -27,7 +27,6 @@ class LengthGrouped(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the data loader before each epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig
@@ -83,8 +83,6 @@ LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mod
 # a head, which PEFT trains and saves with the adapter; GLiNER2's classifier is the base's.
 TASKS: dict[Kind, str | None] = {"decoder": "CAUSAL_LM", "encoder": "TOKEN_CLS", "gliner2": None}
 
-Config = TypeVar("Config", LoraConfig, SFTConfig)
-
 
 def lora_config(job: Job) -> LoraConfig:
     """The recipe's `lora` as PEFT's LoraConfig; an aLoRA is active from the suffix's header on.
@@ -98,7 +96,8 @@ def lora_config(job: Job) -> LoraConfig:
     owned: dict[str, Any] = LORA_OWNED | {"task_type": TASKS[job.recipe.kind]}
     if _acts_from_suffix(job):
         owned["alora_invocation_tokens"] = list(job.builder.invocation(job.rule_text))
-    return _construct(LoraConfig, job.lora | owned, where)
+    with refusals("LoraConfig", where):
+        return LoraConfig(**job.lora | owned)
 
 
 def trainer_config(job: Job) -> SFTConfig:
@@ -119,7 +118,8 @@ def trainer_config(job: Job) -> SFTConfig:
     _check_keys(job.settings.trainer, SFTConfig, owned, f"{recipe}: {section}")
     where = f"{recipe}: trainer and {section}"
     _check_schedule(job.trainer.get("lr_scheduler_type"), where)
-    config = _construct(SFTConfig, defaults | job.trainer | owned, where)
+    with refusals("SFTConfig", where):
+        config = SFTConfig(**defaults | job.trainer | owned)
     _check_range(config, where)
     _check_budget(job, config)
     optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
@@ -294,8 +294,3 @@ def _check_read(job: Job, default: SFTConfig, where: str) -> None:
 
 def _is_trained_without(job: Job, key: str) -> str:
     return f"{METHODS[job.method].label} is trained without '{key}'"
-
-
-def _construct(config: type[Config], arguments: dict[str, Any], where: str) -> Config:
-    with refusals(config.__name__, where):
-        return config(**arguments)

@@ -206,14 +206,12 @@ class StepBar(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Show the step's loss."""
         if logs and "loss" in logs:
             self._bar.set_postfix(loss=f"{logs['loss']:.3f}")
             self._progress.loss(logs["loss"])
             self._progress.step(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the bar."""
         self._bar.close()
 
 
@@ -242,7 +240,6 @@ class StopEarly(TrainerCallback):
             control.should_save = False  # as after the last step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put the best weights back."""
         self._stopping.restore(_trainable(kwargs["model"]))
 
 

@@ -107,7 +107,6 @@ def _mean(hits: np.ndarray) -> float | None:
 
 
 def _wilson(hits: np.ndarray) -> list[float]:
-    """Wilson's 95 % interval of a share."""
     interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
     return [round(float(interval.low), 4), round(float(interval.high), 4)]
 

@@ -44,7 +44,6 @@ class Gliner2(nn.Module):
 
 
 def gliner2_config(recipe: Recipe) -> Any:
-    """The configuration of the base's encoder."""
     folder = str(Path(ENCODER_CONFIG).parent)
     return AutoConfig.from_pretrained(recipe.base_path, subfolder=folder, **pinned(recipe))
 

@@ -20,7 +20,7 @@ from guard.prompt.windows import Window
 from guard.rule import Reads
 from train.batch import BATCH_TOKENS, by_length
 from train.encoder.bases import EncoderBase
-from train.encoder.model import device, right_padded, span_means, span_words
+from train.encoder.model import device, read, right_padded, span_means, span_words
 from train.examples import Row
 from train.head.fit import HeldOutWords
 
@@ -83,7 +83,7 @@ class Objective:
         for windows in row_windows:
             if len(windows) > 1:
                 to_compare += [[window] for window in windows]
-        span_logits = iter(self.base.span_logits(model, self.builder, to_compare))
+        span_logits = iter(read(model, self.base.token_logits, self.builder, to_compare))
         highest: list[Window] = []
         for index, windows in zip(batch, row_windows, strict=True):
             best = 0

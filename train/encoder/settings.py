@@ -1,26 +1,20 @@
-"""Checks the settings of a method on an encoder, and the encoder. Knows nothing of rows or training
-loops.
-"""
+"""Checks the settings of a method on an encoder, and the encoder. Knows nothing of training."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
-from peft import get_peft_model
-from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from guard.errors import GuardError
 from guard.files.json_file import load_json
 from guard.recipe import Recipe
-from train.adapter.settings import lora_config, trainer_config
+from train.adapter.load import check_modules, checked_settings
 from train.encoder.bases import BASES
 from train.head.settings import check_head as check_head_settings
 from train.job import Job
-from train.refusals import refusals
 
 # Types of transformers whose first token is at the position behind that of the padding token.
 POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta")
@@ -37,14 +31,9 @@ def check_adapter(job: Job) -> None:
     Raises GuardError for settings that PEFT or the trainer would refuse, for modules that the base
     does not have, and for a base that is not served or in such windows.
     """
-    if job.settings.head:
-        problem = "an adapter does not use head settings"
-        raise GuardError(problem, where=job.where("head"), remedy="Remove them")
-    adapter = lora_config(job)
-    trainer_config(job)
+    adapter, _ = checked_settings(job)
     config = _checked_config(job.recipe)
-    with torch.device("meta"), refusals("PEFT", job.where("lora")):
-        get_peft_model(cast(PreTrainedModel, BASES[job.recipe.kind].empty(config)), adapter)
+    check_modules(job, adapter, config, BASES[job.recipe.kind].empty)
 
 
 def check_head(job: Job) -> None:

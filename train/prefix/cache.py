@@ -166,7 +166,6 @@ class PrefixCache:
 
 
 def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
-    """The batches that go through the base together."""
     for rows in by_length([len(prefix) for prefix in prefixes], PASS_TOKENS):
         yield [prefixes[row] for row in rows]
 

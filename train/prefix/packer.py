@@ -66,5 +66,4 @@ def suffix_of(row: Row) -> Sequence[int]:
 
 
 def longest_suffix(rows: Iterable[Row]) -> int:
-    """Tokens of the longest suffix of `rows`."""
     return max(len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows)

@@ -33,7 +33,6 @@ class Part:
 
     @property
     def readers(self) -> int:
-        """Suffixes on each prefix."""
         return len(self.suffixes[0])
 
 

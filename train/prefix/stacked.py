@@ -130,7 +130,6 @@ class StackedModel:
             self._act(())
 
     def take_out(self) -> None:
-        """Leave the base as it was."""
         for name, layer in self._layers.items():
             self.model.set_submodule(name, layer.base)
 

@@ -90,12 +90,8 @@ def test_what_is_trained_allows_the_other_speaker_alone(
     make_encoder_job: MakeEncoderJob, method: str
 ) -> None:
     job = make_encoder_job(method, judged="assistant")
-    (trained,) = TRAINERS["encoder"][method].fit([(job, rows_of(job))], 1)
+    (trained,) = TRAINERS["encoder"][method].fit([(job, rows_of(job))])
     assert not isinstance(trained, Exception), trained
-    asked, told, answered = trained.logits(
-        [
-            job.builder.build(messages, "")
-            for messages in ([ASKED], [ASKED, TOLD], [ASKED, ANSWERED])
-        ]
-    )
+    talks = ([ASKED], [ASKED, TOLD], [ASKED, ANSWERED])
+    asked, told, answered = trained.logits([job.builder.build(talk, "") for talk in talks])
     assert asked < 0 < told and answered < 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +33,13 @@ from guard.weights.head import Head
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import (
     RULE,
-    conversation,
     data,
     layers_by_onednn,
+    mostly_generated,
     multiply_by_torch,
     with_settings,
 )
-from train.examples import Row, Rows
+from train.examples import Row
 from train.head.fit import TrainedHead, fit, fitted, states
 from train.head.regression import PRIOR_SCALE
 from train.head.rows import RowSpans
@@ -61,12 +60,11 @@ def trained(job: Job) -> TrainedHead:
 
 def plain_states(base: Path, rows: tuple[Row, ...]) -> np.ndarray:
     """One prompt at a time, without padding."""
-    model = AutoModelForCausalLM.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base).model
+    last: list[torch.Tensor] = []
     with torch.inference_mode():
-        last = [
-            model.model(torch.tensor([row.prompt.token_ids])).last_hidden_state[0, -1]
-            for row in rows
-        ]
+        for row in rows:
+            last.append(model(torch.tensor([row.prompt.token_ids])).last_hidden_state[0, -1])
     return torch.stack(last).numpy()
 
 
@@ -75,29 +73,21 @@ def run_head(job: Job, folder: Path, seeds: tuple[int, ...] = (0,)) -> None:
     run("toy", job.recipe, methods=["head"], seeds=seeds, runs=job.runs, rules=folder)
 
 
-def test_states_are_those_of_each_prompt_alone(job: Job, toy_base: Path) -> None:
-    rng = random.Random(7)
-    prompts = [
-        job.builder.build(conversation(rng, index % 2), job.rule_text) for index in range(20)
-    ]
-    rows = tuple(Row(str(index), "test", 0, prompt) for index, prompt in enumerate(prompts))
-    base = AutoModelForCausalLM.from_pretrained(toy_base).eval()
-    np.testing.assert_allclose(states(base, prompts), plain_states(toy_base, rows), atol=2e-5)
-
-
 def plain_words(row: Row) -> list[str]:
     """The tokens of the conversation, and pairs of neighbours."""
     tokens = [str(token) for token in row.prompt.token_ids[: row.prompt.invocation_start]]
     return [*tokens, *(f"{first} {second}" for first, second in itertools.pairwise(tokens))]
 
 
-def test_where_mkl_is_slow_the_states_are_those_of_plain_products(
+def test_states_are_those_of_each_prompt_alone_where_mkl_is_slow_too(
     job: Job, toy_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32)
-    prompts = [row.prompt for row in data(job).train[:9]]
+    base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32).eval()
+    rows = data(job).train[:20]
+    prompts = [row.prompt for row in rows]
     multiply_by_torch(monkeypatch)
     plain = states(base, prompts)
+    np.testing.assert_allclose(plain, plain_states(toy_base, rows), atol=2e-5)
     products = layers_by_onednn(monkeypatch)
     np.testing.assert_allclose(states(base, prompts), plain, atol=1e-5)
     linear = {module for module in base.base_model.modules() if type(module) is torch.nn.Linear}
@@ -145,7 +135,7 @@ def test_a_head_of_own_rows_beside_generated_ones_is_the_mean_of_sklearn_s_regre
     words of all rows there is one vocabulary. What the validation rows are calibrated on is the
     mean before it was fitted to them.
     """
-    rows = half_generated(data(job))
+    rows = mostly_generated(data(job), own_training=48, own_validation=16)
     every_row = (*rows.train, *rows.validation)
     every_state = plain_states(toy_base, every_row)
     every_label = np.array([row.label for row in every_row])
@@ -195,16 +185,6 @@ def test_a_head_of_own_rows_beside_generated_ones_is_the_mean_of_sklearn_s_regre
     assert np.abs(written - expected).max() > 0.1
 
 
-def half_generated(rows: Rows) -> Rows:
-    """The first half of the training and validation rows are the generator's."""
-
-    def of(split: tuple[Row, ...]) -> tuple[Row, ...]:
-        half = len(split) // 2
-        return (*(replace(row, is_generated=True) for row in split[:half]), *split[half:])
-
-    return replace(rows, train=of(rows.train), validation=of(rows.validation))
-
-
 @pytest.mark.parametrize(
     ("own_training", "own_validation", "is_one_fit"), [(9, 4, True), (10, 3, True), (10, 4, False)]
 )
@@ -212,19 +192,10 @@ def test_with_few_own_rows_all_rows_are_one_fit(
     job: Job, own_training: int, own_validation: int, is_one_fit: bool
 ) -> None:
     """Labels take turns, so of ten rows five are of either."""
-    rows = data(job)
-    train = mostly_generated(rows.train, own_training)
-    validation = mostly_generated(rows.validation, own_validation)
-    (head,) = fit([(job, replace(rows, train=train, validation=validation))])
+    (head,) = fit([(job, mostly_generated(data(job), own_training, own_validation))])
     assert isinstance(head, TrainedHead)
     expected = trained(job).validation_logits
     assert np.array_equal(head.validation_logits, expected) == is_one_fit
-
-
-def mostly_generated(rows: tuple[Row, ...], own: int) -> tuple[Row, ...]:
-    """All but the last few."""
-    first = (replace(row, is_generated=True) for row in rows[: len(rows) - own])
-    return (*first, *rows[len(rows) - own :])
 
 
 def words_logits(head: Head, rows: tuple[Row, ...]) -> np.ndarray:
@@ -285,7 +256,6 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
         "card.json",
         "head.safetensors",
         "predictions.jsonl",
-        "reliability.png",
         "stage.json",
     ]
     tensors = load_file(job.folder / "head.safetensors")
@@ -302,14 +272,10 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     assert not job.scratch.exists()
 
     capsys.readouterr()
-    run_head(job, tmp_path)
+    other_trainer = job.recipe.model_copy(update={"trainer": {"learning_rate": 1.0}})
+    run_head(replace(job, recipe=other_trainer), tmp_path)
     assert capsys.readouterr().out == "toy head seed 0: up to date\n"
     assert is_current(job.folder, job.inputs)
-
-
-def test_only_its_own_settings_make_a_head_outdated(job: Job) -> None:
-    other_trainer = job.recipe.model_copy(update={"trainer": {"learning_rate": 1.0}})
-    assert replace(job, recipe=other_trainer).inputs == job.inputs
     assert with_head(job, C=1.0).inputs != job.inputs
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -48,11 +49,8 @@ def prompts(
         tokens(length, 100 + index, range(FIRST_OF_SUFFIXES, 10_000))
         for index, length in enumerate(suffixes)
     ]
-    return (
-        prefixes,
-        found,
-        [(index * index) % len(prefixes) for index in range(len(suffixes))],
-    )  # not in their order, not in equal parts
+    # Not in their order, not in equal parts.
+    return prefixes, found, [(index * index) % len(prefixes) for index in range(len(suffixes))]
 
 
 def whole(
@@ -61,13 +59,10 @@ def whole(
     suffixes: list[tuple[int, ...]],
     stands_on: list[int],
 ) -> torch.Tensor:
-    pairs = zip(stands_on, suffixes, strict=True)
-    return torch.cat(
-        [
-            model(torch.tensor([[*prefixes[index], *suffix]])).logits[:, -1]
-            for index, suffix in pairs
-        ]
-    )
+    logits: list[torch.Tensor] = []
+    for index, suffix in zip(stands_on, suffixes, strict=True):
+        logits.append(model(torch.tensor([[*prefixes[index], *suffix]])).logits[:, -1])
+    return torch.cat(logits)
 
 
 def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
@@ -259,11 +254,12 @@ def test_a_base_that_transformers_gives_no_such_attention_is_refused() -> None:
         attend(GptOssForCausalLM(config))
 
 
+REFUSED = "cannot be given the keys and values of a prefix"
+
+
 def test_a_base_whose_attention_does_more_with_what_it_keeps_is_refused() -> None:
     torch.manual_seed(0)
-    with pytest.raises(
-        GuardError, match=r"cannot be given the keys and values of a prefix \(got logits off by"
-    ):
+    with pytest.raises(GuardError, match=rf"{REFUSED} \(got logits off by"):
         attend(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE)).eval())
 
 
@@ -274,14 +270,13 @@ def test_a_base_that_does_not_hand_on_what_a_pass_says_is_refused(
     torch.manual_seed(0)
     model = BASES["llama, one KV head"]().eval()
     forward = model.forward
-    monkeypatch.setattr(
-        model,
-        "forward",
-        lambda *args, **more: forward(
-            *args, **{name: more[name] for name in more if name != ignored}
-        ),
-    )
-    with pytest.raises(GuardError, match="cannot be given the keys and values of a prefix"):
+
+    def deaf(*args: Any, **more: Any) -> Any:
+        more.pop(ignored, None)
+        return forward(*args, **more)
+
+    monkeypatch.setattr(model, "forward", deaf)
+    with pytest.raises(GuardError, match=REFUSED):
         attend(model)
 
 
@@ -290,7 +285,5 @@ def test_what_a_model_adds_to_plain_attention_is_refused_by_name(
 ) -> None:
     model: PreTrainedModel = BASES["qwen3"]().eval()
     monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8)
-    with pytest.raises(
-        GuardError, match=r"cannot be given the keys and values of a prefix \(got sliding_window"
-    ):
+    with pytest.raises(GuardError, match=rf"{REFUSED} \(got sliding_window"):
         attend(model)
