@@ -12,13 +12,8 @@ ASKED = [{"role": "user", "content": "Hello"}]
 
 def test_a_check_is_due_at_a_sentence_s_end_or_after_so_many_characters() -> None:
     reply = Reply(ASKED, check_characters=10)
-    assert [reply.add(piece) for piece in ("abc", " def", "ghi", "!", "j")] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    due = [reply.add(piece) for piece in ("abc", " def", "ghi", "!", "j")]
+    assert due == [False, False, True, True, True]
     reply.allowed()
     assert not reply.add("k")
 
