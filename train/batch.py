@@ -43,9 +43,8 @@ def pass_tokens(device: torch.device) -> int:
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices in batches of at most `max_tokens` padded tokens; a longer row is alone.
-
-    Longest first, to fail early on memory.
+    """Indices in batches of at most `max_tokens` padded tokens; a longer row is alone. Longest
+    first, to fail early on memory.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -108,10 +108,8 @@ def calibrate_rules(
     threshold: float | None = None,
 ) -> None:
     """Choose the thresholds of the rules' trained weights, of seed 0, and print what that changes:
-    for a rate, as stated, or, without both, by the rule's file.
-
-    Raises GuardError where a rule has no weights by any of the methods, or a threshold cannot be
-    chosen; what was done before stands.
+    for a rate, as stated, or, without both, by the rule's file. Raises GuardError where a rule has
+    no weights by any of the methods, or a threshold cannot be chosen; what was done before stands.
     """
     builder = prompt_builder(recipe)
     for name in rule_names(selection):

@@ -1,6 +1,5 @@
-"""Labelled conversations as prompts, checked before anything expensive runs.
-
-Knows nothing of tensors or models.
+"""Labelled conversations as prompts, checked before anything expensive runs. Knows nothing of
+tensors or models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The weights to train for a rule: from which base, method and seed, and where they lie.
-
-Knows nothing of tensors.
+"""The weights to train for a rule: from which base, method and seed, and where they lie. Knows
+nothing of tensors.
 """
 
 from __future__ import annotations
@@ -73,10 +72,6 @@ class Job:
         return self.recipe.settings(self.method)
 
     @property
-    def lora(self) -> dict[str, Any]:
-        return self.settings.lora
-
-    @property
     def trainer(self) -> dict[str, Any]:
         return self.recipe.trainer_settings(self.method)
 
@@ -126,18 +121,15 @@ class Job:
 
     def claim(self) -> None:
         """Keep other commands off these weights until the scratch folder is closed or this process
-        ends.
-
-        Raises GuardError if another command is training them.
+        ends. Raises GuardError if another command is training them.
         """
         if self.folder not in _claimed:
             problem = f"{self.name}: another command is training this"
             _claimed[self.folder] = locked(self.scratch / LOCK, problem)
 
     def forget(self) -> None:
-        """Make the job outdated and drop the checkpoints.
-
-        The weights themselves stay until new ones take their place.
+        """Make the job outdated and drop the checkpoints. The weights themselves stay until new
+        ones take their place.
         """
         not_current(self.folder)
         self._clear_scratch()

@@ -1,7 +1,6 @@
 """How each method is trained on each kind of base: an entry of TRAINERS. Knows nothing of
-calibration or cards.
-
-Torch and what stands on it are imported by an entry when it is used: `--help` takes no time.
+calibration or cards. Torch and what stands on it are imported by an entry when it is used: `--help`
+takes no time.
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ def _check_encoder(job: Job) -> None:
 
 
 def _fit_encoder_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
-    """LoRAs on an encoder, each with a head of its own."""
     from train.encoder import trainer
     from train.encoder.openings import ADAPTER_EVERY, with_openings
 
@@ -114,7 +112,6 @@ def _fit_gliner2_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
 
 
 def _fit_encoder_heads(work: TrainingWork) -> Iterator[Trained | GuardError]:
-    """Logistic regressions on the frozen encoder's mean states and words."""
     from train.encoder.model import reader_of
     from train.encoder.openings import HEAD_EVERY, with_openings
     from train.head.fit import fit_on

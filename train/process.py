@@ -12,7 +12,6 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 def see_one_gpu(environment: MutableMapping[str, str]) -> None:
     """Leave this process the first of the GPUs that it may use. Must come before torch is imported.
-
     Transformers would spread a LoRA's batches over all of them. Raises GuardError in one of several
     processes that a launcher has started: each would train all rules.
     """

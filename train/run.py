@@ -1,7 +1,6 @@
-"""Trains rules by the methods of a recipe: `python -m train.run --rule medical_advice`.
-
-Torch is imported only where something is trained: `--help` and a rule that is up to date take no
-time. Knows nothing of serving or of test metrics.
+"""Trains rules by the methods of a recipe: `python -m train.run --rule medical_advice`. Torch is
+imported only where something is trained: `--help` and a rule that is up to date take no time. Knows
+nothing of serving or of test metrics.
 """
 
 from __future__ import annotations
@@ -89,10 +88,9 @@ def check(jobs: Sequence[Job]) -> None:
 
 
 def train(work: Sequence[JobAndRows]) -> list[str]:
-    """Train and finish all jobs of `work`, and return the names of those that failed.
-
-    Jobs that are trained together go first, with all the memory that there is; then one job after
-    another, rule by rule.
+    """Train and finish all jobs of `work`, and return the names of those that failed. Jobs that are
+    trained together go first, with all the memory that there is; then one job after another, rule
+    by rule.
     """
     failed: list[str] = []
     for part in _parts(work):
@@ -101,11 +99,9 @@ def train(work: Sequence[JobAndRows]) -> list[str]:
 
 
 def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
-    """Trained weights -> calibration -> their folder; the validation metrics.
-
-    The test split always goes through the method's reference: the served engine is held to it
-    (eval/agreement.py), so it owes nothing to how training computed. Raises GuardError naming a row
-    whose logit is not finite.
+    """Trained weights -> calibration -> their folder; the validation metrics. The test split always
+    goes through the method's reference: the served engine is held to it (eval/agreement.py), so it
+    owes nothing to how training computed. Raises GuardError naming a row whose logit is not finite.
     """
     from train.calibrate import calibrated
     from train.calibration.coverage import covered_by
@@ -142,9 +138,8 @@ def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> Non
 def _settings(
     recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]
 ) -> list[tuple[str, int]]:
-    """Method and seed of each job of a rule; a method that is not seeded has seed 0 alone.
-
-    Raises GuardError for a method that the recipe does not list.
+    """Method and seed of each job of a rule; a method that is not seeded has seed 0 alone. Raises
+    GuardError for a method that the recipe does not list.
     """
     settings: list[tuple[str, int]] = []
     for seed in seeds:
@@ -156,9 +151,8 @@ def _settings(
 
 def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
     """The jobs of one rule that are to be done, with the rule's examples; and the names of those
-    whose threshold cannot be chosen anew.
-
-    Raises GuardError where the rows were labelled for an earlier text of the rule.
+    whose threshold cannot be chosen anew. Raises GuardError where the rows were labelled for an
+    earlier text of the rule.
     """
     outdated: list[Job] = []
     failed: list[str] = []
@@ -184,15 +178,15 @@ def _update_threshold(job: Job) -> bool:
     state of the weights, and return whether their threshold is right now.
     """
     try:
-        print(f"{job.name}: {_with_threshold(job)}", flush=True)
+        state = _with_threshold(job)
     except GuardError as error:
         print(f"{job.name}: {error}", flush=True)
         return False
+    print(f"{job.name}: {state}", flush=True)
     return True
 
 
 def _with_threshold(job: Job) -> str:
-    """The state of trained weights, once their threshold is chosen at the rate of their rule."""
     card = read_card(job.folder)
     if card.threshold_by != "rule":
         return f"up to date; its threshold is {card.threshold:.3f}, as `make calibrate` was told"
@@ -209,9 +203,8 @@ def _with_threshold(job: Job) -> str:
 
 def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
     """The jobs that are this command's from now on; and the names of those that failed, because
-    another command trains them or their threshold cannot be chosen anew.
-
-    A job that another command has done meanwhile is neither.
+    another command trains them or their threshold cannot be chosen anew. A job that another command
+    has done meanwhile is neither.
     """
     claimed: list[JobAndRows] = []
     failed: list[str] = []
@@ -268,9 +261,8 @@ def _train(part: Sequence[JobAndRows]) -> list[str]:
 
 
 def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: float) -> bool:
-    """Calibrate and write the weights, and print how good they are; whether that succeeded.
-
-    A fault is this job's alone: its neighbours are trained.
+    """Calibrate and write the weights, and print how good they are; whether that succeeded. A fault
+    is this job's alone: its neighbours are trained.
     """
     from safetensors import SafetensorError
 

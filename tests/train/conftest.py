@@ -170,7 +170,7 @@ def with_settings(job: Job, **update: object) -> Job:
 
 
 def with_lora(job: Job, **lora: object) -> Job:
-    return with_settings(job, lora=job.lora | lora)
+    return with_settings(job, lora=job.settings.lora | lora)
 
 
 def weights(model: PeftModel) -> dict[str, torch.Tensor]:

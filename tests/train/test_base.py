@@ -1,11 +1,15 @@
-"""The base that weights are served on: in the recipe's dtype, and nothing of it is trained."""
+"""The base that weights are served on: in the recipe's dtype, and nothing of it is trained. What a
+library refuses of a recipe says where it stands.
+"""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from guard.errors import GuardError
 from guard.recipe import load_recipe
-from train.base import load_served_base, pinned
+from train.base import load_served_base, pinned, refusals
 
 TINY = load_recipe("tiny")
 
@@ -22,3 +26,12 @@ def test_the_served_base_is_frozen_in_the_recipe_s_dtype_and_attends_without_cud
 
 def test_a_base_of_the_checkout_needs_no_network() -> None:
     assert pinned(TINY) == {"revision": None, "local_files_only": True}
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, AttributeError, ImportError])
+def test_what_a_library_refuses_names_the_library_and_the_section(error: type[Exception]) -> None:
+    told = "recipe x: trainer: PEFT rejected these values: no such rank"
+    with pytest.raises(GuardError, match=told), refusals("PEFT", "recipe x: trainer"):
+        raise error("no such rank")
+    with pytest.raises(KeyError), refusals("PEFT", "recipe x: trainer"):
+        raise KeyError("ours")

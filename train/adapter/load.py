@@ -24,9 +24,8 @@ from transformers import (
 from guard.errors import GuardError
 from guard.recipe import Recipe
 from train.adapter.settings import lora_config, trainer_config
-from train.base import frozen, load_served_base, pinned
+from train.base import frozen, load_served_base, pinned, refusals
 from train.job import Job
-from train.refusals import refusals
 
 
 def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
@@ -58,10 +57,9 @@ def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
 
 
 def check_adapter(job: Job) -> None:
-    """Construct the job's settings, and put its fresh adapter on its base without weights.
-
-    Raises GuardError for settings that PEFT, TRL or the engine would refuse, for modules that the
-    base does not have, and for a quantization that this machine cannot train in.
+    """Construct the job's settings, and put its fresh adapter on its base without weights. Raises
+    GuardError for settings that PEFT, TRL or the engine would refuse, for modules that the base
+    does not have, and for a quantization that this machine cannot train in.
     """
     adapter, device = checked_settings(job)
     if job.recipe.quantization:

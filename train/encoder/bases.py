@@ -1,8 +1,6 @@
 """What training an adapter starts from, by kind of encoder: an entry of BASES. Knows nothing of
-training loops.
-
-A rule's adapter on a plain encoder brings a head of its own, that of a token classifier. On GLiNER2
-it brings none: the base's classifier reads the rule's label.
+training loops. A rule's adapter on a plain encoder brings a head of its own, that of a token
+classifier. On GLiNER2 it brings none: the base's classifier reads the rule's label.
 """
 
 from __future__ import annotations
@@ -29,10 +27,9 @@ LABELS = 2  # a rule's token classifier has the labels no and yes
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """What a job's training starts from.
-
-    `base` is frozen. `words` are the word weights for any text, `held_out` those for each training
-    row, in the rows' order. `validation_logits` are in nats, empty if they are not known.
+    """What a job's training starts from. `base` is frozen. `words` are the word weights for any
+    text, `held_out` those for each training row, in the rows' order. `validation_logits` are in
+    nats, empty if they are not known.
     """
 
     base: nn.Module

@@ -39,9 +39,8 @@ Reading = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 class StateReader:
-    """Reads the states of prompts on a frozen encoder, and keeps them.
-
-    A rule's adapter starts with a head on the same states as the method `head`.
+    """Reads the states of prompts on a frozen encoder, and keeps them. A rule's adapter starts with
+    a head on the same states as the method `head`.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -114,9 +113,8 @@ def device() -> torch.device:
 
 def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
     """The encoder up to what a token classifier reads, in the recipe's dtype, frozen: its logits
-    are states.
-
-    Most read the last hidden states, ModernBERT's those behind a dense layer of its own.
+    are states. Most read the last hidden states, ModernBERT's those behind a dense layer of its
+    own.
     """
     model = token_classifier(recipe)
     model.classifier = nn.Identity()
@@ -124,10 +122,9 @@ def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
 
 
 def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
-    """transformers' token classifier on the recipe's base, with a new classifier.
-
-    Transformers' warning about new and unused weights is silenced. Raises GuardError for a base
-    that lacks others than the classifier's, which transformers would draw.
+    """transformers' token classifier on the recipe's base, with a new classifier. Transformers'
+    warning about new and unused weights is silenced. Raises GuardError for a base that lacks others
+    than the classifier's, which transformers would draw.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -185,9 +182,8 @@ def read(
     builder: EncoderPromptBuilder,
     windows: Sequence[Sequence[Window]],
 ) -> list[np.ndarray]:
-    """What `reading` gives for the spans of each prompt's windows, [spans, width] float32.
-
-    No gradients are computed. Windows of similar length go through the model together. The model is
+    """What `reading` gives for the spans of each prompt's windows, [spans, width] float32. No
+    gradients are computed. Windows of similar length go through the model together. The model is
     left in evaluation mode.
     """
     flat: list[Window] = []

@@ -1,6 +1,5 @@
-"""The loss of training rows on an encoder with a rule's adapter, and its gradients.
-
-A row is trained on its highest span, in the window that has it. Knows nothing of optimizers.
+"""The loss of training rows on an encoder with a rule's adapter, and its gradients. A row is
+trained on its highest span, in the window that has it. Knows nothing of optimizers.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from train.head.fit import HeldOutWords
 
 @dataclass(frozen=True)
 class Objective:
-    """What training lowers: the binary cross-entropy of the rows' labels, in nats.
-
-    `held_out` are the word weights for each row, from a fit that has not seen it.
+    """What training lowers: the binary cross-entropy of the rows' labels, in nats. `held_out` are
+    the word weights for each row, from a fit that has not seen it.
     """
 
     base: EncoderBase
@@ -39,9 +37,8 @@ class Objective:
     held_out: Sequence[HeldOutWords]
 
     def backward(self, model: PeftModel, batch: Sequence[int]) -> float:
-        """The mean loss of these rows; its gradients are added to the adapter's.
-
-        The rows go through the model in parts of bounded size, whose gradients add up.
+        """The mean loss of these rows; its gradients are added to the adapter's. The rows go
+        through the model in parts of bounded size, whose gradients add up.
         """
         windows = self._highest(model, batch)
         train_adapter_alone(model)
@@ -98,10 +95,9 @@ class Objective:
 
 
 def train_adapter_alone(model: PeftModel) -> None:
-    """Turn the adapter's dropout on, as its settings say, and the base's off.
-
-    The base's would draw a number for every weight of its attention: a step of 16 windows takes
-    2.7 s on two cores with it, and 1.5 s without.
+    """Turn the adapter's dropout on, as its settings say, and the base's off. The base's would draw
+    a number for every weight of its attention: a step of 16 windows takes 2.7 s on two cores with
+    it, and 1.5 s without.
     """
     model.eval()
     for module in model.modules():

@@ -26,10 +26,9 @@ SENTENCE_FILES = tuple(
 
 
 def check_adapter(job: Job) -> None:
-    """Construct the job's settings, and put its fresh adapter on its base without weights.
-
-    Raises GuardError for settings that PEFT or the trainer would refuse, for modules that the base
-    does not have, and for a base that is not served or in such windows.
+    """Construct the job's settings, and put its fresh adapter on its base without weights. Raises
+    GuardError for settings that PEFT or the trainer would refuse, for modules that the base does
+    not have, and for a base that is not served or in such windows.
     """
     adapter, _ = checked_settings(job)
     config = _checked_config(job.recipe)
@@ -45,9 +44,8 @@ def check_head(job: Job) -> None:
 
 
 def _checked_config(recipe: Recipe) -> Any:
-    """The base's configuration.
-
-    Raises GuardError for a type that is not served, and for a window that it has no positions for.
+    """The base's configuration. Raises GuardError for a type that is not served, and for a window
+    that it has no positions for.
     """
     config = BASES[recipe.kind].config(recipe)
     recipe.check_model_type(config.model_type)

@@ -86,9 +86,8 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
 def fit_on(
     reader_of: Callable[[Job], Reader], jobs: Sequence[tuple[Job, Rows]]
 ) -> Iterator[TrainedHead | GuardError]:
-    """The heads of `jobs` in order, each on the spans that its reader gives.
-
-    The same rows give the same weights on one machine.
+    """The heads of `jobs` in order, each on the spans that its reader gives. The same rows give the
+    same weights on one machine.
     """
     for job, rows in jobs:
         job.open_scratch()
@@ -116,9 +115,8 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
 
 def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
     """The head of one job: the fit with the lowest validation loss, or, beside generated rows, the
-    head of enough own rows (`fitted_to_own_rows`).
-
-    Raises GuardError for states that are not finite.
+    head of enough own rows (`fitted_to_own_rows`). Raises GuardError for states that are not
+    finite.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)

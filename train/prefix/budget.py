@@ -20,9 +20,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of keys and values in each tier.
-
-    On a CPU the device's memory is the host's: leave it at 0.
+    """Bytes of keys and values in each tier. On a CPU the device's memory is the host's: leave it
+    at 0.
     """
 
     device: int = 0
@@ -35,9 +34,8 @@ class Budget:
 
 
 def budget_of(job: Job, device: torch.device) -> Budget:
-    """The sizes that the recipe states, else a share of what is free.
-
-    Raises GuardError for more than is free.
+    """The sizes that the recipe states, else a share of what is free. Raises GuardError for more
+    than is free.
     """
     stated = job.recipe.prefix_cache_gib
     free_device = 0

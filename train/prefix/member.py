@@ -1,5 +1,4 @@
 """One adapter among those that are trained together: its rows, optimizer, schedule, checkpoint.
-
 Knows nothing of the model.
 """
 
@@ -87,9 +86,8 @@ class Member:
         return [self.rows[index] for index in self._batches.at(self.step)]
 
     def update(self, loss: float) -> None:
-        """Take one optimizer step with the gradients that the weights hold.
-
-        A loss that is not a number ends this member alone.
+        """Take one optimizer step with the gradients that the weights hold. A loss that is not a
+        number ends this member alone.
         """
         if not math.isfinite(loss):
             self.failure = diverged(self.job.name, self.step + 1, loss)

@@ -91,7 +91,6 @@ def _groups(
     members: Iterable[Member], model: PreTrainedModel, budget: Budget
 ) -> Iterator[tuple[list[Member], Budget]]:
     """Neighbours that are trained together, and the budget that their weights leave for prefixes.
-
     They act on the same layers, and there is room for their weights where the model is and for all
     their prefixes. A member that needs more is alone, except for those that read no other prefixes.
     """

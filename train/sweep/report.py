@@ -10,10 +10,9 @@ from guard.files.yaml_file import Strict
 
 
 class SweepPoint(Strict):
-    """One combination with one seed: metrics of the validation split.
-
-    `point` names the combination, `inputs` is the fingerprint of its adapter, `correct` says which
-    validation rows were judged right, `groups` which of them share a context, by number.
+    """One combination with one seed: metrics of the validation split. `point` names the
+    combination, `inputs` is the fingerprint of its adapter, `correct` says which validation rows
+    were judged right, `groups` which of them share a context, by number.
     """
 
     point: str

@@ -1,7 +1,6 @@
-"""Settings of a rule's aLoRA against each other: ranks, learning rates, seeds.
-
-All are trained together on the same cached prefixes, so an adapter of the sweep costs its suffixes
-only. The table is of the validation split; the test split stays untouched.
+"""Settings of a rule's aLoRA against each other: ranks, learning rates, seeds. All are trained
+together on the same cached prefixes, so an adapter of the sweep costs its suffixes only. The table
+is of the validation split; the test split stays untouched.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class SweepGrid(Strict):
-    """What to try, each value a list: every combination, with every seed.
-
-    `lora` and `trainer` are the recipe's arguments. `rule_turn` is what the prompt says of the
-    rule; an empty list: as in the recipe.
+    """What to try, each value a list: every combination, with every seed. `lora` and `trainer` are
+    the recipe's arguments. `rule_turn` is what the prompt says of the rule; an empty list: as in
+    the recipe.
     """
 
     rule_turn: list[RuleTurn] = Field(default_factory=list)
@@ -77,9 +75,8 @@ class Combination:
         return " ".join(f"{name}={value}" for _, name, value in self.settings) or "as in the recipe"
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """`recipe` with these settings for the aLoRA.
-
-        `lora_alpha` keeps its ratio to `r` unless it is one of them.
+        """`recipe` with these settings for the aLoRA. `lora_alpha` keeps its ratio to `r` unless it
+        is one of them.
         """
         sections: dict[str, dict[str, Any]] = {"": {}, "lora": {}, "trainer": {}}
         for section, name, value in self.settings:
@@ -122,7 +119,7 @@ def sweep(
     for _, job in work:
         check_adapter(job)
         job.read_inputs()
-    rows = _rows(job for _, job in work)
+    rows = _rows([job for _, job in work])
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
     done_points = {point.inputs: point for point in _read(out)}
     for _, job in work:
@@ -159,12 +156,12 @@ def _work(rule: Rule, grid: SweepGrid, recipe: Recipe, runs: Runs) -> list[tuple
     return work
 
 
-def _rows(jobs: Iterable[Job]) -> dict[RuleTurn, Rows]:
+def _rows(jobs: Sequence[Job]) -> dict[RuleTurn, Rows]:
     """The rule's examples as each rule turn of the sweep has them."""
+    check_labelling(jobs[0].data, jobs[0].rule)
     rows: dict[RuleTurn, Rows] = {}
     for job in jobs:
         turn = job.recipe.rule_turn
-        check_labelling(job.data, job.rule)
         if turn not in rows:
             rows[turn] = load_rows(job.data, job.rule, job.recipe, job.builder)
     return rows
@@ -239,7 +236,7 @@ def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, flo
     verdicts = [calibration.p_violation(logit) >= calibration.threshold for logit in logits]
     return SweepPoint(
         point=combination.name,
-        rank=job.lora.get("r", 8),
+        rank=job.settings.lora.get("r", 8),
         seed=job.seed,
         inputs=job.inputs,
         accuracy=metrics["accuracy"],

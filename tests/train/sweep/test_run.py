@@ -67,7 +67,7 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     settings = (("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2))
     recipe = Combination(settings).recipe(job.recipe)
     alone = replace(job, recipe=recipe, seed=1, runs=SweepRuns(job.runs.root, "alone"))
-    assert alone.lora["lora_alpha"] == 8.0  # 32 at r=16
+    assert alone.settings.lora["lora_alpha"] == 8.0  # 32 at r=16
     rows = data(alone)
     (fitted,) = shared_prefix.fit([(alone, rows)])
     assert isinstance(fitted, TrainedAdapter)
@@ -93,7 +93,7 @@ class Told:
         self.answers, self.asked = answers, []  # type: ignore[var-annotated]
 
     def __call__(self, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[object]:
-        self.asked = [(job.lora["r"], job.seed) for job, _ in jobs]
+        self.asked = [(job.settings.lora["r"], job.seed) for job, _ in jobs]
         for answer in self.answers:
             if isinstance(answer, KeyboardInterrupt):
                 raise answer
