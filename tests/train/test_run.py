@@ -260,29 +260,24 @@ def test_finished_weights_are_made_again_only_if_inputs_changed_or_by_force(
     assert is_current(changed.folder, changed.inputs)
 
 
-def test_rows_that_were_labelled_for_what_the_rule_was_before_are_not_trained_on(
-    make_job: MakeJob, rules: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = make_job(max_steps=1)
-    (job.data / "manifest.json").write_text(json.dumps({MANIFEST_KEY: {"turns": "last"}}))
-    with pytest.raises(GuardError, match="not trained: toy"):
-        train(job, rules)
-    assert 'the rows of toy were made for turns: "last"' in capsys.readouterr().out
-
-
 def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_to_be_trained(
     make_job: MakeJob, rules: Path, at_once: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job()
-    untold = RULE.model_dump(mode="json") | {"id": "untold"}
-    (rules / "untold.yaml").write_text(yaml.safe_dump(untold))
+    for name in ("relabelled", "untold"):
+        rule = RULE.model_dump(mode="json") | {"id": name}
+        (rules / f"{name}.yaml").write_text(yaml.safe_dump(rule))
+    relabelled = job.runs.data("relabelled")
+    shutil.copytree(job.data, relabelled)
+    (relabelled / "manifest.json").write_text(json.dumps({MANIFEST_KEY: {"turns": "last"}}))
     (rules / "broken.yaml").write_text("id: broken")
-    with pytest.raises(GuardError, match="not trained: broken, untold"):
+    with pytest.raises(GuardError, match="not trained: broken, relabelled, untold"):
         run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules)
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("broken: ") and "broken.yaml" in told[0]
-    assert told[1].startswith("untold: ") and "make data" in told[1]
-    assert told[2] == "toy lora seed 0: training"
+    assert 'the rows of relabelled were made for turns: "last"' in told[1]
+    assert told[2].startswith("untold: ") and "make data" in told[2]
+    assert told[3] == "toy lora seed 0: training"
     assert is_current(job.folder, job.inputs)
 
 

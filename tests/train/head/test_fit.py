@@ -216,21 +216,6 @@ def test_a_head_without_words_reads_states_alone(job: Job) -> None:
     assert head.weight.any() and not head.words
 
 
-def test_the_strength_is_chosen_on_the_validation_rows(job: Job) -> None:
-    """Where these say the opposite of the training rows, the least that is learnt is best."""
-    rows = data(job)
-    opposite = tuple(replace(row, label=1 - row.label) for row in rows.validation)
-    rows = replace(rows, validation=opposite)
-    strongest = with_head(job, C=min(STRENGTHS))
-    weights = []
-    for each in (job, strongest):
-        (chosen,) = fit([(each, rows)])
-        assert isinstance(chosen, TrainedHead)
-        weights.append(chosen.head.weight)
-    assert np.array_equal(*weights)
-    assert not np.array_equal(trained(job).head.weight, trained(strongest).head.weight)
-
-
 def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: Job) -> None:
     strong, again, weak = (trained(with_head(job, C=c)) for c in (1e-4, 1e-4, 10.0))
     for name, tensor in strong.head.tensors().items():

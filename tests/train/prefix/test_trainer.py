@@ -93,7 +93,7 @@ def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
     assert_same(trained(one), weights(trl.fit(reference, data(reference))))
 
 
-def test_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
+def test_rules_and_ranks_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
     make_job: MakeJob,
 ) -> None:
     def of_rule(number: int, runs: str) -> Job:
@@ -101,35 +101,15 @@ def test_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
         rule = RULE.model_copy(update={"id": f"toy{number}", "title": title})
         # The epsilon: one of these adapters divides gradients by next to nothing, and a rounding in
         # them is 1 % of it.
-        steps = {"max_steps": 20, "learning_rate": 3e-3, "adam_epsilon": 1e-6}
+        steps = {"max_steps": 20 - number, "learning_rate": 3e-3, "adam_epsilon": 1e-6}
         job = replace(make_job("alora", seed=number, runs=runs, **steps), rule=rule)
         write_toy_data(job.data, rule=rule.id)
-        return job
+        return with_lora(job, r=16 - 5 * number)
 
     together = fitted(*(of_rule(number, "together") for number in range(3)))
     for number, found in enumerate(together):
         reference = of_rule(number, "reference")
         assert_same(found, weights(trl.fit(reference, data(reference))))
-
-
-def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(
-    make_job: MakeJob,
-) -> None:
-    def jobs(runs: str) -> list[Job]:
-        second = make_job("alora", seed=1, max_steps=9, learning_rate=3e-3, runs=f"{runs}1")
-        short = RULE.model_copy(update={"title": "Short."})
-        return [
-            make_job("alora", max_steps=12, runs=f"{runs}0"),
-            with_lora(second, r=5),
-            replace(make_job("alora", max_steps=12, runs=f"{runs}2"), rule=short),
-        ]
-
-    together = fitted(*jobs("together"))
-    for found, job in zip(together, jobs("alone"), strict=True):
-        (expected,) = fitted(job)
-        largest = max(float(weight.abs().max()) for weight in expected.values())
-        assert largest_difference(found, expected) < 2e-3 * largest
-    assert largest_difference(together[0], together[2]) > 1e-2
 
 
 @pytest.mark.parametrize("base", BASES)
