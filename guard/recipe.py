@@ -89,10 +89,10 @@ class MethodSettings(Strict):
 
 
 class PrefixCacheSize(Strict):
-    """GiB that training aLoRAs may take for keys and values.
+    """GiB that each process that trains aLoRAs may take for keys and values.
 
-    The memory in which the model lies holds the adapters' weights too. The default is half of the
-    free memory and no disk.
+    The memory in which the model lies holds the adapters' weights too. By default a process takes
+    half of the free memory (its share of the host's, if several run there) and no disk.
     """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory
