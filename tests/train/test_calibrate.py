@@ -72,9 +72,7 @@ def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
     assert load_card(job.folder).max_fpr is None
 
 
-def test_a_run_chooses_the_threshold_anew_and_trains_nothing(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_changes_the_threshold_alone(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
     assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
     assert load_card(job.folder).max_fpr == 0.25
@@ -82,9 +80,7 @@ def test_a_run_chooses_the_threshold_anew_and_trains_nothing(
     assert capsys.readouterr().out == f"{job.name}: up to date\n"
 
 
-def test_missing_predictions_are_an_error_of_these_weights_alone(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_predictions_are_an_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     before = (job.folder / "card.json").read_bytes()
     write_predictions(job.folder, [])
     with pytest.raises(GuardError, match=r"no prediction for .* validation rows.*METHOD=.*FORCE=1"):
@@ -104,9 +100,7 @@ def test_a_rate_that_the_validation_rows_are_too_few_for_names_their_file(job: J
         recalibrate(at(job, 0.001))
 
 
-def test_a_rate_by_which_an_adapter_s_head_would_be_another_trains_it_again(
-    make_encoder_job: MakeEncoderJob,  # noqa: F811
-) -> None:
+def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:  # noqa: F811
     """Of the own rows eight are allowed: enough for a balanced threshold, too few for one in 20."""
     job = make_encoder_job()
     file = job.data / "validation.jsonl"
@@ -118,9 +112,7 @@ def test_a_rate_by_which_an_adapter_s_head_would_be_another_trains_it_again(
         recalibrate(at(job, 0.05))
 
 
-def test_a_stated_threshold_is_taken_and_what_it_changes_is_printed(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stated_threshold_is_taken(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     before = load_card(job.folder)
     chosen(job, threshold=0.9)
     after = load_card(job.folder)
@@ -133,9 +125,7 @@ def test_a_stated_threshold_is_taken_and_what_it_changes_is_printed(
     assert last.strip().startswith("after") and f"({flagged(after)} of {len(ALLOWED)})" in last
 
 
-def test_a_rate_is_kept_by_later_trainings_until_the_rule_decides_again(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_later_trainings_keep_a_stated_rate(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     chosen(job, max_fpr=0.25)
     asked = load_card(job.folder)
     assert (asked.threshold_by, asked.max_fpr) == ("max_fpr", 0.25)
@@ -149,9 +139,7 @@ def test_a_rate_is_kept_by_later_trainings_until_the_rule_decides_again(
     assert "balanced, by the rule's file" in capsys.readouterr().out
 
 
-def test_a_rule_without_weights_and_another_rule_s_weights_are_refused(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_or_foreign_weights_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(job, rule=job.rule.model_copy(update={"id": "other"}))
     shutil.copytree(job.folder, other.folder)
     shutil.copytree(job.data, other.data)

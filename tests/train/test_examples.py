@@ -72,9 +72,7 @@ def test_a_split_with_one_example_of_a_class_or_none_is_refused(
         loaded(folder)
 
 
-def test_too_few_validation_rows_for_the_rule_s_rate_are_refused_before_training(
-    folder: Path,
-) -> None:
+def test_too_few_validation_rows_for_the_rate_are_refused(folder: Path) -> None:
     loaded(folder, max_fpr=0.5)  # of two allowed rows one
     with pytest.raises(GuardError, match=r"validation\.jsonl: too few.*2 rows.*at least 3 such"):
         loaded(folder, max_fpr=0.4)

@@ -93,9 +93,7 @@ def test_the_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> No
     assert [steps_of(folder) for folder in (before(job), job.folder)] == [2, 3]
 
 
-def test_a_damaged_adapter_does_not_take_the_place_of_the_good_one_before_it(
-    make_job: MakeJob,
-) -> None:
+def test_a_damaged_adapter_takes_no_good_one_s_place(make_job: MakeJob) -> None:
     for steps in (1, 2):
         job = of_steps(make_job, steps)
     (job.folder / PEFT_WEIGHTS).write_bytes(b"torn")
@@ -111,9 +109,7 @@ def test_good_weights_whose_card_is_of_another_version_are_kept_too(make_job: Ma
     assert json.loads((before(job) / CARD).read_text())["of_another_version"] == 1
 
 
-def test_what_a_killed_run_had_written_whole_takes_its_place_if_it_is_of_these_inputs(
-    make_job: MakeJob,
-) -> None:
+def test_a_killed_run_s_whole_folder_of_these_inputs_is_taken(make_job: MakeJob) -> None:
     job = of_steps(make_job, 1)
     job.scratch.mkdir()
     job.folder.rename(job.scratch / "export")

@@ -41,9 +41,7 @@ def with_recipe(job: Job, **update: object) -> Job:
     ],
     ids=["seed", "method", "title", "dtype", "trainer", "base", "4 bits", "method of one name"],
 )
-def test_whatever_decides_the_adapter_changes_its_fingerprint(
-    make_job: MakeJob, change: Callable[[Job], Job]
-) -> None:
+def test_all_that_decides_is_fingerprinted(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
     job = make_job()
     assert change(job).inputs != job.inputs
 
@@ -66,7 +64,7 @@ def with_one_method(job: Job) -> Job:
     ],
     ids=["policy", "max_fpr", "engine", "the other method"],
 )
-def test_whatever_does_not_decide_it_leaves_the_adapter_current(
+def test_all_else_leaves_an_adapter_current(
     make_job: MakeJob, change: Callable[[Job], Job]
 ) -> None:
     job = make_job()
@@ -94,9 +92,7 @@ def test_a_changed_data_file_changes_the_fingerprint(make_job: MakeJob) -> None:
     assert len(before) == 4
 
 
-def test_checkpoints_of_the_same_inputs_stay_and_of_others_or_of_no_stamp_go(
-    make_job: MakeJob,
-) -> None:
+def test_checkpoints_of_the_same_inputs_alone_stay(make_job: MakeJob) -> None:
     job = make_job()
     job.open_scratch()
     left = job.scratch / "checkpoint-5"
@@ -112,9 +108,7 @@ def test_checkpoints_of_the_same_inputs_stay_and_of_others_or_of_no_stamp_go(
         assert not left.exists() and job.scratch.is_dir()
 
 
-def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(
-    make_job: MakeJob,
-) -> None:
+def test_a_forgotten_job_keeps_its_adapter_until_replaced(make_job: MakeJob) -> None:
     job = make_job()
     job.folder.mkdir(parents=True)
     weights = job.folder / "adapter_model.safetensors"
@@ -153,9 +147,7 @@ def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(
-    make_job: MakeJob,
-) -> None:
+def test_the_scratch_folder_is_beside_the_adapter(make_job: MakeJob) -> None:
     job: Job = make_job("alora", seed=2)
     assert job.folder.name == "alora-seed2"
     job.open_scratch()

@@ -185,9 +185,7 @@ def test_one_of_several_trained_together_that_cannot_be_finished_keeps_no_other(
     assert [is_current(job.folder, job.inputs) for job in jobs] == [True, False, True]
 
 
-def test_beside_generated_rows_weights_are_calibrated_on_the_others_now_and_at_another_rate(
-    make_job: MakeJob,
-) -> None:
+def test_weights_are_calibrated_on_own_rows_at_any_rate(make_job: MakeJob) -> None:
     job = make_job()
     file = job.data / "validation.jsonl"
     examples = read_examples(file)

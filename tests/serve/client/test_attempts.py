@@ -37,9 +37,7 @@ def test_nothing_is_sent_after_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(("stated", "seconds"), [("2", 2.0), ("0", 0.3), ("soon", 1.0)])
-def test_no_room_means_to_wait_as_long_as_the_server_says_and_a_moment_at_least(
-    stated: str, seconds: float
-) -> None:
+def test_no_room_means_to_wait_as_the_server_says(stated: str, seconds: float) -> None:
     response = httpx.Response(503, headers={"retry-after": stated})
     assert Attempts(10).answer(response) == seconds
     with pytest.raises(CheckFailed, match="503"):
@@ -55,9 +53,7 @@ def test_no_room_means_to_wait_as_long_as_the_server_says_and_a_moment_at_least(
         (httpx.Response(200, text="[" * 100_000), "not JSON"),
     ],
 )
-def test_a_failure_for_another_reason_than_room_is_not_asked_again(
-    response: httpx.Response, told: str
-) -> None:
+def test_other_failures_are_not_asked_again(response: httpx.Response, told: str) -> None:
     with pytest.raises(CheckFailed, match=told):
         Attempts(10).answer(response)
 

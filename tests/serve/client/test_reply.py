@@ -27,9 +27,7 @@ def test_the_conversation_ends_with_the_whole_reply_so_far() -> None:
 
 
 @given(st.lists(st.text(max_size=30), min_size=1), st.integers(0, 40))
-def test_what_is_released_is_the_reply_in_order_and_never_more_than_was_checked(
-    pieces: list[str], hold_back: int
-) -> None:
+def test_no_more_is_released_than_was_checked(pieces: list[str], hold_back: int) -> None:
     reply, released, text = Reply(ASKED, hold_back=hold_back), "", ""
     for piece in pieces:
         text += piece

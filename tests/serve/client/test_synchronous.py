@@ -64,9 +64,7 @@ def test_what_could_not_be_judged_is_no_allow(guard: GuardClient) -> None:
     assert answer.unjudged == {"words": why, "fine": why}
 
 
-def test_the_turn_that_carries_a_violation_is_named_where_it_is_asked_for(
-    guard: GuardClient,
-) -> None:
+def test_the_turn_of_a_violation_is_named_on_request(guard: GuardClient) -> None:
     conversation = [*ASKED, {"role": "assistant", "content": "forbidden"}]
     explained = guard.check(conversation, explain=True).explanations
     assert list(explained) == ["words"] and explained["words"].turn == len(ASKED)
@@ -99,9 +97,7 @@ def test_a_stream_is_released_as_far_as_it_is_allowed(guard: GuardClient, engine
     assert engine.conversations[-1][-1].content == "".join(pieces[:4])
 
 
-def test_an_allowed_stream_is_released_whole_and_its_end_is_held_back_till_then(
-    guard: GuardClient, engine: Censor
-) -> None:
+def test_an_allowed_stream_is_released_whole(guard: GuardClient, engine: Censor) -> None:
     pieces: list[str | None] = ["One sentence here.", " Another one", " here.", " End"]
     released = list(guard.guarded_stream(ASKED, pieces, hold_back=6))
     assert released[0] == "One sentence"

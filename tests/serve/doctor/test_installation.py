@@ -19,7 +19,7 @@ def problems(findings: Iterator[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.remedy]
 
 
-def test_a_package_that_is_missing_or_another_version_is_a_problem(
+def test_a_missing_or_other_package_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "common.txt").write_text(
@@ -64,9 +64,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_seam_that_is_not_patched_and_a_plugin_that_does_not_fit_are_problems(
-    plugin: ModuleType,
-) -> None:
+def test_an_unpatched_seam_and_an_unfit_plugin_are_problems(plugin: ModuleType) -> None:
     (unpatched,) = problems(installation.plugin())
     assert unpatched.text.split() == ["NOT", "patched", "vllm.b:g"]
 

@@ -14,9 +14,7 @@ def problems(findings: Iterator[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.remedy]
 
 
-def test_a_package_that_breaks_torch_for_cpu_is_a_problem_there_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_package_breaking_cpu_torch_is_told_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "BREAK_CPU_TORCH", ("pytest",))
     monkeypatch.setattr(machine, "hardware", lambda: "a processor, no GPU")
     monkeypatch.setattr(machine, "installed_device", lambda: "cpu")

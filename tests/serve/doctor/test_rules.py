@@ -74,7 +74,7 @@ def test_weights_are_ready_unfinished_outdated_or_broken(tmp_path: Path) -> None
     assert str(findings[str(broken)].remedy).endswith(command)
 
 
-def test_valid_weights_are_not_to_be_deleted_for_what_is_wrong_elsewhere(
+def test_good_weights_are_not_to_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", model="tinny")
@@ -101,9 +101,7 @@ def test_a_head_is_listed_as_adapters_are(tmp_path: Path) -> None:
     assert finding.remedy is None
 
 
-def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_rule_or_recipe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy.yaml").write_text("nmae: toy\n")
     monkeypatch.setattr(rules, "MODELS", tmp_path)
     monkeypatch.setattr(rules, "RULES", tmp_path)
@@ -113,9 +111,7 @@ def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
     assert "Did you mean 'name'?" in found[0].text
 
 
-def test_a_base_without_weights_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_without_weights_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tmp_path / "base"
     base.mkdir()
     shutil.copy(MODELS / "tiny" / "tokenizer.json", base)

@@ -143,9 +143,7 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
         time.sleep(0.1)
 
 
-def test_an_actor_with_other_weights_than_the_scan_began_with_does_not_start(
-    tmp_path: Path, rules: dict[str, Path]
-) -> None:
+def test_an_actor_with_other_weights_is_refused(tmp_path: Path, rules: dict[str, Path]) -> None:
     from serve.scan.cluster import PartJudge
 
     folder = words_folder(write_words(tmp_path / "a.jsonl", 1), rules, tmp_path / "out")
@@ -156,9 +154,7 @@ def test_an_actor_with_other_weights_than_the_scan_began_with_does_not_start(
         PartJudge(start, folder.folder, folder.manifest, Path.cwd())
 
 
-def test_a_part_without_all_of_its_rows_is_noticed_where_sources_are_read(
-    tmp_path: Path, rules: dict[str, Path]
-) -> None:
+def test_a_part_without_all_rows_is_noticed(tmp_path: Path, rules: dict[str, Path]) -> None:
     from serve.scan.cluster import PartSource
 
     file = write_words(tmp_path / "a.jsonl", 2 * ROWS_A_PART)
@@ -183,7 +179,7 @@ def test_an_actor_has_the_most_cores_for_which_all_find_a_node(
     assert most_cores_each(nodes, actors) == cores
 
 
-def test_actors_find_nodes_and_files_of_another_folder_and_a_refusal_is_raised_as_it_was_there(
+def test_actors_work_in_any_folder_s_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.cluster_utils import Cluster

@@ -46,9 +46,7 @@ def test_a_broken_part_is_named_with_the_remedy(tmp_path: Path, kind: Format, ha
         list(folder.read(0))
 
 
-def test_a_part_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_on_disk_before_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash of the machine may else leave the name of a file without its content."""
     folder = PartFolder(tmp_path, MANIFEST)
     are_named: list[bool] = []
@@ -131,9 +129,7 @@ def test_a_scan_is_deleted_and_nothing_else_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "part-of-mine.txt", "replay.csv"])
-def test_a_folder_with_files_of_others_beside_a_scan_is_not_deleted(
-    tmp_path: Path, foreign: str
-) -> None:
+def test_a_folder_with_foreign_files_is_not_deleted(tmp_path: Path, foreign: str) -> None:
     PartFolder(tmp_path / "scan", MANIFEST).write(0, ROWS)
     (tmp_path / "scan" / foreign).write_text("mine")
     with pytest.raises(GuardError, match=rf"more than a scan in it \(got {foreign}\).*OUT="):
@@ -142,9 +138,7 @@ def test_a_folder_with_files_of_others_beside_a_scan_is_not_deleted(
     assert left == sorted([foreign, "part-000000.jsonl", "scan.json"])
 
 
-def test_a_link_and_the_scan_that_one_is_in_are_not_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_or_own_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan, link = tmp_path / "scan", tmp_path / "link"
     PartFolder(scan, MANIFEST).write(0, ROWS)
     link.symlink_to(scan)
@@ -156,9 +150,7 @@ def test_a_link_and_the_scan_that_one_is_in_are_not_deleted(
     assert (scan / "scan.json").is_file()
 
 
-def test_a_folder_that_is_a_file_or_of_something_else_or_with_a_broken_manifest_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_file_a_foreign_folder_or_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(GuardError, match="holds no scan"):
         PartFolder(tmp_path, MANIFEST)

@@ -92,9 +92,7 @@ def test_a_scan_that_breaks_at_every_step_loses_and_repeats_nothing(tmp_path: Pa
     assert len(asked) > 17  # what broke was asked again
 
 
-def test_a_part_that_is_not_whole_is_named_and_judged_again_once_it_is_deleted(
-    tmp_path: Path,
-) -> None:
+def test_a_broken_part_is_named_and_judged_again_once_deleted(tmp_path: Path) -> None:
     folder = PartFolder(tmp_path / "scan", manifest(write_rows(tmp_path / "a.jsonl", 10)))
     scan(Censor(), folder)
     whole = content(folder.folder)

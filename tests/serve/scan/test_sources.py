@@ -101,9 +101,7 @@ def test_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
         list(read_source(str(path)))
 
 
-def test_a_line_without_end_costs_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_line_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_LINE_BYTES", 64)
     path = write_lines(tmp_path / "rows.jsonl", {"text": "x" * 300}, {"text": "Hi"})
     too_long, short = read_source(path)
@@ -145,9 +143,7 @@ def test_a_file_that_cannot_be_opened_or_read_is_named(tmp_path: Path, name: str
         find_sources([str(tmp_path / name)])
 
 
-def test_a_file_that_breaks_off_is_named_after_the_rows_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PARQUET_ROWS", 1)
     texts = [{"text": "first"}, {"text": "second"}]
     parquet = Path(write_parquet(tmp_path / "rows.parquet", *texts))

@@ -31,9 +31,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_modules_that_the_base_has_not_are_found_without_its_weights(
-    make_job: MakeJob, method: str
-) -> None:
+def test_modules_are_missed_without_the_base_s_weights(make_job: MakeJob, method: str) -> None:
     check_adapter(make_job(method))
     with pytest.raises(GuardError, match=rf"methods\.{method}\.lora.*q_prj"):
         check_adapter(with_lora(make_job(method), target_modules=["q_prj"]))

@@ -13,9 +13,7 @@ from train.adapter.trained import TrainedAdapter
 from train.prefix.trainer import fit
 
 
-def test_an_adapter_that_the_next_has_taken_the_place_of_neither_answers_nor_is_written(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_an_adapter_is_gone_once_the_next_is_asked_for(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("alora", max_steps=1)
     rows = data(job)
     (trained,) = fit([(job, rows)])

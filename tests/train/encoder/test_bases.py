@@ -63,9 +63,7 @@ def expected(job: Job, folder: Path | None) -> list[float]:
 
 
 @pytest.mark.slow
-def test_what_is_written_says_the_same_in_gliner2_with_plain_peft(
-    base: Path, tmp_path: Path
-) -> None:
+def test_gliner2_with_plain_peft_says_the_same(base: Path, tmp_path: Path) -> None:
     job = job_on(base, tmp_path)
     adapter, rows = trained(job), data(job).test
     adapter.save(tmp_path / "adapter")
@@ -85,9 +83,7 @@ def test_settings_are_checked_without_the_weights(base: Path, tmp_path: Path) ->
         check_adapter(with_lora(job, target_modules=["q_proj"]))
 
 
-def test_a_rule_that_leaves_too_little_of_a_window_is_refused_as_its_rows_are_read(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_rule_too_long_for_a_window_is_refused(base: Path, tmp_path: Path) -> None:
     job = job_on(base, tmp_path)
     long = RULE.model_copy(update={"title": "no " * 50})
     with pytest.raises(GuardError, match="too little of a window"):
@@ -95,9 +91,7 @@ def test_a_rule_that_leaves_too_little_of_a_window_is_refused_as_its_rows_are_re
 
 
 @pytest.mark.slow
-def test_own_rows_beside_generated_ones_are_one_training_as_there_is_no_head(
-    base: Path, tmp_path: Path
-) -> None:
+def test_own_rows_and_generated_ones_are_one_training(base: Path, tmp_path: Path) -> None:
     job = job_on(base, tmp_path, max_steps=4)
     mixed = mostly_generated(data(job), own_training=32, own_validation=16)
     (of_mixed,) = fit([(job, mixed)])

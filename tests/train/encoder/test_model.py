@@ -62,9 +62,7 @@ def test_states_are_the_means_of_each_span_of_each_window_alone(
         np.testing.assert_allclose(of_prompt, np.stack(expected), atol=1e-5)
 
 
-def test_heads_of_two_rules_on_one_conversation_read_each_what_it_judges(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_heads_of_two_rules_read_each_its_own_turns(make_encoder_job: MakeEncoderJob) -> None:
     """What is kept for one is not given to the other."""
     of_all, of_assistant = make_encoder_job("head"), make_encoder_job("head", judged="assistant")
     prompt = of_all.builder.build(CONVERSATIONS[1], "")
@@ -93,9 +91,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_the_frozen_encoder_gives_what_the_classifier_of_its_adapters_reads(
-    kind: str, tmp_path: Path
-) -> None:
+def test_the_frozen_encoder_gives_the_classifier_s_states(kind: str, tmp_path: Path) -> None:
     """An adapter's classifier begins as a head on these states."""
     torch.manual_seed(0)
     whole = AutoModelForTokenClassification.from_config(SHAPES[kind]).eval()
@@ -107,9 +103,7 @@ def test_the_frozen_encoder_gives_what_the_classifier_of_its_adapters_reads(
         assert torch.allclose(whole.classifier(states), whole(input_ids=ids).logits, atol=1e-6)
 
 
-def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_a_head_does_not_learn_from_other_speakers(make_encoder_job: MakeEncoderJob) -> None:
     """Users say the word in every other row of both kinds; the label says whether the assistant
     does.
     """
@@ -133,7 +127,7 @@ def share_right(trained: Trained, rows: Sequence[Row]) -> float:
 
 
 @pytest.mark.parametrize("method", ["head", "lora"])
-def test_what_is_trained_on_the_last_turn_reads_no_other(
+def test_trained_on_last_turns_it_reads_no_other(
     make_encoder_job: MakeEncoderJob, method: str
 ) -> None:
     """Users say the word in every other row's first turn as well, and it means nothing there."""

@@ -48,7 +48,7 @@ def on(job: Job, base: Path, window: int) -> Job:
 
 
 @pytest.mark.parametrize("method", CHECKS)
-def test_a_window_beyond_the_positions_is_refused(
+def test_a_window_beyond_positions_is_refused(
     make_encoder_job: MakeEncoderJob, method: str
 ) -> None:
     job = make_encoder_job(method)
@@ -91,9 +91,7 @@ def test_the_files_of_sentence_encoders_are_those_that_vllm_reads() -> None:
     assert tuple(re.findall(r'"(sentence_\S+_config\.json)"', source)) == SENTENCE_FILES
 
 
-def test_minilm_is_read_in_no_longer_windows_than_vllm_takes(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_minilm_s_windows_are_no_longer_than_vllm_s(make_encoder_job: MakeEncoderJob) -> None:
     minilm = load_recipe("minilm")
     for method in CHECKS:
         job = replace(make_encoder_job(method), recipe=minilm)
@@ -115,9 +113,7 @@ def test_an_encoder_of_a_type_that_is_not_served_is_not_trained(
 
 
 @pytest.mark.parametrize("kind", ["encoder", "gliner2"])
-def test_the_types_that_are_trained_are_those_that_are_served(
-    kind: Kind, make_encoder_job: MakeEncoderJob
-) -> None:
+def test_types_are_trained_as_far_as_served(kind: Kind, make_encoder_job: MakeEncoderJob) -> None:
     served = set(ENCODERS) if kind == "encoder" else {"deberta-v2"}
     assert set(KINDS[kind].model_types) == served
     recipe = make_encoder_job().recipe.model_copy(update={"kind": kind})

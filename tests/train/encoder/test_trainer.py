@@ -99,9 +99,7 @@ def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJ
     assert objective.backward(adapter.model, batch) == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_of_a_training_row_words_say_what_a_fit_without_its_group_says(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_words_of_a_training_row_are_of_other_groups(make_encoder_job: MakeEncoderJob) -> None:
     """They would know it by heart, and nothing would be left for the adapter to learn. Of a pair
     that differs in one turn they would know the other's label.
     """
@@ -124,9 +122,7 @@ def same(words: WordWeights, others: WordWeights) -> bool:
     return np.array_equal(words.weights, others.weights)
 
 
-def test_few_groups_make_as_many_folds_and_words_of_one_label_are_not_taken(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_few_groups_make_few_folds_and_one_label_none(make_encoder_job: MakeEncoderJob) -> None:
     """As where all violating rows share a context: nothing is known of the others."""
     job = make_encoder_job()
     rows = data(job)
@@ -199,9 +195,7 @@ def test_on_a_base_in_bfloat16_the_head_begins_as_it_is_and_small_steps_change_i
     assert (weight[1] != head.head.weight / 2).mean() > 0.9
 
 
-def test_a_run_without_a_checkpoint_begins_without_what_an_interrupted_one_has_left(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_a_run_without_a_checkpoint_begins_anew(make_encoder_job: MakeEncoderJob) -> None:
     """A better loss at a step of that run, with weights of that run."""
     job = make_encoder_job(max_steps=10)
     rows = data(job)
@@ -404,9 +398,7 @@ def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJ
     assert isinstance(error, GuardError) and "NaN or infinite" in str(error)
 
 
-def test_a_rule_s_adapter_is_trained_just_after_its_head(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_an_adapter_is_trained_just_after_its_head(make_encoder_job: MakeEncoderJob) -> None:
     """So that it finds the states that the frozen encoder gave for the head."""
     jobs = [make_encoder_job(method) for method in ("head", "lora")]
     work: list[tuple[Job, Rows]] = []

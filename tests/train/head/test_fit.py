@@ -95,9 +95,7 @@ def test_states_are_those_of_each_prompt_alone_where_mkl_is_slow_too(
     assert not any("forward" in vars(module) for module in base.modules())
 
 
-def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
-    job: Job, toy_base: Path
-) -> None:
+def test_a_head_is_the_best_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
     rows = data(job)
     states, validation = (plain_states(toy_base, split) for split in (rows.train, rows.validation))
     scaler = StandardScaler().fit(states)
@@ -128,9 +126,7 @@ def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
     np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
 
 
-def test_a_head_of_own_rows_beside_generated_ones_is_the_mean_of_sklearn_s_regressions(
-    job: Job, toy_base: Path
-) -> None:
+def test_a_head_of_own_rows_is_a_mean_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
     """Of those that read what a regression of the generated rows says, and of that one; of the
     words of all rows there is one vocabulary. What the validation rows are calibrated on is the
     mean before it was fitted to them.

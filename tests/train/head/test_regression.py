@@ -39,7 +39,7 @@ def vocabulary(train: ReadRows) -> NgramVocabulary:
     return train.vocabulary()
 
 
-def test_with_a_strong_penalty_a_good_prior_decides(
+def test_a_good_prior_decides_at_strong_penalty(
     train: ReadRows, vocabulary: NgramVocabulary
 ) -> None:
     """The prior is one number, so its weight costs the least penalty."""

@@ -116,9 +116,7 @@ def test_files_of_the_disk_tier_never_have_a_name_and_are_gone_with_the_process(
     assert mapped and all(line.endswith("(deleted)") for line in mapped)
 
 
-def test_a_prefix_too_long_for_the_room_leaves_it_to_the_others(
-    qwen: PreTrainedModel, per_token: int
-) -> None:
+def test_a_too_long_prefix_leaves_room_to_others(qwen: PreTrainedModel, per_token: int) -> None:
     prefixes = PrefixCache(qwen, Budget(host=39 * per_token))
     assert prefixes.fill(PREFIXES) == 40
     assert sorted(map(len, prefixes._kept)) == [1, 3, 17]

@@ -49,9 +49,7 @@ def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
     assert order[:3] == ["fill", "begin", "begin"]
 
 
-def test_adapters_are_the_same_whether_prefixes_are_read_in_place_or_padded(
-    make_job: MakeJob,
-) -> None:
+def test_adapters_are_the_same_in_place_or_padded(make_job: MakeJob) -> None:
     def trained(*, in_place: bool) -> list[torch.Tensor]:
         jobs = []
         for seed in (0, 1):

@@ -103,9 +103,7 @@ def test_logits_and_gradients_are_those_of_whole_prompts(
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_in_bfloat16_logits_and_gradients_are_no_further_off_than_those_of_whole_prompts(
-    in_place: bool,
-) -> None:
+def test_bfloat16_is_no_further_off_than_on_whole_prompts(in_place: bool) -> None:
     torch.manual_seed(0)
     model = BASES["qwen3"]().eval()
     prefixes, suffixes, stands_on = prompts(SUFFIXES)
@@ -253,9 +251,7 @@ def test_a_base_whose_attention_does_more_with_what_it_keeps_is_refused() -> Non
 
 
 @pytest.mark.parametrize("ignored", ["prefixes", "position_ids"])
-def test_a_base_that_does_not_hand_on_what_a_pass_says_is_refused(
-    monkeypatch: pytest.MonkeyPatch, ignored: str
-) -> None:
+def test_a_base_deaf_to_a_pass_is_refused(monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
     torch.manual_seed(0)
     model = BASES["llama, one KV head"]().eval()
     forward = model.forward
@@ -269,9 +265,7 @@ def test_a_base_that_does_not_hand_on_what_a_pass_says_is_refused(
         attend(model)
 
 
-def test_what_a_model_adds_to_plain_attention_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_addition_to_plain_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model: PreTrainedModel = BASES["qwen3"]().eval()
     monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8)
     with pytest.raises(GuardError, match=rf"{REFUSED} \(got sliding_window"):

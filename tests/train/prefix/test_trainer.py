@@ -93,9 +93,7 @@ def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
     assert_same(trained(one), weights(trl.fit(reference, data(reference))))
 
 
-def test_rules_and_ranks_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
-    make_job: MakeJob,
-) -> None:
+def test_rules_and_ranks_in_one_pass_are_trl_s_one_by_one(make_job: MakeJob) -> None:
     def of_rule(number: int, runs: str) -> Job:
         title = "Nobody may " + " ".join(["ever"] * number) + " mention a refund."
         rule = RULE.model_copy(update={"id": f"toy{number}", "title": title})
@@ -209,9 +207,7 @@ def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
     assert largest_difference(found, trained(four)) < 1e-4
 
 
-def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_of_another(
-    make_job: MakeJob,
-) -> None:
+def test_validation_logits_of_two_rules_are_plain_peft_s(make_job: MakeJob) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=6, runs="runs") for seed in (0, 1)]
     jobs.append(replace(jobs[0], rule=RULE.model_copy(update={"title": "Short."}), seed=2))
     fits = shared_prefix.fit([(job, data(job)) for job in jobs])
@@ -329,9 +325,7 @@ def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: 
     assert largest_difference(found, expected) == 0
 
 
-def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(
-    make_job: MakeJob,
-) -> None:
+def test_a_bfloat16_base_trains_float32_adapters(make_job: MakeJob) -> None:
     exact, rounded = (
         make_job("alora", max_steps=20, learning_rate=3e-3, runs=runs)
         for runs in ("exact", "rounded")
@@ -343,9 +337,7 @@ def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(
     assert largest_difference(found, expected) < 0.2 * moved
 
 
-def test_adapters_of_different_modules_are_trained_one_group_after_another(
-    make_job: MakeJob,
-) -> None:
+def test_adapters_of_other_modules_are_another_group(make_job: MakeJob) -> None:
     job = make_job("alora", max_steps=2)
     few = with_lora(replace(job, seed=1), target_modules=["q_proj"])
     every, one = fitted(job, few)

@@ -124,9 +124,7 @@ def test_beside_generated_rows_combinations_are_compared_on_the_others(
         assert point.groups == [0, 0, *range(1, 19)]  # of rows 12 and 13, and each other
 
 
-def test_points_of_another_version_are_named_before_any_training(
-    make_job: MakeJob, grid: Path
-) -> None:
+def test_points_of_another_version_are_named_first(make_job: MakeJob, grid: Path) -> None:
     job = make_job("alora")
     points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
     points.parent.mkdir(parents=True)
