@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from safetensors.numpy import load_file
-from scipy.sparse import csr_matrix, hstack
+from scipy.sparse import hstack
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
@@ -39,7 +39,7 @@ from tests.train.conftest import (
     multiply_by_torch,
     with_settings,
 )
-from train.examples import Row
+from train.examples import Row, Rows
 from train.head.fit import TrainedHead, fit, fitted, states
 from train.head.regression import PRIOR_SCALE
 from train.head.rows import RowSpans
@@ -95,87 +95,81 @@ def test_states_are_those_of_each_prompt_alone_where_mkl_is_slow_too(
     assert not any("forward" in vars(module) for module in base.modules())
 
 
-def test_a_head_is_the_best_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
-    rows = data(job)
-    states, validation = (plain_states(toy_base, split) for split in (rows.train, rows.validation))
-    scaler = StandardScaler().fit(states)
-    tfidf = TfidfVectorizer(
-        analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
-    ).fit(rows.train)
-    best_loss, expected = math.inf, np.empty(0)
-    for scale, strength in itertools.product(WORD_SCALES, STRENGTHS):
+class SklearnRows:
+    """Sklearn's regressions on training and validation rows, whose words have one vocabulary."""
 
-        def inputs(states: np.ndarray, split: tuple[Row, ...], scale: float = scale) -> csr_matrix:
-            dense = scaler.transform(states) / math.sqrt(states.shape[1])
-            return hstack([dense, tfidf.transform(split) * scale]).tocsr()
+    def __init__(self, rows: Rows, base: Path) -> None:
+        every_row = (*rows.train, *rows.validation)
+        self.states = plain_states(base, every_row)
+        self.labels = np.array([row.label for row in every_row])
+        tfidf = TfidfVectorizer(
+            analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
+        )
+        self.words = tfidf.fit(rows.train).transform(every_row)
+        self.is_training = np.array([row.split == "train" for row in every_row])
+        self.is_own = np.array([not row.is_generated for row in every_row])
 
-        regression = LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
-        regression.fit(inputs(states, rows.train), [row.label for row in rows.train])
-        held_out = inputs(validation, rows.validation)
-        labels = [row.label for row in rows.validation]
-        loss = log_loss(labels, regression.predict_proba(held_out))
-        if loss < best_loss:
-            best_loss, expected = loss, regression.decision_function(held_out)
-    head = trained(job)
-    assert max(expected) - min(expected) > 0.1
-    np.testing.assert_allclose(head.validation_logits, expected, atol=1e-3)
-    prompts = [row.prompt for row in rows.validation]
-    np.testing.assert_allclose(head.logits(prompts), head.validation_logits, atol=1e-9)
-    of_states, of_words = validation @ head.head.weight, words_logits(head.head, rows.validation)
-    assert np.std(of_words) > 0.01 and np.std(of_states) > 0.01  # both count
-    np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
-
-
-def test_a_head_of_own_rows_is_a_mean_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
-    """Of those that read what a regression of the generated rows says, and of that one; of the
-    words of all rows there is one vocabulary. What the validation rows are calibrated on is the
-    mean before it was fitted to them.
-    """
-    rows = mostly_generated(data(job), own_training=48, own_validation=16)
-    every_row = (*rows.train, *rows.validation)
-    every_state = plain_states(toy_base, every_row)
-    every_label = np.array([row.label for row in every_row])
-    tfidf = TfidfVectorizer(
-        analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
-    ).fit(rows.train)
-    of_words = tfidf.transform(every_row)
-    is_training = np.array([row.split == "train" for row in every_row])
-    is_own = np.array([not row.is_generated for row in every_row])
-
-    def decisions(fitted_to: np.ndarray, prior: np.ndarray | None = None) -> list[np.ndarray]:
+    def decisions(self, fitted_to: np.ndarray, prior: np.ndarray | None = None) -> list[np.ndarray]:
         """Of every setting's regression, for every row."""
-        scaler = StandardScaler().fit(every_state[fitted_to])
-        dense = scaler.transform(every_state) / math.sqrt(every_state.shape[1])
+        scaler = StandardScaler().fit(self.states[fitted_to])
+        dense = scaler.transform(self.states) / math.sqrt(self.states.shape[1])
         if prior is not None:
             said = StandardScaler().fit(prior[fitted_to, None])
             dense = np.hstack([dense, PRIOR_SCALE * said.transform(prior[:, None])])
         of_settings: list[np.ndarray] = []
         for scale, strength in itertools.product(WORD_SCALES, STRENGTHS):
-            inputs = hstack([dense, of_words * scale]).tocsr()
+            inputs = hstack([dense, self.words * scale]).tocsr()
             regression = LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
-            regression.fit(inputs[fitted_to], every_label[fitted_to])
+            regression.fit(inputs[fitted_to], self.labels[fitted_to])
             of_settings.append(regression.decision_function(inputs))
         return of_settings
 
-    def losses(of_settings: list[np.ndarray], of_rows: np.ndarray) -> np.ndarray:
+    def losses(self, of_settings: list[np.ndarray], of_rows: np.ndarray) -> np.ndarray:
         summed: list[float] = []
         for logits in of_settings:
             p = 1 / (1 + np.exp(-logits[of_rows]))
-            summed.append(log_loss(every_label[of_rows], p, normalize=False))
+            summed.append(log_loss(self.labels[of_rows], p, normalize=False))
         return np.array(summed)
 
-    of_generated = decisions(is_training & ~is_own)
-    prior = of_generated[int(np.argmin(losses(of_generated, ~is_training & ~is_own)))]
-    before = [*decisions(is_training & is_own, prior), prior]
-    likelihoods = np.exp(-losses(before, ~is_training & is_own))
+    def best(self, of_settings: list[np.ndarray], of_rows: np.ndarray) -> np.ndarray:
+        return of_settings[int(np.argmin(self.losses(of_settings, of_rows)))]
+
+
+def test_a_head_is_the_best_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
+    rows = data(job)
+    plain = SklearnRows(rows, toy_base)
+    validation = ~plain.is_training
+    expected = plain.best(plain.decisions(plain.is_training), validation)[validation]
+    head = trained(job)
+    assert max(expected) - min(expected) > 0.1
+    np.testing.assert_allclose(head.validation_logits, expected, atol=1e-3)
+    prompts = [row.prompt for row in rows.validation]
+    np.testing.assert_allclose(head.logits(prompts), head.validation_logits, atol=1e-9)
+    of_states = plain.states[validation] @ head.head.weight
+    of_words = words_logits(head.head, rows.validation)
+    assert np.std(of_words) > 0.01 and np.std(of_states) > 0.01  # both count
+    np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
+
+
+def test_a_head_of_own_rows_is_a_mean_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
+    """Of those that read what a regression of the generated rows says, and of that one. What the
+    validation rows are calibrated on is the mean before it was fitted to them.
+    """
+    rows = mostly_generated(data(job), own_training=48, own_validation=16)
+    plain = SklearnRows(rows, toy_base)
+    validation, generated = ~plain.is_training, ~plain.is_own
+    of_generated = plain.decisions(plain.is_training & generated)
+    prior = plain.best(of_generated, validation & generated)
+    before = [*plain.decisions(plain.is_training & plain.is_own, prior), prior]
+    likelihoods = np.exp(-plain.losses(before, validation & plain.is_own))
     shares = likelihoods / likelihoods.sum()
     assert 0.01 < shares.max() < 0.99
-    afterwards = [*decisions(is_own, prior), prior]
+    afterwards = [*plain.decisions(plain.is_own, prior), prior]
     (head,) = fit([(job, rows)])
     assert isinstance(head, TrainedHead)
-    expected = shares @ np.array(before)[:, ~is_training]
+    expected = shares @ np.array(before)[:, validation]
     np.testing.assert_allclose(head.validation_logits, expected, atol=5e-3)
-    written = shares @ np.array(afterwards)[:, ~is_training]
+    written = shares @ np.array(afterwards)[:, validation]
     prompts = [row.prompt for row in rows.validation]
     np.testing.assert_allclose(head.logits(prompts), written, atol=5e-3)
     assert np.abs(written - expected).max() > 0.1

@@ -158,35 +158,24 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     assert rest.asked == [(2, 1), (4, 0), (4, 1)]
 
     # The recipe's learning rate is the same.
-    grid.write_text(yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]}))
+    small = yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]})
+    grid.write_text(small)
     monkeypatch.setattr(shared_prefix, "fit", None)
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert {point.point for point in points} == {"r=2", "r=4"}
 
-    forced = Told(KeyboardInterrupt())
+    grid.write_text(yaml.safe_dump({"lora": {"r": [8]}, "seeds": [0]}))
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD))
+    (other,) = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    grid.write_text(small)
+    forced = Told(GOOD, KeyboardInterrupt())
     monkeypatch.setattr(shared_prefix, "fit", forced)
     left = interrupted_at(job, "r=2")
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
-    assert len(forced.asked) == 4
-    assert not left.exists()
-
-
-def test_a_forced_sweep_keeps_the_figures_that_it_does_not_make_again(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, small = make_job("alora"), grid.read_text()
-    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
-    first = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    grid.write_text(yaml.safe_dump({"lora": {"r": [8]}, "seeds": [0]}))
-    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD))
-    other = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    grid.write_text(small)
-    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
+    assert len(forced.asked) == 4 and not left.exists()
     kept = json.loads((job.runs.root / "sweeps" / "toy-toy-small.json").read_text())
-    assert [point["inputs"] for point in kept] == [other[0].inputs, first[0].inputs]
+    assert [point["inputs"] for point in kept] == [other.inputs, points[0].inputs]
 
 
 def test_what_an_interrupted_sweep_left_of_finished_adapters_is_cleared(
