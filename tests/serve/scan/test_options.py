@@ -23,7 +23,9 @@ def test_actors_need_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--actors needs --cluster" in capsys.readouterr().err
 
 
-def test_a_cluster_has_one_actor_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_has_one_actor_by_default_and_a_scan_without_one_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("serve.scan.options.check_ray", lambda: None)
     assert cluster_actors(parsed()) is None
     assert cluster_actors(parsed("--cluster")) == 1

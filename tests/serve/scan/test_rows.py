@@ -20,16 +20,24 @@ def stored(number: int, content: str, problem: str = "") -> StoredConversation:
 
 
 def test_rows_stand_in_the_order_of_conversations_and_rules() -> None:
-    part = [stored(0, "zebra"), stored(1, "", "not valid JSON")]
-    part += [stored(2, "cannot be judged"), stored(3, "forbidden")]
+    part = [
+        stored(0, "zebra"),
+        stored(1, "", "not valid JSON"),
+        stored(2, "cannot be judged"),
+        stored(3, "forbidden"),
+    ]
     rows = part_rows(Censor(), part, manifest())
     assert [(row.row, row.rule) for row in rows] == [
         (number, rule) for number in range(4) for rule in ("words", "fine")
     ]
     verdicts = [row.verdict for row in rows if row.rule == "words"]
     assert verdicts == ["allow", "unjudged", "unjudged", "violation"]
-    reasons = [row.reason for row in rows if row.rule == "fine"]
-    assert reasons == ["", "not valid JSON", "it does not fit", ""]
+    assert [row.reason for row in rows if row.rule == "fine"] == [
+        "",
+        "not valid JSON",
+        "it does not fit",
+        "",
+    ]
     judged = rows[0]
     assert judged.p_violation is not None and judged.threshold == 0.25 and judged.confident
     assert {row.version for row in rows} == {"abc", "def"}

@@ -66,18 +66,27 @@ def test_bad_input_is_found_before_an_engine_starts(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("serve.scan.runner.open_engines", lambda _: pytest.fail("it starts"))
-    monkeypatch.setitem(sys.modules, "ray", None)
-    file = str(write_rows(tmp_path / "a.jsonl", 18))
+    file = write_rows(tmp_path / "a.jsonl", 18)
     wrong = {
         "no file of stored conversations": ("--files", "nowhere.jsonl"),
-        "not trained by method": ("--files", file, "--rules", "nobody"),
-        "holds no scan": ("--files", file, "--out", str(tmp_path)),
-        "Ray is not installed": ("--files", file, "--cluster"),
-        "make scan CLUSTER=1": ("--files", file, "--cluster"),
+        "not trained by method": ("--files", str(file), "--rules", "nobody"),
+        "holds no scan": ("--files", str(file), "--out", str(tmp_path)),
     }
     for problem, more in wrong.items():
         monkeypatch.setattr("sys.argv", command(runs, *more)[2:])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit):
             main()
-        assert ended.value.code == 2 and problem in capsys.readouterr().err
-    assert not (runs / "scan").exists()
+        assert problem in capsys.readouterr().err
+
+
+def test_without_ray_a_cluster_is_refused_with_the_remedy(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_rows(tmp_path / "a.jsonl", 18)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("sys.argv", command(runs, "--files", str(file), "--cluster")[2:])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    problem = capsys.readouterr().err
+    assert ended.value.code == 2 and "Ray is not installed" in problem
+    assert "make scan CLUSTER=1" in problem and not (runs / "scan").exists()
