@@ -63,7 +63,6 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/vllm_alora/test_processes.py": "all seams, the engine core in its own process",
     "tests/serve/vllm_alora/test_refusals.py": "all seams: what one request's error leaves alone",
     "tests/serve/vllm_alora/test_shared_prompt_in_vllm.py": "all seams: shared prompts as lists",
-    "tests/train/prefix/test_launch_count.py": "launch_count.py beside it, by which others count",
     "tests/test_class_names.py": "the whole tree",
     "tests/test_documents.py": "the pages",
     "tests/test_import_directions.py": "the whole tree",

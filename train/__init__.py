@@ -1,7 +1,4 @@
-"""Examples -> weights by every method of a recipe, calibrated, exported with their card.
-
-`python -m train.run`.
-"""
+"""Examples -> weights by every method of a recipe, calibrated, exported with their card."""
 
 import os
 

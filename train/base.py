@@ -1,7 +1,11 @@
-"""The base that weights are served on, frozen. Knows nothing of adapters or training loops."""
+"""The base that weights are served on, frozen, and refusals of a recipe by a library. Knows nothing
+of adapters or training loops.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from guard.errors import GuardError
 from guard.recipe import Recipe
 
 
@@ -26,11 +31,19 @@ def pinned(recipe: Recipe) -> dict[str, Any]:
 
 
 def frozen(model: nn.Module) -> PreTrainedModel:
-    """The model in evaluation, none of its weights trainable.
-
-    From then on this process attends without cuDNN. On a Hopper GPU its backward pass can give NaN
-    under a mask whose width is 64 beyond a multiple of 128 (pytorch/pytorch#196678): a LoRA on
-    `tiny` was lost at its 98th step.
+    """The model in evaluation, none of its weights trainable. From then on this process attends
+    without cuDNN. On a Hopper GPU its backward pass can give NaN under a mask whose width is 64
+    beyond a multiple of 128 (pytorch/pytorch#196678): a LoRA on `tiny` was lost at its 98th step.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
     return cast(PreTrainedModel, model.eval().requires_grad_(False))
+
+
+@contextmanager
+def refusals(library: str, where: str) -> Iterator[None]:
+    """Raise a library's error about values that it cannot use as a GuardError."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        problem = f"{library} rejected these values: {error}"
+        raise GuardError(problem, where=where, remedy="Correct them in the recipe") from error

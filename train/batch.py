@@ -39,14 +39,12 @@ def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
 
 
 def pass_tokens(device: torch.device) -> int:
-    """How many padded tokens go through a model at once where nothing is trained."""
     return PASS_TOKENS if device.type == "cpu" else BATCH_TOKENS
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices in batches of at most `max_tokens` padded tokens; a longer row is alone.
-
-    Longest first, to fail early on memory.
+    """Indices in batches of at most `max_tokens` padded tokens; a longer row is alone. Longest
+    first, to fail early on memory.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -10,43 +10,106 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
+from guard.calibrate import calibrate
+from guard.calibration_rows import check_rows_for_rate, for_calibration, own_rows_decide
 from guard.conversation.example import Split, read_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
+from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import load_rule, rule_names
-from guard.weights.card import Card, ThresholdBy, check_rule, load_card
-from guard.weights.predictions import read_predictions
-from train.calibration.recalibrate import recalibrate
+from guard.verdict import Calibration
+from guard.weights.card import Card, ThresholdBy, check_rule, load_card, read_card
+from guard.weights.predictions import PREDICTIONS, read_predictions
+from train.calibration.validation import validation_metrics
 from train.job import Job
 
 SHOWN: tuple[Split, ...] = ("validation", "test")
 
 
-class ThresholdChoice(NamedTuple):
-    """How a threshold is chosen: for a rate, as stated, or, without both, by the rule's file."""
+def calibrated(
+    logits: Sequence[float],
+    labels: Sequence[int],
+    is_generated: Sequence[bool],
+    max_fpr: float | None,
+    threshold: float | None = None,
+) -> tuple[Calibration, dict[str, Any]]:
+    """Calibration and metrics from the validation rows that set a threshold, of all with these
+    logits in nats. A `threshold` that is stated is taken as it is.
+    """
+    chosen_logits, chosen_labels = for_calibration(logits, labels, is_generated, max_fpr)
+    calibration = calibrate(chosen_logits, chosen_labels, max_fpr, threshold)
+    return calibration, validation_metrics(chosen_logits, chosen_labels, calibration)
 
-    max_fpr: float | None = None
-    threshold: float | None = None
 
-    @property
-    def by(self) -> ThresholdBy:
-        """What the card says of it."""
-        if self.threshold is not None:
-            return "threshold"
-        return "rule" if self.max_fpr is None else "max_fpr"
+def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rule") -> int:
+    """Make the card's calibration and validation metrics anew; the weights stay.
+
+    For the max_fpr of the job's rule, or for a `threshold` that is stated; `by` says who wants it.
+    Returns on how many validation rows. Raises GuardError where predictions are missing, or too few
+    for the rate, or where the rate changes whether own rows decide, by which a head was fitted.
+    """
+    card = read_card(job.folder)
+    retrain = f"Run `{card.retrain} FORCE=1`"
+    validation = job.data / "validation.jsonl"
+    rows = read_examples(validation)
+    predictions = read_predictions(job.folder, "validation", retrain)
+    missing = [row.id for row in rows if row.id not in predictions]
+    if missing:
+        problem = f"no prediction for {len(missing)} of {len(rows)} validation rows"
+        where = job.folder / PREDICTIONS
+        raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
+    labels = [row.label for row in rows]
+    is_generated = [row.is_generated for row in rows]
+    max_fpr = job.rule.max_fpr
+    if METHODS[job.method].acts_from == "output" or job.recipe.kind == "encoder":
+        _check_same_rows_decide(job, card, labels, is_generated)
+    logits = [predictions[row.id] for row in rows]
+    _, deciding_labels = for_calibration(logits, labels, is_generated, max_fpr)
+    check_rows_for_rate(deciding_labels.count(0), max_fpr, where=validation)
+    calibration, metrics = calibrated(logits, labels, is_generated, max_fpr, threshold)
+    changed = {
+        "temperature": calibration.temperature,
+        "bias": calibration.bias,
+        "threshold": calibration.threshold,
+        "uncertainty_band": calibration.uncertainty_band,
+        "max_fpr": max_fpr,
+        "threshold_by": by,
+        "metrics": card.metrics | {"validation": metrics},
+    }
+    card.model_copy(update=changed).save(job.folder)
+    return len(deciding_labels)
+
+
+def _check_same_rows_decide(
+    job: Job, card: Card, labels: Sequence[int], is_generated: Sequence[bool]
+) -> None:
+    """Raise GuardError if the rule's current max_fpr would have a head fitted to other rows."""
+    own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
+    if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
+        raise GuardError(
+            "this max_fpr selects other validation rows than the weights were fitted for",
+            where=job.folder,
+            got=f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}",
+            remedy=f"Run `{card.retrain} FORCE=1`",
+        )
 
 
 def calibrate_rules(
-    selection: str, recipe: Recipe, methods: Sequence[str], choice: ThresholdChoice, runs: Runs
+    selection: str,
+    recipe: Recipe,
+    methods: Sequence[str],
+    runs: Runs,
+    *,
+    max_fpr: float | None = None,
+    threshold: float | None = None,
 ) -> None:
-    """Choose the thresholds of the rules' trained weights, of seed 0, and print what that changes.
-
-    Raises GuardError where a rule has no weights by any of the methods, or a threshold cannot be
-    chosen; what was done before stands.
+    """Choose the thresholds of the rules' trained weights, of seed 0, and print what that changes:
+    for a rate, as stated, or, without both, by the rule's file. Raises GuardError where a rule has
+    no weights by any of the methods, or a threshold cannot be chosen; what was done before stands.
     """
     builder = prompt_builder(recipe)
     for name in rule_names(selection):
@@ -62,17 +125,19 @@ def calibrate_rules(
                 remedy=f"Run `{wanted}`",
             )
         for job in trained:
-            print(_calibrated(job, choice), flush=True)
+            print(_changed(job, max_fpr, threshold), flush=True)
 
 
-def _calibrated(job: Job, choice: ThresholdChoice) -> str:
-    """The job's weights with another threshold, and what that changes, in lines."""
+def _changed(job: Job, max_fpr: float | None, threshold: float | None) -> str:
+    """Give the job's weights another threshold; what that changes, in lines."""
     before = load_card(job.folder)
     check_rule(before, job.rule.id, job.folder)
+    by: ThresholdBy = "rule"
     rule = job.rule
-    if choice.by != "rule":
-        rule = rule.model_copy(update={"max_fpr": choice.max_fpr})
-    recalibrate(replace(job, rule=rule), choice.threshold, choice.by)
+    if max_fpr is not None or threshold is not None:
+        by = "max_fpr" if threshold is None else "threshold"
+        rule = rule.model_copy(update={"max_fpr": max_fpr})
+    recalibrate(replace(job, rule=rule), threshold, by)
     after = load_card(job.folder)
     lines = [f"{job.name}: threshold {before.threshold:.3f} -> {after.threshold:.3f}"]
     lines[0] += f", {_reason(after)}; version {before.version[:12]} -> {after.version[:12]}"
@@ -145,8 +210,14 @@ def main() -> None:
     if arguments.method:
         recipe.settings(arguments.method)
         methods = [arguments.method]
-    choice = ThresholdChoice(arguments.max_fpr, arguments.threshold)
-    calibrate_rules(arguments.rule, recipe, methods, choice, Runs())
+    calibrate_rules(
+        arguments.rule,
+        recipe,
+        methods,
+        Runs(),
+        max_fpr=arguments.max_fpr,
+        threshold=arguments.threshold,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""Labelled conversations as prompts, checked before anything expensive runs.
-
-Knows nothing of tensors or models.
+"""Labelled conversations as prompts, checked before anything expensive runs. Knows nothing of
+tensors or models.
 """
 
 from __future__ import annotations
@@ -50,11 +49,9 @@ class Rows:
     test: tuple[Row, ...]
 
     def own(self) -> Rows:
-        """The rows of every split that are not generated."""
         return self._chosen(is_generated=False)
 
     def generated(self) -> Rows:
-        """The rows of every split that are generated."""
         return self._chosen(is_generated=True)
 
     def _chosen(self, *, is_generated: bool) -> Rows:
@@ -65,7 +62,6 @@ class Rows:
 
 
 def has_of_each_label(rows: Sequence[Row], count: int) -> bool:
-    """Whether at least `count` rows are allowed and at least `count` violate."""
     violating = sum(row.label for row in rows)
     return min(violating, len(rows) - violating) >= count
 
@@ -85,16 +81,8 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
         rows: list[Row] = []
         for example in examples:
             prompt = builder.build(example.messages, text)
-            rows.append(
-                Row(
-                    example.id,
-                    split,
-                    example.label,
-                    prompt,
-                    example.group,
-                    is_generated=example.is_generated,
-                )
-            )
+            row = Row(example.id, split, example.label, prompt, example.group, example.is_generated)
+            rows.append(row)
         splits.append(tuple(rows))
     train, validation, test = splits
     _check_rows((*train, *validation, *test), folder, recipe, builder)

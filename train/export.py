@@ -1,6 +1,5 @@
-"""The folder of finished weights: their files, the card, the predictions, the stamp.
-
-Knows nothing of training.
+"""The folder of finished weights: their files, the card, the predictions, the stamp. Knows nothing
+of training.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from guard.weights.predictions import write_predictions
 from train.examples import Row
 from train.job import Job
 from train.methods import Trained
-from train.picture import draw_reliability
 
 BEFORE = "before"
 
@@ -49,7 +47,6 @@ def export(
     predictions = zip(rows, logits, strict=True)
     write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
     _card(job, file_digests(part, job.method), calibration, metrics, covered).save(part)
-    draw_reliability(metrics["reliability"], f"{job.name}, {metrics['n']} validation rows", part)
     mark_current(part, job.inputs)
     _replace(job.folder, part)
     job.close_scratch()
@@ -63,9 +60,8 @@ def finish_export(job: Job) -> None:
 
 
 def damage_of(folder: Path) -> str:
-    """What is missing, torn or edited of finished weights; empty if nothing is.
-
-    A card with other keys than today's is no damage: they are good weights of another version.
+    """What is missing, torn or edited of finished weights; empty if nothing is. A card with other
+    keys than today's is no damage: they are good weights of another version.
     """
     try:
         content = json.loads((folder / CARD).read_bytes())
@@ -85,20 +81,18 @@ def _part(job: Job) -> Path:
 
 
 def _replace(folder: Path, part: Path) -> None:
+    """Put `part` in the place of the folder, which moves to where `make compare` finds it; a
+    damaged one takes no good one's place there.
+    """
     if folder.exists():
-        _keep_or_delete(folder)
+        before = folder.parent / BEFORE / folder.name
+        if damage_of(folder):
+            shutil.rmtree(folder)
+        else:
+            shutil.rmtree(before, ignore_errors=True)
+            before.parent.mkdir(exist_ok=True)
+            folder.rename(before)
     part.rename(folder)
-
-
-def _keep_or_delete(folder: Path) -> None:
-    """Move the folder to where `make compare` finds it; a damaged one takes no good one's place."""
-    before = folder.parent / BEFORE / folder.name
-    if damage_of(folder):
-        shutil.rmtree(folder)
-        return
-    shutil.rmtree(before, ignore_errors=True)
-    before.parent.mkdir(exist_ok=True)
-    folder.rename(before)
 
 
 def _card(

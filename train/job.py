@@ -1,6 +1,5 @@
-"""The weights to train for a rule: from which base, method and seed, and where they lie.
-
-Knows nothing of tensors.
+"""The weights to train for a rule: from which base, method and seed, and where they lie. Knows
+nothing of tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         name = f"{self.rule.id} {self.method} seed {self.seed}"
         if self.runs.label:
             name += f", {self.runs.label}"
@@ -52,12 +50,10 @@ class Job:
 
     @property
     def data(self) -> Path:
-        """Folder of the rule's examples."""
         return self.runs.data(self.rule.id)
 
     @property
     def folder(self) -> Path:
-        """Folder of the finished weights."""
         return self.runs.adapter(self.recipe.name, self.rule.id, self.method, self.seed)
 
     @property
@@ -67,27 +63,18 @@ class Job:
 
     @property
     def rule_text(self) -> str:
-        """What the prompt's rule turn says."""
         return self.rule.text(self.recipe.rule_turn)
 
     @property
     def reads(self) -> Reads:
-        """The turns that the weights read."""
         return self.recipe.reads(self.rule)
 
     @property
     def settings(self) -> MethodSettings:
-        """The recipe's settings of the method."""
         return self.recipe.settings(self.method)
 
     @property
-    def lora(self) -> dict[str, Any]:
-        """The recipe's LoraConfig arguments."""
-        return self.settings.lora
-
-    @property
     def trainer(self) -> dict[str, Any]:
-        """The recipe's SFTConfig arguments."""
         return self.recipe.trainer_settings(self.method)
 
     @property
@@ -99,32 +86,27 @@ class Job:
 
     @property
     def min_steps(self) -> int:
-        """Steps that training has at least, however few rows there are."""
         return self.settings.min_steps or 0
 
     @cached_property
     def data_hash(self) -> str:
-        """Fingerprint of the rule's examples when the job was set up."""
         return fingerprint(*split_files(self.data))
 
     @cached_property
     def test_sha256(self) -> str:
-        """Hash of the test split when the job was set up."""
         return hashlib.sha256((self.data / "test.jsonl").read_bytes()).hexdigest()
 
     @cached_property
     def base_revision(self) -> str:
-        """What pinned the base when the job was set up."""
         return self.recipe.base_revision
 
     @cached_property
     def inputs(self) -> str:
         """Fingerprint of what decides the weights, read once: a later change makes them stale.
 
-        Without our code, but for what two hashes of it tell, and the packages' versions: a reworded
-        message does not make a fleet stale.
-        FORCE=1 trains again. And without the rule's max_fpr: another threshold is chosen from the
-        predictions that are kept (`recalibrate.py`).
+        Our code counts by two hashes of what it makes of fixed inputs, the packages' versions not
+        at all: a reworded message does not make a fleet stale. Nor does the rule's max_fpr: another
+        threshold is chosen from the predictions that are kept (`train/calibrate.py`).
         """
         return fingerprint(
             self.data_hash,
@@ -134,25 +116,22 @@ class Job:
         )
 
     def read_inputs(self) -> None:
-        """Take the fingerprints of rows and base before the rows are read: what changes while the
-        job waits for its turn makes its weights outdated.
+        """Take the fingerprints before the rows are read: a change while the job waits for its turn
+        makes its weights outdated.
         """
         _ = self.inputs, self.test_sha256
 
     def claim(self) -> None:
         """Keep other commands off these weights until the scratch folder is closed or this process
-        ends.
-
-        Raises GuardError if another command is training them.
+        ends. Raises GuardError if another command is training them.
         """
         if self.folder not in _claimed:
             problem = f"{self.name}: another command is training this"
             _claimed[self.folder] = locked(self.scratch / LOCK, problem)
 
     def forget(self) -> None:
-        """Make the job outdated and drop the checkpoints.
-
-        The weights themselves stay until new ones take their place.
+        """Make the job outdated and drop the checkpoints. The weights themselves stay until new
+        ones take their place.
         """
         not_current(self.folder)
         self._clear_scratch()

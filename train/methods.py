@@ -1,7 +1,6 @@
 """How each method is trained on each kind of base: an entry of TRAINERS. Knows nothing of
-calibration or cards.
-
-Torch and what stands on it are imported by an entry when it is used: `--help` takes no time.
+calibration or cards. Torch and what stands on it are imported by an entry when it is used: `--help`
+takes no time.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from guard.errors import GuardError
+from guard.method import METHODS
 from guard.prompt.decoder import Prompt
 from guard.recipe import Kind
 from train.examples import Rows
@@ -43,28 +43,32 @@ class Trainer:
 
     `check` raises GuardError for settings or a base that `fit` would refuse, at little cost.
 
-    `fit` trains all jobs of the work, in this process's part of what so many processes share of the
-    machine. It yields weights in the jobs' order, or what went wrong with this job alone, and
-    raises GuardError for what stops all that are left. Each is to be used before the next is asked
-    for, as a loop does; a list, or `(trained,) = fit(...)`, asks for the next.
+    `fit` trains all jobs of the work. It yields weights in the jobs' order, or a fault of this job
+    alone, and raises GuardError for a fault that stops all jobs that are left. Each is to be used
+    before the next is asked for, as a loop does; a list, or `(trained,) = fit(...)`, asks for the
+    next.
 
     `trains_together`: whether `fit` shares something between the jobs that it is given; otherwise
     it is given one at a time.
     """
 
     check: Callable[[Job], None]
-    fit: Callable[[TrainingWork, int], Iterator[Trained | GuardError]]
+    fit: Callable[[TrainingWork], Iterator[Trained | GuardError]]
     trains_together: bool
 
 
-def _check_adapter(job: Job) -> None:
-    from train.adapter.load import check_adapter
+def _check_decoder(job: Job) -> None:
+    if METHODS[job.method].acts_from == "output":
+        from train.head.settings import check_head
 
-    check_adapter(job)
+        check_head(job)
+    else:
+        from train.adapter.load import check_adapter
+
+        check_adapter(job)
 
 
-def _fit_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """LoRAs on whole prompts, with TRL and PEFT."""
+def _fit_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
     from train.adapter import trl
     from train.adapter.trained import TrainedAdapter
 
@@ -72,78 +76,64 @@ def _fit_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardEr
         yield TrainedAdapter(trl.fit(job, rows), job)
 
 
-def _fit_aloras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """aLoRAs on cached prefixes, many in one pass."""
+def _fit_aloras(work: TrainingWork) -> Iterator[Trained | GuardError]:
     from train.prefix import trainer
 
-    yield from trainer.fit(work, processes)
+    yield from trainer.fit(work)
 
 
-def _check_head(job: Job) -> None:
-    from train.head.settings import check_head
-
-    check_head(job)
-
-
-def _fit_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """Logistic regressions on the frozen base's last state and words, loaded once for all."""
+def _fit_heads(work: TrainingWork) -> Iterator[Trained | GuardError]:
     from train.head.fit import fit
 
     yield from fit(work)
 
 
-def _check_encoder_adapter(job: Job) -> None:
-    from train.encoder.settings import check_adapter
+def _check_encoder(job: Job) -> None:
+    from train.encoder.settings import check_adapter, check_head
 
-    check_adapter(job)
-
-
-def _check_encoder_head(job: Job) -> None:
-    from train.encoder.settings import check_head
-
-    check_head(job)
+    if METHODS[job.method].acts_from == "output":
+        check_head(job)
+    else:
+        check_adapter(job)
 
 
-def _fit_encoder_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """LoRAs on an encoder, each with a head of its own."""
+def _fit_encoder_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
     from train.encoder import trainer
     from train.encoder.openings import ADAPTER_EVERY, with_openings
 
     yield from trainer.fit([(job, with_openings(job, rows, ADAPTER_EVERY)) for job, rows in work])
 
 
-def _fit_gliner2_loras(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
+def _fit_gliner2_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
     """LoRAs on GLiNER2, with its classifier. Without openings: it reads all turns in any case."""
     from train.encoder import trainer
 
     yield from trainer.fit(work)
 
 
-def _fit_encoder_heads(work: TrainingWork, processes: int) -> Iterator[Trained | GuardError]:
-    """Logistic regressions on the frozen encoder's mean states and words."""
-    from train.encoder.model import fit_heads
+def _fit_encoder_heads(work: TrainingWork) -> Iterator[Trained | GuardError]:
+    from train.encoder.model import reader_of
     from train.encoder.openings import HEAD_EVERY, with_openings
+    from train.head.fit import fit_on
 
-    yield from fit_heads([(job, with_openings(job, rows, HEAD_EVERY)) for job, rows in work])
+    opened = [(job, with_openings(job, rows, HEAD_EVERY)) for job, rows in work]
+    yield from fit_on(reader_of, opened)
 
 
 TRAINERS: dict[Kind, dict[str, Trainer]] = {
     "decoder": {
-        "lora": Trainer(_check_adapter, _fit_loras, trains_together=False),
-        "alora": Trainer(_check_adapter, _fit_aloras, trains_together=True),
-        "head": Trainer(_check_head, _fit_heads, trains_together=True),
+        "lora": Trainer(_check_decoder, _fit_loras, trains_together=False),
+        "alora": Trainer(_check_decoder, _fit_aloras, trains_together=True),
+        "head": Trainer(_check_decoder, _fit_heads, trains_together=True),
     },
     "encoder": {
-        "lora": Trainer(_check_encoder_adapter, _fit_encoder_loras, trains_together=False),
+        "lora": Trainer(_check_encoder, _fit_encoder_loras, trains_together=False),
         # Beside the rule's LoRA: whichever is second finds the states that the first has read.
-        "head": Trainer(_check_encoder_head, _fit_encoder_heads, trains_together=False),
+        "head": Trainer(_check_encoder, _fit_encoder_heads, trains_together=False),
     },
-    "gliner2": {
-        "lora": Trainer(_check_encoder_adapter, _fit_gliner2_loras, trains_together=False),
-    },
+    "gliner2": {"lora": Trainer(_check_encoder, _fit_gliner2_loras, trains_together=False)},
 }
 
 
 def trainer_of(job: Job) -> Trainer:
-    """The trainer of the job's method on its kind of base."""
     return TRAINERS[job.recipe.kind][job.method]

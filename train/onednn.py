@@ -1,5 +1,4 @@
 """Linear layers by oneDNN where PyTorch's own products are slow. Knows nothing of the model.
-
 PyTorch multiplies float32 by MKL, which takes a slow path on an AMD. There is no gradient this way.
 """
 
@@ -18,10 +17,9 @@ from guard.machine.device import is_slow_in_mkl
 
 @contextlib.contextmanager
 def by_onednn(model: nn.Module) -> Iterator[None]:
-    """Let oneDNN compute the float32 linear layers of `model` where MKL is slow on this CPU.
-
-    For the duration, without gradients, and from the weights as they are. What is on a GPU, of
-    another type or quantised stays as it is, and everything does where MKL is fast.
+    """Let oneDNN compute the float32 linear layers of `model` where MKL is slow on this CPU. For
+    the duration, without gradients, and from the weights as they are. What is on a GPU, of another
+    type or quantised stays as it is, and everything does where MKL is fast.
     """
     layers: list[nn.Module] = []
     if is_slow_in_mkl() and torch.backends.mkldnn.is_available():

@@ -1,7 +1,6 @@
-"""Trains rules by the methods of a recipe: `python -m train.run --rule medical_advice`.
-
-Torch and what stands on it are imported only where something is trained: `--help` and a rule that
-is up to date take no time. Knows nothing of serving or of test metrics.
+"""Trains rules by the methods of a recipe: `python -m train.run --rule medical_advice`. Torch is
+imported only where something is trained: `--help` and a rule that is up to date take no time. Knows
+nothing of serving or of test metrics.
 """
 
 from __future__ import annotations
@@ -9,23 +8,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from guard.arguments import whole_numbers
-from guard.calibration_rows import for_calibration
-from guard.conversation.example import Example, read_examples
 from guard.conversation.labelling import check_labelling
-from guard.coverage import Coverage
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import Runs, is_current, split_files
+from guard.layout import Runs, is_current
 from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
-from guard.prompt.decoder import Prompt
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, load_rule, rule_names
 from guard.weights.card import read_card
@@ -33,7 +27,7 @@ from train.examples import Row, Rows, load
 from train.export import damage_of, export, finish_export
 from train.job import Job
 from train.methods import Trained, trainer_of
-from train.process import ALONE, Process, process_of
+from train.process import see_one_gpu
 
 ALL = "all"
 NO_MEMORY_ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # in PyTorch's RuntimeError
@@ -50,22 +44,20 @@ def run(
     force: bool = False,
     runs: Runs | None = None,
     rules: Path = RULES,
-    process: Process = ALONE,
 ) -> None:
-    """Train the selected rules where their inputs changed; of several processes, each its share.
+    """Train the selected rules where their inputs changed, by all the recipe's methods or those
+    that are named.
 
-    `methods` are all of the recipe's unless some are named. A rule whose data are bad (of `all`
-    rules also one whose file is), weights whose loss diverges or that find no memory or no room on
-    the disk to be finished, and those that another command is training leave the others untouched;
-    what went wrong is printed where it happens, bad input before any training; a GuardError that
-    names them is raised when all the rest is done. A bad recipe, a method that it does not list,
-    and a rule named by mistake, are raised at once.
+    A bad recipe, a method that it does not list and a rule that is not there raise GuardError
+    before any training. Any other fault is printed where it happens and stops its own weights
+    alone: bad rows of a rule, a loss that diverges, too little memory or disk, weights that another
+    command is training. At the end a GuardError names all weights that were not trained.
     """
     builder = prompt_builder(recipe)
     settings = _settings(recipe, methods, seeds)
     failed: list[str] = []
     work: list[JobAndRows] = []
-    for name in rule_names(selection, rules)[process.number :: process.total]:
+    for name in rule_names(selection, rules):
         try:
             rule = load_rule(name, rules)
             jobs = [
@@ -78,12 +70,12 @@ def run(
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
-    if work and process.total == 1:  # several would warn of each other
+    if work:
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
     claimed, not_done = claimed_jobs(work, force=force)
     failed += not_done
-    failed += train(claimed, process.on_this_machine)
+    failed += train(claimed)
     if failed:
         remedy = "The errors stand above; everything else is done"
         raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
@@ -95,66 +87,36 @@ def check(jobs: Sequence[Job]) -> None:
         trainer_of(job).check(job)
 
 
-def train(work: Sequence[JobAndRows], processes: int = 1) -> list[str]:
-    """Train and finish all jobs of `work`, and return the names of those that failed.
-
-    Methods whose jobs are trained together go first, with all the memory that there is; then one
-    job after another, rule by rule. `processes` share this machine's memory.
+def train(work: Sequence[JobAndRows]) -> list[str]:
+    """Train and finish all jobs of `work`, and return the names of those that failed. Jobs that are
+    trained together go first, with all the memory that there is; then one job after another, rule
+    by rule.
     """
     failed: list[str] = []
     for part in _parts(work):
-        failed += _train(part, processes)
+        failed += _train(part)
     return failed
 
 
 def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
-    """Trained weights -> calibration -> their folder; the validation metrics.
-
-    The test split always goes through the method's reference: what the served engine is held to
-    (eval/agreement.py) owes nothing to how training computed. Raises GuardError naming a row whose
-    logit is not finite.
+    """Trained weights -> calibration -> their folder; the validation metrics. The test split always
+    goes through the method's reference: the served engine is held to it (eval/agreement.py), so it
+    owes nothing to how training computed. Raises GuardError naming a row whose logit is not finite.
     """
-    from guard.calibrate import calibrate
-    from train.calibration.validation import validation_metrics
+    from train.calibrate import calibrated
+    from train.calibration.coverage import covered_by
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
     logits += trained.logits([row.prompt for row in seen[len(logits) :]])
+    of_validation = logits[: len(rows.validation)]
     _check_finite(job, rows.test, logits[len(rows.validation) :])
-    validation, labels = for_calibration(
-        logits[: len(rows.validation)],
-        [row.label for row in rows.validation],
-        [row.is_generated for row in rows.validation],
-        job.rule.max_fpr,
-    )
-    calibration = calibrate(validation, labels, job.rule.max_fpr)
-    metrics = validation_metrics(validation, labels, calibration)
-    covered = _coverage(job, trained, logits[: len(rows.validation)])
+    labels = [row.label for row in rows.validation]
+    is_generated = [row.is_generated for row in rows.validation]
+    calibration, metrics = calibrated(of_validation, labels, is_generated, job.rule.max_fpr)
+    covered = covered_by(job, of_validation, trained.logits)
     export(job, trained, seen, logits, calibration, metrics, covered)
     return metrics
-
-
-def _coverage(job: Job, trained: Trained, logits: Sequence[float]) -> Coverage:
-    """What the validation rows, of which the weights give these logits in nats, cover."""
-    from train.calibration.coverage import FEWEST_VIOLATING, coverage, long_rows
-
-    training, validation, _ = map(read_examples, split_files(job.data))
-    longest = job.recipe.context_tokens - job.builder.verdict_tokens
-    long: list[Example] = []
-    prompts: list[Prompt] = []
-    for row in long_rows(job.rule, validation):
-        prompt = job.builder.build(row.messages, job.rule_text)
-        if len(prompt.token_ids) <= longest:
-            long.append(row)
-            prompts.append(prompt)
-    covered = coverage(training, validation, logits, long, trained.logits(prompts))
-    if covered.sure_logit is None:
-        print(
-            f'{job.name}: no "allow" will be confident: that takes {FEWEST_VIOLATING} violating '
-            "validation rows without a long turn",
-            flush=True,
-        )
-    return covered
 
 
 def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> None:
@@ -176,9 +138,8 @@ def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> Non
 def _settings(
     recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]
 ) -> list[tuple[str, int]]:
-    """Method and seed of each job of a rule; a method that is not seeded has seed 0 alone.
-
-    Raises GuardError for a method that the recipe does not list.
+    """Method and seed of each job of a rule; a method that is not seeded has seed 0 alone. Raises
+    GuardError for a method that the recipe does not list.
     """
     settings: list[tuple[str, int]] = []
     for seed in seeds:
@@ -189,10 +150,9 @@ def _settings(
 
 
 def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
-    """The jobs of one rule that are to be done, with the rule's examples, and the names of those
-    whose threshold cannot be chosen anew.
-
-    Raises GuardError where the rows were labelled for what the rule was before.
+    """The jobs of one rule that are to be done, with the rule's examples; and the names of those
+    whose threshold cannot be chosen anew. Raises GuardError where the rows were labelled for an
+    earlier text of the rule.
     """
     outdated: list[Job] = []
     failed: list[str] = []
@@ -214,25 +174,25 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
 
 
 def _update_threshold(job: Job) -> bool:
-    """Choose the threshold of trained weights anew where their rule states another rate; print what
-    was done, and return whether it is right now.
+    """Choose the threshold of trained weights anew where their rule states another rate; print the
+    state of the weights, and return whether their threshold is right now.
     """
     try:
-        print(f"{job.name}: {_with_threshold(job)}", flush=True)
+        state = _with_threshold(job)
     except GuardError as error:
         print(f"{job.name}: {error}", flush=True)
         return False
+    print(f"{job.name}: {state}", flush=True)
     return True
 
 
 def _with_threshold(job: Job) -> str:
-    """The state of trained weights, once their threshold is chosen at the rate of their rule."""
     card = read_card(job.folder)
     if card.threshold_by != "rule":
         return f"up to date; its threshold is {card.threshold:.3f}, as `make calibrate` was told"
     if card.max_fpr == job.rule.max_fpr:
         return "up to date"
-    from train.calibration.recalibrate import recalibrate
+    from train.calibrate import recalibrate
 
     calibrated_on = recalibrate(job)
     rate = "balanced"
@@ -242,8 +202,9 @@ def _with_threshold(job: Job) -> str:
 
 
 def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
-    """The jobs that are now this command's, without those that another one has done meanwhile, and
-    the names of those that it trains, or whose threshold cannot be chosen anew.
+    """The jobs that are this command's from now on; and the names of those that failed, because
+    another command trains them or their threshold cannot be chosen anew. A job that another command
+    has done meanwhile is neither.
     """
     claimed: list[JobAndRows] = []
     failed: list[str] = []
@@ -267,7 +228,7 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
 
 
 def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
-    """What is trained in one call of a trainer, in the order of training."""
+    """The jobs of each call of a trainer, in the order of training."""
     by_method: dict[str, list[JobAndRows]] = {}
     for job, rows in work:
         by_method.setdefault(job.method, []).append((job, rows))
@@ -279,7 +240,7 @@ def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
             yield [(job, rows)]
 
 
-def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
+def _train(part: Sequence[JobAndRows]) -> list[str]:
     """Train and finish jobs of one method; the names of those that failed."""
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
@@ -287,38 +248,21 @@ def _train(part: Sequence[JobAndRows], processes: int) -> list[str]:
     failed: list[str] = []
     trainer = trainer_of(part[0][0])
     try:
-        for (job, rows), trained in zip(part, trainer.fit(part, processes), strict=True):
+        for (job, rows), trained in zip(part, trainer.fit(part), strict=True):
             if not _finished(job, rows, trained, started):
                 failed.append(job.name)
             done += 1
-    except GuardError as error:  # what stops one of them for its base or the machine stops all
-        print(error, flush=True)
-        failed += [job.name for job, _ in part[done:]]
-    except (RuntimeError, MemoryError) as error:
+    except (GuardError, RuntimeError, MemoryError) as error:
+        # The base or the machine stops all that are left.
         names = [job.name for job, _ in part[done:]]
-        print(f"{', '.join(names)}: {_without_memory(error, part[0][0].recipe)}", flush=True)
+        print(f"{', '.join(names)}: {_explained(error, part[0][0])}", flush=True)
         failed += names
     return failed
 
 
-def _without_memory(error: Exception, recipe: Recipe) -> GuardError:
-    """The error of a training that found no memory. Raises `error` itself if it is another."""
-    import torch
-
-    no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if not no_memory and NO_MEMORY_ON_CPU not in str(error):
-        raise error
-    key = "window_tokens" if recipe.is_encoder else "context_tokens"
-    return GuardError(
-        f"the device has no memory for this training: {error}",
-        remedy=f"Drop the longest rows (and lower the recipe's {key}), or take a larger one",
-    )
-
-
 def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: float) -> bool:
-    """Calibrate and write the weights, and print how good they are; whether that succeeded.
-
-    What goes wrong here is this job's alone: its neighbours are trained.
+    """Calibrate and write the weights, and print how good they are; whether that succeeded. A fault
+    is this job's alone: its neighbours are trained.
     """
     from safetensors import SafetensorError
 
@@ -327,16 +271,8 @@ def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: floa
         if isinstance(trained, GuardError):
             raise trained
         metrics = finish(job, rows, trained)
-    except GuardError as error:
-        print(f"{job.name}: {error}", flush=True)
-        return False
-    except (RuntimeError, MemoryError) as error:
-        print(f"{job.name}: {_without_memory(error, job.recipe)}", flush=True)
-        return False
-    except (OSError, SafetensorError) as error:
-        remedy = f"See that {job.folder.parent} can be written, and give the same command again"
-        failure = GuardError(f"not written: {error}", where=job.folder, remedy=remedy)
-        print(f"{job.name}: {failure}", flush=True)
+    except (GuardError, RuntimeError, MemoryError, OSError, SafetensorError) as error:
+        print(f"{job.name}: {_explained(error, job)}", flush=True)
         return False
     low, high = metrics["accuracy_ci95"]
     print(
@@ -348,23 +284,31 @@ def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: floa
     return True
 
 
+def _explained(error: Exception, job: Job) -> GuardError:
+    """What stopped a training, with a remedy. Raises `error` itself if it is no fault of the
+    machine.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    if isinstance(error, GuardError):
+        return error
+    if isinstance(error, OSError | SafetensorError):
+        remedy = f"See that {job.folder.parent} can be written, and give the same command again"
+        return GuardError(f"not written: {error}", where=job.folder, remedy=remedy)
+    no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if not no_memory and NO_MEMORY_ON_CPU not in str(error):
+        raise error
+    key = "window_tokens" if job.recipe.is_encoder else "context_tokens"
+    return GuardError(
+        f"the device has no memory for this training: {error}",
+        remedy=f"Drop the longest rows (and lower the recipe's {key}), or take a larger one",
+    )
+
+
 @exits_cleanly
 def main() -> None:
     """The command line."""
-    args = _arguments()
-    recipe = load_recipe(args.model)
-    methods = list(recipe.methods) if args.method == ALL else [args.method]
-    process = process_of(os.environ)
-    try:
-        run(args.rule, recipe, methods=methods, seeds=args.seeds, force=args.force, process=process)
-    except GuardError as error:
-        if process.total == 1:
-            raise
-        # A launcher kills all its processes when one of them fails.
-        print(f"error: {error}", file=sys.stderr)
-
-
-def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m train.run",
         description="Train rules on one base model by the methods of its recipe, "
@@ -380,7 +324,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=whole_numbers, default=(0,), help=of_seeds)
     force = "train again, from the start, even if nothing changed"
     parser.add_argument("--force", action="store_true", help=force)
-    return parser.parse_args()
+    args = parser.parse_args()
+    recipe = load_recipe(args.model)
+    methods = [] if args.method == ALL else [args.method]
+    see_one_gpu(os.environ)
+    run(args.rule, recipe, methods=methods, seeds=args.seeds, force=args.force)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from guard.study import (
     study_folder,
 )
 from train.job import Job
-from train.process import process_of
+from train.process import see_one_gpu
 from train.run import JobAndRows, check, claimed_jobs, outdated_jobs, train
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     add_recipe_arguments(parser)
     parser.add_argument("--force", action="store_true", help="train again what is up to date")
     args = parser.parse_args()
-    process_of(os.environ)  # one GPU, whatever is visible
+    see_one_gpu(os.environ)
     folder = study_folder(args.runs, args.kind, args.rule, args.data)
     train_study(folder, named_recipes(args), force=args.force)
 

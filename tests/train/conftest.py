@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import random
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,14 @@ from transformers import (
 
 from guard.conversation.example import Example, Message, write_examples
 from guard.layout import Runs
-from guard.prompt.decoder import PromptBuilder
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
+from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import MODELS, Recipe
 from guard.rule import Rule
 from train import onednn
-from train.examples import Rows, load
+from train.examples import Row, Rows, load
 from train.job import Job
+from train.run import finish
 
 TINY = MODELS / "tiny"
 RULE = Rule(
@@ -40,24 +42,8 @@ RULE = Rule(
     violates=("refund",),
     allows=("banana",),
 )
-FILLER = [
-    "please",
-    "help",
-    "with",
-    "my",
-    "order",
-    "today",
-    "we",
-    "talk",
-    "about",
-    "music",
-    "food",
-    "and",
-    "books",
-    "thanks",
-    "a",
-    "lot",
-]
+WORDS_OF_ANY_ROW = "please help with my order today we talk about music food and books thanks a lot"
+FILLER = WORDS_OF_ANY_ROW.split()
 MakeJob = Callable[..., Job]
 ADAPTERS = ("lora", "alora")  # those of the toy recipe
 
@@ -151,23 +137,29 @@ def conversation(rng: random.Random, label: int) -> tuple[Message, ...]:
 def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32, rule: str = RULE.id) -> None:
     rng = random.Random(0)
     for split, count in (("train", n_train), ("validation", n_other), ("test", n_other)):
-        rows = [
-            Example(
-                f"{split}-{index}",
-                rule,
-                conversation(rng, index % 2),
-                index % 2,
-                split,
-                "toy",
-                f"{split}-{index}",
-            )  # type: ignore[arg-type]
-            for index in range(count)
-        ]
+        rows: list[Example] = []
+        for index in range(count):
+            name = f"{split}-{index}"
+            said = conversation(rng, index % 2)
+            row = Example(name, rule, said, index % 2, split, "toy", name)  # type: ignore[arg-type]
+            rows.append(row)
         write_examples(folder / f"{split}.jsonl", rows)
 
 
 def data(job: Job) -> Rows:
     return load(job.data, job.rule, job.recipe, job.builder)
+
+
+def mostly_generated(rows: Rows, own_training: int, own_validation: int) -> Rows:
+    """All training and validation rows but the last so many are generated."""
+
+    def but_the_last(split: Sequence[Row], own: int) -> tuple[Row, ...]:
+        generated = (replace(row, is_generated=True) for row in split[: len(split) - own])
+        return (*generated, *split[len(split) - own :])
+
+    train = but_the_last(rows.train, own_training)
+    validation = but_the_last(rows.validation, own_validation)
+    return replace(rows, train=train, validation=validation)
 
 
 def with_settings(job: Job, **update: object) -> Job:
@@ -178,11 +170,50 @@ def with_settings(job: Job, **update: object) -> Job:
 
 
 def with_lora(job: Job, **lora: object) -> Job:
-    return with_settings(job, lora=job.lora | lora)
+    return with_settings(job, lora=job.settings.lora | lora)
 
 
 def weights(model: PeftModel) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
+
+
+@dataclass
+class RankedWeights:
+    """Weights that rank the validation rows perfectly and the test rows upside down."""
+
+    rows: Rows
+    validation_logits: Sequence[float] = ()
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[float]:
+        signs = {id(row.prompt): 2 * row.label - 1 for row in self.rows.validation}
+        signs |= {id(row.prompt): 1 - 2 * row.label for row in self.rows.test}
+        # Others are of violating validation rows with a long turn.
+        return [3.0 * signs.get(id(prompt), 1) for prompt in prompts]
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / PEFT_WEIGHTS).write_bytes(b"weights")
+        (folder / PEFT_CONFIG).write_text("{}")
+        (folder / WORDS).write_bytes(b"words")
+
+
+def finish_at_once(job: Job) -> None:
+    """Put such weights where the job's belong."""
+    rows = data(job)
+    finish(job, rows, RankedWeights(rows))
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
+    """The arguments of each call from here on; what is called stays the same."""
+    calls: list[tuple[Any, ...]] = []
+    original = getattr(owner, name)
+
+    def noted(*args: Any, **more: Any) -> Any:
+        calls.append(args)
+        return original(*args, **more)
+
+    monkeypatch.setattr(owner, name, noted)
+    return calls
 
 
 def multiply_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,14 +247,9 @@ def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
         **trainer: object,
     ) -> Job:
         folder = toy_bases(base)
-        job = Job(
-            RULE,
-            recipe(folder, **trainer),
-            method,
-            seed,
-            PromptBuilder.from_base(str(folder)),
-            Runs(tmp_path / runs),
-        )
+        builder = PromptBuilder.from_base(str(folder))
+        toy = recipe(folder, **trainer)
+        job = Job(RULE, toy, method, seed, builder, Runs(tmp_path / runs))
         if not job.data.exists():
             write_toy_data(job.data, n_train)
         return job

@@ -1,4 +1,4 @@
-"""Another threshold by one command: for a rate, as stated, or by the rule's file."""
+"""Another threshold without training: the card changes, the weights do not."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from guard.conversation.example import read_examples
+from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
-from guard.weights.card import load_card
+from guard.rule import Rule
+from guard.weights.card import Card, load_card
 from guard.weights.predictions import write_predictions
-from tests.train.conftest import MakeJob
-from tests.train.test_export import exported
+from tests.train.conftest import MakeJob, finish_at_once
+from tests.train.encoder.conftest import (
+    MakeEncoderJob,
+    make_encoder_job,  # noqa: F401 - a fixture
+    toy_encoder,  # noqa: F401 - a fixture
+)
 from train import calibrate, run
-from train.calibrate import ThresholdChoice, calibrate_rules
+from train.calibrate import calibrate_rules, recalibrate
 from train.job import Job
 
-pytestmark = pytest.mark.slow
+ALLOWED = [place - 3.0 for place in range(16)]  # the logits of allowed rows of either split
 
 
 @pytest.fixture
 def job(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> Job:
     """Weights whose violating rows have logits from 1 up, and allowed ones from -3."""
-    job = make_job(max_steps=1)
-    exported(job)
+    job = make_job()
+    finish_at_once(job)
     logits = []
     for split in ("validation", "test"):
         places = [0, 0]
@@ -40,58 +45,110 @@ def job(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> Job:
     return job
 
 
-def chosen(job: Job, choice: ThresholdChoice) -> None:
-    calibrate_rules(job.rule.id, job.recipe, [job.method], choice, job.runs)
+def chosen(job: Job, **choice: float) -> None:
+    calibrate_rules(job.rule.id, job.recipe, [job.method], job.runs, **choice)
 
 
-def test_a_stated_threshold_is_taken_and_what_it_changes_is_printed(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def at(job: Job, max_fpr: float | None) -> Job:
+    rule: Rule = job.rule.model_copy(update={"max_fpr": max_fpr})
+    return replace(job, rule=rule)
+
+
+def flagged(card: Card) -> int:
+    """The allowed rows of a split at or above the card's threshold."""
+    return sum(card.calibration.verdict("", logit).violates for logit in ALLOWED)
+
+
+def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
     before = load_card(job.folder)
-    chosen(job, ThresholdChoice(threshold=0.9))
+    recalibrate(at(job, 0.25))
+    after = load_card(job.folder)
+    assert after.max_fpr == 0.25 and 0 < flagged(after) <= 0.25 * len(ALLOWED)
+    assert after.metrics["validation"]["n"] == 32
+    changed = {"temperature", "bias", "threshold", "uncertainty_band", "max_fpr", "metrics"}
+    kept = set(Card.model_fields) - changed
+    assert after.model_dump(include=kept) == before.model_dump(include=kept)
+    recalibrate(job)
+    assert load_card(job.folder).max_fpr is None
+
+
+def test_a_run_changes_the_threshold_alone(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
+    assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
+    assert load_card(job.folder).max_fpr == 0.25
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
+    assert capsys.readouterr().out == f"{job.name}: up to date\n"
+
+
+def test_missing_predictions_are_an_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (job.folder / "card.json").read_bytes()
+    write_predictions(job.folder, [])
+    with pytest.raises(GuardError, match=r"no prediction for .* validation rows.*METHOD=.*FORCE=1"):
+        recalibrate(at(job, 0.25))
+    Path(job.folder / "predictions.jsonl").unlink()
+    with pytest.raises(GuardError, match="no such file"):
+        recalibrate(at(job, 0.25))
+    stale, outdated = at(job, 0.25), replace(at(job, 0.25), seed=7)
+    work, failed = run.outdated_jobs([stale, outdated], force=False)
+    assert ([job for job, _ in work], failed) == ([outdated], [stale.name])
+    assert f"{stale.name}: " in capsys.readouterr().out
+    assert (job.folder / "card.json").read_bytes() == before
+
+
+def test_a_rate_that_the_validation_rows_are_too_few_for_names_their_file(job: Job) -> None:
+    with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
+        recalibrate(at(job, 0.001))
+
+
+def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:  # noqa: F811
+    """Of the own rows eight are allowed: enough for a balanced threshold, too few for one in 20."""
+    job = make_encoder_job()
+    file = job.data / "validation.jsonl"
+    rows = read_examples(file)
+    write_examples(file, [*(replace(row, source=GENERATOR) for row in rows[:16]), *rows[16:]])
+    finish_at_once(job)
+    assert recalibrate(at(job, 0.25)) == 16
+    with pytest.raises(GuardError, match=r"selects other validation rows.*before 0\.25"):
+        recalibrate(at(job, 0.05))
+
+
+def test_a_stated_threshold_is_taken(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    before = load_card(job.folder)
+    chosen(job, threshold=0.9)
     after = load_card(job.folder)
     assert (after.threshold, after.threshold_by, after.max_fpr) == (0.9, "threshold", None)
     assert after.version != before.version and after.files == before.files
     assert after.uncertainty_band[0] <= 0.9 <= after.uncertainty_band[1]
-    rows = read_examples(job.data / "test.jsonl")
-    allowed = [place - 3.0 for place in range(sum(row.label == 0 for row in rows))]
-    flagged = sum(after.calibration.verdict("", logit).violates for logit in allowed)
     printed = capsys.readouterr().out
     assert f"-> 0.900, as stated; version {before.version[:12]} -> {after.version[:12]}" in printed
     last = printed.splitlines()[-1]
-    assert last.strip().startswith("after") and f"({flagged} of {len(allowed)})" in last
+    assert last.strip().startswith("after") and f"({flagged(after)} of {len(ALLOWED)})" in last
 
 
-def test_a_rate_is_kept_by_later_trainings_until_the_rule_decides_again(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chosen(job, ThresholdChoice(max_fpr=0.25))
+def test_later_trainings_keep_a_stated_rate(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen(job, max_fpr=0.25)
     asked = load_card(job.folder)
     assert (asked.threshold_by, asked.max_fpr) == ("max_fpr", 0.25)
     assert "for at most 25 % false positives, as asked" in capsys.readouterr().out
     assert run.outdated_jobs([job], force=False) == ([], [])
     assert "as `make calibrate` was told" in capsys.readouterr().out
     assert load_card(job.folder) == asked
-    chosen(job, ThresholdChoice())
+    chosen(job)
     by_rule = load_card(job.folder)
     assert (by_rule.threshold_by, by_rule.max_fpr) == ("rule", None)
     assert "balanced, by the rule's file" in capsys.readouterr().out
 
 
-def test_a_rule_without_weights_is_named_with_the_command_that_trains_them(job: Job) -> None:
+def test_missing_or_foreign_weights_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(job, rule=job.rule.model_copy(update={"id": "other"}))
+    shutil.copytree(job.folder, other.folder)
+    shutil.copytree(job.data, other.data)
     shutil.rmtree(job.folder)
     with pytest.raises(GuardError, match=f"no weights to calibrate.*make train RULE={job.rule.id}"):
-        chosen(job, ThresholdChoice())
-
-
-def test_another_rule_s_weights_are_not_touched(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = job.rule.model_copy(update={"id": "other"})
-    there = replace(job, rule=other)
-    shutil.copytree(job.folder, there.folder)
-    shutil.copytree(job.data, there.data)
-    monkeypatch.setattr(calibrate, "load_rule", lambda name: other)
+        chosen(job)
+    monkeypatch.setattr(calibrate, "load_rule", lambda name: other.rule)
     with pytest.raises(GuardError, match="not of the rule 'other'"):
-        calibrate_rules("other", job.recipe, [job.method], ThresholdChoice(threshold=0.9), job.runs)
+        chosen(other, threshold=0.9)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +166,7 @@ def test_bad_options_are_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(Path(ROOT))
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["calibrate", "--rule", "toxicity", *words])
     with pytest.raises(SystemExit) as ended:
         calibrate.main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,68 +61,51 @@ def test_a_missing_split_is_named_with_the_command_that_makes_it(folder: Path) -
         loaded(folder)
 
 
-def test_an_empty_split_is_refused(folder: Path) -> None:
-    rewrite(folder, "validation", lambda rows: [])
-    with pytest.raises(GuardError, match=r"validation\.jsonl.*got 0 and 0"):
+@pytest.mark.parametrize(
+    ("kept", "found"), [((), "0 and 0"), ((0, 1, 2), "1 and 2"), ((0, 1, 3), "2 and 1")]
+)
+def test_a_split_with_one_example_of_a_class_or_none_is_refused(
+    folder: Path, kept: tuple[int, ...], found: str
+) -> None:
+    rewrite(folder, "validation", lambda rows: [rows[index] for index in kept])
+    with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*got {found}"):
         loaded(folder)
 
 
-@pytest.mark.parametrize(("label", "found"), [(1, "1 and 2"), (0, "2 and 1")])
-def test_a_split_with_one_example_of_a_class_is_refused(
-    folder: Path, label: int, found: str
-) -> None:
-    def keep_one(rows: list[Example]) -> list[Example]:
-        return [row for row in rows if row.label != label] + [
-            row for row in rows if row.label == label
-        ][:1]
-
-    rewrite(folder, "validation", keep_one)
-    with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*{found}"):
-        loaded(folder)
-
-
-def test_too_few_validation_rows_for_the_rule_s_rate_are_refused_before_training(
-    folder: Path,
-) -> None:
+def test_too_few_validation_rows_for_the_rate_are_refused(folder: Path) -> None:
     loaded(folder, max_fpr=0.5)  # of two allowed rows one
     with pytest.raises(GuardError, match=r"validation\.jsonl: too few.*2 rows.*at least 3 such"):
         loaded(folder, max_fpr=0.4)
 
 
-def test_examples_of_another_rule_are_named(folder: Path) -> None:
-    rewrite(folder, "train", lambda rows: [replace(rows[0], rule="other"), *rows[1:]])
-    with pytest.raises(GuardError, match=r"another rule.*train-0 \(other\)"):
-        loaded(folder)
-
-
-def test_examples_of_another_split_are_named(folder: Path) -> None:
-    rewrite(folder, "train", lambda rows: [replace(rows[0], split="test"), *rows[1:]])
-    with pytest.raises(GuardError, match=r"another split.*train-0 \(test\)"):
-        loaded(folder)
-
-
-def test_an_id_that_stands_in_two_splits_is_named(folder: Path) -> None:
-    rewrite(folder, "test", lambda rows: [replace(rows[0], id="train-3"), *rows[1:]])
-    with pytest.raises(GuardError, match=r"duplicate ids.*train-3"):
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rule": "other"}, r"another rule.*test-0 \(other\)"),
+        ({"split": "train"}, r"another split.*test-0 \(train\)"),
+        ({"id": "train-3"}, r"duplicate ids.*train-3"),
+    ],
+)
+def test_examples_of_another_rule_or_split_or_with_a_taken_id_are_named(
+    folder: Path, change: dict[str, Any], told: str
+) -> None:
+    rewrite(folder, "test", lambda rows: [replace(rows[0], **change), *rows[1:]])
+    with pytest.raises(GuardError, match=told):
         loaded(folder)
 
 
 def test_every_prompt_beyond_the_context_is_named_and_counted(folder: Path) -> None:
     long = (Message("user", "refund " * 600),)
     rewrite(folder, "train", lambda rows: [replace(row, messages=long) for row in rows])
-    with pytest.raises(
-        GuardError,
-        match=r"context of 512 tokens.*train-0, train-1, train-2, train-3, train-4 and 3 more",
-    ):
+    told = r"context of 512 tokens.*train-0, train-1, train-2, train-3, train-4 and 3 more"
+    with pytest.raises(GuardError, match=told):
         loaded(folder)
 
 
 def test_a_prompt_and_its_verdict_may_fill_the_context_exactly(folder: Path) -> None:
-    longest = max(
-        len(row.prompt.token_ids)
-        for split in (loaded(folder).train, loaded(folder).validation, loaded(folder).test)
-        for row in split
-    )
+    rows = loaded(folder)
+    every_row = (*rows.train, *rows.validation, *rows.test)
+    longest = max(len(row.prompt.token_ids) for row in every_row)
     loaded(folder, context_tokens=longest + 1)
     with pytest.raises(GuardError, match="do not fit"):
         loaded(folder, context_tokens=longest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -37,20 +36,20 @@ def with_recipe(job: Job, **update: object) -> Job:
         lambda job: with_recipe(job, dtype="bfloat16"),
         lambda job: with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
         lambda job: with_recipe(job, base="someone/else", revision="0" * 40),
+        lambda job: with_recipe(job, quantization="nf4"),
+        lambda job: replace(with_one_method(job), method="alora"),
     ],
-    ids=["seed", "method", "title", "dtype", "trainer", "base"],
+    ids=["seed", "method", "title", "dtype", "trainer", "base", "4 bits", "method of one name"],
 )
-def test_whatever_decides_the_adapter_changes_its_fingerprint(
-    make_job: MakeJob, change: Callable[[Job], Job]
-) -> None:
+def test_all_that_decides_is_fingerprinted(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
     job = make_job()
     assert change(job).inputs != job.inputs
 
 
-def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job: MakeJob) -> None:
-    job = make_job()
-    same = with_recipe(job, methods=dict.fromkeys(job.recipe.methods, job.recipe.methods["lora"]))
-    assert replace(same, method="alora").inputs != same.inputs
+def with_one_method(job: Job) -> Job:
+    """All its methods have the settings of one."""
+    settings = job.recipe.methods["lora"]
+    return with_recipe(job, methods=dict.fromkeys(job.recipe.methods, settings))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_two_methods_with_the_same_settings_have_different_fingerprints(make_job
     ],
     ids=["policy", "max_fpr", "engine", "the other method"],
 )
-def test_whatever_does_not_decide_it_leaves_the_adapter_current(
+def test_all_else_leaves_an_adapter_current(
     make_job: MakeJob, change: Callable[[Job], Job]
 ) -> None:
     job = make_job()
@@ -84,29 +83,32 @@ def test_who_is_judged_decides_an_encoder_s_weights_and_no_other_s(
     assert of_user.reads == "conversation" and of_user.inputs == job.inputs
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_a_changed_data_file_changes_the_fingerprint(make_job: MakeJob, split: str) -> None:
-    before = make_job().inputs
-    with (make_job().data / f"{split}.jsonl").open("a") as file:
-        file.write("\n")
-    assert make_job().inputs != before
+def test_a_changed_data_file_changes_the_fingerprint(make_job: MakeJob) -> None:
+    before = {make_job().inputs}
+    for split in ("train", "validation", "test"):
+        with (make_job().data / f"{split}.jsonl").open("a") as file:
+            file.write("\n")
+        before.add(make_job().inputs)
+    assert len(before) == 4
 
 
-def test_checkpoints_of_the_same_inputs_stay_and_of_others_go(make_job: MakeJob) -> None:
+def test_checkpoints_of_the_same_inputs_alone_stay(make_job: MakeJob) -> None:
     job = make_job()
     job.open_scratch()
     left = job.scratch / "checkpoint-5"
-    left.mkdir()
-    job.open_scratch()
-    assert left.is_dir()
-    with_title(job, "Nobody may mention a return.").open_scratch()
-    assert not left.exists()
-    assert job.scratch.is_dir()
+    for stamp in (None, ""):
+        left.mkdir()
+        job.open_scratch()
+        assert left.is_dir()
+        if stamp is None:
+            with_title(job, "Nobody may mention a return.").open_scratch()
+        else:  # it was cut off
+            (job.scratch / "inputs.json").write_text(stamp)
+        job.open_scratch()
+        assert not left.exists() and job.scratch.is_dir()
 
 
-def test_a_forgotten_job_is_outdated_but_its_adapter_stays_until_replaced(
-    make_job: MakeJob,
-) -> None:
+def test_a_forgotten_job_keeps_its_adapter_until_replaced(make_job: MakeJob) -> None:
     job = make_job()
     job.folder.mkdir(parents=True)
     weights = job.folder / "adapter_model.safetensors"
@@ -128,11 +130,6 @@ def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) 
     assert "min_steps" not in job.recipe.training_settings("lora")
 
 
-def test_messages_name_the_layout_where_there_are_several(make_job: MakeJob) -> None:
-    job = make_job()
-    assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
-
-
 def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:
     job = make_job()
     job.scratch.mkdir(parents=True)
@@ -150,23 +147,13 @@ def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_stamp_that_was_cut_off_counts_as_none(make_job: MakeJob) -> None:
-    job = make_job()
-    job.open_scratch()
-    (job.scratch / "checkpoint-5").mkdir()
-    (job.scratch / "inputs.json").write_text("")
-    job.open_scratch()
-    assert not (job.scratch / "checkpoint-5").exists()
-
-
-def test_the_scratch_folder_is_next_to_the_adapter_and_is_no_adapter_name(
-    make_job: MakeJob,
-) -> None:
+def test_the_scratch_folder_is_beside_the_adapter(make_job: MakeJob) -> None:
     job: Job = make_job("alora", seed=2)
     assert job.folder.name == "alora-seed2"
     job.open_scratch()
     assert job.scratch.parent == job.folder.parent
-    assert not list(Path(job.folder.parent).glob("alora*"))
+    assert not list(job.folder.parent.glob("alora*"))
+    assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
 
 
 def test_weights_are_outdated_when_words_are_read_otherwise(

@@ -45,9 +45,12 @@ def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
 
 
-@pytest.mark.parametrize("shape", [(24,), (5, 24), (3, 7, 24), (2, 3, 4, 24)])
-def test_the_output_is_the_plain_one(slow_mkl: None, shape: tuple[int, ...]) -> None:
-    model, x = layers(), torch.randn(shape)
+@pytest.mark.parametrize("shape", [(24,), (5, 24), (3, 7, 24), (2, 3, 4, 24), None])
+def test_the_output_is_the_plain_one(slow_mkl: None, shape: tuple[int, ...] | None) -> None:
+    model = layers()
+    x = torch.randn(24, 6, 5).transpose(0, 2)[:, ::2]  # states that do not lie in a row
+    if shape is not None:
+        x = torch.randn(shape)
     with torch.no_grad():
         plain = model(x)
     output, products = computed(model, x)
@@ -55,26 +58,18 @@ def test_the_output_is_the_plain_one(slow_mkl: None, shape: tuple[int, ...]) -> 
     torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_a_layer_reads_states_that_do_not_lie_in_a_row(slow_mkl: None) -> None:
-    model, x = layers(), torch.randn(24, 6, 5).transpose(0, 2)[:, ::2]
-    with torch.inference_mode():
-        plain = model(x)
-    output, _ = computed(model, x)
-    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-6)
-
-
-def test_where_mkl_is_fast_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: False)
-    model, x = layers(), torch.randn(5, 24)
-    with torch.no_grad():
-        plain = model(x)
-    output, products = computed(model, x)
-    assert products == 0
-    assert torch.equal(output, plain)
-
-
-@pytest.mark.parametrize("layer", [nn.Linear(24, 8, dtype=torch.bfloat16), Doubled(24, 8)])
-def test_other_layers_stay_as_they_are(slow_mkl: None, layer: nn.Linear) -> None:
+@pytest.mark.parametrize(
+    ("is_slow", "layer"),
+    [
+        (False, nn.Linear(24, 8)),
+        (True, nn.Linear(24, 8, dtype=torch.bfloat16)),
+        (True, Doubled(24, 8)),
+    ],
+)
+def test_where_mkl_is_fast_and_in_other_layers_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch, is_slow: bool, layer: nn.Linear
+) -> None:
+    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: is_slow)
     x = torch.randn(5, 24, dtype=layer.weight.dtype)
     with torch.no_grad():
         plain = layer(x)

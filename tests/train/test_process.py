@@ -1,62 +1,27 @@
-"""Which of several processes this is: its GPU, and nothing of what the launcher left."""
+"""A command sees one GPU, and is none of several that train the same rules."""
 
 from __future__ import annotations
 
 import pytest
 
 from guard.errors import GuardError
-from train.process import process_of
+from train.process import see_one_gpu
 
 
-def test_a_launched_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.process.gpus", lambda: ["H200", "H200"])
-    launched = {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "MASTER_PORT": "29500",
-        "ACCELERATE_USE_CPU": "true",
-        "HOME": "/",
-    }
-    assert process_of(launched) == (1, 2, 2)
-    assert launched == {"CUDA_VISIBLE_DEVICES": "1", "HOME": "/"}
-
-
-def test_a_rank_alone_leaves_no_rule_out_and_one_that_no_process_has_is_refused() -> None:
-    assert process_of({"RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": ""}) == (0, 1, 1)
-    ranks = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    assert process_of({**ranks, "CUDA_VISIBLE_DEVICES": ""}) == (1, 2, 1)
-    for name, value in (("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "1")):
-        with pytest.raises(GuardError, match=rf"got {name}={value}, .*torchrun"):
-            process_of(ranks | {name: value, "CUDA_VISIBLE_DEVICES": ""})
-
-
-def test_each_process_sees_one_gpu_and_one_without_a_gpu_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("gpus", "named", "seen"),
+    [(0, None, None), (4, None, "0"), (4, "3,5", "3"), (4, "", "")],
+)
+def test_of_several_gpus_the_first_is_seen(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, named: str | None, seen: str | None
 ) -> None:
-    def seen(gpus: int, **environment: str) -> str | None:
-        monkeypatch.setattr("train.process.gpus", lambda: ["H200"] * gpus)
-        process_of(environment)
-        return environment.get("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("train.process.gpus", lambda: ["H200"] * gpus)
+    environment = {"HOME": "/"} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    see_one_gpu(environment)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == seen
 
-    second = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    assert (
-        seen(0),
-        seen(4),
-        seen(4, CUDA_VISIBLE_DEVICES="3,5"),
-        seen(4, CUDA_VISIBLE_DEVICES=""),
-    ) == (None, "0", "3", "")
-    assert (
-        seen(0, **second),
-        seen(4, **second),
-        seen(4, CUDA_VISIBLE_DEVICES="3,5", **second),
-    ) == (None, "1", "5")
-    assert seen(4, CUDA_VISIBLE_DEVICES="", **second) == ""
-    assert seen(1, **second | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == "0"  # two machines
-    for named in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):
-        with pytest.raises(GuardError, match=r"got 2 processes, 1 GPUs"):
-            seen(1, **second | named)
-    alone = {"HOME": "/", "MASTER_ADDR": "x"}
-    monkeypatch.setattr("train.process.gpus", list)
-    assert process_of(alone) == (0, 1, 1)
-    assert alone == {"HOME": "/", "MASTER_ADDR": "x"}
+
+def test_processes_of_a_launcher_which_would_all_train_the_same_are_refused() -> None:
+    see_one_gpu({"WORLD_SIZE": "1"})
+    with pytest.raises(GuardError, match=r"got WORLD_SIZE=2.*one command a GPU"):
+        see_one_gpu({"WORLD_SIZE": "2", "RANK": "1"})

@@ -1,6 +1,5 @@
-"""Which rows a step is made of: those of like length, in an order that a resumed run has too.
-
-Knows nothing of what the rows say.
+"""Which rows a step is made of: those of like length, in an order that a resumed run has too. Knows
+nothing of what the rows say.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 class LengthGrouped(Sampler[int]):
     """Rows of similar length side by side, in an order that only `seed` and the epoch decide.
-
     Transformers' LengthGroupedSampler draws from the global generator, whose state at the start of
     an epoch differs between a run and its resumption.
     """
@@ -27,7 +25,6 @@ class LengthGrouped(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the data loader before each epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:

@@ -1,6 +1,5 @@
-"""The weights with the lowest validation loss, and when to give up on a lower one.
-
-A training is evaluated after each epoch or every so many steps. Knows nothing of models.
+"""The weights with the lowest validation loss, and when to give up on a lower one. A training is
+evaluated after each epoch or every so many steps. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ FILE = "best_weights.pt"
 
 
 class EarlyStopping:
-    """Keeps the best evaluation's weights and every evaluation's validation loss in `folder`.
-
-    So a resumed run decides as an uninterrupted one. A step that is recorded is left as it is; a
-    resumed run may compute it again.
+    """Keeps the best evaluation's weights and every evaluation's validation loss in `folder`. So a
+    resumed run decides as an uninterrupted one. A step that is recorded is left as it is; a resumed
+    run may compute it again.
     """
 
     def __init__(self, folder: Path, patience: int, min_steps: int = 0) -> None:
@@ -50,17 +48,14 @@ class EarlyStopping:
 
     @staticmethod
     def discard(folder: Path) -> None:
-        """Delete what an interrupted run has left in `folder`."""
         (folder / FILE).unlink(missing_ok=True)
 
     @property
     def best_step(self) -> int:
-        """The step after which the loss was lowest so far."""
         return _best(self._losses)
 
     @property
     def best_logits(self) -> Sequence[float]:
-        """The validation rows' logits under the best weights, as they were recorded."""
         logits: list[float] = self._state["logits"]
         return logits
 

@@ -65,8 +65,7 @@ def float32_head(model: PeftModel | PreTrainedModel) -> Iterator[None]:
 
 
 def yes_minus_no(logits: Tensor, builder: PromptBuilder) -> Tensor:
-    """log P(yes) - log P(no) `[rows]` in float64 from logits `[rows, vocabulary]`.
-
-    The softmax's normaliser is the same for both words and cancels.
+    """log P(yes) - log P(no) `[rows]` in float64 from logits `[rows, vocabulary]`. The softmax's
+    normaliser is the same for both words and cancels.
     """
     return logits[:, builder.yes_id].double() - logits[:, builder.no_id].double()

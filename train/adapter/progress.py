@@ -1,6 +1,5 @@
-"""How far each adapter's training is: one line an epoch, with the time left.
-
-Knows nothing of models.
+"""How far each adapter's training is: one line an epoch, with the time left. Knows nothing of
+models.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ class Progress:
         self._losses: list[float] = []
 
     def loss(self, nats: float) -> None:
-        """The mean loss of a step or of some steps."""
         self._losses.append(nats)
 
     def step(self, step: int) -> None:
-        """`step` steps are done."""
         if step % self._per_epoch and step < self._steps:
             return
         epoch = -(-step // self._per_epoch)

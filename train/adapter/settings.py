@@ -1,6 +1,5 @@
-"""A recipe's `lora` and `trainer` as PEFT's and TRL's settings, checked.
-
-Knows nothing of models, rows or training loops.
+"""A recipe's `lora` and `trainer` as PEFT's and TRL's settings, checked. Knows nothing of models,
+rows or training loops.
 """
 
 from __future__ import annotations
@@ -8,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig
@@ -20,8 +19,8 @@ from trl.trainer.sft_config import SFTConfig
 from guard.errors import GuardError, did_you_mean
 from guard.method import METHODS
 from guard.recipe import Kind
+from train.base import refusals
 from train.job import Job
-from train.refusals import refusals
 
 # The arguments of LoraConfig that stand for low-rank updates of an unchanged base: vLLM serves
 # nothing else.
@@ -81,35 +80,28 @@ OF_A_METRIC = ("reduce_lr_on_plateau", "greedy")
 LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
 # What PEFT calls the model that an adapter of each kind of base makes of it. A token classifier has
 # a head, which PEFT trains and saves with the adapter; GLiNER2's classifier is the base's.
-TASKS: dict[Kind, str | None] = {
-    "decoder": "CAUSAL_LM",
-    "encoder": "TOKEN_CLS",
-    "gliner2": None,
-}
-
-Config = TypeVar("Config", LoraConfig, SFTConfig)
+TASKS: dict[Kind, str | None] = {"decoder": "CAUSAL_LM", "encoder": "TOKEN_CLS", "gliner2": None}
 
 
 def lora_config(job: Job) -> LoraConfig:
     """The recipe's `lora` as PEFT's LoraConfig; an aLoRA is active from the suffix's header on.
-
     Raises GuardError naming a bad key.
     """
     where = job.where("lora")
-    _check_keys(job.lora, LoraConfig, LORA_OWNED, where)
-    _check_served(job.lora, where)
+    _check_keys(job.settings.lora, LoraConfig, LORA_OWNED, where)
+    _check_served(job.settings.lora, where)
     _check_rank(job, where)
     owned: dict[str, Any] = LORA_OWNED | {"task_type": TASKS[job.recipe.kind]}
     if _acts_from_suffix(job):
         owned["alora_invocation_tokens"] = list(job.builder.invocation(job.rule_text))
-    return _construct(LoraConfig, job.lora | owned, where)
+    with refusals("LoraConfig", where):
+        return LoraConfig(**job.settings.lora | owned)
 
 
 def trainer_config(job: Job) -> SFTConfig:
-    """The recipe's `trainer` as TRL's SFTConfig, checkpoints in the job's scratch folder.
-
-    Raises GuardError naming a key that is bad or that the method would be trained without, or the
-    package that the optimizer needs.
+    """The recipe's `trainer` as TRL's SFTConfig, checkpoints in the job's scratch folder. Raises
+    GuardError naming a key that is bad or that the method would be trained without, or the package
+    that the optimizer needs.
     """
     owned = _trainer_owned(job)
     defaults = {
@@ -123,7 +115,8 @@ def trainer_config(job: Job) -> SFTConfig:
     _check_keys(job.settings.trainer, SFTConfig, owned, f"{recipe}: {section}")
     where = f"{recipe}: trainer and {section}"
     _check_schedule(job.trainer.get("lr_scheduler_type"), where)
-    config = _construct(SFTConfig, defaults | job.trainer | owned, where)
+    with refusals("SFTConfig", where):
+        config = SFTConfig(**defaults | job.trainer | owned)
     _check_range(config, where)
     _check_budget(job, config)
     optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
@@ -137,9 +130,8 @@ def trainer_config(job: Job) -> SFTConfig:
 def optimizer_of(
     config: SFTConfig, weights: Sequence[torch.nn.Parameter], steps: int, where: str
 ) -> tuple[Optimizer, LRScheduler]:
-    """The recipe's optimizer of `weights` and its schedule over `steps`.
-
-    Raises GuardError naming what they refuse.
+    """The recipe's optimizer of `weights` and its schedule over `steps`. Raises GuardError naming
+    what they refuse.
     """
     with refusals("the trainer's optimizer or schedule", where):
         kind, arguments = Trainer.get_optimizer_cls_and_kwargs(config)
@@ -155,7 +147,6 @@ def optimizer_of(
 
 
 def steps_per_epoch(config: SFTConfig, rows: int) -> int:
-    """Optimizer steps in which `rows` are read once."""
     return math.ceil(
         rows / (config.per_device_train_batch_size * config.gradient_accumulation_steps)
     )
@@ -238,7 +229,9 @@ def _check_served(lora: dict[str, Any], where: str) -> None:
 def _check_rank(job: Job, where: str) -> None:
     limit = job.recipe.max_rank
     with refusals("LoraConfig", where):
-        rank = max([job.lora.get("r", 8), *job.lora.get("rank_pattern", {}).values()])
+        rank = max(
+            [job.settings.lora.get("r", 8), *job.settings.lora.get("rank_pattern", {}).values()]
+        )
         is_served = rank <= limit
     if not is_served:
         problem = "the rank is above the engine's max_lora_rank: the adapter could not be served"
@@ -254,17 +247,13 @@ def _check_schedule(schedule: object, where: str) -> None:
 
 
 def _check_range(config: SFTConfig, where: str) -> None:
-    for key in POSITIVE:
-        value = getattr(config, key)
-        if value is None:  # `eval_steps`, which need not be stated
-            continue
-        with refusals("SFTConfig", where):
-            is_positive = value > 0
-        if not is_positive:
-            problem = f"'{key}' must be above 0"
-            raise GuardError(problem, where=where, got=value, remedy="Raise it or remove it")
     norm: float | None = config.max_grad_norm
     with refusals("SFTConfig", where):
+        for key in POSITIVE:
+            value = getattr(config, key)
+            if value is not None and value <= 0:  # None: `eval_steps`, which need not be stated
+                problem = f"'{key}' must be above 0"
+                raise GuardError(problem, where=where, got=value, remedy="Raise it or remove it")
         is_norm = norm is not None and norm >= 0
     if not is_norm:
         problem = "'max_grad_norm' must be a number, 0 or above"
@@ -298,8 +287,3 @@ def _check_read(job: Job, default: SFTConfig, where: str) -> None:
 
 def _is_trained_without(job: Job, key: str) -> str:
     return f"{METHODS[job.method].label} is trained without '{key}'"
-
-
-def _construct(config: type[Config], arguments: dict[str, Any], where: str) -> Config:
-    with refusals(config.__name__, where):
-        return config(**arguments)

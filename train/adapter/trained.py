@@ -17,10 +17,9 @@ from train.job import Job
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """A job's adapter in PEFT's layers on the base that serves it.
-
-    `validation_logits` are log P(yes) - log P(no) of the job's validation rows on that base, in
-    nats, where training computed them; else empty.
+    """A job's adapter in PEFT's layers on the base that serves it. `validation_logits` are log
+    P(yes) - log P(no) of the job's validation rows on that base, in nats, where training computed
+    them; else empty.
     """
 
     model: PeftModel
@@ -28,9 +27,8 @@ class TrainedAdapter:
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
-        """log P(yes) - log P(no) of `prompts` in nats, uncalibrated, through plain PEFT.
-
-        Raises RuntimeError once the next adapter was asked for, as `save` does.
+        """log P(yes) - log P(no) of `prompts` in nats, uncalibrated, through plain PEFT. Raises
+        RuntimeError once the next adapter was asked for, as `save` does.
         """
         self._check_present()
         return verdict_logits(self.model, prompts, self.job.builder)

@@ -21,12 +21,7 @@ from typing import Any, cast
 
 import torch
 from datasets import Dataset
-from peft import (
-    PeftModel,
-    get_peft_model,
-    get_peft_model_state_dict,
-    set_peft_model_state_dict,
-)
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from tqdm import tqdm
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer
@@ -39,19 +34,16 @@ from train.adapter.load import load_base
 from train.adapter.predict import verdict_logits
 from train.adapter.progress import Progress
 from train.adapter.settings import lora_config, steps_per_epoch, total_steps, trainer_config
-from train.base import load_served_base, pinned
+from train.base import load_served_base, pinned, refusals
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
-from train.refusals import refusals
 
 
 def fit(job: Job, data: Rows) -> PeftModel:
-    """The job's adapter, trained on the training split; an interrupted run's is resumed.
-
-    The same seed gives the same weights on the same machine. Raises GuardError if the loss
-    diverges.
+    """The job's adapter, trained on the training split; an interrupted run's is resumed. The same
+    seed gives the same weights on the same machine. Raises GuardError if the loss diverges.
     """
     job.open_scratch()
     checkpoint = whole_checkpoint(job.scratch)
@@ -95,10 +87,8 @@ def _trl_trainer(job: Job, data: Rows) -> VerdictTrainer:
 
 
 def whole_checkpoint(scratch: Path) -> str | None:
-    """The last checkpoint in `scratch` that was written to its end.
-
-    The trainer's state is what is written last. A checkpoint that a kill cut off is passed over;
-    the one before is whole.
+    """The last checkpoint in `scratch` that was written to its end. The trainer's state is what is
+    written last. A checkpoint that a kill cut off is passed over; the one before is whole.
     """
     steps = [int(path.name.rsplit("-", 1)[1]) for path in scratch.glob("checkpoint-*")]
     for step in sorted(steps, reverse=True):
@@ -112,9 +102,8 @@ def whole_checkpoint(scratch: Path) -> str | None:
 
 
 class VerdictTrainer(SFTTrainer):
-    """SFTTrainer with the loss at the verdict token.
-
-    Batches are of similar length and go through the model in parts of bounded size.
+    """SFTTrainer with the loss at the verdict token. Batches are of similar length and go through
+    the model in parts of bounded size.
     """
 
     # Divided by the rows of the step: the last micro-batch of an epoch may have fewer.
@@ -127,9 +116,8 @@ class VerdictTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Cross-entropy of the verdict token over the whole vocabulary, in nats.
-
-        Summed over the rows of `inputs` and divided by the rows of the whole step.
+        """Cross-entropy of the verdict token over the whole vocabulary, in nats. Summed over the
+        rows of `inputs` and divided by the rows of the whole step.
         """
         prompt = {name: inputs[name] for name in PROMPT_TENSORS}
         outputs = model(**prompt, logits_to_keep=1, use_cache=False)
@@ -145,7 +133,6 @@ class VerdictTrainer(SFTTrainer):
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Forward and backward over a micro-batch in parts, whose gradients add up to the step's.
-
         Raises GuardError if the loss diverges.
         """
         lengths = inputs["attention_mask"].sum(1).tolist()
@@ -195,9 +182,8 @@ class StepBar(TrainerCallback):
         self._bar = tqdm(total=steps, initial=first, desc="train", unit="step", leave=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move to the trainer's step.
-
-        The last one has no checkpoint: resumed there, the trainer would take a step more.
+        """Move to the trainer's step. The last one has no checkpoint: resumed there, the trainer
+        would take a step more.
         """
         self._bar.update(state.global_step - self._bar.n)
         if state.global_step >= state.max_steps:
@@ -211,21 +197,18 @@ class StepBar(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Show the step's loss."""
         if logs and "loss" in logs:
             self._bar.set_postfix(loss=f"{logs['loss']:.3f}")
             self._progress.loss(logs["loss"])
             self._progress.step(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the bar."""
         self._bar.close()
 
 
 class StopEarly(TrainerCallback):
-    """Ends training when the validation loss has not fallen for some epochs.
-
-    Then the best epoch's weights are put back.
+    """Ends training when the validation loss has not fallen for some epochs. Then the best epoch's
+    weights are put back.
     """
 
     def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
@@ -247,7 +230,6 @@ class StopEarly(TrainerCallback):
             control.should_save = False  # as after the last step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put the best weights back."""
         self._stopping.restore(_trainable(kwargs["model"]))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.stats import nct, norm
 
 from data.long_turns import LongTurns, long_length
-from guard.conversation.example import LONG_TURN, Example
+from guard.conversation.example import LONG_TURN, Example, read_examples
 from guard.coverage import (
     ConversationForm,
     Coverage,
@@ -20,7 +20,10 @@ from guard.coverage import (
     unpacked_words,
     word_hash,
 )
+from guard.layout import split_files
+from guard.prompt.decoder import Prompt
 from guard.rule import Rule
+from train.job import Job
 
 USUAL_SHARE = 0.95  # of the validation rows have no more unknown text than is covered
 MOST_UNKNOWN = 0.6  # of a stretch, whatever the rows have
@@ -29,6 +32,31 @@ MISSED_SHARE, CERTAINTY = 0.01, 0.95  # of violating rows below the logit of a s
 FEWEST_VIOLATING = 5  # rows from which that logit is computed
 LONG_ROWS = 60  # violating validation rows that are written with a long turn
 REACHING = 10  # rows reach the length that is covered
+
+
+def covered_by(
+    job: Job, logits: Sequence[float], logits_of: Callable[[Sequence[Prompt]], list[float]]
+) -> Coverage:
+    """What a job's validation rows cover: `logits` are theirs, `logits_of` gives other prompts', in
+    nats. Prints that no "allow" will be confident where the rows are too few for that.
+    """
+    training, validation, _ = map(read_examples, split_files(job.data))
+    longest = job.recipe.context_tokens - job.builder.verdict_tokens
+    long: list[Example] = []
+    prompts: list[Prompt] = []
+    for row in long_rows(job.rule, validation):
+        prompt = job.builder.build(row.messages, job.rule_text)
+        if len(prompt.token_ids) <= longest:
+            long.append(row)
+            prompts.append(prompt)
+    covered = coverage(training, validation, logits, long, logits_of(prompts))
+    if covered.sure_logit is None:
+        print(
+            f'{job.name}: no "allow" will be confident: that takes {FEWEST_VIOLATING} violating '
+            "validation rows without a long turn",
+            flush=True,
+        )
+    return covered
 
 
 def long_rows(rule: Rule, validation: Sequence[Example]) -> list[Example]:

@@ -1,7 +1,6 @@
-"""How good verdicts are on the validation split, with intervals that take rows as independent.
-
-Rows come in groups that share a context: of such the intervals are too narrow. Those of the test
-split draw groups (`eval/metrics.py`). Knows nothing of models or files.
+"""How good verdicts are on the validation split, with intervals that take rows as independent. Rows
+come in groups that share a context: of such the intervals are too narrow. Those of the test split
+draw groups (`eval/metrics.py`). Knows nothing of models or files.
 """
 
 from __future__ import annotations
@@ -78,9 +77,8 @@ def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
 
 
 def reliability(p: np.ndarray, y: np.ndarray, bins: int = RELIABILITY_BINS) -> list[dict[str, Any]]:
-    """Bins of equally many rows by probability.
-
-    Each has its mean p, the share that violates with its 95 % interval, and its number of rows.
+    """Bins of equally many rows by probability. Each has its mean p, the share that violates with
+    its 95 % interval, and its number of rows.
     """
     by_probability = np.argsort(p, kind="stable")
     summaries: list[dict[str, Any]] = []
@@ -107,7 +105,6 @@ def _mean(hits: np.ndarray) -> float | None:
 
 
 def _wilson(hits: np.ndarray) -> list[float]:
-    """Wilson's 95 % interval of a share."""
     interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
     return [round(float(interval.low), 4), round(float(interval.high), 4)]
 
@@ -134,9 +131,8 @@ def _auroc_with_interval(violating: np.ndarray, allowed: np.ndarray) -> dict[str
 
 
 def _auroc(violating: np.ndarray, allowed: np.ndarray, axis: int = -1) -> Any:
-    """Mann and Whitney's U as a share.
-
-    How often a violating conversation has the higher logit, ties counted half.
+    """Mann and Whitney's U as a share. How often a violating conversation has the higher logit,
+    ties counted half.
     """
     n = violating.shape[axis]
     ranks = rankdata(np.concatenate([violating, allowed], axis=axis), axis=axis)

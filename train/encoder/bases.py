@@ -1,8 +1,6 @@
 """What training an adapter starts from, by kind of encoder: an entry of BASES. Knows nothing of
-training loops.
-
-A rule's adapter on a plain encoder brings a head of its own, that of a token classifier. On GLiNER2
-it brings none: the base's classifier reads the rule's label.
+training loops. A rule's adapter on a plain encoder brings a head of its own, that of a token
+classifier. On GLiNER2 it brings none: the base's classifier reads the rule's label.
 """
 
 from __future__ import annotations
@@ -11,19 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
 
-from guard.prompt.encoder import EncoderPromptBuilder
-from guard.prompt.windows import Window
 from guard.recipe import Kind, Recipe
 from guard.weights.head import NO_WORDS, Head, WordWeights
 from train.base import frozen, pinned
 from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
-from train.encoder.model import read, reader_of, token_classifier, token_logits
+from train.encoder.model import reader_of, token_classifier, token_logits
 from train.examples import Rows
 from train.head.fit import HeldOutWords, fitted_with_held_out_words
 from train.job import Job
@@ -33,10 +27,9 @@ LABELS = 2  # a rule's token classifier has the labels no and yes
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """What a job's training starts from.
-
-    `base` is frozen. `words` are the word weights for any text, `held_out` those for each training
-    row, in the rows' order. `validation_logits` are in nats, empty if they are not known.
+    """What a job's training starts from. `base` is frozen. `words` are the word weights for any
+    text, `held_out` those for each training row, in the rows' order. `validation_logits` are in
+    nats, empty if they are not known.
     """
 
     base: nn.Module
@@ -60,25 +53,11 @@ class EncoderBase:
     start: Callable[[Job, Rows], TrainingStart]
     token_logits: Callable[[nn.Module, Tensor, Tensor], Tensor]
 
-    def span_logits(
-        self, model: PeftModel, builder: EncoderPromptBuilder, windows: Sequence[Sequence[Window]]
-    ) -> list[np.ndarray]:
-        """The logits of the spans of each row's windows, [spans, 1]."""
-
-        def reading(ids: Tensor, mask: Tensor) -> Tensor:
-            return self.token_logits(model, ids, mask)
-
-        return read(model, reading, builder, windows)
-
 
 def _token_classifier_config(recipe: Recipe) -> Any:
     config = AutoConfig.from_pretrained(recipe.base_path, **pinned(recipe))
     config.num_labels = LABELS
     return config
-
-
-def _empty_token_classifier(config: PreTrainedConfig) -> nn.Module:
-    return cast(nn.Module, AutoModelForTokenClassification.from_config(config))
 
 
 def _start_token_classifier(job: Job, rows: Rows) -> TrainingStart:
@@ -128,7 +107,10 @@ def _label_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 
 BASES: dict[Kind, EncoderBase] = {
     "encoder": EncoderBase(
-        _token_classifier_config, _empty_token_classifier, _start_token_classifier, token_logits
+        _token_classifier_config,
+        AutoModelForTokenClassification.from_config,
+        _start_token_classifier,
+        token_logits,
     ),
     "gliner2": EncoderBase(gliner2_config, Gliner2, _start_gliner2, _label_logits),
 }

@@ -1,7 +1,6 @@
 """The parts of GLiNER2 that classify: encoder and classifier, no heads for spans and counts. Knows
-nothing of rules or training.
-
-Named as in the package gliner2, so that an adapter of either loads in the other.
+nothing of rules or training. Named as in the package gliner2, so that an adapter of either loads in
+the other.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class Gliner2(nn.Module):
 
 
 def gliner2_config(recipe: Recipe) -> Any:
-    """The configuration of the base's encoder."""
     folder = str(Path(ENCODER_CONFIG).parent)
     return AutoConfig.from_pretrained(recipe.base_path, subfolder=folder, **pinned(recipe))
 

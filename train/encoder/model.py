@@ -9,7 +9,7 @@ the mean over its tokens of log P(yes) - log P(no), in nats. The logit of the sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -29,27 +29,18 @@ from guard.recipe import Recipe
 from guard.rule import Reads
 from train.base import frozen, pinned
 from train.batch import by_length, pass_tokens
-from train.examples import Rows
-from train.head.fit import TrainedHead, fit_on
 from train.head.rows import Reader, RowSpans
 from train.job import Job
 from train.onednn import by_onednn
 
 MOST_KEPT = 256 * 2**20  # bytes of kept states from which on they are dropped
-# Tokens and mask of windows, int64 [windows, longest] each -> float [windows, longest, width].
-Reading = Callable[[Tensor, Tensor], Tensor]
-
-
-def fit_heads(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
-    """Heads on the frozen encoder, which is loaded once for all of them."""
-    for job, rows in work:
-        yield from fit_on(reader_of(job), [(job, rows)])
+# A model, tokens and mask of windows, int64 [windows, longest] each -> [windows, longest, width].
+Reading = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 class StateReader:
-    """Reads the states of prompts on a frozen encoder, and keeps them.
-
-    A rule's adapter starts with a head on the same states as the method `head`.
+    """Reads the states of prompts on a frozen encoder, and keeps them. A rule's adapter starts with
+    a head on the same states as the method `head`.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -75,28 +66,33 @@ class StateReader:
 _readers: dict[str, StateReader] = {}  # only the last recipe's
 
 
-def state_reader(recipe: Recipe) -> StateReader:
-    """The process's reader for this recipe."""
-    key = fingerprint(recipe.model_dump(), recipe.base_revision)
+def reader_of(job: Job) -> Reader:
+    """The reader of the spans that count for the job's rule, on an encoder that is loaded once."""
+    key = fingerprint(job.recipe.model_dump(), job.recipe.base_revision)
     if key not in _readers:
         _readers.clear()
-        _readers[key] = StateReader(recipe)
-    return _readers[key]
-
-
-def reader_of(job: Job) -> Reader:
-    """What gives the spans of prompts that count for the job's rule."""
-    states = state_reader(job.recipe)
+        _readers[key] = StateReader(job.recipe)
+    states = _readers[key]
     builder = cast(EncoderPromptBuilder, job.builder)
 
     def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
-        rows: list[RowSpans] = []
-        for prompt, span_states in zip(prompts, states.read(prompts, job.reads), strict=True):
-            windows = builder.windows(prompt.token_ids, job.reads)
-            rows.append(RowSpans(span_states, span_words(builder, windows, job.reads)))
-        return rows
+        windows = [builder.windows(prompt.token_ids, job.reads) for prompt in prompts]
+        return row_spans(builder, windows, states.read(prompts, job.reads), job.reads)
 
     return reader
+
+
+def row_spans(
+    builder: EncoderPromptBuilder,
+    windows: Sequence[Sequence[Window]],
+    states: Sequence[np.ndarray],
+    reads: Reads,
+) -> list[RowSpans]:
+    """The spans of conversations by their windows and states, with the spans' words."""
+    rows: list[RowSpans] = []
+    for row_windows, span_states in zip(windows, states, strict=True):
+        rows.append(RowSpans(span_states, span_words(builder, row_windows, reads)))
+    return rows
 
 
 def span_words(builder: EncoderPromptBuilder, windows: Sequence[Window], reads: Reads) -> NgramRows:
@@ -112,15 +108,13 @@ def span_words(builder: EncoderPromptBuilder, windows: Sequence[Window], reads: 
 
 
 def device() -> torch.device:
-    """The device that an encoder runs on."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
     """The encoder up to what a token classifier reads, in the recipe's dtype, frozen: its logits
-    are states.
-
-    Most read the last hidden states, ModernBERT's those behind a dense layer of its own.
+    are states. Most read the last hidden states, ModernBERT's those behind a dense layer of its
+    own.
     """
     model = token_classifier(recipe)
     model.classifier = nn.Identity()
@@ -128,10 +122,9 @@ def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
 
 
 def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
-    """transformers' token classifier on the recipe's base, with a new classifier.
-
-    Transformers' warning about new and unused weights is silenced. Raises GuardError for a base
-    that lacks others than the classifier's, which transformers would draw.
+    """transformers' token classifier on the recipe's base, with a new classifier. Transformers'
+    warning about new and unused weights is silenced. Raises GuardError for a base that lacks others
+    than the classifier's, which transformers would draw.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -157,26 +150,23 @@ def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
 
 
 def mean_states(
-    base: PreTrainedModel,
-    builder: EncoderPromptBuilder,
-    prompts: Sequence[Prompt],
-    reads: Reads,
+    base: PreTrainedModel, builder: EncoderPromptBuilder, prompts: Sequence[Prompt], reads: Reads
 ) -> list[np.ndarray]:
     """The states of each prompt's spans that count for a rule that reads `reads`, [spans of all
     windows, hidden size] float32.
     """
-
-    def reading(ids: Tensor, mask: Tensor) -> Tensor:
-        return cast(Tensor, base(input_ids=ids, attention_mask=mask).logits)
-
     windows = [builder.windows(prompt.token_ids, reads) for prompt in prompts]
-    return read(base, reading, builder, windows)
+    return read(base, plain_logits, builder, windows)
+
+
+def plain_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    return cast(Tensor, model(input_ids=ids, attention_mask=mask).logits)
 
 
 def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     """log P(yes) - log P(no) of each token in nats, [windows, longest, 1]."""
-    logits = model(input_ids=ids, attention_mask=mask).logits
-    return cast(Tensor, logits[..., 1:] - logits[..., :1])
+    logits = plain_logits(model, ids, mask)
+    return logits[..., 1:] - logits[..., :1]
 
 
 def span_means(values: Tensor, spans: Sequence[Span]) -> Tensor:
@@ -192,9 +182,8 @@ def read(
     builder: EncoderPromptBuilder,
     windows: Sequence[Sequence[Window]],
 ) -> list[np.ndarray]:
-    """What `reading` gives for the spans of each prompt's windows, [spans, width] float32.
-
-    No gradients are computed. Windows of similar length go through the model together. The model is
+    """What `reading` gives for the spans of each prompt's windows, [spans, width] float32. No
+    gradients are computed. Windows of similar length go through the model together. The model is
     left in evaluation mode.
     """
     flat: list[Window] = []
@@ -208,7 +197,7 @@ def read(
     with torch.inference_mode(), by_onednn(model), bar:
         for batch in by_length(lengths, pass_tokens(where)):
             ids, mask = right_padded([flat[index] for index in batch], where)
-            token_values = reading(ids, mask).cpu()
+            token_values = reading(model, ids, mask).cpu()
             for row, index in enumerate(batch):
                 means[index] = span_means(token_values[row], builder.spans(flat[index])).numpy()
             bar.update(len(batch))

@@ -1,6 +1,5 @@
-"""The loss of training rows on an encoder with a rule's adapter, and its gradients.
-
-A row is trained on its highest span, in the window that has it. Knows nothing of optimizers.
+"""The loss of training rows on an encoder with a rule's adapter, and its gradients. A row is
+trained on its highest span, in the window that has it. Knows nothing of optimizers.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from guard.prompt.windows import Window
 from guard.rule import Reads
 from train.batch import BATCH_TOKENS, by_length
 from train.encoder.bases import EncoderBase
-from train.encoder.model import device, right_padded, span_means, span_words
+from train.encoder.model import device, read, right_padded, span_means, span_words
 from train.examples import Row
 from train.head.fit import HeldOutWords
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What training lowers: the binary cross-entropy of the rows' labels, in nats.
-
-    `held_out` are the word weights for each row, from a fit that has not seen it.
+    """What training lowers: the binary cross-entropy of the rows' labels, in nats. `held_out` are
+    the word weights for each row, from a fit that has not seen it.
     """
 
     base: EncoderBase
@@ -39,9 +37,8 @@ class Objective:
     held_out: Sequence[HeldOutWords]
 
     def backward(self, model: PeftModel, batch: Sequence[int]) -> float:
-        """The mean loss of these rows; its gradients are added to the adapter's.
-
-        The rows go through the model in parts of bounded size, whose gradients add up.
+        """The mean loss of these rows; its gradients are added to the adapter's. The rows go
+        through the model in parts of bounded size, whose gradients add up.
         """
         windows = self._highest(model, batch)
         train_adapter_alone(model)
@@ -83,7 +80,7 @@ class Objective:
         for windows in row_windows:
             if len(windows) > 1:
                 to_compare += [[window] for window in windows]
-        span_logits = iter(self.base.span_logits(model, self.builder, to_compare))
+        span_logits = iter(read(model, self.base.token_logits, self.builder, to_compare))
         highest: list[Window] = []
         for index, windows in zip(batch, row_windows, strict=True):
             best = 0
@@ -98,10 +95,9 @@ class Objective:
 
 
 def train_adapter_alone(model: PeftModel) -> None:
-    """Turn the adapter's dropout on, as its settings say, and the base's off.
-
-    The base's would draw a number for every weight of its attention: a step of 16 windows takes
-    2.7 s on two cores with it, and 1.5 s without.
+    """Turn the adapter's dropout on, as its settings say, and the base's off. The base's would draw
+    a number for every weight of its attention: a step of 16 windows takes 2.7 s on two cores with
+    it, and 1.5 s without.
     """
     model.eval()
     for module in model.modules():

@@ -1,25 +1,24 @@
-"""The head of an encoder's adapter, fitted again to the own rows where most others are generated.
+"""The head of an encoder's adapter, fitted again to the own rows where most rows are generated.
 
-Training is one fit to all rows, in which many generated rows outweigh a few own ones. So the head
-is fitted once more, as one on the frozen encoder is (`train/head/fit.py`): to the own rows alone,
-on the states that the adapter gives, and reading the logit of the trained head. The adapter's
-low-rank weights stay as they are. The trained head has seen these rows, so it is too sure of them;
-after an adapter of generated rows alone the result was no better. docs/lessons.md has figures.
+An adapter is trained on all rows at once, so many generated rows outweigh a few own ones.
+Afterwards its head is fitted to the own rows alone, as a head on the frozen encoder is
+(`train/head/fit.py`). The head reads the adapter's states and the logit of the trained head; the
+low-rank weights stay. The trained head has seen the own rows and is too sure of them, but a head on
+an adapter of generated rows alone was no better (docs/lessons.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from train.encoder.bases import head_of, set_head
-from train.encoder.model import read, span_words
+from train.encoder.model import plain_logits, read, row_spans
 from train.encoder.trained import TrainedEncoder
 from train.examples import Rows
 from train.head.fit import fitted_to_own_rows, own_rows_suffice
@@ -27,20 +26,21 @@ from train.head.rows import RowSpans, head_logits, read_rows
 
 
 def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder:
-    """`trained` with its head, in place, fitted to the own rows; as it is where it has no head, and
-    where too few rows are own ones or none is generated.
+    """Fit the head of `trained` to the own rows, in place. An adapter without a head, or of too few
+    own rows, or of no generated ones, stays as it is.
 
-    The validation logits are those of the head before its last fit, which reads validation rows
-    too. Raises GuardError for states that are not finite.
+    The last fit reads the validation rows too, so the validation logits are those of the head
+    before it. Raises GuardError for states that are not finite.
     """
     job = trained.job
     if job.recipe.kind != "encoder" or not own_rows_suffice(job, rows):
         return trained
-    classifier = _classifier(trained)
 
     def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
         return adapted_spans(trained, prompts)
 
+    base = cast(Any, trained.model.get_base_model())
+    classifier: nn.Linear = base.classifier.modules_to_save["default"]  # PEFT's trained copy
     train = read_rows(job, reader, rows.own().train)
     validation = read_rows(job, reader, rows.validation)
     prior = head_of(classifier, trained.words)
@@ -51,36 +51,15 @@ def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder
 
 
 def adapted_spans(trained: TrainedEncoder, prompts: Sequence[Prompt]) -> list[RowSpans]:
-    """What the head of an adapter reads of each prompt: its spans' states, and their words."""
-    job = trained.job
-    builder = cast(EncoderPromptBuilder, job.builder)
-    windows = [builder.windows(prompt.token_ids, job.reads) for prompt in prompts]
-
-    def reading(ids: Tensor, mask: Tensor) -> Tensor:
-        return cast(Tensor, trained.model(input_ids=ids, attention_mask=mask).logits)
-
-    with _states_for_logits(trained):
-        states = read(trained.model, reading, builder, windows)
-    rows: list[RowSpans] = []
-    for prompt_windows, span_states in zip(windows, states, strict=True):
-        words = span_words(builder, prompt_windows, job.reads)
-        rows.append(RowSpans(span_states, words))
-    return rows
-
-
-def _classifier(trained: TrainedEncoder) -> nn.Linear:
-    """The trained copy of the classifier, which PEFT keeps beside the base's."""
-    base = cast(Any, trained.model.get_base_model())
-    return cast(nn.Linear, base.classifier.modules_to_save["default"])
-
-
-@contextmanager
-def _states_for_logits(trained: TrainedEncoder) -> Iterator[None]:
-    """Meanwhile the model gives what its classifier reads."""
+    """The states and words of each prompt's spans, as the adapter's head reads them."""
+    reads = trained.job.reads
+    builder = cast(EncoderPromptBuilder, trained.job.builder)
+    windows = [builder.windows(prompt.token_ids, reads) for prompt in prompts]
     base = cast(Any, trained.model.get_base_model())
     classifier = base.classifier
-    base.classifier = nn.Identity()
+    base.classifier = nn.Identity()  # then the model's logits are its states
     try:
-        yield
+        states = read(trained.model, plain_logits, builder, windows)
     finally:
         base.classifier = classifier
+    return row_spans(builder, windows, states, reads)

@@ -1,26 +1,20 @@
-"""Checks the settings of a method on an encoder, and the encoder. Knows nothing of rows or training
-loops.
-"""
+"""Checks the settings of a method on an encoder, and the encoder. Knows nothing of training."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
-from peft import get_peft_model
-from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from guard.errors import GuardError
 from guard.files.json_file import load_json
 from guard.recipe import Recipe
-from train.adapter.settings import lora_config, trainer_config
+from train.adapter.load import check_modules, checked_settings
 from train.encoder.bases import BASES
 from train.head.settings import check_head as check_head_settings
 from train.job import Job
-from train.refusals import refusals
 
 # Types of transformers whose first token is at the position behind that of the padding token.
 POSITIONS_BEHIND_PADDING = ("roberta", "xlm-roberta")
@@ -32,19 +26,13 @@ SENTENCE_FILES = tuple(
 
 
 def check_adapter(job: Job) -> None:
-    """Construct the job's settings, and put its fresh adapter on its base without weights.
-
-    Raises GuardError for settings that PEFT or the trainer would refuse, for modules that the base
-    does not have, and for a base that is not served or in such windows.
+    """Construct the job's settings, and put its fresh adapter on its base without weights. Raises
+    GuardError for settings that PEFT or the trainer would refuse, for modules that the base does
+    not have, and for a base that is not served or in such windows.
     """
-    if job.settings.head:
-        problem = "an adapter does not use head settings"
-        raise GuardError(problem, where=job.where("head"), remedy="Remove them")
-    adapter = lora_config(job)
-    trainer_config(job)
+    adapter, _ = checked_settings(job)
     config = _checked_config(job.recipe)
-    with torch.device("meta"), refusals("PEFT", job.where("lora")):
-        get_peft_model(cast(PreTrainedModel, BASES[job.recipe.kind].empty(config)), adapter)
+    check_modules(job, adapter, config, BASES[job.recipe.kind].empty)
 
 
 def check_head(job: Job) -> None:
@@ -56,9 +44,8 @@ def check_head(job: Job) -> None:
 
 
 def _checked_config(recipe: Recipe) -> Any:
-    """The base's configuration.
-
-    Raises GuardError for a type that is not served, and for a window that it has no positions for.
+    """The base's configuration. Raises GuardError for a type that is not served, and for a window
+    that it has no positions for.
     """
     config = BASES[recipe.kind].config(recipe)
     recipe.check_model_type(config.model_type)

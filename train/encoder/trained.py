@@ -16,7 +16,7 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
 from train.adapter.trained import save_adapter
 from train.encoder.bases import BASES
-from train.encoder.model import span_words
+from train.encoder.model import read, span_words
 from train.job import Job
 
 
@@ -40,7 +40,7 @@ class TrainedEncoder:
         windows = [builder.windows(prompt.token_ids, self.job.reads) for prompt in prompts]
         base = BASES[self.job.recipe.kind]
         logits: list[float] = []
-        all_span_logits = base.span_logits(self.model, builder, windows)
+        all_span_logits = read(self.model, base.token_logits, builder, windows)
         for prompt_windows, span_logits in zip(windows, all_span_logits, strict=True):
             words = span_words(builder, prompt_windows, self.job.reads)
             logits.append(float((span_logits[:, 0] + self.words.logits(words)).max()))

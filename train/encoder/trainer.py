@@ -1,17 +1,16 @@
 """Trains a LoRA on an encoder, together with a head of its own where its kind has one (`bases.py`).
 
-The head starts as one fit to all of the rule's rows on the frozen encoder (Kumar et al., 2022: a
-head that is fitted first keeps fine-tuning from distorting what the base knows); GLiNER2 starts as
-it is. The head's word weights stay fixed, and the adapter learns what words do not tell. A training
-row is given the word weights of a fit to other rows, because a fit to itself would know it by
-heart. Every `eval_steps` the mean of the weights of all steps so far (`average.py`) is evaluated on
-all validation rows, generated or not, by the loss that Platt scaling leaves, as an adapter that is
-too sure of itself may rank better; the weights with the lowest are kept, and training ends after
-`early_stopping_patience` such evaluations without a lower one. By that loss the result is never
-worse than the start, which is the first of the weights that are compared. Where enough rows are own
-ones beside generated ones, the head is then fitted again (`own_rows.py`). After each evaluation but
-the first a checkpoint is written, from which an interrupted run goes on. Knows nothing of
-thresholds and cards.
+The head starts as one fit to all rows on the frozen encoder: a head that is fitted first keeps
+fine-tuning from distorting the base (Kumar et al., 2022). GLiNER2 starts as it is. The head's word
+weights stay fixed, and the adapter learns what words do not tell. A training row gets the word
+weights of a fit to other rows, because a fit to itself would know it by heart.
+
+Every `eval_steps` the mean of the weights of all steps so far (`average.py`) is evaluated on all
+validation rows, by the loss after Platt scaling: an adapter that is too sure may rank better. The
+weights with the lowest loss are kept, the start's among them. Training ends after
+`early_stopping_patience` evaluations without a lower loss. With enough own rows beside generated
+ones the head is then fitted again (`own_rows.py`). Each evaluation but the first leaves a
+checkpoint, from which an interrupted run goes on. Knows nothing of thresholds and cards.
 """
 
 from __future__ import annotations
@@ -58,9 +57,7 @@ SAME_START = 1e-3  # nats and word weights: states of other batches differ in th
 
 
 def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedEncoder | GuardError]:
-    """Train the jobs one after another, and fit their heads to own rows where these suffice; the
-    same seed gives the same weights on one machine.
-    """
+    """Train the jobs one after another. The same seed gives the same weights on one machine."""
     for job, rows in work:
         try:
             yield with_head_of_own_rows(Training(job, rows).run(), rows)
@@ -169,9 +166,8 @@ class Training:
             torch.save(state, part)
 
     def _interrupted_run(self) -> dict[str, Any] | None:
-        """The checkpoint of an interrupted run that started with the same words and states; of any
-        other one what it has left is deleted. Other code or another machine may have fitted others,
-        and the adapter is trained beside them.
+        """The checkpoint of an interrupted run with the same start; any other run's is deleted.
+        Other code or another machine may fit another head, and the adapter is trained beside it.
         """
         if self._checkpoint.is_file():
             state: dict[str, Any]
@@ -225,7 +221,6 @@ def _is_close(theirs: Tensor, ours: Tensor) -> bool:
 
 
 def _random_state() -> torch.Tensor:
-    """The state of the generator that dropout draws from."""
     if device().type == "cuda":
         return torch.cuda.get_rng_state()
     return torch.get_rng_state()
@@ -239,6 +234,5 @@ def _restore_random_state(state: torch.Tensor) -> None:
 
 
 def _adapted(job: Job, base: nn.Module) -> PeftModel:
-    """A fresh adapter on the base, from the job's seed."""
     adapted = get_peft_model(cast(PreTrainedModel, base), lora_config(job))
     return cast(PeftModel, adapted.to(device()))

@@ -1,16 +1,16 @@
 """Trains heads: a logistic regression on the frozen base's states and the conversation's words,
 without any adapter.
 
-A decoder has one state, after its final norm at the prompt's last token; an encoder has one for
-each span, of which the highest logit counts (`span_regression.py`). The weight of the words and the
-strength of the regularisation are chosen by the lowest validation loss; with few own rows beside
-generated ones, the head is a weighted mean of all fits. Knows nothing of thresholds, cards or files
-of examples.
+A decoder has one state: after its final norm, at the prompt's last token. An encoder has one state
+a span, and the span with the highest logit counts (`span_regression.py`). The lowest validation
+loss chooses the weight of the words and the strength of the regularisation. With few own rows
+beside generated ones the head is a weighted mean of all fits. Knows nothing of thresholds, cards or
+files of examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -48,8 +48,8 @@ Numbers = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A job's head, and what gives the spans that it reads. If the head was fitted to its
-    validation rows too, the validation logits are those from before.
+    """A job's head, and the reader of its spans. Validation logits are those of a head that has not
+    seen the validation rows, even where `head` has.
     """
 
     method: str
@@ -68,7 +68,7 @@ class TrainedHead:
 
 
 def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
-    """Train the heads of `jobs`, all on one decoder, and yield them in order; see `fit_on`."""
+    """The heads of `jobs`, all on one decoder, in order; see `fit_on`."""
     recipe = jobs[0][0].recipe
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_served_base(recipe, device)
@@ -80,18 +80,19 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
             rows.append(RowSpans(state[None], ngram_rows([conversation])))
         return rows
 
-    yield from fit_on(reader, jobs)
+    yield from fit_on(lambda _: reader, jobs)
 
 
-def fit_on(reader: Reader, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
-    """Train the heads of `jobs` on the spans that `reader` gives, and yield them in order.
-
-    The same rows give the same weights on one machine.
+def fit_on(
+    reader_of: Callable[[Job], Reader], jobs: Sequence[tuple[Job, Rows]]
+) -> Iterator[TrainedHead | GuardError]:
+    """The heads of `jobs` in order, each on the spans that its reader gives. The same rows give the
+    same weights on one machine.
     """
     for job, rows in jobs:
         job.open_scratch()
         try:
-            yield fitted(job, rows, reader)
+            yield fitted(job, rows, reader_of(job))
         except GuardError as error:
             yield error
 
@@ -113,10 +114,9 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
 
 
 def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
-    """The head of one job: of all fits the one with the lowest validation loss, of equal ones the
-    first; `fitted_to_own_rows` where some rows are generated and enough others are not.
-
-    Raises GuardError for states that are not finite.
+    """The head of one job: the fit with the lowest validation loss, or, beside generated rows, the
+    head of enough own rows (`fitted_to_own_rows`). Raises GuardError for states that are not
+    finite.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
@@ -131,8 +131,8 @@ def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
 
 
 def own_rows_suffice(job: Job, rows: Rows) -> bool:
-    """Whether a head can be fitted to the own rows alone, after one that is fitted to the generated
-    rows. Then the threshold has to be for own rows too, so there must be enough of these for it.
+    """Whether a head can be fitted to the own rows alone, after a head of the generated rows. The
+    threshold then comes from own rows too, so there must be enough of them for it.
     """
     labels = [row.label for row in rows.validation]
     is_generated = [row.is_generated for row in rows.validation]
@@ -148,14 +148,14 @@ def own_rows_suffice(job: Job, rows: Rows) -> bool:
 def fitted_to_own_rows(
     job: Job, prior: Head, train: ReadRows, validation: ReadRows
 ) -> tuple[Head, Head]:
-    """The head of the own rows, which reads the logit of `prior`, a head of the generated rows or
-    of all; and that head before it was fitted to the validation rows, to calibrate on them.
+    """The head of the own rows, fitted to training and validation rows; and the head of the
+    training rows alone, to calibrate on the validation rows.
 
-    In one fit many generated rows outweigh a few own ones. And with few rows a validation loss says
-    little about which settings are best, so the head is the mean of all fits and the prior,
-    each weighted by the likelihood of the validation rows under it (pseudo-BMA weights: Yao et al.,
-    2018). With these weights it is fitted again to training and validation rows.
-    docs/lessons.md has what each step brings.
+    Both read the logit of `prior`, a head of the generated rows or of all: in one fit many
+    generated rows outweigh a few own ones. With few rows a validation loss says little about which
+    settings are best. So a head is the mean of all fits and the prior, each weighted by the
+    likelihood of the validation rows under it (pseudo-BMA weights: Yao et al., 2018).
+    docs/lessons.md has the gain of each step.
     """
     vocabulary = prior.words.vocabulary
     settings = settings_to_try(job, vocabulary)
@@ -179,8 +179,8 @@ def _best_fit(
 
 
 class HeldOutWords(NamedTuple):
-    """The words of a fit that has not seen a row. `offset` is by how many nats that fit is above
-    the one to all rows, both at the mean state and without words.
+    """The words of a fit that has not seen a row. `offset`: how many nats that fit is above the fit
+    to all rows, both at the mean state and without words.
     """
 
     words: WordWeights = NO_WORDS
@@ -190,9 +190,8 @@ class HeldOutWords(NamedTuple):
 def fitted_with_held_out_words(
     job: Job, rows: Rows, reader: Reader
 ) -> tuple[TrainedHead, list[HeldOutWords]]:
-    """One fit to all rows alike, generated or not, with the settings of the lowest validation loss,
-    and for each training row the words of a fit with the same settings to the rows of other folds;
-    none where these have one label.
+    """The best fit to all rows alike, generated or not; and for each training row the words of a
+    fit with the same settings to the rows of other folds, or no words where these have one label.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
@@ -215,8 +214,8 @@ def fitted_with_held_out_words(
 
 
 def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """For each fold the indices of the other rows and of its own: groups are whole, and either
-    label has its share. None where all rows are of one group, or a label has one row.
+    """For each fold the indices of the other rows and of its own. Groups are whole, and a fold has
+    its share of both labels. No fold where all rows are of one group, or a label has one row.
     """
     groups = [row.group or row.id for row in rows]
     parts = min(FOLDS, len(set(groups)), *np.bincount(labels))

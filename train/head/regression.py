@@ -55,7 +55,6 @@ class Regression:
         self._dense = np.concatenate([self._dense, column], axis=1)
 
     def fits(self, settings: Sequence[tuple[float, float]]) -> list[Head]:
-        """The fitted head of each pair of word scale and C, in their order."""
         return [self.fitted(word_scale, strength) for word_scale, strength in settings]
 
     def fitted(self, word_scale: float, strength: float) -> Head:

@@ -39,32 +39,25 @@ class ReadRows:
 
     @property
     def labels(self) -> list[int]:
-        """The rows' labels, in their order."""
         return [row.label for row in self.rows]
 
     def loss(self, head: Head) -> float:
-        """The mean loss of a row in nats."""
         return validation_loss(head_logits(head, self.spans), self.labels)
 
     def at(self, indices: Iterable[int]) -> ReadRows:
-        """The rows with these indices."""
         chosen = list(indices)
         return ReadRows([self.rows[i] for i in chosen], [self.spans[i] for i in chosen])
 
     def generated(self) -> ReadRows:
-        """The rows that are generated."""
         return self.at(i for i, row in enumerate(self.rows) if row.is_generated)
 
     def own(self) -> ReadRows:
-        """The rows that are not generated."""
         return self.at(i for i, row in enumerate(self.rows) if not row.is_generated)
 
     def joined_with(self, added: ReadRows) -> ReadRows:
-        """The rows of both."""
         return ReadRows([*self.rows, *added.rows], [*self.spans, *added.spans])
 
     def vocabulary(self) -> NgramVocabulary:
-        """The vocabulary of the rows' words."""
         return NgramVocabulary.of([spans.words for spans in self.spans])
 
 
@@ -78,5 +71,4 @@ def read_rows(job: Job, reader: Reader, rows: Sequence[Row]) -> ReadRows:
 
 
 def head_logits(head: Head, rows: Sequence[RowSpans]) -> list[float]:
-    """A head's logits of rows by their spans, in nats."""
     return [head.logit(row.states.astype(np.float64), row.words) for row in rows]

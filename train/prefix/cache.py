@@ -35,10 +35,9 @@ TIERS: tuple[Tier, ...] = ("device", "host", "disk")  # the fastest first
 
 
 class PrefixCache:
-    """Keys and values by prefix, `[layers, 2, kv_heads, tokens, head_dim]` each.
-
-    As many as `budget` allows; files go to `folder`. Nothing is evicted: an epoch reads every
-    prefix once, and of anything read in a circle the best part to keep is a fixed one.
+    """Keys and values by prefix, `[layers, 2, kv_heads, tokens, head_dim]` each. As many as
+    `budget` allows; files go to `folder`. Nothing is evicted: an epoch reads every prefix once, and
+    of anything read in a circle the best part to keep is a fixed one.
     """
 
     def __init__(self, model: PreTrainedModel, budget: Budget, folder: Path | None = None) -> None:
@@ -56,17 +55,15 @@ class PrefixCache:
 
     @functools.cached_property
     def bytes_per_token(self) -> int:
-        """The bytes that one token of a prefix takes.
-
-        Raises GuardError if the model's cache is not plain keys and values of every position.
+        """The bytes that one token of a prefix takes. Raises GuardError if the model's cache is not
+        plain keys and values of every position.
         """
         return self._computed([(0,)])[(0,)].nbytes
 
     def fill(self, prefixes: Iterable[Prefix]) -> int:
-        """Compute and keep the longest of `prefixes` that there is room for.
-
-        Returns how many tokens there is none for. A resumed run reads the same states up to
-        rounding: which are kept, and what a prefix is computed beside, depends on the room.
+        """Compute and keep the longest of `prefixes` that there is room for. Returns how many
+        tokens there is none for. A resumed run reads the same states up to rounding: which are
+        kept, and what a prefix is computed beside, depends on the room.
         """
         wanted = set(prefixes) - self._kept.keys()
         tiers: dict[Prefix, Tier] = {}
@@ -92,10 +89,9 @@ class PrefixCache:
         return self.bytes_per_token * len(prefix)
 
     def read(self, prefixes: Sequence[Prefix]) -> list[Tensor]:
-        """Keys and values of distinct `prefixes`, where the model is.
-
-        Do not write to them: those that lie there are not copied. Raises GuardError if the
-        model's cache is not plain keys and values of every position.
+        """Keys and values of distinct `prefixes`, where the model is. Do not write to them: those
+        that lie there are not copied. Raises GuardError if the model's cache is not plain keys and
+        values of every position.
         """
         states = {prefix: self._kept[prefix]() for prefix in prefixes if prefix in self._kept}
         for part in _passes([prefix for prefix in prefixes if prefix not in self._kept]):
@@ -150,9 +146,8 @@ class PrefixCache:
         return self._on_device(copies)
 
     def _on_disk(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        """Write the states to a file that is mapped into memory and never has a name.
-
-        Its room is free when this process ends, however it ends.
+        """Write the states to a file that is mapped into memory and never has a name. Its room is
+        free when this process ends, however it ends.
         """
         with tempfile.TemporaryFile(dir=self._folder) as file:
             path = f"/proc/self/fd/{file.fileno()}"
@@ -166,15 +161,13 @@ class PrefixCache:
 
 
 def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
-    """The batches that go through the base together."""
     for rows in by_length([len(prefix) for prefix in prefixes], PASS_TOKENS):
         yield [prefixes[row] for row in rows]
 
 
 def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """The keys and values of each layer, all of one shape.
-
-    Raises GuardError for a cache of any other kind.
+    """The keys and values of each layer, all of one shape. Raises GuardError for a cache of any
+    other kind.
     """
     pairs: list[tuple[Tensor, Tensor]] = []
     shapes: set[torch.Size | None] = set()

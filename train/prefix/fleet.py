@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from train.adapter.predict import float32_head, yes_minus_no
 from train.adapter.settings import lora_config
+from train.base import refusals
 from train.calibration.validation import validation_loss
 from train.examples import Row
 from train.prefix.budget import Budget
@@ -31,7 +32,6 @@ from train.prefix.packer import Pack, Packer, longest_suffix, prefix_of, suffix_
 from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
 from train.prefix.suffixes import attend_to_prefixes
-from train.refusals import refusals
 
 GIB = 2**30
 SUFFIX_TOKENS = 4096  # padded tokens of a pass: twice as many are no faster on a CPU
@@ -42,7 +42,6 @@ Batch = tuple[int, list[Row]]  # a member's number, and the rows of its next ste
 
 class Fleet:
     """One frozen base, the prefixes that its adapters read, and a member for each adapter.
-
     `in_place`: how attention reads prefixes, see Prefixes; by default as suits the device.
     """
 
@@ -68,9 +67,8 @@ class Fleet:
         self._builder = members[0].job.builder
 
     def train(self) -> None:
-        """Run all steps of all members.
-
-        Each then has its best epoch's weights, if it stops early, else its last.
+        """Run all steps of all members. Each then has its best epoch's weights, if it stops early,
+        else its last.
         """
         self.begin()
         steps_done = sum(member.step for member in self.members)
@@ -85,9 +83,8 @@ class Fleet:
                 member.early_stopping.restore(member.weights)
 
     def begin(self) -> None:
-        """Keep the prefixes that every epoch reads, as many as there is room for.
-
-        Then continue each member where it stopped.
+        """Keep the prefixes that every epoch reads, as many as there is room for. Then continue
+        each member where it stopped.
         """
         prefixes: set[Prefix] = set()
         for member in self.members:
@@ -112,9 +109,8 @@ class Fleet:
                 yield loss
 
     def validation_logits(self) -> list[list[float]]:
-        """log P(yes) - log P(no) in nats of each member's validation rows.
-
-        Neighbours with the same rows go through the model in one pass.
+        """log P(yes) - log P(no) in nats of each member's validation rows. Neighbours with the same
+        rows go through the model in one pass.
         """
         logits: list[list[float]] = []
         for rows, neighbours in itertools.groupby(
@@ -169,9 +165,7 @@ class Fleet:
         self, adapters: Sequence[int], batches: Sequence[list[Row]], places: slice
     ) -> Tensor:
         """Add the gradients of these rows of each batch, and return their part in each batch's mean
-        loss.
-
-        What the pass has read is let go of on return, before the next reads.
+        loss. What the pass has read is let go of on return, before the next reads.
         """
         chunks = [batch[places] for batch in batches]
         width = max(map(len, chunks))
@@ -208,9 +202,8 @@ class Fleet:
         return logits
 
     def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:
-        """The rows of each batch that go through the model at once, for so many adapters.
-
-        At least one of each, else what the limits allow.
+        """The rows of each batch that go through the model at once, for so many adapters. At least
+        one of each, else what the limits allow.
         """
         together = SUFFIX_TOKENS // (adapters * max(map(longest_suffix, batches)))
 

@@ -1,5 +1,4 @@
 """One adapter among those that are trained together: its rows, optimizer, schedule, checkpoint.
-
 Knows nothing of the model.
 """
 
@@ -75,24 +74,20 @@ class Member:
 
     @property
     def running(self) -> bool:
-        """Whether there are steps left."""
         ended = self.early_stopping is not None and self.early_stopping.ended(self.step)
         return self.failure is None and self.step < self.steps and not ended
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether an epoch has just ended."""
         is_last = self.step % self.steps_per_epoch == 0 or self.step == self.steps
         return self.failure is None and is_last
 
     def batch(self) -> list[Row]:
-        """The rows of the next step."""
         return [self.rows[index] for index in self._batches.at(self.step)]
 
     def update(self, loss: float) -> None:
-        """Take one optimizer step with the gradients that the weights hold.
-
-        A loss that is not a number ends this member alone.
+        """Take one optimizer step with the gradients that the weights hold. A loss that is not a
+        number ends this member alone.
         """
         if not math.isfinite(loss):
             self.failure = diverged(self.job.name, self.step + 1, loss)

@@ -24,7 +24,6 @@ class Pack(Generic[Item]):
 @dataclass(frozen=True)
 class Packer(Generic[Item]):
     """Puts neighbours into one pack as long as the next one fits, and at least one into each.
-
     `prefixes` names those that an item reads, `size` the bytes of a prefix; `fits` decides whether
     an item that adds so many bytes of prefixes may join a pack that is not empty.
     """
@@ -66,5 +65,4 @@ def suffix_of(row: Row) -> Sequence[int]:
 
 
 def longest_suffix(rows: Iterable[Row]) -> int:
-    """Tokens of the longest suffix of `rows`."""
     return max(len(row.prompt.token_ids) - row.prompt.invocation_start for row in rows)

@@ -22,10 +22,8 @@ COPIED_BYTES = 2**30  # padded keys and values at a time; one layer's may be mor
 
 @dataclass(frozen=True)
 class Part:
-    """Suffixes that attend to their prefixes in one product.
-
-    `suffixes` are the suffixes on each of `prefixes`, equally many; where a prefix has fewer, the
-    last is repeated.
+    """Suffixes that attend to their prefixes in one product. `suffixes` are the suffixes on each of
+    `prefixes`, equally many; where a prefix has fewer, the last is repeated.
     """
 
     prefixes: list[int]
@@ -33,16 +31,14 @@ class Part:
 
     @property
     def readers(self) -> int:
-        """Suffixes on each prefix."""
         return len(self.suffixes[0])
 
 
 def separate_parts(
     lengths: Sequence[int], suffixes_on: Sequence[list[int]], weights_per_token: int
 ) -> list[Part]:
-    """The suffixes on each prefix, as many at once as MAX_WEIGHTS allows.
-
-    `lengths`: tokens of each prefix. `weights_per_token`: those of one suffix at one token.
+    """The suffixes on each prefix, as many at once as MAX_WEIGHTS allows. `lengths`: tokens of each
+    prefix. `weights_per_token`: those of one suffix at one token.
     """
     parts: list[Part] = []
     for prefix, suffixes in enumerate(suffixes_on):
@@ -86,10 +82,9 @@ def _joined(group: Sequence[Part]) -> Part:
 
 @dataclass(frozen=True)
 class Product:
-    """A batched product: a matrix for each KV head and prefix, in this order.
-
-    `rows` is its part of a pass's order. `hidden`, bool `[prefixes, 1, tokens]`, says which tokens
-    are padding; None if none is.
+    """A batched product: a matrix for each KV head and prefix, in this order. `rows` is its part of
+    a pass's order. `hidden`, bool `[prefixes, 1, tokens]`, says which tokens are padding; None if
+    none is.
     """
 
     rows: slice
@@ -103,9 +98,8 @@ class Product:
         return ordered[self.rows].view(self.matrices, -1, ordered.shape[2])
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """The scores, float32 `[matrices, readers x tokens, positions]`, -inf at padding.
-
-        `query` is in a pass's order; `keys` `[matrices, positions, head_dim]`.
+        """The scores, float32 `[matrices, readers x tokens, positions]`, -inf at padding. `query`
+        is in a pass's order; `keys` `[matrices, positions, head_dim]`.
         """
         scores = torch.bmm(self.of(query), keys.transpose(1, 2))
         if self.hidden is not None:
@@ -115,10 +109,9 @@ class Product:
 
 
 class Prefixes:
-    """The distinct prefixes of a pass, and which of them each suffix stands on.
-
-    `states`: `[layers, 2, kv_heads, tokens, head_dim]` of each prefix. `lengths`: tokens before
-    each suffix. `in_place`: read where they lie or padded; by default in place on a CPU alone.
+    """The distinct prefixes of a pass, and which of them each suffix stands on. `states`: `[layers,
+    2, kv_heads, tokens, head_dim]` of each prefix. `lengths`: tokens before each suffix.
+    `in_place`: read where they lie or padded; by default in place on a CPU alone.
     """
 
     def __init__(
@@ -140,9 +133,8 @@ class Prefixes:
         self._copies: list[Tensor] = []
 
     def arrange(self, tokens: int) -> None:
-        """Decide on the products of the pass, for suffixes of so many queries to a KV head.
-
-        The first call counts: later layers compute as many, or fewer.
+        """Decide on the products of the pass, for suffixes of so many queries to a KV head. The
+        first call counts: later layers compute as many, or fewer.
         """
         if self._parts:
             return
@@ -192,10 +184,9 @@ class Prefixes:
         return hidden[:, None].to(self.lengths.device)
 
     def _copy(self, layer: int) -> None:
-        """Make the padded copies of this layer, and of as many beside it as there is room for.
-
-        The backward pass, which reads the layers in the other order, begins with what the forward
-        pass has copied last.
+        """Make the padded copies of this layer, and of as many beside it as there is room for. The
+        backward pass, which reads the layers in the other order, begins with what the forward pass
+        has copied last.
         """
         if layer in self._copied:
             return

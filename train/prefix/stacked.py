@@ -1,6 +1,5 @@
-"""Several LoRA adapters in one frozen model, each for its own rows of a batch.
-
-Knows nothing of data, losses or optimizers.
+"""Several LoRA adapters in one frozen model, each for its own rows of a batch. Knows nothing of
+data, losses or optimizers.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel, set_seed
 
 from guard.errors import GuardError
+from train.base import refusals
 from train.prefix.prefixes import Prefixes
 from train.prefix.suffixes import logits
-from train.refusals import refusals
 
 
 class Stacked(nn.Module):
@@ -80,10 +79,9 @@ class Stacked(nn.Module):
 
 
 class StackedModel:
-    """`model` with the fresh adapters of `configs`, as PEFT initialises them from `seeds`.
-
-    They stand in it layer by layer until `take_out`, and all have the same `layers`. Outside a pass
-    the model is the bare base. `places`: where each of `configs` is stated, for errors.
+    """`model` with the fresh adapters of `configs`, as PEFT initialises them from `seeds`. They
+    stand in it layer by layer until `take_out`, and all have the same `layers`. Outside a pass the
+    model is the bare base. `places`: where each of `configs` is stated, for errors.
     """
 
     def __init__(
@@ -117,9 +115,8 @@ class StackedModel:
     def logits(
         self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]
     ) -> Tensor:
-        """The vocabulary's logits `[suffixes, vocabulary]` after each suffix.
-
-        The suffixes are those of `adapters`, in equal parts.
+        """The vocabulary's logits `[suffixes, vocabulary]` after each suffix. The suffixes are
+        those of `adapters`, in equal parts.
         """
         is_bfloat16 = self.model.dtype == torch.bfloat16
         self._act(adapters)
@@ -130,7 +127,6 @@ class StackedModel:
             self._act(())
 
     def take_out(self) -> None:
-        """Leave the base as it was."""
         for name, layer in self._layers.items():
             self.model.set_submodule(name, layer.base)
 
@@ -150,9 +146,8 @@ class StackedModel:
 
 
 def layers(model: PreTrainedModel, config: LoraConfig, where: str) -> dict[str, int]:
-    """The layers that an adapter of `config` acts on, and how many weights it has in each.
-
-    Raises GuardError for any but linear ones, naming `where` they are stated.
+    """The layers that an adapter of `config` acts on, and how many weights it has in each. Raises
+    GuardError for any but linear ones, naming `where` they are stated.
     """
     counts: dict[str, int] = {}
     for name, layer in _fresh(model, config, where, low_cpu_mem_usage=True).items():

@@ -33,10 +33,9 @@ TOLERANCE = 0.05  # times the largest logit: a wrong attention differs by more, 
 
 
 def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]], Tensor]) -> None:
-    """Let the model's attention read `prefixes`, where a pass has any.
-
-    It is tried on the `states` of a short prefix. Raises GuardError or ValueError if the logits
-    after it are not those of plain attention.
+    """Let the model's attention read `prefixes`, where a pass has any. It is tried on the `states`
+    of a short prefix. Raises GuardError or ValueError if the logits after it are not those of plain
+    attention.
     """
     whole_prompt = torch.tensor([[*PROBE[0], *PROBE[1]]], device=model.device)
     with torch.no_grad():
@@ -76,9 +75,8 @@ def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequen
 
 @contextmanager
 def _last_position_only(*modules: nn.Module | None) -> Iterator[None]:
-    """Let the modules after the last attention compute the last position alone.
-
-    The hidden states of other positions are then meaningless.
+    """Let the modules after the last attention compute the last position alone. The hidden states
+    of other positions are then meaningless.
     """
     with ExitStack() as hooks:
         for module in filter(None, modules):
@@ -102,7 +100,6 @@ def _attend(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of `query` `[rows, heads, length, head_dim]` -> `[rows, length, heads, head_dim]`.
-
     Transformers' own without `prefixes`.
     """
     if prefixes is None:
@@ -133,7 +130,6 @@ def _attend(
 
 def _scores(scaled: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     """The scores of scaled queries `[rows, kv_heads, tokens, head_dim]` at their own suffix's keys.
-
     They are float32, -inf where the mask `[rows, 1, length, length]` hides a key.
     """
     scores = (scaled @ key.transpose(2, 3)).float()
@@ -142,10 +138,9 @@ def _scores(scaled: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 def _combined(to_prefix: Tensor, normaliser: Tensor, scores: Tensor, value: Tensor) -> Tensor:
-    """Attention to the prefix and to the own suffix, put together by their normalisers.
-
-    A prefix is like one more key, whose score is the logarithm of its normaliser, and whose value
-    is the attention to it.
+    """Attention to the prefix and to the own suffix, put together by their normalisers. A prefix is
+    like one more key, whose score is the logarithm of its normaliser, and whose value is the
+    attention to it.
     """
     shares = torch.cat((normaliser[..., None], scores), dim=3).softmax(dim=3).to(value.dtype)
     prefix_share, suffix_shares = torch.split(shares, [1, scores.shape[3]], dim=3)
@@ -163,10 +158,8 @@ def _check_plain(arguments: dict[str, Any], dropout: float) -> None:
 
 class _ToPrefixes(torch.autograd.Function):
     """Attention of scaled queries `[rows, kv_heads, tokens, head_dim]` to their rows' prefixes, and
-    the logarithm of its normaliser.
-
-    Only the queries get a gradient; the weights of attention are computed again for it (as in
-    FlashAttention, Dao et al., 2022).
+    the logarithm of its normaliser. Only the queries get a gradient; the weights of attention are
+    computed again for it (as in FlashAttention, Dao et al., 2022).
     """
 
     @staticmethod

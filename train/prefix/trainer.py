@@ -33,20 +33,17 @@ from train.prefix.stacked import layers
 WEIGHT_BYTES = 16  # of a trained weight: itself, its gradient and two moments
 
 
-def fit(
-    jobs: Sequence[tuple[Job, Rows]], processes: int = 1
-) -> Iterator[TrainedAdapter | GuardError]:
+def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedAdapter | GuardError]:
     """Train the aLoRA adapters of `jobs`, all on one base.
 
     Yields them in order, each to be used before the next. As many neighbours are trained together
-    as have room for their prefixes and weights, in this process's part of the memory that
-    `processes` share; seeds of a rule share their prefixes. A job whose loss diverges yields its
-    error and leaves the others untouched. Every job resumes from its own checkpoint. Raises
-    GuardError for what cannot be trained on cached prefixes.
+    as have room for their prefixes and weights; seeds of a rule share their prefixes. A job whose
+    loss diverges yields its error and leaves the others untouched. Every job resumes from its own
+    checkpoint. Raises GuardError for a base or modules that cached prefixes do not suit.
     """
     first_job = jobs[0][0]
     model = load_base(first_job.recipe, trainer_config(first_job).device)
-    budget = budget_of(first_job, model.device, processes)
+    budget = budget_of(first_job, model.device)
     # Members are made as they are needed and each fleet has its own frame: what a group takes is
     # free before the next begins.
     members = (Member(job, data, trainer_config(job)) for job, data in jobs)
@@ -94,7 +91,6 @@ def _groups(
     members: Iterable[Member], model: PreTrainedModel, budget: Budget
 ) -> Iterator[tuple[list[Member], Budget]]:
     """Neighbours that are trained together, and the budget that their weights leave for prefixes.
-
     They act on the same layers, and there is room for their weights where the model is and for all
     their prefixes. A member that needs more is alone, except for those that read no other prefixes.
     """

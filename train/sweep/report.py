@@ -1,9 +1,8 @@
-"""What a sweep has measured, as a table, a picture and advice. Knows nothing of training."""
+"""What a sweep has measured, as a table and advice. Knows nothing of training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -11,11 +10,9 @@ from guard.files.yaml_file import Strict
 
 
 class SweepPoint(Strict):
-    """One combination with one seed: metrics of the validation split.
-
-    `point` names the combination, `inputs` is the fingerprint of all that decides adapter and
-    metrics, `correct` says which validation rows were judged right, `groups` which of them share a
-    context, by number.
+    """One combination with one seed: metrics of the validation split. `point` names the
+    combination, `inputs` is the fingerprint of its adapter, `correct` says which validation rows
+    were judged right, `groups` which of them share a context, by number.
     """
 
     point: str
@@ -83,27 +80,6 @@ def table(points: Sequence[SweepPoint], seeds: int) -> str:
     return "\n".join([*lines, "", _conclusion(complete)])
 
 
-def picture(points: Sequence[SweepPoint], title: str, path: Path) -> None:
-    """Validation accuracy over the rank, a line for each of the other settings, a dot a seed."""
-    from matplotlib.figure import Figure
-
-    if not points:
-        return
-    figure = Figure(figsize=(7, 4.5), dpi=150)
-    axes = figure.add_subplot()
-    for name, ranks in _lines(points).items():
-        means = [float(np.mean(values)) for values in ranks.values()]
-        (line,) = axes.plot(list(ranks), means, marker="o", label=name)
-        for rank, values in ranks.items():
-            axes.plot([rank] * len(values), values, "_", color=line.get_color())
-    ticks = sorted({point.rank for point in points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, labels=[str(rank) for rank in ticks])
-    axes.set(xlabel="rank", ylabel="validation accuracy, %", title=title)
-    axes.legend()
-    figure.savefig(path, bbox_inches="tight")
-
-
 def _table_row(name: str, trained: Sequence[SweepPoint], seeds: int) -> str:
     accuracy = [100 * point.accuracy for point in trained]
     auroc = sum(point.auroc for point in trained) / len(trained)
@@ -121,13 +97,3 @@ def _conclusion(complete: Sequence[SweepPoint]) -> str:
         f"Smallest rank within noise of the best ({rows} validation rows): **{name}**, "
         f"{100 * worse:.1f} points below it."
     )
-
-
-def _lines(points: Sequence[SweepPoint]) -> dict[str, dict[int, list[float]]]:
-    """Accuracy in percent of each seed, by the settings but the rank, then by the rank."""
-    lines: dict[str, dict[int, list[float]]] = {}
-    for point in points:
-        settings = [part for part in point.point.split() if not part.startswith("r=")]
-        ranks = lines.setdefault(" ".join(settings) or "as in the recipe", {})
-        ranks.setdefault(point.rank, []).append(100 * point.accuracy)
-    return lines

@@ -1,7 +1,6 @@
-"""Settings of a rule's aLoRA against each other: ranks, learning rates, seeds.
-
-All are trained together on the same cached prefixes, so an adapter of the sweep costs its suffixes
-only. The table is of the validation split; the test split stays untouched.
+"""Settings of a rule's aLoRA against each other: ranks, learning rates, seeds. All are trained
+together on the same cached prefixes, so an adapter of the sweep costs its suffixes only. The table
+is of the validation split; the test split stays untouched.
 """
 
 from __future__ import annotations
@@ -23,34 +22,25 @@ from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
-from guard.home import HOME, ROOT, own_or_shipped
-from guard.layout import Runs, fingerprint, running_code
+from guard.home import HOME, own_or_shipped
+from guard.layout import Runs
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Rule, RuleTurn, load_rule
 from train.examples import Row, Rows
 from train.examples import load as load_rows
 from train.job import Job
-from train.process import process_of
-from train.sweep.report import SweepPoint, picture, table
+from train.process import see_one_gpu
+from train.sweep.report import SweepPoint, table
 
 GRIDS = HOME / "recipes" / "sweeps"
-# What a point's figures depend on besides the adapter.
-FIGURES_CODE = (
-    *sorted((ROOT / "train/calibration").glob("*.py")),
-    ROOT / "train/sweep/run.py",
-    ROOT / "guard/calibrate.py",
-    ROOT / "guard/calibration_rows.py",
-    ROOT / "guard/verdict.py",
-)
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class SweepGrid(Strict):
-    """What to try, each value a list: every combination, with every seed.
-
-    `lora` and `trainer` are the recipe's arguments. `rule_turn` is what the prompt says of the
-    rule; an empty list: as in the recipe.
+    """What to try, each value a list: every combination, with every seed. `lora` and `trainer` are
+    the recipe's arguments. `rule_turn` is what the prompt says of the rule; an empty list: as in
+    the recipe.
     """
 
     rule_turn: list[RuleTurn] = Field(default_factory=list)
@@ -85,9 +75,8 @@ class Combination:
         return " ".join(f"{name}={value}" for _, name, value in self.settings) or "as in the recipe"
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """`recipe` with these settings for the aLoRA.
-
-        `lora_alpha` keeps its ratio to `r` unless it is one of them.
+        """`recipe` with these settings for the aLoRA. `lora_alpha` keeps its ratio to `r` unless it
+        is one of them.
         """
         sections: dict[str, dict[str, Any]] = {"": {}, "lora": {}, "trainer": {}}
         for section, name, value in self.settings:
@@ -119,9 +108,8 @@ class SweepRuns(Runs):
 def sweep(
     rule: str, grid: Path, recipe: Recipe, *, runs: Runs | None = None, force: bool = False
 ) -> list[SweepPoint]:
-    """Train what is not yet in the sweep's file, all together, and write its table and picture.
-
-    Raises GuardError for bad input first.
+    """Train the combinations that are not yet in the sweep's file, all together, and write its
+    table. Raises GuardError for bad input first.
     """
     from train.adapter.load import check_adapter
 
@@ -130,38 +118,30 @@ def sweep(
     work = _work(load_rule(rule), stated, recipe, runs)
     for _, job in work:
         check_adapter(job)
-    for _, job in work:
         job.read_inputs()
-    rows = _rows(job for _, job in work)
+    rows = _rows([job for _, job in work])
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
     done_points = {point.inputs: point for point in _read(out)}
-    _claim(work, force)
-    if force:
-        for _, job in work:
-            done_points.pop(_inputs(job), None)
-        _write(out, done_points.values())  # an interrupted run goes on without `force`
-    missing = [(combination, job) for combination, job in work if _inputs(job) not in done_points]
+    for _, job in work:
+        job.claim()
+        if force:
+            job.forget()
+            done_points.pop(job.inputs, None)
+    _write(out, done_points.values())  # an interrupted run goes on without `force`
+    missing = [(combination, job) for combination, job in work if job.inputs not in done_points]
     print(f"{len(work)} adapters of {rule}, {len(missing)} of them to be trained", flush=True)
     for point in _trained(missing, rows):
         done_points[point.inputs] = point
         _write(out, done_points.values())  # kept if what follows is interrupted
     points: list[SweepPoint] = []
     for combination, job in work:
-        if _inputs(job) in done_points:
-            points.append(done_points[_inputs(job)].model_copy(update={"point": combination.name}))
-    for _, job in work:
+        if job.inputs in done_points:
+            points.append(done_points[job.inputs].model_copy(update={"point": combination.name}))
         job.close_scratch()
         with contextlib.suppress(OSError):  # another sweep may have a seed of the combination
             job.folder.parent.rmdir()
-    _report(points, len(stated.seeds), f"{rule} on {recipe.name}", out)
+    _write_table(table(points, len(stated.seeds)), out)
     return points
-
-
-def _claim(work: Sequence[tuple[Combination, Job]], force: bool) -> None:
-    for _, job in work:
-        job.claim()
-        if force:
-            job.forget()
 
 
 def _work(rule: Rule, grid: SweepGrid, recipe: Recipe, runs: Runs) -> list[tuple[Combination, Job]]:
@@ -176,12 +156,12 @@ def _work(rule: Rule, grid: SweepGrid, recipe: Recipe, runs: Runs) -> list[tuple
     return work
 
 
-def _rows(jobs: Iterable[Job]) -> dict[RuleTurn, Rows]:
+def _rows(jobs: Sequence[Job]) -> dict[RuleTurn, Rows]:
     """The rule's examples as each rule turn of the sweep has them."""
+    check_labelling(jobs[0].data, jobs[0].rule)
     rows: dict[RuleTurn, Rows] = {}
     for job in jobs:
         turn = job.recipe.rule_turn
-        check_labelling(job.data, job.rule)
         if turn not in rows:
             rows[turn] = load_rows(job.data, job.rule, job.recipe, job.builder)
     return rows
@@ -209,12 +189,9 @@ def _write(file: Path, points: Iterable[SweepPoint]) -> None:
         part.write_text(content + "\n", encoding="utf-8")
 
 
-def _report(points: Sequence[SweepPoint], seeds: int, title: str, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    text = table(points, seeds)
-    out.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
-    picture(points, title, out.with_suffix(".png"))
-    print(f"\n{text}\n\nwritten to {out}, .md and .png")
+def _write_table(text: str, points: Path) -> None:
+    points.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    print(f"\n{text}\n\nwritten to {points} and .md")
 
 
 def _trained(
@@ -259,19 +236,15 @@ def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, flo
     verdicts = [calibration.p_violation(logit) >= calibration.threshold for logit in logits]
     return SweepPoint(
         point=combination.name,
-        rank=job.lora.get("r", 8),
+        rank=job.settings.lora.get("r", 8),
         seed=job.seed,
-        inputs=_inputs(job),
+        inputs=job.inputs,
         accuracy=metrics["accuracy"],
         auroc=metrics["auroc"],
         nll=metrics["nll"],
         correct=[verdict == bool(label) for verdict, label in zip(verdicts, labels, strict=True)],
         groups=[number_of[name] for name in names],
     )
-
-
-def _inputs(job: Job) -> str:
-    return fingerprint(job.inputs, running_code(FIGURES_CODE))
 
 
 @exits_cleanly
@@ -289,7 +262,7 @@ def main() -> None:
     parser.add_argument("--grid", default=str(own_or_shipped(GRIDS / "rank.yaml")), help=grid)
     parser.add_argument("--force", action="store_true", help="train again what was trained before")
     args = parser.parse_args()
-    process_of(os.environ)  # one GPU, whatever is visible
+    see_one_gpu(os.environ)
     sweep(args.rule, Path(args.grid), load_recipe(args.model), force=args.force)
 
 

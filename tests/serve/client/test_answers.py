@@ -6,26 +6,13 @@ from typing import Any
 
 import pytest
 
-from serve.client.answers import (
-    CheckAnswer,
-    CheckFailed,
-    NotAllowed,
-    RuleExplanation,
-    RuleUnjudged,
-)
+from serve.client.answers import CheckAnswer, CheckFailed, NotAllowed, RuleExplanation, RuleUnjudged
 
+PROBABLE = {"p_violation": 0.9, "threshold": 0.5, "confident": True}
 BODY: dict[str, Any] = {
     "verdict": "unjudged",
     "decided_by": ["fine"],
-    "results": [
-        {
-            "rule": "fine",
-            "verdict": "violation",
-            "p_violation": 0.9,
-            "threshold": 0.5,
-            "confident": True,
-        }
-    ],
+    "results": [{"rule": "fine", "verdict": "violation", **PROBABLE}],
     "unjudged": [{"rule": "long", "code": "too_long", "reason": "it does not fit"}],
     "usage": {"cached_tokens": 7, "computed_tokens": 3},
     "latency_ms": 1.5,

@@ -17,12 +17,8 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 def test_only_what_was_named_is_sent() -> None:
     assert Asked().body(MESSAGES) == {"messages": MESSAGES}
     asked = Asked(["a"], None, {"channel": "email"}, "salt")
-    assert asked.body(MESSAGES) == {
-        "messages": MESSAGES,
-        "rules": ["a"],
-        "metadata": {"channel": "email"},
-        "cache_salt": "salt",
-    }
+    named = {"rules": ["a"], "metadata": {"channel": "email"}, "cache_salt": "salt"}
+    assert asked.body(MESSAGES) == {"messages": MESSAGES, **named}
     assert Asked(rule_set="support").body(MESSAGES)["rule_set"] == "support"
 
 
@@ -41,28 +37,25 @@ def test_nothing_is_sent_after_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(("stated", "seconds"), [("2", 2.0), ("0", 0.3), ("soon", 1.0)])
-def test_no_room_means_to_wait_as_long_as_the_server_says_and_a_moment_at_least(
-    stated: str, seconds: float
-) -> None:
+def test_no_room_means_to_wait_as_the_server_says(stated: str, seconds: float) -> None:
     response = httpx.Response(503, headers={"retry-after": stated})
     assert Attempts(10).answer(response) == seconds
     with pytest.raises(CheckFailed, match="503"):
         Attempts(0.2).answer(response)
 
 
-@pytest.mark.parametrize("headers", [{}, {"retry-after": ""}])
-def test_what_failed_for_another_reason_than_room_is_not_asked_again(
-    headers: dict[str, str],
-) -> None:
-    response = httpx.Response(503, headers=headers, text="the engine failed")
-    with pytest.raises(CheckFailed, match="the engine failed"):
+@pytest.mark.parametrize(
+    ("response", "told"),
+    [
+        (httpx.Response(503, text="the engine failed"), "the engine failed"),
+        (httpx.Response(503, headers={"retry-after": ""}, text="it failed"), "it failed"),
+        (httpx.Response(200, text="<html>"), "not JSON"),
+        (httpx.Response(200, text="[" * 100_000), "not JSON"),
+    ],
+)
+def test_other_failures_are_not_asked_again(response: httpx.Response, told: str) -> None:
+    with pytest.raises(CheckFailed, match=told):
         Attempts(10).answer(response)
-
-
-@pytest.mark.parametrize("text", ["<html>", "[" * 100_000])
-def test_a_page_that_is_no_json_is_no_answer(text: str) -> None:
-    with pytest.raises(CheckFailed, match="not JSON"):
-        Attempts(1).answer(httpx.Response(200, text=text))
 
 
 def nested(depth: int) -> list[Any]:

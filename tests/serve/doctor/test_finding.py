@@ -7,9 +7,7 @@ import pytest
 from serve.doctor.finding import Finding, report
 
 
-def test_the_report_prints_every_finding_and_returns_the_problems(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_report_prints_all_and_returns_problems(capsys: pytest.CaptureFixture[str]) -> None:
     fine, broken = Finding("one", "all is well"), Finding("two", "it broke", "Mend it")
     assert report({"a": lambda: iter([fine]), "b": lambda: iter([broken])}) == [broken]
     lines = capsys.readouterr().out.splitlines()

@@ -14,19 +14,15 @@ def problems(findings: Iterator[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.remedy]
 
 
-def test_a_package_that_breaks_torch_for_cpu_is_a_problem_there_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_package_breaking_cpu_torch_is_told_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "BREAK_CPU_TORCH", ("pytest",))
     monkeypatch.setattr(machine, "hardware", lambda: "a processor, no GPU")
     monkeypatch.setattr(machine, "installed_device", lambda: "cpu")
-    assert [problem.remedy for problem in problems(machine.device())] == [
-        ".venv/bin/python -m pip uninstall -y pytest"
-    ]
+    (breaking,) = problems(machine.device())
+    assert breaking.remedy == ".venv/bin/python -m pip uninstall -y pytest"
     monkeypatch.setattr(machine, "installed_device", lambda: "cuda")
-    assert [problem.remedy for problem in problems(machine.device())] == [
-        "There is no GPU: `make setup DEVICE=cpu`"
-    ]
+    (missing,) = problems(machine.device())
+    assert missing.remedy == "There is no GPU: `make setup DEVICE=cpu`"
     monkeypatch.setattr(machine, "hardware", lambda: "a processor, NVIDIA H200")
     monkeypatch.setattr(machine, "gpu_driver", lambda: "580.82.07")
     assert problems(machine.device()) == []

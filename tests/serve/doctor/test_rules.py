@@ -24,6 +24,11 @@ from tests.serve.guarded import save_adapter
 HIDDEN_SIZE = 384  # of the tiny base
 
 
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
+
+
 def problems(findings: Iterator[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.remedy]
 
@@ -36,54 +41,42 @@ def adapter(folder: Path, rule: str, *, text: str | None = None, **changes: obje
     return folder
 
 
-def test_weights_are_ready_unfinished_outdated_or_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
+def test_weights_are_ready_unfinished_outdated_or_broken(tmp_path: Path) -> None:
     assert "none yet" in next(rules.weights()).text
-    adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
-    adapter(
-        tmp_path / "tiny" / "pii_leak" / "alora-seed1",
-        "pii_leak",
-        text="The assistant must keep secrets.",
-    )
-    adapter(
-        tmp_path / "tiny" / "pii_leak" / "alora-seed2", "pii_leak", base_revision="of another base"
-    )
+    ready = adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
+    reworded = "The assistant must keep secrets."
+    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", text=reworded)
+    foreign = tmp_path / "tiny" / "pii_leak" / "alora-seed2"
+    adapter(foreign, "pii_leak", base_revision="of another base")
     (tmp_path / "minilm" / "pii_leak" / ".lora-seed2.part").mkdir(parents=True)
     broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
     (broken / PEFT_WEIGHTS).write_bytes(b"other")
     (tmp_path / "data" / "pii_leak").mkdir(parents=True)
     findings = {finding.text.split(":")[0]: finding for finding in rules.weights()}
-    texts = [findings[name] for name in ("tiny/pii_leak/alora", "tiny/pii_leak/alora-seed1")]
-    texts.append(findings["minilm/pii_leak/.lora-seed2.part"])
-    texts.append(findings[f"{tmp_path}/tiny/refund_promise/alora"])
-    stale = findings[f"{tmp_path}/tiny/pii_leak/alora-seed2"]
-    assert (
-        len(findings) == 5
-        and "trained on another base" in stale.text
-        and "make train RULE=pii_leak" in str(stale.remedy)
-    )
-    version = load_card(tmp_path / "tiny" / "pii_leak" / "alora").version
-    assert texts[0].text.endswith(f"ready; version {version}") and texts[0].remedy is None
-    assert "`make train RULE=pii_leak MODEL=tiny" in texts[1].text and texts[1].remedy is None
-    assert (
-        "unfinished" in texts[2].text
-        and "RULE=pii_leak MODEL=minilm METHOD=lora SEEDS=2`" in texts[2].text
-        and texts[2].remedy is None
-    )
-    assert "not those of the card" in texts[3].text
-    assert "restore the folder" not in texts[3].text
-    assert str(texts[3].remedy).startswith("Train again or restore the folder.")
-    assert str(texts[3].remedy).endswith(
-        "`make train RULE=refund_promise MODEL=tiny METHOD=alora FORCE=1`"
-    )
+    expected = {
+        "tiny/pii_leak/alora": (f"ready; version {load_card(ready).version}", None),
+        "tiny/pii_leak/alora-seed1": ("`make train RULE=pii_leak MODEL=tiny", None),
+        "minilm/pii_leak/.lora-seed2.part": (
+            "RULE=pii_leak MODEL=minilm METHOD=lora SEEDS=2`",
+            None,
+        ),
+        str(foreign): ("trained on another base", "make train RULE=pii_leak"),
+        str(broken): ("not those of the card", "Train again or restore the folder."),
+    }
+    assert findings.keys() == expected.keys()
+    for name, (text, remedy) in expected.items():
+        assert text in findings[name].text
+        assert (findings[name].remedy is None) == (remedy is None)
+        assert (remedy or "") in (findings[name].remedy or "")
+    assert "unfinished" in findings["minilm/pii_leak/.lora-seed2.part"].text
+    assert "restore the folder" not in findings[str(broken)].text
+    command = "`make train RULE=refund_promise MODEL=tiny METHOD=alora FORCE=1`"
+    assert str(findings[str(broken)].remedy).endswith(command)
 
 
-def test_valid_weights_are_not_to_be_deleted_for_what_is_wrong_elsewhere(
+def test_good_weights_are_not_to_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
     adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", model="tinny")
     adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
     monkeypatch.setattr(rules, "RULES", tmp_path / "rules")
@@ -94,8 +87,7 @@ def test_valid_weights_are_not_to_be_deleted_for_what_is_wrong_elsewhere(
     assert of_rule.remedy == "Known: none"
 
 
-def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
+def test_a_head_is_listed_as_adapters_are(tmp_path: Path) -> None:
     recipe = load_recipe("tiny")
     folder = Runs(tmp_path).adapter("tiny", "pii_leak", "head")
     folder.mkdir(parents=True)
@@ -109,9 +101,7 @@ def test_a_head_is_listed_as_adapters_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert finding.remedy is None
 
 
-def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_rule_or_recipe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy.yaml").write_text("nmae: toy\n")
     monkeypatch.setattr(rules, "MODELS", tmp_path)
     monkeypatch.setattr(rules, "RULES", tmp_path)
@@ -121,9 +111,7 @@ def test_a_rule_or_recipe_that_does_not_load_is_a_problem(
     assert "Did you mean 'name'?" in found[0].text
 
 
-def test_a_base_without_weights_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_without_weights_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tmp_path / "base"
     base.mkdir()
     shutil.copy(MODELS / "tiny" / "tokenizer.json", base)
@@ -141,11 +129,8 @@ def test_a_base_without_weights_is_a_problem(
     assert problems(rules.recipes()) == []
 
 
-def test_weights_of_another_rule_or_of_other_turns_are_not_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_another_rule_or_of_other_turns_are_not_ready(tmp_path: Path) -> None:
     """`make up` refuses the former, and the latter judge other turns than the rule says."""
-    monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
     adapter(tmp_path / "tiny" / "refund_promise" / "alora", "pii_leak")
     (foreign,) = rules.weights()
     assert "not of the rule 'refund_promise'" in foreign.text

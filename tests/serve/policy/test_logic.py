@@ -101,10 +101,7 @@ def test_without_unless_a_further_violation_allows_nothing(
 
 @given(EXPRESSIONS, RULINGS, METADATA, RULINGS)
 def test_what_did_not_decide_changes_no_verdict(
-    content: Any,
-    rulings: dict[str, Ruling],
-    metadata: dict[str, str],
-    others: dict[str, Ruling],
+    content: Any, rulings: dict[str, Ruling], metadata: dict[str, str], others: dict[str, Ruling]
 ) -> None:
     decision = evaluate(content, rulings, metadata)
     assert decision.decided_by

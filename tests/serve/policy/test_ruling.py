@@ -44,9 +44,7 @@ def completions(rulings: Sequence[Ruling]) -> Iterable[tuple[Ruling, ...]]:
 
 
 @given(RULINGS)
-def test_a_result_is_known_exactly_if_no_missing_verdict_could_change_it(
-    rulings: list[Ruling],
-) -> None:
+def test_a_result_is_known_if_no_missing_verdict_changes_it(rulings: list[Ruling]) -> None:
     combine: Callable[[Iterable[Ruling]], Ruling]
     for combine in (any_of, all_of):
         possible = {combine(completed) for completed in completions(rulings)}

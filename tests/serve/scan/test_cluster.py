@@ -82,9 +82,8 @@ def descendants(pid: int) -> dict[int, str]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
+            stat = (folder / "stat").read_text()
+            parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
         except OSError:
             continue
     found: dict[int, str] = {}
@@ -136,15 +135,15 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
     run(command)
     assert content(out) == content(whole.folder)
     assert {path: path.stat().st_mtime_ns for path in times} == times  # none is written again
+    # The threads of an actor spin briefly beside Ray's processes.
+    assert (tmp_path / "spin_count").read_text() == "10000"
     deadline = time.monotonic() + 60
     while any((Path("/proc") / str(pid)).exists() for pid in under):
         assert time.monotonic() < deadline, "a killed scan leaves processes"
         time.sleep(0.1)
 
 
-def test_an_actor_with_other_weights_than_the_scan_began_with_does_not_start(
-    tmp_path: Path, rules: dict[str, Path]
-) -> None:
+def test_an_actor_with_other_weights_is_refused(tmp_path: Path, rules: dict[str, Path]) -> None:
     from serve.scan.cluster import PartJudge
 
     folder = words_folder(write_words(tmp_path / "a.jsonl", 1), rules, tmp_path / "out")
@@ -155,37 +154,7 @@ def test_an_actor_with_other_weights_than_the_scan_began_with_does_not_start(
         PartJudge(start, folder.folder, folder.manifest, Path.cwd())
 
 
-def noting_engine(folders: dict[str, Path], file: Path) -> WordsEngine:
-    """An engine that writes down how long the threads of its process spin."""
-    file.write_text(os.environ.get("GOMP_SPINCOUNT", "as long as they like"))
-    return WordsEngine(folders)
-
-
-def test_the_threads_of_an_actor_spin_briefly_beside_rays_processes(
-    tmp_path: Path, rules: dict[str, Path]
-) -> None:
-    from serve.scan.cluster import scan_on_cluster
-
-    folder = words_folder(write_words(tmp_path / "a.jsonl", 1), rules, tmp_path / "out")
-    noted = tmp_path / "noted"
-    scan_on_cluster(partial(noting_engine, rules, noted), folder, actors=1)
-    assert noted.read_text() == "10000"
-
-
-def test_what_the_reader_refuses_is_raised_as_it_was_there(
-    tmp_path: Path, rules: dict[str, Path]
-) -> None:
-    from serve.scan.cluster import scan_on_cluster
-
-    (tmp_path / "broken.jsonl.gz").write_bytes(b"not gzip")
-    broken = words_folder(tmp_path / "broken.jsonl.gz", rules, tmp_path / "broken")
-    with pytest.raises(GuardError, match=r"^[^\n]*broken\.jsonl\.gz: not readable[^\n]*$"):
-        scan_on_cluster(partial(WordsEngine, rules), broken, actors=1)
-
-
-def test_a_part_without_all_of_its_rows_is_noticed_where_sources_are_read(
-    tmp_path: Path, rules: dict[str, Path]
-) -> None:
+def test_a_part_without_all_rows_is_noticed(tmp_path: Path, rules: dict[str, Path]) -> None:
     from serve.scan.cluster import PartSource
 
     file = write_words(tmp_path / "a.jsonl", 2 * ROWS_A_PART)
@@ -210,7 +179,7 @@ def test_an_actor_has_the_most_cores_for_which_all_find_a_node(
     assert most_cores_each(nodes, actors) == cores
 
 
-def test_actors_find_nodes_and_files_whatever_folder_the_cluster_was_started_in(
+def test_actors_work_in_any_folder_s_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.cluster_utils import Cluster
@@ -231,7 +200,12 @@ def test_actors_find_nodes_and_files_whatever_folder_the_cluster_was_started_in(
         rule = save_words(Path("mild"), b"mild")
         write_words(Path("a.jsonl"), 3)
         folder = words_folder(Path("a.jsonl"), {"mild": rule}, Path("out"))
-        finished = scan_on_cluster(partial(WordsEngine, {"mild": rule}), folder, actors=1)
+        start = partial(WordsEngine, {"mild": rule})
+        finished = scan_on_cluster(start, folder, actors=1)
+        Path("broken.jsonl.gz").write_bytes(b"not gzip")
+        broken = words_folder(Path("broken.jsonl.gz"), {"mild": rule}, Path("broken"))
+        with pytest.raises(GuardError, match=r"^[^\n]*broken\.jsonl\.gz: not readable[^\n]*$"):
+            scan_on_cluster(start, broken, actors=1)
     finally:
         nodes.shutdown()
     assert finished.conversations == 3

@@ -77,9 +77,7 @@ class Brittle(Censor):
 
 
 @pytest.mark.parametrize("broken", ["poison", "breaks"])  # at a step; when it is opened
-def test_what_fails_by_itself_is_refused_with_the_reason_and_the_others_are_judged(
-    broken: str,
-) -> None:
+def test_a_failing_check_is_refused_and_the_others_are_judged(broken: str) -> None:
     texts = [f"number {number}" for number in range(50)]
     texts[7], texts[8] = broken, "forbidden"
     engine = Brittle()

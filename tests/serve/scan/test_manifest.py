@@ -18,9 +18,7 @@ from tests.serve.scan.test_scan import write_rows
 @pytest.mark.parametrize(
     "change", [{"reads": "last tool"}, {"threshold": 0.5}, {"bias": 0.25}, {"temperature": 3.0}]
 )
-def test_another_version_of_a_rule_is_not_scanned_on(
-    tmp_path: Path, change: dict[str, object]
-) -> None:
+def test_another_version_is_not_scanned_on(tmp_path: Path, change: dict[str, object]) -> None:
     (tmp_path / PEFT_WEIGHTS).touch()
     save_card(tmp_path, "fine")
     card = load_card(tmp_path)

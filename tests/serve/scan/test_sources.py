@@ -15,13 +15,7 @@ import pytest
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.scan import sources
-from serve.scan.sources import (
-    find_sources,
-    names_of,
-    read_source,
-    size_of,
-    state_of,
-)
+from serve.scan.sources import find_sources, names_of, read_source, size_of, state_of
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -64,11 +58,6 @@ def test_names_are_quoted_as_in_a_shell() -> None:
         names_of("bob's logs/*.jsonl")
 
 
-def test_an_id_that_is_null_is_none(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "rows.jsonl", {"id": None, "text": "Hi"}, {"id": 0, "text": "Hi"})
-    assert [row.id for row in read_source(path)] == ["", "0"]
-
-
 @pytest.mark.parametrize("name", ["nowhere.jsonl", "*.jsonl", "notes.txt", "empty"])
 def test_what_names_no_readable_file_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.txt").touch()
@@ -82,25 +71,16 @@ def test_what_names_no_readable_file_is_an_error(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.ndjson"])
 def test_lines_are_conversations_and_bad_ones_say_why(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    content = json.dumps({"id": 7, "messages": HI}) + "\n\n{broken\n[1]\n{}\n"
+    content = json.dumps({"id": 0, "messages": HI}) + "\n\n{broken\n[1]\n{}\n"
     data = content.encode() + b'{"text": "\xff"}\n'
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     rows = list(read_source(str(path)))
     assert [row.number for row in rows] == [0, 1, 2, 3, 4]
-    assert (rows[0].id, rows[0].messages) == ("7", (Message("user", "Hi"),))
+    assert (rows[0].id, rows[0].messages) == ("0", (Message("user", "Hi"),))
     words = ["", "not valid JSON", "must be an object", "no conversation", "not valid JSON"]
     for row, problem in zip(rows, words, strict=True):
         assert problem in row.problem and bool(problem) == (row.messages == ())
     assert rows[-1].read_bytes == path.stat().st_size
-
-
-def test_a_key_twice_is_an_error_with_its_place(tmp_path: Path) -> None:
-    """Readers differ in which one counts."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"messages": [{"role": "user", "content": "bad", "content": "Hi"}]}\n')
-    (row,) = read_source(str(path))
-    assert row.messages == ()
-    assert row.problem == "not valid JSON: the key 'content' stands twice at column 50"
 
 
 def test_what_says_nothing_is_not_judged(tmp_path: Path) -> None:
@@ -121,9 +101,7 @@ def test_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
         list(read_source(str(path)))
 
 
-def test_a_line_without_end_costs_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_line_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_LINE_BYTES", 64)
     path = write_lines(tmp_path / "rows.jsonl", {"text": "x" * 300}, {"text": "Hi"})
     too_long, short = read_source(path)
@@ -132,10 +110,7 @@ def test_a_line_without_end_costs_bounded_memory(
 
 
 def test_parquet_rows_have_lists_or_json(tmp_path: Path) -> None:
-    rows = [
-        {"id": "a", "messages": HI, "asked": None},
-        {"id": "b", "messages": None, "asked": "x"},
-    ]
+    rows = [{"id": "a", "messages": HI, "asked": None}, {"id": "b", "messages": None, "asked": "x"}]
     path = write_parquet(tmp_path / "rows.parquet", *rows)
     first, second = read_source(path)
     assert (first.id, first.messages) == ("a", (Message("user", "Hi"),))
@@ -168,9 +143,7 @@ def test_a_file_that_cannot_be_opened_or_read_is_named(tmp_path: Path, name: str
         find_sources([str(tmp_path / name)])
 
 
-def test_a_file_that_breaks_off_is_named_after_the_rows_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PARQUET_ROWS", 1)
     texts = [{"text": "first"}, {"text": "second"}]
     parquet = Path(write_parquet(tmp_path / "rows.parquet", *texts))
@@ -233,16 +206,28 @@ def test_a_file_unlike_its_name_is_named_before_it_is_judged(
         find_sources([str(tmp_path)])
 
 
-def test_lines_that_end_as_on_an_old_mac_are_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        # Readers differ in which one counts.
+        (
+            b'{"messages": [{"role": "user", "content": "bad", "content": "Hi"}]}\r',
+            "not valid JSON: the key 'content' stands twice at column 50",
+        ),
+        (
+            '{"text": "caf\u00e9"}\r'.encode("cp1252"),
+            "not UTF-8 text, byte 0xe9, in Windows-1252 '\u00e9'",
+        ),
+    ],
+)
+def test_a_bad_row_says_where_and_lines_may_end_as_on_an_old_mac(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"text": "one"}\r{"text": "two"}\r')
-    assert [row.messages[0].content for row in read_source(str(path))] == ["one", "two"]
-
-
-def test_a_row_that_is_not_utf8_says_which_byte(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes('{"text": "café"}\n'.encode("cp1252"))
-    (row,) = read_source(str(tmp_path / "rows.jsonl"))
-    assert "not UTF-8 text, byte 0xe9, in Windows-1252 'é'" in row.problem
+    path.write_bytes(content + b'{"id": null, "text": "two"}\r')
+    bad, good = read_source(str(path))
+    assert problem in bad.problem and bad.messages == ()
+    assert (good.id, good.messages[0].content) == ("", "two")
 
 
 def test_a_single_name_is_no_list_of_names(tmp_path: Path) -> None:

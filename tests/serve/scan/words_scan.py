@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -38,6 +39,12 @@ def words_folder(file: Path, folders: Mapping[str, Path], out: Path) -> PartFold
     return PartFolder(out, manifest_of(parts, [str(file)], ROWS_A_PART, "jsonl"))
 
 
+def noting_engine(folders: Mapping[str, Path], file: Path) -> WordsEngine:
+    """An engine that writes down how long the threads of its process spin."""
+    file.write_text(os.environ.get("GOMP_SPINCOUNT", "as long as they like"))
+    return WordsEngine(folders)
+
+
 def main() -> None:
     """Scan; what was killed goes on."""
     from serve.scan.cluster import scan_on_cluster  # Ray, which quick tests do not have
@@ -45,7 +52,8 @@ def main() -> None:
     file, rules, out = (Path(argument) for argument in sys.argv[1:])
     folders = {folder.name: folder for folder in sorted(rules.iterdir())}
     folder = words_folder(file, folders, out)
-    scan_on_cluster(partial(WordsEngine, folders), folder, actors=1)
+    start = partial(noting_engine, folders, out.absolute().parent / "spin_count")
+    scan_on_cluster(start, folder, actors=1)
 
 
 if __name__ == "__main__":

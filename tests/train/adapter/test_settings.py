@@ -15,9 +15,12 @@ from train.job import Job
 
 def test_settings_pass_straight_through_to_peft_and_trl(make_job: MakeJob) -> None:
     job = make_job("alora", weight_decay=0.25)
-    assert trainer_config(job).weight_decay == 0.25
-    assert trainer_config(job).learning_rate == 1e-2
-    assert (lora_config(job).r, lora_config(job).lora_alpha) == (16, 32)
+    config = trainer_config(job)
+    assert (config.weight_decay, config.learning_rate, config.report_to) == (0.25, 1e-2, [])
+    adapter = lora_config(job)
+    assert (adapter.r, adapter.lora_alpha) == (16, 32)
+    assert adapter.alora_invocation_tokens == list(job.builder.invocation(job.rule_text))
+    assert lora_config(make_job("lora")).alora_invocation_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -36,88 +39,90 @@ def test_training_takes_its_epochs_at_least_the_floor_or_else_max_steps(
     assert total_steps(trainer_config(make_job(**settings)), rows, min_steps) == steps
 
 
-def test_a_least_number_of_steps_beside_the_number_of_steps_is_refused(make_job: MakeJob) -> None:
-    job = with_settings(make_job(max_steps=5), min_steps=30)
-    with pytest.raises(GuardError, match=r"lora\.min_steps: .*30 beside max_steps 5.*Remove one"):
-        trainer_config(job)
-
-
 def test_an_interval_is_a_number_of_steps_or_a_share_of_all() -> None:
     assert [interval(every, 7) for every in (0, 0.25, 0.4, 1, 3, 50)] == [0, 2, 3, 1, 3, 50]
 
 
-def test_only_the_alora_carries_the_invocation(make_job: MakeJob) -> None:
-    assert lora_config(make_job("lora")).alora_invocation_tokens is None
-    job = make_job("alora")
-    assert lora_config(job).alora_invocation_tokens == list(job.builder.invocation(job.rule_text))
-
-
-def test_an_unknown_trainer_key_is_named_with_the_nearest(make_job: MakeJob) -> None:
-    with pytest.raises(
-        GuardError,
-        match=r"trainer: unknown key 'learning_rte' for SFTConfig. Did you mean 'learning_rate'",
-    ):
-        trainer_config(make_job(learning_rte=1e-3))
-    with pytest.raises(GuardError, match=r"recipe toy: methods\.lora\.trainer: unknown key 'optm'"):
-        trainer_config(with_settings(make_job(), trainer={"optm": "sgd"}))
-
-
-def test_an_unknown_lora_key_is_named_with_the_nearest(make_job: MakeJob) -> None:
-    with pytest.raises(
-        GuardError,
-        match=r"alora\.lora: unknown key 'lora_alfa' for LoraConfig. Did you mean 'lora_alpha'",
-    ):
-        lora_config(with_lora(make_job("alora"), lora_alfa=3))
+OWNED = (
+    *("packing", "output_dir", "dataloader_drop_last", "data_seed", "bf16", "max_length"),
+    *("save_only_model", "ignore_data_skip"),
+)
 
 
 @pytest.mark.parametrize(
-    "key",
+    ("trainer", "told"),
     [
-        "packing",
-        "output_dir",
-        "dataloader_drop_last",
-        "data_seed",
-        "bf16",
-        "max_length",
-        "save_only_model",
-        "ignore_data_skip",
+        (
+            {"learning_rte": 1e-3},
+            "trainer: unknown key 'learning_rte' for SFTConfig. Did you mean 'learning_rate'",
+        ),
+        *(({key: 1}, f"'{key}' is set by the training stage") for key in OWNED),
+        ({"lr_scheduler_type": "nonsense"}, "SFTConfig rejected these values.*nonsense"),
+        ({"num_train_epochs": 0}, "recipe toy.*'num_train_epochs' must be above 0"),
+        ({"eval_steps": -25}, "recipe toy.*'eval_steps' must be above 0"),
+        ({"eval_steps": 0}, "recipe toy.*'eval_steps' must be above 0"),
+        ({"per_device_train_batch_size": 0}, "recipe toy.*batch_size' must be above 0"),
+        ({"per_device_train_batch_size": "many"}, "recipe toy"),
+        ({"learning_rate": "fast"}, "recipe toy"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "recipe toy"),
+        ({"label_smoothing_factor": 0.2}, "recipe toy.*trained without 'label_smoothing_factor'"),
+        ({"max_grad_norm": None}, "recipe toy.*'max_grad_norm' must be a number"),
+        ({"max_grad_norm": -1}, "recipe toy.*'max_grad_norm' must be a number"),
+        ({"max_grad_norm": "some"}, "recipe toy"),
+        ({"optim": "lomo"}, "optimizer or schedule rejected these values.*lomo"),
+        *(
+            (
+                {"lr_scheduler_type": name, "eval_strategy": "steps", "eval_steps": 5},
+                f"needs a metric.*{name}.*such as cosine",
+            )
+            for name in ("reduce_lr_on_plateau", "greedy")
+        ),
     ],
 )
-def test_a_key_that_training_sets_itself_is_refused(make_job: MakeJob, key: str) -> None:
-    with pytest.raises(GuardError, match=f"'{key}' is set by the training stage"):
-        trainer_config(make_job(**{key: 1}))
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_bad_settings_of_the_trainer_are_refused_before_anything_is_loaded(
+    make_job: MakeJob, method: str, trainer: dict[str, object], told: str
+) -> None:
+    with pytest.raises(GuardError, match=told):
+        trainer_config(make_job(method, **trainer))
 
 
-def test_a_value_that_trl_or_peft_refuses_is_one_line(make_job: MakeJob) -> None:
-    with pytest.raises(GuardError, match=r"SFTConfig rejected these values.*nonsense"):
-        trainer_config(make_job(lr_scheduler_type="nonsense"))
-    with pytest.raises(GuardError, match="LoraConfig rejected these values"):
-        lora_config(
-            with_lora(make_job(), layers_to_transform=[0])
-        )  # not together with "all-linear"
-
-
-def test_a_rank_that_the_engine_would_refuse_is_refused_before_training(make_job: MakeJob) -> None:
-    with pytest.raises(GuardError, match=r"max_lora_rank.*32 > 16"):
-        lora_config(with_lora(make_job(), r=32))
+def test_bad_settings_of_one_method_are_refused_where_they_stand(make_job: MakeJob) -> None:
+    with pytest.raises(GuardError, match=r"recipe toy: methods\.lora\.trainer: unknown key 'optm'"):
+        trainer_config(with_settings(make_job(), trainer={"optm": "sgd"}))
+    job = with_settings(make_job(max_steps=5), min_steps=30)
+    with pytest.raises(GuardError, match=r"lora\.min_steps: .*30 beside max_steps 5.*Remove one"):
+        trainer_config(job)
+    job = make_job("alora")
+    with pytest.raises(GuardError, match=r"without 'fp16'.*bfloat16"):
+        trainer_config(replace(job, recipe=job.recipe.model_copy(update={"dtype": "float16"})))
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("lora", "told"),
     [
-        {"use_dora": True},
-        {"bias": "all"},
-        {"modules_to_save": ["lm_head"]},
-        {"rank_pattern": {"q_proj": 64}},
-        {"trainable_token_indices": [1]},
-    ]
-    + [{"init_lora_weights": name} for name in ("pissa", "olora", "pissa_niter_4", "corda")],
+        ({"lora_alfa": 3}, "unknown key 'lora_alfa' for LoraConfig. Did you mean 'lora_alpha'"),
+        # Not together with "all-linear".
+        ({"layers_to_transform": [0]}, "LoraConfig rejected these values"),
+        ({"r": "16"}, "LoraConfig rejected these values"),
+        ({"rank_pattern": None}, "LoraConfig rejected these values"),
+        ({"r": 32}, "max_lora_rank.*32 > 16"),
+        ({"rank_pattern": {"q_proj": 64}}, "could not be served.*64 > 16"),
+        ({"use_dora": True}, "could not be served"),
+        ({"bias": "all"}, "could not be served"),
+        ({"modules_to_save": ["lm_head"]}, "could not be served"),
+        ({"trainable_token_indices": [1]}, "could not be served"),
+        ({"init_lora_weights": "pissa"}, "could not be served"),
+        ({"init_lora_weights": "olora"}, "could not be served"),
+        ({"init_lora_weights": "pissa_niter_4"}, "could not be served"),
+        ({"init_lora_weights": "corda"}, "could not be served"),
+    ],
 )
-def test_an_adapter_that_vllm_would_refuse_is_refused_before_training(
-    make_job: MakeJob, setting: dict[str, object]
+def test_an_adapter_that_peft_or_the_engine_would_refuse_is_refused_before_training(
+    make_job: MakeJob, lora: dict[str, object], told: str
 ) -> None:
-    with pytest.raises(GuardError, match="could not be served"):
-        lora_config(with_lora(make_job(), **setting))
+    with pytest.raises(GuardError, match=rf"methods\.lora\.lora: .*{told}"):
+        lora_config(with_lora(make_job(), **lora))
 
 
 @pytest.mark.parametrize(
@@ -131,74 +136,20 @@ def test_a_low_rank_update_of_an_unchanged_base_is_served_however_it_starts(
 
 
 @pytest.mark.parametrize(
-    "setting", [{"gradient_checkpointing": True}, {"neftune_noise_alpha": 5.0}]
-)
-def test_what_an_alora_would_be_trained_without_is_refused_and_left_to_the_lora(
-    make_job: MakeJob, setting: dict[str, object]
-) -> None:
-    assert trainer_config(make_job(**setting))
-    with pytest.raises(
-        GuardError,
-        match=rf"aLoRA is trained without '{next(iter(setting))}'.*methods\.lora\.trainer",
-    ):
-        trainer_config(make_job("alora", **setting))
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-@pytest.mark.parametrize(
     "setting",
     [
-        {"num_train_epochs": 0},
-        {"eval_steps": -25},
-        {"eval_steps": 0},
-        {"per_device_train_batch_size": 0},
-        {"per_device_train_batch_size": "many"},
-        {"learning_rate": "fast"},
-        {"lr_scheduler_type": "cosine_with_min_lr"},
-        {"label_smoothing_factor": 0.2},
-        {"max_grad_norm": None},
-        {"max_grad_norm": -1},
-        {"max_grad_norm": "some"},
+        {"gradient_checkpointing": True},
+        {"neftune_noise_alpha": 5.0},
+        {"dataloader_num_workers": 1},
     ],
 )
-def test_a_value_that_training_would_trip_over_or_ignore_is_refused_first(
-    make_job: MakeJob, method: str, setting: dict[str, object]
+def test_a_setting_that_an_alora_would_be_trained_without_is_left_to_the_lora(
+    make_job: MakeJob, setting: dict[str, object]
 ) -> None:
-    with pytest.raises(GuardError, match=r"recipe toy"):
-        trainer_config(make_job(method, **setting))
-
-
-@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
-def test_a_schedule_that_waits_for_a_metric_is_refused(make_job: MakeJob, schedule: str) -> None:
-    job = make_job(lr_scheduler_type=schedule, eval_strategy="steps", eval_steps=5)
-    with pytest.raises(GuardError, match=rf"needs a metric.*{schedule}.*such as cosine"):
-        trainer_config(job)
-
-
-def test_what_only_trl_reads_is_left_to_the_lora(make_job: MakeJob) -> None:
-    assert trainer_config(make_job(dataloader_num_workers=1)).dataloader_num_workers == 1
-    with pytest.raises(GuardError, match="aLoRA is trained without 'dataloader_num_workers'"):
-        trainer_config(make_job("alora", dataloader_num_workers=1))
-
-
-@pytest.mark.parametrize("setting", [{"r": "16"}, {"rank_pattern": None}])
-def test_a_rank_that_is_no_number_is_refused(make_job: MakeJob, setting: dict[str, object]) -> None:
-    with pytest.raises(GuardError, match=r"methods\.lora\.lora: LoraConfig rejected these values"):
-        lora_config(with_lora(make_job(), **setting))
-
-
-def test_an_alora_on_a_base_in_float16_is_refused(make_job: MakeJob) -> None:
-    job = make_job("alora")
-    with pytest.raises(GuardError, match=r"without 'fp16'.*bfloat16"):
-        trainer_config(replace(job, recipe=job.recipe.model_copy(update={"dtype": "float16"})))
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_an_optimizer_whose_package_is_missing_is_refused_before_anything_is_loaded(
-    make_job: MakeJob, method: str
-) -> None:
-    with pytest.raises(GuardError, match=r"optimizer or schedule rejected these values.*lomo"):
-        trainer_config(make_job(method, optim="lomo"))
+    ((key, value),) = setting.items()
+    assert getattr(trainer_config(make_job(**setting)), key) == value
+    with pytest.raises(GuardError, match=rf"aLoRA is trained without '{key}'.*lora\.trainer"):
+        trainer_config(make_job("alora", **setting))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))

@@ -48,10 +48,11 @@ def test_lengths_reach_as_far_as_some_rows_and_not_as_the_longest() -> None:
     covered = coverage(rows(50, "train"), validation, logits, long, [1.0] * len(long))
     assert (covered.sure_logit, covered.sure_logit_long) == (2.0, 1.0)
     for speaker in ("assistant", "tool"):
-        lengths = sorted(
-            max([len(m.content) for m in row.messages if m.role == speaker], default=0)
-            for row in long
-        )
+        lengths: list[int] = []
+        for row in long:
+            turns = [len(m.content) for m in row.messages if m.role == speaker]
+            lengths.append(max(turns, default=0))
+        lengths.sort()
         assert covered.longest_turns[speaker] == lengths[-10] < lengths[-1]
     assert covered.speakers == ("assistant",) and covered.turns == 2
     assert covered.has(ConversationForm(validation[0].messages))

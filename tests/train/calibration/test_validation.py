@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import roc_auc_score
 
 from guard.calibrate import calibrate
 from guard.verdict import Calibration
 from tests.guard.test_calibrate import sample
 from train.calibration import validation
-from train.calibration.validation import (
-    calibrated_loss,
-    validation_loss,
-    validation_metrics,
-)
+from train.calibration.validation import calibrated_loss, validation_loss, validation_metrics
 
 
 def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitted() -> None:
@@ -28,15 +23,12 @@ def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitt
     assert honest["ece"] < 0.03
     noise = np.random.default_rng(0).normal(size=len(labels)).tolist()
     assert validation_metrics(noise, labels, calibrate(noise, labels))["ece"] < 0.06
-    few, few_labels = (
-        [-3.0, -2.5, 2.8, -1.0, -0.5, 0.4, 1.2, -2.7, 2.2, 3.1],
-        [0] * 5 + [1] * 5,
-    )  # a bin each; two are far off
+    few = [-3.0, -2.5, 2.8, -1.0, -0.5, 0.4, 1.2, -2.7, 2.2, 3.1]  # two are far off
+    few_labels = [0] * 5 + [1] * 5
     found = calibrate(few, few_labels)
     fitted = np.sort([found.p_violation(logit) for logit in few])
-    measured = np.array(
-        [one["p"] for one in validation_metrics(few, few_labels, found)["reliability"]]
-    )
+    bins = validation_metrics(few, few_labels, found)["reliability"]  # of one row each
+    measured = np.array([one["p"] for one in bins])
     assert len(measured) == len(fitted)
     assert np.abs(np.sort(measured) - fitted).max() > 0.01
 
@@ -60,18 +52,13 @@ def test_metrics_of_a_hand_made_split() -> None:
     assert metrics["nll"] == pytest.approx(0.4039, abs=1e-4)
 
 
-def test_the_interval_of_the_auroc_holds_the_auroc_and_narrows_with_more_examples() -> None:
-    rng = np.random.default_rng(1)
-    widths = []
-    for n in (50, 500):
-        labels = np.arange(n) % 2
-        logits = rng.normal(labels, 1.0).round(1)  # with ties
-        metrics = validation_metrics(logits.tolist(), labels.tolist(), Calibration())
-        assert metrics["auroc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
-        low, high = metrics["auroc_ci95"]
-        assert low < metrics["auroc"] < high
-        widths.append(high - low)
-    assert widths[1] < widths[0] / 2
+def test_the_auroc_is_sklearn_s_with_ties_too() -> None:
+    labels = np.arange(50) % 2
+    logits = np.random.default_rng(1).normal(labels, 1.0).round(1)
+    metrics = validation_metrics(logits.tolist(), labels.tolist(), Calibration())
+    assert metrics["auroc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-4)
+    low, high = metrics["auroc_ci95"]
+    assert low < metrics["auroc"] < high
 
 
 def test_the_interval_of_the_auroc_is_as_wide_as_hanley_and_mcneil_s() -> None:
@@ -87,18 +74,10 @@ def test_the_interval_of_the_auroc_is_as_wide_as_hanley_and_mcneil_s() -> None:
 
 
 def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
-    probabilities = torch.tensor([0.9, 0.2, 0.4])
-    expected = (
-        -(
-            torch.log(probabilities[0])
-            + torch.log(1 - probabilities[1])
-            + torch.log(probabilities[2])
-        )
-        / 3
-    )
-    assert validation_loss(torch.logit(probabilities).tolist(), [1, 0, 1]) == pytest.approx(
-        float(expected), abs=1e-6
-    )
+    probabilities = np.array([0.9, 0.2, 0.4])
+    logits = np.log(probabilities / (1 - probabilities))
+    expected = -np.log([0.9, 1 - 0.2, 0.4]).mean()
+    assert validation_loss(logits, [1, 0, 1]) == pytest.approx(expected, abs=1e-6)
     assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0
 
 

@@ -40,12 +40,8 @@ def toy_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoder_recipe(base: Path, **trainer: object) -> Recipe:
-    shared = {
-        "max_steps": 20,
-        "eval_steps": 10,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-2,
-    }
+    shared = {"max_steps": 20, "eval_steps": 10, "per_device_train_batch_size": 8}
+    shared |= {"learning_rate": 1e-2}
     return Recipe.model_validate(
         {
             "name": "toy",
@@ -82,11 +78,7 @@ def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
     ) -> Job:
         recipe = encoder_recipe(toy_encoder, **trainer)
         adapter = recipe.methods["lora"].lora | {"lora_dropout": lora_dropout}
-        changed: dict[str, object] = {"lora": adapter}
-        if patience:
-            changed["early_stopping_patience"] = patience
-        if min_steps:
-            changed["min_steps"] = min_steps
+        changed = {"lora": adapter, "early_stopping_patience": patience, "min_steps": min_steps}
         settings = recipe.methods["lora"].model_copy(update=changed)
         recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
         builder = EncoderPromptBuilder.of(recipe)

@@ -1,4 +1,4 @@
-"""The mean of a training's weights: against its formula, and the weights are given back."""
+"""Weights are given back after their mean; `test_trainer.py` holds the mean to its formula."""
 
 from __future__ import annotations
 
@@ -6,22 +6,6 @@ import pytest
 import torch
 
 from train.encoder.average import AveragedWeights
-
-
-def test_a_step_weighs_about_as_its_third_power() -> None:
-    """Unrolled, the update gives the step t a weight proportional to t (t + 1) (t + 2)."""
-    generator = torch.Generator().manual_seed(0)
-    history = torch.randn(20, 3, 2, generator=generator, dtype=torch.float64)
-    weight = torch.nn.Parameter(torch.full((3, 2), 9.0, dtype=torch.float64))
-    average = AveragedWeights([weight])
-    for step, value in enumerate(history, 1):
-        weight.data.copy_(value)
-        average.update(step)
-    steps = torch.arange(1.0, 21.0, dtype=torch.float64)
-    shares = steps * (steps + 1) * (steps + 2)
-    expected = (shares[:, None, None] * history).sum(0) / shares.sum()
-    torch.testing.assert_close(average.means[0], expected)
-    torch.testing.assert_close(weight.data, history[-1])  # training goes on from the last ones
 
 
 def test_the_weights_are_their_mean_for_a_while() -> None:

@@ -29,17 +29,10 @@ from guard.weights.head import NO_WORDS
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import FILLER, data
 from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
-from train.encoder.model import (
-    StateReader,
-    device,
-    fit_heads,
-    load_encoder,
-    mean_states,
-    reader_of,
-)
+from train.encoder.model import StateReader, device, load_encoder, mean_states, reader_of
 from train.encoder.trained import TrainedEncoder
 from train.examples import Row
-from train.head.fit import TrainedHead
+from train.head.fit import TrainedHead, fit_on
 from train.methods import TRAINERS, Trained
 
 CONVERSATIONS = (
@@ -69,9 +62,7 @@ def test_states_are_the_means_of_each_span_of_each_window_alone(
         np.testing.assert_allclose(of_prompt, np.stack(expected), atol=1e-5)
 
 
-def test_heads_of_two_rules_on_one_conversation_read_each_what_it_judges(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_heads_of_two_rules_read_each_its_own_turns(make_encoder_job: MakeEncoderJob) -> None:
     """What is kept for one is not given to the other."""
     of_all, of_assistant = make_encoder_job("head"), make_encoder_job("head", judged="assistant")
     prompt = of_all.builder.build(CONVERSATIONS[1], "")
@@ -100,9 +91,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_the_frozen_encoder_gives_what_the_classifier_of_its_adapters_reads(
-    kind: str, tmp_path: Path
-) -> None:
+def test_the_frozen_encoder_gives_the_classifier_s_states(kind: str, tmp_path: Path) -> None:
     """An adapter's classifier begins as a head on these states."""
     torch.manual_seed(0)
     whole = AutoModelForTokenClassification.from_config(SHAPES[kind]).eval()
@@ -114,21 +103,7 @@ def test_the_frozen_encoder_gives_what_the_classifier_of_its_adapters_reads(
         assert torch.allclose(whole.classifier(states), whole(input_ids=ids).logits, atol=1e-6)
 
 
-def test_a_head_on_the_frozen_encoder_learns_a_word_in_any_turn(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
-    job = make_encoder_job("head", n_train=128)
-    rows = data(job)
-    (head,) = fit_heads([(job, rows)])
-    assert isinstance(head, TrainedHead)
-    logits = np.array(head.logits([row.prompt for row in rows.test]))
-    labels = np.array([row.label for row in rows.test])
-    assert ((logits > 0) == (labels == 1)).mean() > 0.8
-
-
-def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_a_head_does_not_learn_from_other_speakers(make_encoder_job: MakeEncoderJob) -> None:
     """Users say the word in every other row of both kinds; the label says whether the assistant
     does.
     """
@@ -137,7 +112,7 @@ def test_a_head_does_not_learn_from_whom_the_rule_does_not_judge(
         for split, count in (("train", 128), ("validation", 64), ("test", 64)):
             write_examples(job.data / f"{split}.jsonl", _answers(split, count))
         rows = data(job)
-        (head,) = fit_heads([(job, rows)])
+        (head,) = fit_on(reader_of, [(job, rows)])
         assert isinstance(head, TrainedHead)
         assert share_right(head, rows.test) > 0.95
         read = head.reader([row.prompt for row in rows.test])
@@ -152,15 +127,15 @@ def share_right(trained: Trained, rows: Sequence[Row]) -> float:
 
 
 @pytest.mark.parametrize("method", ["head", "lora"])
-def test_what_is_trained_on_the_last_turn_reads_no_other(
+def test_trained_on_last_turns_it_reads_no_other(
     make_encoder_job: MakeEncoderJob, method: str
 ) -> None:
     """Users say the word in every other row's first turn as well, and it means nothing there."""
-    job = make_encoder_job(method, turns="last", max_steps=60)
+    job = make_encoder_job(method, turns="last", max_steps=40)
     for split, count in (("train", 128), ("validation", 64), ("test", 64)):
         write_examples(job.data / f"{split}.jsonl", _answers(split, count))
     rows = data(job)
-    (trained,) = TRAINERS["encoder"][method].fit([(job, rows)], 1)
+    (trained,) = TRAINERS["encoder"][method].fit([(job, rows)])
     assert not isinstance(trained, GuardError)
     assert share_right(trained, rows.test) > 0.95
     if isinstance(trained, TrainedEncoder):

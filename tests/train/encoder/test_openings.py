@@ -35,9 +35,7 @@ def rows_of(job: Job) -> Rows:
     return Rows(*splits)
 
 
-def test_some_rows_have_what_comes_before_anybody_judged_as_a_row_that_is_allowed(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob) -> None:
     job = make_encoder_job(judged="assistant")
     rows = rows_of(job)
     trained_on = with_openings(job, rows, ADAPTER_EVERY)
@@ -63,17 +61,13 @@ def test_generated_rows_and_others_bring_openings_alike(make_encoder_job: MakeEn
 
 
 @pytest.mark.parametrize("judged", ["user", "conversation"])
-def test_rows_that_begin_with_who_is_judged_have_no_openings(
-    make_encoder_job: MakeEncoderJob, judged: str
-) -> None:
+def test_judged_beginnings_have_no_openings(make_encoder_job: MakeEncoderJob, judged: str) -> None:
     job = make_encoder_job(judged=judged)
     rows = rows_of(job)
     assert with_openings(job, rows, ADAPTER_EVERY) == rows
 
 
-def test_a_conversation_in_which_nobody_judged_speaks_has_none(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_without_a_judged_speaker_there_is_no_opening(make_encoder_job: MakeEncoderJob) -> None:
     job = make_encoder_job(judged="tool")
     builder = job.builder
     assert isinstance(builder, EncoderPromptBuilder)
@@ -86,16 +80,10 @@ def test_a_conversation_in_which_nobody_judged_speaks_has_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["head", "lora"])
-def test_what_is_trained_allows_the_other_speaker_alone(
-    make_encoder_job: MakeEncoderJob, method: str
-) -> None:
+def test_the_other_speaker_alone_is_allowed(make_encoder_job: MakeEncoderJob, method: str) -> None:
     job = make_encoder_job(method, judged="assistant")
-    (trained,) = TRAINERS["encoder"][method].fit([(job, rows_of(job))], 1)
+    (trained,) = TRAINERS["encoder"][method].fit([(job, rows_of(job))])
     assert not isinstance(trained, Exception), trained
-    asked, told, answered = trained.logits(
-        [
-            job.builder.build(messages, "")
-            for messages in ([ASKED], [ASKED, TOLD], [ASKED, ANSWERED])
-        ]
-    )
+    talks = ([ASKED], [ASKED, TOLD], [ASKED, ANSWERED])
+    asked, told, answered = trained.logits([job.builder.build(talk, "") for talk in talks])
     assert asked < 0 < told and answered < 0

@@ -5,7 +5,6 @@ fit that a frozen base's head is, and nothing else of the adapter changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,33 +17,19 @@ from transformers import AutoModelForTokenClassification
 
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
-from tests.train.conftest import data
+from tests.train.conftest import data, mostly_generated
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.encoder.bases import head_of
 from train.encoder.model import span_words
 from train.encoder.own_rows import adapted_spans, with_head_of_own_rows
 from train.encoder.trained import TrainedEncoder
 from train.encoder.trainer import Training, fit
-from train.examples import Row, Rows
+from train.examples import Row
 from train.head.fit import FEWEST_OWN, fitted_to_own_rows
 from train.head.rows import RowSpans, head_logits, read_rows
 from train.job import Job
 
 pytestmark = pytest.mark.slow
-
-
-def with_own(rows: Rows, own_training: int, own_validation: int) -> Rows:
-    """All training and validation rows but the last so many are generated."""
-    return replace(
-        rows,
-        train=mostly_generated(rows.train, own_training),
-        validation=mostly_generated(rows.validation, own_validation),
-    )
-
-
-def mostly_generated(rows: tuple[Row, ...], own: int) -> tuple[Row, ...]:
-    first = (replace(row, is_generated=True) for row in rows[: len(rows) - own])
-    return (*first, *rows[len(rows) - own :])
 
 
 def prompts_of(rows: Sequence[Row]) -> list[Prompt]:
@@ -86,7 +71,7 @@ def plain_spans(job: Job, folder: Path, prompts: Sequence[Prompt]) -> list[RowSp
 def test_the_states_are_those_of_plain_peft_and_the_head_says_what_the_adapter_says(
     make_encoder_job: MakeEncoderJob, tmp_path: Path
 ) -> None:
-    job = make_encoder_job(judged="assistant")
+    job = make_encoder_job(judged="assistant", max_steps=4, eval_steps=2)
     rows = data(job)
     trained = Training(job, rows).run()
     trained.save(tmp_path / "adapter")
@@ -101,8 +86,8 @@ def test_the_states_are_those_of_plain_peft_and_the_head_says_what_the_adapter_s
 def test_with_own_rows_beside_generated_ones_the_head_alone_is_fitted_again(
     make_encoder_job: MakeEncoderJob, tmp_path: Path
 ) -> None:
-    job = make_encoder_job()
-    rows = with_own(data(job), own_training=24, own_validation=12)
+    job = make_encoder_job(max_steps=4, eval_steps=2)
+    rows = mostly_generated(data(job), own_training=24, own_validation=12)
     before = Training(job, rows).run()
     before.save(tmp_path / "before")
     prior = head_of(classifier_of(before.model), before.words)
@@ -123,30 +108,26 @@ def test_with_own_rows_beside_generated_ones_the_head_alone_is_fitted_again(
         is_head = ".classifier." in name
         assert torch.equal(weight, weights[name]) != (is_head and "modules_to_save" in name), name
     prompts = prompts_of(rows.validation)
-    logits = head_logits(expected, plain_spans(job, tmp_path / "before", prompts))
-    np.testing.assert_allclose(after.logits(prompts), logits, atol=1e-3)
     spans = plain_spans(job, tmp_path / "before", prompts)
-    np.testing.assert_allclose(
-        after.validation_logits, head_logits(expected_before, spans), atol=1e-3
-    )
+    np.testing.assert_allclose(after.logits(prompts), head_logits(expected, spans), atol=1e-3)
+    logits = head_logits(expected_before, spans)
+    np.testing.assert_allclose(after.validation_logits, logits, atol=1e-3)
 
 
-@pytest.mark.parametrize(("own_training", "own_validation"), [(2 * FEWEST_OWN - 1, 12), (24, 3)])
-def test_with_too_few_own_rows_the_trained_head_stays(
-    make_encoder_job: MakeEncoderJob, own_training: int, own_validation: int
-) -> None:
+def test_with_too_few_own_rows_the_trained_head_stays(make_encoder_job: MakeEncoderJob) -> None:
     """Labels take turns, so of nine rows four are of one label."""
-    job = make_encoder_job()
-    rows = with_own(data(job), own_training, own_validation)
-    trained = Training(job, rows).run()
+    job = make_encoder_job(max_steps=4, eval_steps=2)
+    trained = Training(job, data(job)).run()
     weights = weights_of(trained)
-    assert with_head_of_own_rows(trained, rows) is trained
+    for own_training, own_validation in ((2 * FEWEST_OWN - 1, 12), (24, 3)):
+        rows = mostly_generated(data(job), own_training, own_validation)
+        assert with_head_of_own_rows(trained, rows) is trained
     assert all(torch.equal(weights[name], w) for name, w in weights_of(trained).items())
 
 
 def test_training_ends_with_the_head_of_own_rows(make_encoder_job: MakeEncoderJob) -> None:
-    job = make_encoder_job()
-    rows = with_own(data(job), own_training=24, own_validation=12)
+    job = make_encoder_job(max_steps=4, eval_steps=2)
+    rows = mostly_generated(data(job), own_training=24, own_validation=12)
     (trained,) = fit([(job, rows)])
     assert isinstance(trained, TrainedEncoder)
     alone = with_head_of_own_rows(Training(job, rows).run(), rows)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 def test_what_is_written_says_the_same_in_plain_peft(
     make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: Judged
 ) -> None:
-    job = make_encoder_job(judged=judged)
+    job = make_encoder_job(judged=judged, max_steps=4, eval_steps=2)
     (adapter,) = fit([(job, data(job))])
     assert isinstance(adapter, TrainedEncoder), adapter
     adapter.save(tmp_path / "adapter")

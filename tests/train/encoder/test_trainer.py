@@ -1,5 +1,5 @@
-"""An adapter with its head: the same seed gives the same bytes, plain PEFT loads them, the head
-begins as the regression, and the best evaluation's weights are kept.
+"""An adapter with its head: the same seed gives the same bytes, the head begins as the regression,
+the best evaluation's weights are kept, and a killed run goes on to the same weights.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
-from tests.train.conftest import data
+from tests.train.conftest import calls_of, data
 from tests.train.encoder.conftest import MakeEncoderJob
 from train.adapter.early_stopping import EarlyStopping
-from train.calibration.validation import validation_loss
+from train.calibration.validation import calibrated_loss, validation_loss
 from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trained import TrainedEncoder
 from train.encoder.trainer import CHECKPOINT, Training, fit
-from train.examples import Row, Rows, load
+from train.examples import Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
 from train.run import _parts
@@ -52,8 +52,18 @@ def validation_logits(adapter: TrainedEncoder, rows: Rows) -> list[float]:
     return adapter.logits([row.prompt for row in rows.validation])
 
 
-def loss(logits: list[float], rows: tuple[Row, ...]) -> float:
-    return validation_loss(logits, [row.label for row in rows])
+def loss(logits: Sequence[float], rows: Rows) -> float:
+    return validation_loss(logits, [row.label for row in rows.validation])
+
+
+def files(adapter: TrainedEncoder, folder: Path) -> list[bytes]:
+    adapter.save(folder)
+    return [(folder / name).read_bytes() for name in ("adapter_model.safetensors", WORDS)]
+
+
+def evaluated(written: CaptureResult[str]) -> list[str]:
+    lines = [line for line in (written.out + written.err).splitlines() if "validation loss" in line]
+    return [line.split(": ")[1].split(",")[0] for line in lines]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
@@ -61,10 +71,10 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
 ) -> None:
     contents, words = [], []
     for index, seed in enumerate((0, 0, 1)):
-        folder = tmp_path / str(index)
-        trained(make_encoder_job(seed=seed, runs=f"runs{index}")).save(folder)
-        contents.append((folder / "adapter_model.safetensors").read_bytes())
-        words.append((folder / WORDS).read_bytes())
+        job = make_encoder_job(seed=seed, max_steps=4, eval_steps=2, runs=f"runs{index}")
+        weights, word_weights = files(trained(job), tmp_path / str(index))
+        contents.append(weights)
+        words.append(word_weights)
     assert contents[0] == contents[1] != contents[2]
     assert words[0] == words[1]
 
@@ -89,9 +99,7 @@ def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJ
     assert objective.backward(adapter.model, batch) == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_of_a_training_row_words_say_what_a_fit_without_its_group_says(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_words_of_a_training_row_are_of_other_groups(make_encoder_job: MakeEncoderJob) -> None:
     """They would know it by heart, and nothing would be left for the adapter to learn. Of a pair
     that differs in one turn they would know the other's label.
     """
@@ -100,20 +108,28 @@ def test_of_a_training_row_words_say_what_a_fit_without_its_group_says(
     pairs = [replace(row, group=f"pair {index // 2}") for index, row in enumerate(rows.train)]
     rows = replace(rows, train=tuple(pairs))
     start = BASES["encoder"].start(job, rows)
+    other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
+    changed = replace(rows, train=(*pairs[:4], replace(pairs[4], prompt=other), *pairs[5:]))
+    of_changed = BASES["encoder"].start(job, changed)
     for index in (4, 5):  # a pair
-        other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
-        changed = replace(rows, train=(*pairs[:4], replace(pairs[4], prompt=other), *pairs[5:]))
-        of_changed = BASES["encoder"].start(job, changed)
         assert same(start.held_out[index].words, of_changed.held_out[index].words)
-        assert not same(start.words, of_changed.words)
+    assert not same(start.words, of_changed.words)
     assert len({id(words) for words, _ in start.held_out}) == FOLDS
     assert not any(same(words, start.words) for words, _ in start.held_out)
 
 
-def test_the_words_of_a_fit_to_one_label_are_not_taken(make_encoder_job: MakeEncoderJob) -> None:
+def same(words: WordWeights, others: WordWeights) -> bool:
+    return np.array_equal(words.weights, others.weights)
+
+
+def test_few_groups_make_few_folds_and_one_label_none(make_encoder_job: MakeEncoderJob) -> None:
     """As where all violating rows share a context: nothing is known of the others."""
     job = make_encoder_job()
     rows = data(job)
+    for groups, folds in ((1, 0), (2, 2), (3, 3)):
+        few = [replace(row, group=f"{index // 2 % groups}") for index, row in enumerate(rows.train)]
+        start = BASES["encoder"].start(job, replace(rows, train=tuple(few)))
+        assert len({id(words) for words, _ in start.held_out if words}) == folds
     grouped = [replace(row, group="one") if row.label else row for row in rows.train]
     start = BASES["encoder"].start(job, replace(rows, train=tuple(grouped)))
     known = {0: 0, 1: 0}
@@ -123,35 +139,10 @@ def test_the_words_of_a_fit_to_one_label_are_not_taken(make_encoder_job: MakeEnc
     assert known[1] == 0 < known[0]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
-def test_few_groups_make_as_many_folds(make_encoder_job: MakeEncoderJob, groups: int) -> None:
-    job = make_encoder_job()
-    rows = data(job)
-    few = [replace(row, group=f"{index // 2 % groups}") for index, row in enumerate(rows.train)]
-    start = BASES["encoder"].start(job, replace(rows, train=tuple(few)))
-    known = {id(words) for words, _ in start.held_out if words}
-    assert len(known) == (groups if groups > 1 else 0)
-
-
-def same(words: WordWeights, others: WordWeights) -> bool:
-    return np.array_equal(words.weights, others.weights)
-
-
 def first_head(job: Job, rows: Rows) -> TrainedHead:
     """What training begins with."""
     job.open_scratch()
     return fitted(job, rows, reader_of(job))
-
-
-def test_training_is_never_worse_on_validation_than_the_frozen_head(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
-    """With a learning rate that destroys, the weights before the first step are kept."""
-    job = make_encoder_job(learning_rate=10.0)
-    rows = data(job)
-    head = first_head(make_encoder_job("head"), rows)
-    prompts = [row.prompt for row in rows.validation]
-    np.testing.assert_allclose(trained(job).logits(prompts), head.logits(prompts), atol=1e-4)
 
 
 @pytest.mark.parametrize(("learning_rate", "best"), [(10.0, 0), (1e-2, 20)])
@@ -161,192 +152,151 @@ def test_the_best_weights_are_kept_with_their_logits_and_the_head_is_not_read_ag
     learning_rate: float,
     best: int,
 ) -> None:
-    """The logits before the first step are the head's: no validation row is read for them."""
+    """The logits before the first step are the head's: no validation row is read for them. With a
+    learning rate that destroys, the head is kept.
+    """
     job = make_encoder_job(learning_rate=learning_rate, max_steps=20)
     rows = data(job)
-    evaluations: list[int] = []
-    logits_of = TrainedEncoder.logits
-
-    def counted(trained: TrainedEncoder, prompts: Sequence[Prompt]) -> list[float]:
-        evaluations.append(len(prompts))
-        return logits_of(trained, prompts)
-
     with monkeypatch.context() as watched:
-        watched.setattr(TrainedEncoder, "logits", counted)
+        evaluations = calls_of(watched, TrainedEncoder, "logits")
         adapter = trained(job, rows)
-    assert evaluations == [len(rows.validation)] * 2  # after steps 10 and 20
-    kept = adapter.validation_logits
-    np.testing.assert_allclose(kept, validation_logits(adapter, rows), atol=1e-4)
-    head = first_head(make_encoder_job("head"), rows)
+    read = [len(prompts) for _, prompts in evaluations]
+    assert read == [len(rows.validation)] * 2  # after steps 10 and 20
     logits = validation_logits(adapter, rows)
-    assert np.allclose(logits, head.validation_logits, atol=1e-4) == (best == 0)
+    np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
+    before = first_head(make_encoder_job("head"), rows).validation_logits
+    assert np.allclose(logits, before, atol=1e-4) == (best == 0)
+    if best:
+        labels = [row.label for row in rows.validation]
+        assert calibrated_loss(logits, labels) < calibrated_loss(before, labels)
 
 
 def in_bfloat16(job: Job) -> Job:
     return replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"}))
 
 
-def test_on_a_base_in_bfloat16_training_begins_with_the_head_as_it_is(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
-    job = in_bfloat16(make_encoder_job(learning_rate=10.0))
-    rows = data(job)
-    head = first_head(in_bfloat16(make_encoder_job("head")), rows)
-    adapter = trained(job, rows)
-    logits = validation_logits(adapter, rows)
-    np.testing.assert_allclose(logits, head.validation_logits, atol=1e-4)
-
-
-def test_small_steps_change_the_classifier_on_a_base_in_bfloat16(
+def test_on_a_base_in_bfloat16_the_head_begins_as_it_is_and_small_steps_change_it(
     make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each is a thousandth of what bfloat16 tells apart in most of its weights."""
-    monkeypatch.setattr(EarlyStopping, "restore", lambda self, weights: None)  # to the last step's
-    job = in_bfloat16(make_encoder_job(learning_rate=1e-7))
+    job = in_bfloat16(make_encoder_job(learning_rate=10.0, runs="destroyed"))
     rows = data(job)
-    adapter = trained(job, rows)
+    head = first_head(in_bfloat16(make_encoder_job("head")), rows)
+    logits = validation_logits(trained(job, rows), rows)
+    np.testing.assert_allclose(logits, head.validation_logits, atol=1e-4)
+    monkeypatch.setattr(EarlyStopping, "restore", lambda self, weights: None)  # to the last step's
+    adapter = trained(in_bfloat16(make_encoder_job(learning_rate=1e-7)), rows)
     trainable = [weight for weight in adapter.model.parameters() if weight.requires_grad]
     assert {weight.dtype for weight in trainable} == {torch.float32}
     assert next(adapter.model.parameters()).dtype == torch.bfloat16
     adapter.save(tmp_path)
     written = load_file(tmp_path / "adapter_model.safetensors")
     weight = written["base_model.model.classifier.weight"]
-    begun = first_head(in_bfloat16(make_encoder_job("head")), rows).head.weight
-    assert (weight[1] != begun / 2).mean() > 0.9
+    assert (weight[1] != head.head.weight / 2).mean() > 0.9
 
 
-def test_a_run_without_a_checkpoint_begins_without_what_an_interrupted_one_has_left(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_a_run_without_a_checkpoint_begins_anew(make_encoder_job: MakeEncoderJob) -> None:
     """A better loss at a step of that run, with weights of that run."""
-    job = make_encoder_job(max_steps=20)
+    job = make_encoder_job(max_steps=10)
     rows = data(job)
-    undisturbed = validation_logits(trained(make_encoder_job(max_steps=20, runs="others")), rows)
+    undisturbed = validation_logits(trained(make_encoder_job(max_steps=10, runs="others")), rows)
     job.open_scratch()
     left = EarlyStopping(job.scratch, 3)
-    left.record(15, 1e-9, [torch.zeros(1)])
+    left.record(5, 1e-9, [torch.zeros(1)])
     np.testing.assert_array_equal(validation_logits(trained(job), rows), undisturbed)
 
 
-@pytest.mark.parametrize("last_step", [5, 15, 20])
-def test_an_interrupted_run_goes_on_from_its_last_evaluation_to_the_same_weights(
-    make_encoder_job: MakeEncoderJob,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    last_step: int,
-) -> None:
-    """In the middle of an epoch of 8 steps, dropout and all; after the last step nothing is left
-    to train.
+def kill(patch: pytest.MonkeyPatch, last_step: int | None) -> None:
+    """After this step, or, of 20 steps after the last one; None: between the two files of step 20,
+    when its best weights are recorded and its checkpoint is not written.
     """
-    settings = {"max_steps": 20, "learning_rate": 3e-3, "lora_dropout": 0.3}
-    undisturbed = make_encoder_job(runs="undisturbed", **settings)
-    trained(undisturbed).save(tmp_path / "expected")
-    job = make_encoder_job(**settings)
+    backward, save = Objective.backward, torch.save
     steps: list[int] = []
-    backward = Objective.backward
 
     def interrupted(self: Objective, model: PeftModel, batch: Sequence[int]) -> float:
-        steps.append(len(steps) + 1)
-        if len(steps) > last_step:
+        if len(steps) == last_step:
             raise KeyboardInterrupt
+        steps.append(len(steps))
         return backward(self, model, batch)
 
-    def killed_after_the_last_step(self: EarlyStopping, weights: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Objective, "backward", interrupted)
-        patch.setattr(EarlyStopping, "restore", killed_after_the_last_step)
-        trained(job)
-    resumed: list[int] = []
-
-    def counted(self: Objective, model: PeftModel, batch: Sequence[int]) -> float:
-        resumed.append(1)
-        return backward(self, model, batch)
-
-    monkeypatch.setattr(Objective, "backward", counted)
-    adapter = trained(job)
-    adapter.save(tmp_path / "resumed")
-    assert len(resumed) == 20 - last_step // 10 * 10
-    for name in ("adapter_model.safetensors", WORDS):
-        expected = (tmp_path / "expected" / name).read_bytes()
-        assert (tmp_path / "resumed" / name).read_bytes() == expected
-    logits = validation_logits(adapter, data(job))
-    np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
-
-
-def test_a_run_killed_between_its_two_files_goes_on_from_the_older(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The best weights of step 20 are recorded, and its checkpoint is not written."""
-    settings = {"max_steps": 30, "learning_rate": 3e-3, "lora_dropout": 0.3}
-    expected = trained(make_encoder_job(runs="undisturbed", **settings))
-    job = make_encoder_job(**settings)
-    save = torch.save
-
-    def killed(state: dict[str, object], part: Path) -> None:
-        if state.get("step") == 20:
+    def torn(state: dict[str, object], part: Path) -> None:
+        if last_step is None and state.get("step") == 20:
             raise KeyboardInterrupt
         save(state, part)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(torch, "save", killed)
-        trained(job)
-    assert EarlyStopping(job.scratch, 3)._losses.keys() == {0, 10, 20}
-    rows = data(job)
-    logits = validation_logits(trained(job), rows)
-    np.testing.assert_array_equal(logits, validation_logits(expected, rows))
+    def after_the_last_step(self: EarlyStopping, weights: object) -> None:
+        raise KeyboardInterrupt
+
+    patch.setattr(Objective, "backward", interrupted)
+    patch.setattr(torch, "save", torn)
+    patch.setattr(EarlyStopping, "restore", after_the_last_step)
 
 
-def test_a_run_that_stopped_early_and_was_killed_takes_no_other_step(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_run_goes_on_from_its_last_evaluation_to_the_same_weights(
+    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    job = make_encoder_job(learning_rate=10.0, max_steps=200, patience=1)
+    """In the middle of an epoch of 8 steps, dropout and all."""
+    settings = {"max_steps": 20, "learning_rate": 3e-3, "lora_dropout": 0.3}
+    expected = files(trained(make_encoder_job(runs="whole", **settings)), tmp_path / "whole")
+    for last_step, left in ((5, 20), (15, 10), (20, 0), (None, 10)):
+        job = make_encoder_job(runs=f"killed {last_step}", **settings)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            kill(patch, last_step)
+            trained(job)
+        if last_step is None:
+            assert EarlyStopping(job.scratch, 3)._losses.keys() == {0, 10, 20}
+        with monkeypatch.context() as watched:
+            resumed = calls_of(watched, Objective, "backward")
+            adapter = trained(job)
+        assert len(resumed) == left
+        assert files(adapter, tmp_path / f"killed {last_step}") == expected
+        logits = validation_logits(adapter, data(job))
+        np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
+
+
+def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_step(
+    make_encoder_job: MakeEncoderJob,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = make_encoder_job(learning_rate=10.0, max_steps=200, patience=2)
     rows = data(job)
     first = validation_logits(trained(job), rows)  # its scratch folder stays, as where it is killed
+    steps = ["step 0 of 200", "step 10 of 200", "step 20 of 200"]
+    assert evaluated(capsys.readouterr()) == steps
     monkeypatch.setattr(Objective, "backward", lambda *_: pytest.fail("another step"))
     np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
 
 
-@pytest.mark.parametrize("other", ["words", "logits", "format", "no start"])
-def test_a_checkpoint_of_another_start_is_not_gone_on_from(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str], other: str
+def test_a_checkpoint_is_gone_on_from_if_its_start_differs_by_no_more_than_rounding(
+    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where other code, or another machine, fits the first head anew."""
+    """As where other code, or another machine, fits the first head anew; or where states were read
+    in other batches.
+    """
     job = make_encoder_job(max_steps=10)
     rows = data(job)
     expected = validation_logits(trained(job), rows)
     checkpoint = job.scratch / CHECKPOINT
-    state = torch.load(checkpoint)
-    if other == "words":
-        state["start"]["words"] = {name: 2 * t for name, t in state["start"]["words"].items()}
-    elif other == "logits":
-        state["start"]["logits"][0] += 0.1
-    elif other == "format":
-        state["start"]["format"] -= 1
-    else:
-        del state["start"], state["average"]  # as an older version wrote them
-    torch.save(state, checkpoint)
-    capsys.readouterr()
-    np.testing.assert_array_equal(validation_logits(trained(job), rows), expected)
-    written = capsys.readouterr()
-    assert "starts again" in written.out + written.err
-    assert evaluated(written) == ["step 0", "step 10"]
-
-
-def test_a_start_that_differs_by_rounding_is_gone_on_from(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As where states were read in other batches."""
-    job = make_encoder_job(max_steps=10)
-    trained(job)
-    checkpoint = job.scratch / CHECKPOINT
-    state = torch.load(checkpoint)
-    state["start"]["logits"] = [logit + 1e-5 for logit in state["start"]["logits"]]
-    torch.save(state, checkpoint)
-    capsys.readouterr()
-    trained(job)
-    assert evaluated(capsys.readouterr()) == []
+    for other in ("words", "logits", "format", "no start", "rounding"):
+        state = torch.load(checkpoint)
+        if other == "words":
+            state["start"]["words"] = {name: 2 * t for name, t in state["start"]["words"].items()}
+        elif other == "logits":
+            state["start"]["logits"][0] += 0.1
+        elif other == "format":
+            state["start"]["format"] -= 1
+        elif other == "no start":
+            del state["start"], state["average"]  # as an older version wrote them
+        else:
+            state["start"]["logits"] = [logit + 1e-5 for logit in state["start"]["logits"]]
+        torch.save(state, checkpoint)
+        capsys.readouterr()
+        np.testing.assert_array_equal(validation_logits(trained(job), rows), expected)
+        written = capsys.readouterr()
+        starts_again = other != "rounding"
+        assert ("starts again" in written.out + written.err) == starts_again
+        assert evaluated(written) == ["step 0 of 10", "step 10 of 10"] * starts_again
 
 
 def test_the_weights_that_are_kept_are_the_mean_of_all_steps_and_training_goes_on_from_its_own(
@@ -395,55 +345,29 @@ def test_an_adapter_that_ranks_better_is_kept_though_its_logits_are_off(
     monkeypatch.setattr(TrainedEncoder, "logits", off)
     adapter = trained(make_encoder_job(learning_rate=1e-2, max_steps=20, runs="off"), rows)
     shifted = validation_logits(adapter, rows)
-    head = first_head(make_encoder_job("head"), rows).validation_logits
-    assert loss(shifted, rows.validation) > loss(list(head), rows.validation)
+    before = first_head(make_encoder_job("head"), rows).validation_logits
+    assert loss(shifted, rows) > loss(before, rows)
     np.testing.assert_allclose(shifted, np.array(expected) / 20 - 1, rtol=1e-4)
 
 
-def test_training_lowers_the_validation_loss(make_encoder_job: MakeEncoderJob) -> None:
-    job = make_encoder_job(max_steps=60)
-    rows = data(job)
-    head = first_head(make_encoder_job("head"), rows)
-    prompts = [row.prompt for row in rows.validation]
-    before = loss(head.logits(prompts), rows.validation)
-    assert loss(trained(job).logits(prompts), rows.validation) < 0.9 * before
-
-
-def test_training_ends_after_so_many_evaluations_without_a_lower_loss(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"max_steps": 6, "eval_steps": 0.4}, [0, 3, 6]),  # every share of the steps
+        # Training stops early after the least steps alone, and few rows are trained as long.
+        ({"num_train_epochs": 25, "patience": 1, "min_steps": 5, "eval_steps": 2}, [0, 2, 4, 6]),
+        ({"num_train_epochs": 1, "min_steps": 12, "eval_steps": 6}, [0, 6, 12]),
+    ],
+)
+def test_weights_are_evaluated_when_the_recipe_says_and_training_ends_when_it_says(
+    make_encoder_job: MakeEncoderJob,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, float],
+    steps: list[int],
 ) -> None:
-    trained(make_encoder_job(learning_rate=10.0, max_steps=200, patience=2))
-    assert evaluated(capsys.readouterr()) == ["step 0", "step 10", "step 20"]
-
-
-def test_the_weights_are_evaluated_after_every_share_of_the_steps(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(make_encoder_job(max_steps=6, eval_steps=0.4))
-    assert evaluated(capsys.readouterr()) == ["step 0", "step 3", "step 6"]
-
-
-def test_training_stops_early_after_the_least_steps_alone(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = make_encoder_job(
-        learning_rate=10.0, max_steps=-1, num_train_epochs=25, patience=1, min_steps=25
-    )
-    trained(job)
-    assert evaluated(capsys.readouterr()) == ["step 0", "step 10", "step 20", "step 30"]
-
-
-def evaluated(written: CaptureResult[str]) -> list[str]:
-    lines = [line for line in (written.out + written.err).splitlines() if "validation loss" in line]
-    return [line.split(": ")[1].split(" of")[0] for line in lines]
-
-
-def test_few_rows_are_trained_for_as_many_steps_as_the_recipe_wants_at_least(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained(make_encoder_job(max_steps=-1, num_train_epochs=1, min_steps=30))
-    written = capsys.readouterr()
-    assert "of 30," in written.out + written.err
+    trained(make_encoder_job(**{"learning_rate": 10.0, "max_steps": -1} | settings))
+    told = [line.split(" of ")[0] for line in evaluated(capsys.readouterr())]
+    assert told == [f"step {step}" for step in steps]
 
 
 @pytest.mark.parametrize(("dropout", "repeats"), [(0.0, True), (0.5, False)])
@@ -474,9 +398,7 @@ def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJ
     assert isinstance(error, GuardError) and "NaN or infinite" in str(error)
 
 
-def test_a_rule_s_adapter_is_trained_just_after_its_head(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_an_adapter_is_trained_just_after_its_head(make_encoder_job: MakeEncoderJob) -> None:
     """So that it finds the states that the frozen encoder gave for the head."""
     jobs = [make_encoder_job(method) for method in ("head", "lora")]
     work: list[tuple[Job, Rows]] = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import torch
 import yaml
 from safetensors.numpy import load_file
-from scipy.sparse import csr_matrix, hstack
+from scipy.sparse import hstack
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
@@ -34,9 +33,9 @@ from guard.weights.head import Head
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import (
     RULE,
-    conversation,
     data,
     layers_by_onednn,
+    mostly_generated,
     multiply_by_torch,
     with_settings,
 )
@@ -61,12 +60,11 @@ def trained(job: Job) -> TrainedHead:
 
 def plain_states(base: Path, rows: tuple[Row, ...]) -> np.ndarray:
     """One prompt at a time, without padding."""
-    model = AutoModelForCausalLM.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base).model
+    last: list[torch.Tensor] = []
     with torch.inference_mode():
-        last = [
-            model.model(torch.tensor([row.prompt.token_ids])).last_hidden_state[0, -1]
-            for row in rows
-        ]
+        for row in rows:
+            last.append(model(torch.tensor([row.prompt.token_ids])).last_hidden_state[0, -1])
     return torch.stack(last).numpy()
 
 
@@ -75,29 +73,21 @@ def run_head(job: Job, folder: Path, seeds: tuple[int, ...] = (0,)) -> None:
     run("toy", job.recipe, methods=["head"], seeds=seeds, runs=job.runs, rules=folder)
 
 
-def test_states_are_those_of_each_prompt_alone(job: Job, toy_base: Path) -> None:
-    rng = random.Random(7)
-    prompts = [
-        job.builder.build(conversation(rng, index % 2), job.rule_text) for index in range(20)
-    ]
-    rows = tuple(Row(str(index), "test", 0, prompt) for index, prompt in enumerate(prompts))
-    base = AutoModelForCausalLM.from_pretrained(toy_base).eval()
-    np.testing.assert_allclose(states(base, prompts), plain_states(toy_base, rows), atol=2e-5)
-
-
 def plain_words(row: Row) -> list[str]:
     """The tokens of the conversation, and pairs of neighbours."""
     tokens = [str(token) for token in row.prompt.token_ids[: row.prompt.invocation_start]]
     return [*tokens, *(f"{first} {second}" for first, second in itertools.pairwise(tokens))]
 
 
-def test_where_mkl_is_slow_the_states_are_those_of_plain_products(
+def test_states_are_those_of_each_prompt_alone_where_mkl_is_slow_too(
     job: Job, toy_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32)
-    prompts = [row.prompt for row in data(job).train[:9]]
+    base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32).eval()
+    rows = data(job).train[:20]
+    prompts = [row.prompt for row in rows]
     multiply_by_torch(monkeypatch)
     plain = states(base, prompts)
+    np.testing.assert_allclose(plain, plain_states(toy_base, rows), atol=2e-5)
     products = layers_by_onednn(monkeypatch)
     np.testing.assert_allclose(states(base, prompts), plain, atol=1e-5)
     linear = {module for module in base.base_model.modules() if type(module) is torch.nn.Linear}
@@ -105,104 +95,84 @@ def test_where_mkl_is_slow_the_states_are_those_of_plain_products(
     assert not any("forward" in vars(module) for module in base.modules())
 
 
-def test_a_head_is_the_best_of_sklearn_s_regressions_on_states_and_tfidf(
-    job: Job, toy_base: Path
-) -> None:
-    rows = data(job)
-    states, validation = (plain_states(toy_base, split) for split in (rows.train, rows.validation))
-    scaler = StandardScaler().fit(states)
-    tfidf = TfidfVectorizer(
-        analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
-    ).fit(rows.train)
-    best_loss, expected = math.inf, np.empty(0)
-    for scale, strength in itertools.product(WORD_SCALES, STRENGTHS):
+class SklearnRows:
+    """Sklearn's regressions on training and validation rows, whose words have one vocabulary."""
 
-        def inputs(states: np.ndarray, split: tuple[Row, ...], scale: float = scale) -> csr_matrix:
-            dense = scaler.transform(states) / math.sqrt(states.shape[1])
-            return hstack([dense, tfidf.transform(split) * scale]).tocsr()
+    def __init__(self, rows: Rows, base: Path) -> None:
+        every_row = (*rows.train, *rows.validation)
+        self.states = plain_states(base, every_row)
+        self.labels = np.array([row.label for row in every_row])
+        tfidf = TfidfVectorizer(
+            analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
+        )
+        self.words = tfidf.fit(rows.train).transform(every_row)
+        self.is_training = np.array([row.split == "train" for row in every_row])
+        self.is_own = np.array([not row.is_generated for row in every_row])
 
-        regression = LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
-        regression.fit(inputs(states, rows.train), [row.label for row in rows.train])
-        held_out = inputs(validation, rows.validation)
-        labels = [row.label for row in rows.validation]
-        loss = log_loss(labels, regression.predict_proba(held_out))
-        if loss < best_loss:
-            best_loss, expected = loss, regression.decision_function(held_out)
-    head = trained(job)
-    assert max(expected) - min(expected) > 0.1
-    np.testing.assert_allclose(head.validation_logits, expected, atol=1e-3)
-    prompts = [row.prompt for row in rows.validation]
-    np.testing.assert_allclose(head.logits(prompts), head.validation_logits, atol=1e-9)
-    of_states, of_words = validation @ head.head.weight, words_logits(head.head, rows.validation)
-    assert np.std(of_words) > 0.01 and np.std(of_states) > 0.01  # both count
-    np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
-
-
-def test_a_head_of_own_rows_beside_generated_ones_is_the_mean_of_sklearn_s_regressions(
-    job: Job, toy_base: Path
-) -> None:
-    """Of those that read what a regression of the generated rows says, and of that one; of the
-    words of all rows there is one vocabulary. What the validation rows are calibrated on is the
-    mean before it was fitted to them.
-    """
-    rows = half_generated(data(job))
-    every_row = (*rows.train, *rows.validation)
-    every_state = plain_states(toy_base, every_row)
-    every_label = np.array([row.label for row in every_row])
-    tfidf = TfidfVectorizer(
-        analyzer=plain_words, min_df=2, max_df=len(rows.train) - 1, sublinear_tf=True
-    ).fit(rows.train)
-    of_words = tfidf.transform(every_row)
-    is_training = np.array([row.split == "train" for row in every_row])
-    is_own = np.array([not row.is_generated for row in every_row])
-
-    def decisions(fitted_to: np.ndarray, prior: np.ndarray | None = None) -> list[np.ndarray]:
+    def decisions(self, fitted_to: np.ndarray, prior: np.ndarray | None = None) -> list[np.ndarray]:
         """Of every setting's regression, for every row."""
-        scaler = StandardScaler().fit(every_state[fitted_to])
-        dense = scaler.transform(every_state) / math.sqrt(every_state.shape[1])
+        scaler = StandardScaler().fit(self.states[fitted_to])
+        dense = scaler.transform(self.states) / math.sqrt(self.states.shape[1])
         if prior is not None:
             said = StandardScaler().fit(prior[fitted_to, None])
             dense = np.hstack([dense, PRIOR_SCALE * said.transform(prior[:, None])])
         of_settings: list[np.ndarray] = []
         for scale, strength in itertools.product(WORD_SCALES, STRENGTHS):
-            inputs = hstack([dense, of_words * scale]).tocsr()
+            inputs = hstack([dense, self.words * scale]).tocsr()
             regression = LogisticRegression(C=strength, max_iter=5000, tol=1e-8)
-            regression.fit(inputs[fitted_to], every_label[fitted_to])
+            regression.fit(inputs[fitted_to], self.labels[fitted_to])
             of_settings.append(regression.decision_function(inputs))
         return of_settings
 
-    def losses(of_settings: list[np.ndarray], of_rows: np.ndarray) -> np.ndarray:
+    def losses(self, of_settings: list[np.ndarray], of_rows: np.ndarray) -> np.ndarray:
         summed: list[float] = []
         for logits in of_settings:
             p = 1 / (1 + np.exp(-logits[of_rows]))
-            summed.append(log_loss(every_label[of_rows], p, normalize=False))
+            summed.append(log_loss(self.labels[of_rows], p, normalize=False))
         return np.array(summed)
 
-    of_generated = decisions(is_training & ~is_own)
-    prior = of_generated[int(np.argmin(losses(of_generated, ~is_training & ~is_own)))]
-    before = [*decisions(is_training & is_own, prior), prior]
-    likelihoods = np.exp(-losses(before, ~is_training & is_own))
+    def best(self, of_settings: list[np.ndarray], of_rows: np.ndarray) -> np.ndarray:
+        return of_settings[int(np.argmin(self.losses(of_settings, of_rows)))]
+
+
+def test_a_head_is_the_best_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
+    rows = data(job)
+    plain = SklearnRows(rows, toy_base)
+    validation = ~plain.is_training
+    expected = plain.best(plain.decisions(plain.is_training), validation)[validation]
+    head = trained(job)
+    assert max(expected) - min(expected) > 0.1
+    np.testing.assert_allclose(head.validation_logits, expected, atol=1e-3)
+    prompts = [row.prompt for row in rows.validation]
+    np.testing.assert_allclose(head.logits(prompts), head.validation_logits, atol=1e-9)
+    of_states = plain.states[validation] @ head.head.weight
+    of_words = words_logits(head.head, rows.validation)
+    assert np.std(of_words) > 0.01 and np.std(of_states) > 0.01  # both count
+    np.testing.assert_allclose(of_states + of_words + head.head.bias, expected, atol=1e-3)
+
+
+def test_a_head_of_own_rows_is_a_mean_of_sklearn_s_regressions(job: Job, toy_base: Path) -> None:
+    """Of those that read what a regression of the generated rows says, and of that one. What the
+    validation rows are calibrated on is the mean before it was fitted to them.
+    """
+    rows = mostly_generated(data(job), own_training=48, own_validation=16)
+    plain = SklearnRows(rows, toy_base)
+    validation, generated = ~plain.is_training, ~plain.is_own
+    of_generated = plain.decisions(plain.is_training & generated)
+    prior = plain.best(of_generated, validation & generated)
+    before = [*plain.decisions(plain.is_training & plain.is_own, prior), prior]
+    likelihoods = np.exp(-plain.losses(before, validation & plain.is_own))
     shares = likelihoods / likelihoods.sum()
     assert 0.01 < shares.max() < 0.99
-    afterwards = [*decisions(is_own, prior), prior]
+    afterwards = [*plain.decisions(plain.is_own, prior), prior]
     (head,) = fit([(job, rows)])
     assert isinstance(head, TrainedHead)
-    expected = shares @ np.array(before)[:, ~is_training]
+    expected = shares @ np.array(before)[:, validation]
     np.testing.assert_allclose(head.validation_logits, expected, atol=5e-3)
-    written = shares @ np.array(afterwards)[:, ~is_training]
+    written = shares @ np.array(afterwards)[:, validation]
     prompts = [row.prompt for row in rows.validation]
     np.testing.assert_allclose(head.logits(prompts), written, atol=5e-3)
     assert np.abs(written - expected).max() > 0.1
-
-
-def half_generated(rows: Rows) -> Rows:
-    """The first half of the training and validation rows are the generator's."""
-
-    def of(split: tuple[Row, ...]) -> tuple[Row, ...]:
-        half = len(split) // 2
-        return (*(replace(row, is_generated=True) for row in split[:half]), *split[half:])
-
-    return replace(rows, train=of(rows.train), validation=of(rows.validation))
 
 
 @pytest.mark.parametrize(
@@ -212,19 +182,10 @@ def test_with_few_own_rows_all_rows_are_one_fit(
     job: Job, own_training: int, own_validation: int, is_one_fit: bool
 ) -> None:
     """Labels take turns, so of ten rows five are of either."""
-    rows = data(job)
-    train = mostly_generated(rows.train, own_training)
-    validation = mostly_generated(rows.validation, own_validation)
-    (head,) = fit([(job, replace(rows, train=train, validation=validation))])
+    (head,) = fit([(job, mostly_generated(data(job), own_training, own_validation))])
     assert isinstance(head, TrainedHead)
     expected = trained(job).validation_logits
     assert np.array_equal(head.validation_logits, expected) == is_one_fit
-
-
-def mostly_generated(rows: tuple[Row, ...], own: int) -> tuple[Row, ...]:
-    """All but the last few."""
-    first = (replace(row, is_generated=True) for row in rows[: len(rows) - own])
-    return (*first, *rows[len(rows) - own :])
 
 
 def words_logits(head: Head, rows: tuple[Row, ...]) -> np.ndarray:
@@ -243,21 +204,6 @@ def test_a_head_without_words_reads_states_alone(job: Job) -> None:
 
     head = fitted(job, data(job), reader).head
     assert head.weight.any() and not head.words
-
-
-def test_the_strength_is_chosen_on_the_validation_rows(job: Job) -> None:
-    """Where these say the opposite of the training rows, the least that is learnt is best."""
-    rows = data(job)
-    opposite = tuple(replace(row, label=1 - row.label) for row in rows.validation)
-    rows = replace(rows, validation=opposite)
-    strongest = with_head(job, C=min(STRENGTHS))
-    weights = []
-    for each in (job, strongest):
-        (chosen,) = fit([(each, rows)])
-        assert isinstance(chosen, TrainedHead)
-        weights.append(chosen.head.weight)
-    assert np.array_equal(*weights)
-    assert not np.array_equal(trained(job).head.weight, trained(strongest).head.weight)
 
 
 def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: Job) -> None:
@@ -285,7 +231,6 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
         "card.json",
         "head.safetensors",
         "predictions.jsonl",
-        "reliability.png",
         "stage.json",
     ]
     tensors = load_file(job.folder / "head.safetensors")
@@ -302,14 +247,10 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     assert not job.scratch.exists()
 
     capsys.readouterr()
-    run_head(job, tmp_path)
+    other_trainer = job.recipe.model_copy(update={"trainer": {"learning_rate": 1.0}})
+    run_head(replace(job, recipe=other_trainer), tmp_path)
     assert capsys.readouterr().out == "toy head seed 0: up to date\n"
     assert is_current(job.folder, job.inputs)
-
-
-def test_only_its_own_settings_make_a_head_outdated(job: Job) -> None:
-    other_trainer = job.recipe.model_copy(update={"trainer": {"learning_rate": 1.0}})
-    assert replace(job, recipe=other_trainer).inputs == job.inputs
     assert with_head(job, C=1.0).inputs != job.inputs
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import ngram_rows
 from guard.weights.head import Head
@@ -57,11 +56,3 @@ def test_a_row_s_logit_is_that_of_its_highest_span(rows: ReadRows) -> None:
     assert head_logits(Head(np.array([-1.0], np.float32), 0.5), rows.spans) == [
         0.5 + index for index in range(len(LABELS))
     ]
-
-
-def test_states_that_are_not_finite_are_refused(job: Job) -> None:
-    def broken(prompts: Sequence[Prompt]) -> list[RowSpans]:
-        return [RowSpans(np.array([[np.nan]]), ngram_rows([[]])) for _ in prompts]
-
-    with pytest.raises(GuardError, match="the base's states are not finite"):
-        read_rows(job, broken, [row(0)])

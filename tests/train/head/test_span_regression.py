@@ -72,9 +72,7 @@ def test_of_several_spans_no_step_away_has_a_lower_loss(rng: np.random.Generator
 
 
 @pytest.mark.parametrize("rows_count", [60, 300])
-def test_it_finds_the_one_span_among_many_that_decides(
-    rng: np.random.Generator, rows_count: int
-) -> None:
+def test_the_one_deciding_span_is_found(rng: np.random.Generator, rows_count: int) -> None:
     def documents() -> SpanRows:
         """Of twenty spans of one; in every second row one says something else as well."""
         labels = np.arange(rows_count) % 2

@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 
 from guard.errors import GuardError
-from tests.train.conftest import (
-    data,
-    weights,
-    with_settings,
-)
+from tests.train.conftest import data, weights, with_settings
 from train.adapter.trained import TrainedAdapter
+from train.examples import Rows
 from train.job import Job
 from train.prefix import trainer as shared_prefix
 
@@ -21,9 +18,11 @@ def adapter_weights(fitted: TrainedAdapter | GuardError) -> dict[str, torch.Tens
 
 
 def fitted(*jobs: Job) -> list[dict[str, torch.Tensor]]:
-    return [
-        adapter_weights(model) for model in shared_prefix.fit([(job, data(job)) for job in jobs])
-    ]
+    return fitted_to([(job, data(job)) for job in jobs])
+
+
+def fitted_to(work: list[tuple[Job, Rows]]) -> list[dict[str, torch.Tensor]]:
+    return [adapter_weights(model) for model in shared_prefix.fit(work)]
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,34 +12,53 @@ import torch
 
 from guard.errors import GuardError
 from guard.recipe import PrefixCacheSize
-from tests.train.conftest import (
-    MakeJob,
-)
-from train.prefix.budget import Budget, budget_of
+from tests.train.conftest import MakeJob
+from train.prefix.budget import GIB, Budget, budget_of, free_memory
 
 
-def test_the_free_memory_is_shared_by_the_processes_and_stated_sizes_are_held_against_it(
+def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    memory = psutil.virtual_memory()._replace(available=size)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+
+def test_half_of_the_free_memory_is_taken_and_stated_sizes_are_held_against_it(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stated_budget(processes: int, **stated: float) -> Budget:
-        recipe = job.recipe.model_copy(update={"prefix_cache_gib": PrefixCacheSize(**stated)})
-        return budget_of(replace(job, recipe=recipe), torch.device("cpu"), processes)
-
     job = make_job("alora")
-    memory = psutil.virtual_memory()._replace(available=8 * 2**30, total=16 * 2**30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert [stated_budget(processes).host for processes in (1, 4)] == [4 * 2**30, 2**30]
-    assert stated_budget(1, host=7.0).host == stated_budget(1, host=8.0).host - 2**30 == 7 * 2**30
-    assert stated_budget(2, host=7.0).host == 7 * 2**30  # though both do not fit into what is free
-    with pytest.raises(
-        GuardError, match=r"recipe toy: prefix_cache_gib\.host: .*got 9 GiB, 8\.0 free"
-    ):
-        stated_budget(1, host=9.0)
-    disk = shutil.disk_usage(job.runs.root)._replace(free=8 * 2**30, total=16 * 2**30)
+    free(monkeypatch, 8 * GIB)
+    monkeypatch.setattr("train.prefix.budget.free_memory.__defaults__", (Path("/none"),) * 2)
+    disk = shutil.disk_usage(job.runs.root)._replace(free=8 * GIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
-    for tier in ("host", "disk"):
-        with pytest.raises(GuardError, match=r"got 6 GiB for each of 4 processes, 16\.0 in all"):
-            stated_budget(4, **{tier: 6.0})
-    for tier in ("disk", "device"):
-        with pytest.raises(GuardError, match=rf"prefix_cache_gib\.{tier}: .*1e\+09 GiB"):
-            stated_budget(1, **{tier: 1e9})
+
+    def stated(**gib: float) -> Budget:
+        recipe = job.recipe.model_copy(update={"prefix_cache_gib": PrefixCacheSize(**gib)})
+        return budget_of(replace(job, recipe=recipe), torch.device("cpu"))
+
+    assert stated() == Budget(host=4 * GIB)
+    assert stated(host=8.0, disk=8.0) == Budget(host=8 * GIB, disk=8 * GIB)
+    for tier, room in (("host", "8.0"), ("disk", "8.0"), ("device", "0.0")):
+        told = rf"recipe toy: prefix_cache_gib\.{tier}: .*got 9 GiB, {room} free"
+        with pytest.raises(GuardError, match=told):
+            stated(**{tier: 9.0})
+
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(text + "\n")
+
+
+def test_limits_of_the_control_groups_above_the_process_hold_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of files count as free. A group over its limit leaves nothing."""
+    free(monkeypatch, 1000)
+    own, groups = tmp_path / "own", tmp_path / "groups"
+    assert free_memory(groups, own) == 1000
+    own.write_text("4:memory:/other\n0::/service/job\n")
+    group(groups / "service" / "job", max="max", current="100")
+    assert free_memory(groups, own) == 1000
+    group(groups / "service", max="500", current="300", stat="anon 200\ninactive_file 60")
+    assert free_memory(groups, own) == 260
+    group(groups, max="500", current="600")
+    assert free_memory(groups, own) == 0

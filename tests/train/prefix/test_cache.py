@@ -14,13 +14,11 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
 )
 
 from guard.errors import GuardError
-from tests.train.conftest import layers_by_onednn, multiply_by_torch
+from tests.train.conftest import BASES, calls_of, layers_by_onednn, multiply_by_torch
 from train.prefix import cache as prefix_cache
 from train.prefix.budget import Budget
 from train.prefix.cache import Prefix, PrefixCache, Read
@@ -28,24 +26,23 @@ from train.prefix.cache import Prefix, PrefixCache, Read
 PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6, 7)]
 
 
-def llama() -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
+@pytest.fixture
 def qwen(toy_base: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(toy_base).eval()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("shape", ["qwen", "llama"])
+@pytest.fixture(params=["qwen3", "llama, one KV head"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return BASES[request.param]().eval()
+
+
+@pytest.fixture
+def per_token(qwen: PreTrainedModel) -> int:
+    """Bytes."""
+    return PrefixCache(qwen, Budget()).bytes_per_token
+
+
 @pytest.mark.parametrize(
     "budget",
     [
@@ -58,9 +55,8 @@ def qwen(toy_base: Path) -> PreTrainedModel:
     ],
 )
 def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
-    tmp_path: Path, toy_base: Path, shape: str, budget: Budget
+    tmp_path: Path, model: PreTrainedModel, budget: Budget
 ) -> None:
-    model = llama() if shape == "llama" else qwen(toy_base)
     prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
     for chosen in (PREFIXES[:4], PREFIXES[3::-1], PREFIXES[2:4]):  # computed, and read again
@@ -71,18 +67,14 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
                 torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", ["qwen", "llama"])
 def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
-    tmp_path: Path, toy_base: Path, shape: str, monkeypatch: pytest.MonkeyPatch
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = llama() if shape == "llama" else qwen(toy_base)
     chosen = [tuple(torch.randint(128, (length,)).tolist()) for length in (3, 40, 1, 17)]
     multiply_by_torch(monkeypatch)
-    plain = PrefixCache(model, Budget(), tmp_path).read(chosen)
+    plain = PrefixCache(model, Budget()).read(chosen)
     products = layers_by_onednn(monkeypatch)
-    for states, expected in zip(
-        PrefixCache(model, Budget(), tmp_path).read(chosen), plain, strict=True
-    ):
+    for states, expected in zip(PrefixCache(model, Budget()).read(chosen), plain, strict=True):
         torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
     linear = {module for module in model.base_model.modules() if type(module) is nn.Linear}
     assert set(products) == linear
@@ -90,7 +82,7 @@ def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
 
 
 def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
-    toy_base: Path, monkeypatch: pytest.MonkeyPatch
+    qwen: PreTrainedModel, per_token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiers: dict[str, list[int]] = {}
     for name in ("_on_device", "_on_host", "_on_disk"):
@@ -102,63 +94,52 @@ def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
             return {prefix: each.clone for prefix, each in states.items()}
 
         monkeypatch.setattr(PrefixCache, name, spy)
-    per_token = PrefixCache(qwen(toy_base), Budget()).bytes_per_token
-    prefixes = PrefixCache(qwen(toy_base), Budget(40 * per_token, 18 * per_token, 3 * per_token))
-    prefixes.fill(PREFIXES)
+    PrefixCache(qwen, Budget(40 * per_token, 18 * per_token, 3 * per_token)).fill(PREFIXES)
     assert tiers == {"_on_device": [40], "_on_host": [1, 17], "_on_disk": [3]}
 
 
-def test_files_of_the_disk_tier_have_no_name_and_are_gone_with_the_process(
-    tmp_path: Path, toy_base: Path
+def test_files_of_the_disk_tier_never_have_a_name_and_are_gone_with_the_process(
+    tmp_path: Path, qwen: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefixes = PrefixCache(qwen(toy_base), Budget(disk=10**9), tmp_path)
+    named: list[list[Path]] = []
+
+    def written(states: dict[str, torch.Tensor]) -> bytes:
+        named.append(list(tmp_path.iterdir()))
+        return save(states)
+
+    monkeypatch.setattr(prefix_cache, "save", written)
+    prefixes = PrefixCache(qwen, Budget(disk=10**9), tmp_path)
     prefixes.fill(PREFIXES)
-    assert list(tmp_path.iterdir()) == []
-    mapped = [
-        line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line
-    ]
+    assert named == [[]] and list(tmp_path.iterdir()) == []
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line for line in maps if str(tmp_path) in line]
     assert mapped and all(line.endswith("(deleted)") for line in mapped)
 
 
-def test_a_file_being_written_has_no_name_either(
-    tmp_path: Path, toy_base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named: list[list[Path]] = []
-    monkeypatch.setattr(
-        prefix_cache,
-        "save",
-        lambda states: (named.append(list(tmp_path.iterdir())), save(states))[1],
-    )
-    PrefixCache(qwen(toy_base), Budget(disk=10**9), tmp_path).fill(PREFIXES)
-    assert named == [[]]
-
-
-def test_a_prefix_too_long_for_the_room_leaves_it_to_the_others(toy_base: Path) -> None:
-    per_token = PrefixCache(qwen(toy_base), Budget()).bytes_per_token
-    prefixes = PrefixCache(qwen(toy_base), Budget(host=39 * per_token))
+def test_a_too_long_prefix_leaves_room_to_others(qwen: PreTrainedModel, per_token: int) -> None:
+    prefixes = PrefixCache(qwen, Budget(host=39 * per_token))
     assert prefixes.fill(PREFIXES) == 40
     assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
 
 
-def test_what_a_step_misses_is_computed_in_one_pass(
-    toy_base: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_computes_what_a_step_misses_in_one_pass_and_nothing_that_it_cannot_keep(
+    qwen: PreTrainedModel, per_token: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    computed: list[int] = []
-    original = PrefixCache._computed
-    prefixes = PrefixCache(qwen(toy_base), Budget())
-    monkeypatch.setattr(
-        PrefixCache,
-        "_computed",
-        lambda cache, asked: (computed.append(len(asked)), original(cache, asked))[1],
-    )
-    prefixes.read(PREFIXES[:4])
-    assert computed == [4]
+    computed = calls_of(monkeypatch, PrefixCache, "_computed")
+    empty, full = PrefixCache(qwen, Budget()), PrefixCache(qwen, Budget(host=40 * per_token))
+    for prefixes in (empty, full):
+        prefixes.fill(PREFIXES)
+    full.fill([(1, 2, 3)])
+    measured = [(0,)]
+    assert [asked for _, asked in computed] == [measured, measured, [PREFIXES[1]]]
+    empty.read(PREFIXES[:4])
+    assert len(computed) == 4 and len(computed[3][1]) == 4
 
 
-def test_a_cache_that_is_let_go_of_is_gone_at_once(toy_base: Path) -> None:
+def test_a_cache_that_is_let_go_of_is_gone_at_once(qwen: PreTrainedModel) -> None:
     gc.disable()
     try:
-        prefixes = PrefixCache(qwen(toy_base), Budget(host=10**9))
+        prefixes = PrefixCache(qwen, Budget(host=10**9))
         prefixes.fill(PREFIXES)
         gone = weakref.ref(prefixes)
         del prefixes
@@ -177,35 +158,10 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_a_cache_without_room_computes_nothing_that_it_cannot_keep(
-    toy_base: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_prefix_has_to_be_fetched_where_it_lies_elsewhere(
+    tmp_path: Path, qwen: PreTrainedModel, per_token: int
 ) -> None:
-    model, computed = qwen(toy_base), []
-    original = PrefixCache._computed
-    monkeypatch.setattr(
-        PrefixCache,
-        "_computed",
-        lambda cache, prefixes: (computed.append(prefixes), original(cache, prefixes))[1],
-    )
-    measured = [[(0,)]]
-    PrefixCache(model, Budget()).fill(PREFIXES)
-    assert computed == measured
-    full = PrefixCache(model, Budget(host=40 * PrefixCache(model, Budget()).bytes_per_token))
-    computed.clear()
-    full.fill(PREFIXES)
-    full.fill([(1, 2, 3)])
-    assert computed == [*measured, [PREFIXES[1]]]
-
-
-def test_only_what_lies_elsewhere_has_to_be_fetched(tmp_path: Path, toy_base: Path) -> None:
-    per_token = PrefixCache(qwen(toy_base), Budget()).bytes_per_token
-    prefixes = PrefixCache(
-        qwen(toy_base), Budget(host=40 * per_token, disk=17 * per_token), tmp_path
-    )
+    prefixes = PrefixCache(qwen, Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
     prefixes.fill(PREFIXES)
-    assert [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]] == [
-        3,
-        0,
-        1,
-        17,
-    ]
+    tokens = [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]]
+    assert tokens == [3, 0, 1, 17]

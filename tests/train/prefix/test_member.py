@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.train.conftest import (
-    ADAPTERS,
-    MakeJob,
-    data,
-    with_lora,
-    with_settings,
-)
+from tests.train.conftest import ADAPTERS, MakeJob, calls_of, data, with_lora, with_settings
 from tests.train.prefix.conftest import fitted, largest_difference
 from train.adapter import trl
 from train.adapter.early_stopping import EarlyStopping
@@ -40,26 +34,23 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def jobs(runs: str) -> list[Job]:
-        settings = [
-            {"seed": seed, "max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
-            for seed in range(len(ranks))
-        ]
-        made = [
-            make_job("alora", runs=f"{runs}{seed}", learning_rate=3e-3, **each)
-            for seed, each in enumerate(settings)
-        ]
-        return [
-            with_settings(
-                with_lora(job, r=rank, lora_dropout=dropout), early_stopping_patience=patience
-            )
-            for job, rank in zip(made, ranks, strict=True)
-        ]
+        made: list[Job] = []
+        for seed, rank in enumerate(ranks):
+            steps = {"max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
+            job = make_job("alora", runs=f"{runs}{seed}", seed=seed, learning_rate=3e-3, **steps)
+            job = with_lora(job, r=rank, lora_dropout=dropout)
+            made.append(with_settings(job, early_stopping_patience=patience))
+        return made
 
     update, done = Member.update, []
 
     def killed(member: Member, loss: float) -> None:
         if member.step == 12:
             raise KeyboardInterrupt
+        update(member, loss)
+
+    def counted(member: Member, loss: float) -> None:
+        done.append(member.step)
         update(member, loss)
 
     record = EarlyStopping.record
@@ -72,9 +63,7 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
     monkeypatch.setattr(Member, "update", killed)
     with pytest.raises(KeyboardInterrupt):
         fitted(*jobs("killed"))
-    monkeypatch.setattr(
-        Member, "update", lambda member, loss: (done.append(member.step), update(member, loss))
-    )
+    monkeypatch.setattr(Member, "update", counted)
     left = jobs("killed")
     assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
     found = [fitted(job)[0] for job in left] if alone else fitted(*left)
@@ -83,9 +72,8 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
         15 if patience else 19
     )  # the first epoch was the best, the second the last
     for one, other in zip(found, expected, strict=True):
-        assert largest_difference(one, other) < 2e-3 * max(
-            float(weight.abs().max()) for weight in other.values()
-        )
+        largest = max(float(weight.abs().max()) for weight in other.values())
+        assert largest_difference(one, other) < 2e-3 * largest
 
 
 def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
@@ -109,38 +97,22 @@ def test_a_checkpoint_every_share_of_the_steps(
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_training_stops_early_after_the_least_steps_alone(
-    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("epochs", "patience"), [(10, 1), (1, None)])
+def test_training_stops_after_the_least_steps_alone_and_few_rows_are_trained_as_long(
+    make_job: MakeJob,
+    method: str,
+    epochs: int,
+    patience: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of epochs of two steps the first is the best."""
-    losses: list[float] = []
-    note, record = Progress.loss, EarlyStopping.record
-    monkeypatch.setattr(
-        Progress, "loss", lambda self, nats: (losses.append(nats), note(self, nats))
-    )
+    """An epoch of 16 rows is two steps; the first is the best."""
+    losses = calls_of(monkeypatch, Progress, "loss")
+    record = EarlyStopping.record
     monkeypatch.setattr(
         EarlyStopping, "record", lambda self, step, _, best: record(self, step, step, best)
     )
-    job = make_job(method, n_train=16, num_train_epochs=10)
-    job = with_settings(job, early_stopping_patience=1, min_steps=7)
-    if method == "alora":
-        fitted(job)
-    else:
-        trl.fit(job, data(job))
-    assert len(losses) == 7
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_few_rows_are_trained_for_as_many_steps_as_the_floor(
-    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One epoch of 16 rows is two steps."""
-    losses: list[float] = []
-    note = Progress.loss
-    monkeypatch.setattr(
-        Progress, "loss", lambda self, nats: (losses.append(nats), note(self, nats))
-    )
-    job = with_settings(make_job(method, n_train=16, num_train_epochs=1), min_steps=7)
+    job = make_job(method, n_train=16, num_train_epochs=epochs)
+    job = with_settings(job, early_stopping_patience=patience, min_steps=7)
     if method == "alora":
         fitted(job)
     else:

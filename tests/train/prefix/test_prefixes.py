@@ -42,9 +42,7 @@ def needed_tokens(part: Part, lengths: list[int]) -> int:
 
 
 @pytest.mark.parametrize("most_readers", [1, 2, 12])
-def test_joined_parts_are_few_waste_little_and_hold_every_suffix_on_its_prefix(
-    most_readers: int,
-) -> None:
+def test_joined_parts_are_few_waste_little_and_hold_all_suffixes(most_readers: int) -> None:
     rng = random.Random(0)
     lengths = random_lengths(100)
     readers = [rng.randint(1, most_readers) for _ in lengths]
@@ -62,18 +60,14 @@ def test_joined_parts_are_few_waste_little_and_hold_every_suffix_on_its_prefix(
     assert len(joined) < len(separate) / 2
 
 
-def test_parts_grow_with_how_unlike_the_prefixes_are_not_with_how_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parts_grow_with_unlike_prefixes_not_with_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MAX_WEIGHTS", 2**40)
     for count in (100, 1000):
         lengths = random_lengths(count)
         assert len(both_parts(lengths, [1] * count)[1]) < 10
 
 
-def test_a_prefix_with_more_readers_than_there_is_room_for_is_read_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prefix_of_too_many_readers_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MAX_WEIGHTS", 2 * 50 * WEIGHTS)
     separate, joined = both_parts([50, 200], [5, 1])
     assert [part.suffixes for part in separate] == [[[0, 1]], [[2, 3]], [[4]], [[5]]]

@@ -49,9 +49,7 @@ def test_each_half_of_the_rows_gets_the_update_of_its_adapter_whatever_its_rank(
         torch.testing.assert_close(updated[half], expected)
 
 
-def test_a_layer_of_many_adapters_launches_no_more_than_one_of_two(
-    model: Qwen3ForCausalLM,
-) -> None:
+def test_a_layer_of_many_adapters_launches_no_more_than_one_of_two(model: Qwen3ForCausalLM) -> None:
     base = model.get_submodule("model.layers.0.self_attn.q_proj")
     StackedModel(model, [config(4, "q_proj")] * 8, list(range(8)), [WHERE] * 8)
     layer = model.get_submodule("model.layers.0.self_attn.q_proj")

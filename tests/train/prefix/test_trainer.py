@@ -23,7 +23,13 @@ from tests.train.conftest import (
     with_lora,
     write_toy_data,
 )
-from tests.train.prefix.conftest import adapter_weights, fitted, largest_difference, patient
+from tests.train.prefix.conftest import (
+    adapter_weights,
+    fitted,
+    fitted_to,
+    largest_difference,
+    patient,
+)
 from train.adapter import trl
 from train.adapter.early_stopping import EarlyStopping
 from train.adapter.predict import verdict_logits
@@ -35,8 +41,27 @@ from train.prefix.budget import Budget
 from train.prefix.cache import PrefixCache
 from train.prefix.fleet import Fleet
 from train.prefix.member import Member
+from train.prefix.packer import prefix_of
 
 pytestmark = pytest.mark.slow
+
+
+def trained(job: Job) -> dict[str, torch.Tensor]:
+    """By the trainer of its method."""
+    return fitted(job)[0] if job.method == "alora" else weights(trl.fit(job, data(job)))
+
+
+def groups_of(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The seeds that are trained together, from here on."""
+    groups: list[list[int]] = []
+    original = Fleet.train
+
+    def spy(group: Fleet) -> None:
+        groups.append([member.job.seed for member in group.members])
+        original(group)
+
+    monkeypatch.setattr(Fleet, "train", spy)
+    return groups
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -52,12 +77,8 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {
-            "per_device_train_batch_size": 3,
-            "gradient_accumulation_steps": 3,
-        },  # 64 rows: the last part of an epoch is not full
-        {"weight_decay": 0.3},
+        # Of 64 rows the last part of an epoch is not full.
+        {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3, "weight_decay": 0.3},
         {"lr_scheduler_type": "cosine", "warmup_steps": 0.25, "max_grad_norm": 0.05},
         {"optim": "sgd", "optim_args": "momentum=0.5", "learning_rate": 1.0},
     ],
@@ -69,93 +90,46 @@ def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
         make_job("alora", **{"max_steps": 20, "learning_rate": 3e-3, "runs": runs} | settings)
         for runs in ("one", "reference")
     )
-    (found,) = fitted(one)
-    assert_same(found, weights(trl.fit(reference, data(reference))))
+    assert_same(trained(one), weights(trl.fit(reference, data(reference))))
 
 
-def test_four_rules_in_one_pass_are_the_adapters_that_trl_and_peft_train_one_by_one(
-    make_job: MakeJob,
-) -> None:
+def test_rules_and_ranks_in_one_pass_are_trl_s_one_by_one(make_job: MakeJob) -> None:
     def of_rule(number: int, runs: str) -> Job:
-        rule = RULE.model_copy(
-            update={
-                "id": f"toy{number}",
-                "title": "Nobody may " + " ".join(["ever"] * number) + " mention a refund.",
-            }
-        )
+        title = "Nobody may " + " ".join(["ever"] * number) + " mention a refund."
+        rule = RULE.model_copy(update={"id": f"toy{number}", "title": title})
         # The epsilon: one of these adapters divides gradients by next to nothing, and a rounding in
         # them is 1 % of it.
-        job = replace(
-            make_job(
-                "alora", seed=number, max_steps=20, learning_rate=3e-3, adam_epsilon=1e-6, runs=runs
-            ),
-            rule=rule,
-        )
+        steps = {"max_steps": 20 - number, "learning_rate": 3e-3, "adam_epsilon": 1e-6}
+        job = replace(make_job("alora", seed=number, runs=runs, **steps), rule=rule)
         write_toy_data(job.data, rule=rule.id)
-        return job
+        return with_lora(job, r=16 - 5 * number)
 
-    together = fitted(*(of_rule(number, "together") for number in range(4)))
+    together = fitted(*(of_rule(number, "together") for number in range(3)))
     for number, found in enumerate(together):
         reference = of_rule(number, "reference")
         assert_same(found, weights(trl.fit(reference, data(reference))))
-
-
-def test_three_adapters_of_two_ranks_trained_together_are_those_trained_alone(
-    make_job: MakeJob,
-) -> None:
-    def jobs(runs: str) -> list[Job]:
-        return [
-            make_job("alora", max_steps=12, runs=f"{runs}0"),
-            with_lora(
-                make_job("alora", seed=1, max_steps=9, learning_rate=3e-3, runs=f"{runs}1"), r=5
-            ),
-            replace(
-                make_job("alora", max_steps=12, runs=f"{runs}2"),
-                rule=RULE.model_copy(update={"title": "Short."}),
-            ),
-        ]
-
-    together = fitted(*jobs("together"))
-    for found, job in zip(together, jobs("alone"), strict=True):
-        (expected,) = fitted(job)
-        assert largest_difference(found, expected) < 2e-3 * max(
-            float(weight.abs().max()) for weight in expected.values()
-        )
-    assert largest_difference(together[0], together[2]) > 1e-2
 
 
 @pytest.mark.parametrize("base", BASES)
 def test_gradients_are_those_of_peft_on_whole_prompts(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, base: str
 ) -> None:
+    """From a random second factor: PEFT starts it at zero, and the first factor's gradient is then
+    zero too.
+    """
+    one_step = {"max_steps": 1, "per_device_train_batch_size": 16, "max_grad_norm": 1e9}
     found, expected = (
-        # A random second factor: PEFT starts it at zero, and the first factor's gradient is then
-        # zero too.
-        with_lora(
-            make_job(
-                "alora",
-                base=base,
-                max_steps=1,
-                per_device_train_batch_size=16,
-                max_grad_norm=1e9,
-                runs=runs,
-            ),
-            init_lora_weights=False,
-        )
+        with_lora(make_job("alora", base=base, runs=runs, **one_step), init_lora_weights=False)
         for runs in ("found", "expected")
     )
     gradients: list[list[torch.Tensor]] = []
 
     class Spy(torch.optim.AdamW):
         def step(self, closure: object = None) -> None:  # type: ignore[override]
-            gradients.append(
-                [
-                    p.grad.clone()
-                    for group in self.param_groups
-                    for p in group["params"]
-                    if p.grad is not None
-                ]
-            )
+            of_step: list[torch.Tensor] = []
+            for group in self.param_groups:
+                of_step += [p.grad.clone() for p in group["params"] if p.grad is not None]
+            gradients.append(of_step)
 
     monkeypatch.setattr(
         Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda *_: (Spy, {"lr": 1e-3}))
@@ -172,39 +146,15 @@ def test_gradients_are_those_of_peft_on_whole_prompts(
 def test_what_has_no_room_together_is_trained_one_after_another(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained: list[list[int]] = []
-    original = Fleet.train
-
-    def spy(group: Fleet) -> None:
-        trained.append([member.job.seed for member in group.members])
-        original(group)
-
-    monkeypatch.setattr(Fleet, "train", spy)
+    groups = groups_of(monkeypatch)
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
-    rows = [data(job) for job in jobs]
-    first = [
-        adapter_weights(model) for model in shared_prefix.fit(list(zip(jobs, rows, strict=True)))
-    ]
+    rows = data(jobs[0])
+    first = fitted(*jobs)
     monkeypatch.setattr(budget, "FREE_SHARE", 1e-9)  # nothing is kept
     again = [make_job("alora", seed=seed, max_steps=3, runs=f"again{seed}") for seed in (0, 1, 2)]
-    second = [
-        adapter_weights(model)
-        for model in shared_prefix.fit(
-            list(
-                zip(
-                    again,
-                    (
-                        replace(rows[0], train=rows[0].train[:40]),
-                        replace(rows[0], train=rows[0].train[20:]),
-                        rows[0],
-                    ),
-                    strict=True,
-                )
-            )
-        )
-    ]
-    assert trained == [[0, 1, 2], [0], [1], [2]]
-    assert first[2].keys() == second[2].keys()
+    parts = [replace(rows, train=rows.train[:40]), replace(rows, train=rows.train[20:]), rows]
+    second = fitted_to(list(zip(again, parts, strict=True)))
+    assert groups == [[0, 1, 2], [0], [1], [2]]
     assert largest_difference(first[2], second[2]) < 1e-3
 
 
@@ -237,126 +187,86 @@ def test_a_loss_that_diverges_ends_its_adapter_alone(
 def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, method: str) -> None:
     job = with_lora(make_job(method, max_steps=1), target_modules=["q_prj"])
     with pytest.raises(GuardError, match=rf"methods\.{method}.*q_prj"):
-        fitted(job) if method == "alora" else trl.fit(job, data(job))
+        trained(job)
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
     make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trained(job: Job) -> dict[str, torch.Tensor]:
-        return fitted(job)[0] if method == "alora" else weights(trl.fit(job, data(job)))
-
-    told = {8: 0.5, 16: 0.3, 24: 0.4, 32: 0.2999, 40: 0.35, 48: 0.36}  # 8 steps an epoch
-    measured: list[float] = []
-
-    def losses(logits: object, labels: object) -> float:
-        measured.append(told[8 * (len(measured) + 1)])
-        return measured[-1]
-
+    """Of epochs of two steps."""
+    losses = [0.5, 0.3, 0.4, 0.2999, 0.35, 0.36]
+    told = iter(losses)
     for module in (fleet, trl):
-        monkeypatch.setattr(module, "validation_loss", losses)
-    found = trained(
-        patient(
-            make_job(method, num_train_epochs=20, lr_scheduler_type="constant", runs="stopped"), 2
-        )
-    )
-    assert measured == list(told.values())
-    assert (
-        largest_difference(
-            found,
-            trained(
-                make_job(method, num_train_epochs=4, lr_scheduler_type="constant", runs="four")
-            ),
-        )
-        < 1e-4
-    )
+        monkeypatch.setattr(module, "validation_loss", lambda *_: next(told))
+    shared = {"n_train": 16, "lr_scheduler_type": "constant"}
+    stopped = make_job(method, num_train_epochs=20, runs="stopped", **shared)
+    found = trained(patient(stopped, 2))
+    assert list(told) == []
+    four = make_job(method, num_train_epochs=4, runs="four", **shared)
+    assert largest_difference(found, trained(four)) < 1e-4
 
 
-def test_validation_logits_are_those_of_plain_peft_for_adapters_of_one_rule_and_of_another(
-    make_job: MakeJob,
-) -> None:
+def test_validation_logits_of_two_rules_are_plain_peft_s(make_job: MakeJob) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=6, runs="runs") for seed in (0, 1)]
-    other = replace(jobs[0], rule=RULE.model_copy(update={"title": "Short."}), seed=2)
-    for job, fitted_job in zip(
-        [*jobs, other], shared_prefix.fit([(job, data(job)) for job in (*jobs, other)]), strict=True
-    ):
+    jobs.append(replace(jobs[0], rule=RULE.model_copy(update={"title": "Short."}), seed=2))
+    fits = shared_prefix.fit([(job, data(job)) for job in jobs])
+    for job, fitted_job in zip(jobs, fits, strict=True):
         assert isinstance(fitted_job, TrainedAdapter)
-        expected = verdict_logits(
-            fitted_job.model, [row.prompt for row in data(job).validation], job.builder
-        )
+        prompts = [row.prompt for row in data(job).validation]
+        expected = verdict_logits(fitted_job.model, prompts, job.builder)
         assert fitted_job.validation_logits == pytest.approx(expected, abs=1e-4)
         assert max(expected) - min(expected) > 0.1
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_early_stopping_measures_the_validation_split(
-    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = patient(make_job(method, num_train_epochs=1), 1)
-    seen: list[tuple[list[float], list[int]]] = []
-    for module in (fleet, trl):
-        monkeypatch.setattr(
-            module,
-            "validation_loss",
-            lambda logits, labels: (seen.append((list(logits), list(labels))), 0.0)[1],
-        )
-    validation = data(job).validation
-    if method == "alora":
-        (found,) = (
-            each.validation_logits
-            for each in shared_prefix.fit([(job, data(job))])
-            if isinstance(each, TrainedAdapter)
-        )
-    else:
-        found = verdict_logits(
-            trl.fit(job, data(job)), [row.prompt for row in validation], job.builder
-        )
-    ((logits, labels),) = seen
-    assert labels == [row.label for row in validation]
-    assert logits == pytest.approx(found, abs=1e-5)
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_epochs_end_where_the_rows_do_even_if_the_steps_end_within_one(
+def test_early_stopping_measures_the_validation_split_where_the_rows_end(
     make_job: MakeJob,
     method: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """An epoch of 64 rows is eight steps; the last ends within one."""
+    job = patient(make_job(method, max_steps=12), 5)
+    seen: list[tuple[list[float], list[int]]] = []
+
+    def loss(logits: list[float], labels: list[int]) -> float:
+        seen.append((list(logits), list(labels)))
+        return 1.0 / len(seen)
+
+    for module in (fleet, trl):
+        monkeypatch.setattr(module, "validation_loss", loss)
     recorded: list[int] = []
-    monkeypatch.setattr(EarlyStopping, "record", lambda stopping, step, *_: recorded.append(step))
-    job = patient(make_job(method, max_steps=20), 5)
-    fitted(job) if method == "alora" else trl.fit(job, data(job))
-    assert recorded == [8, 16, 20]
+    record = EarlyStopping.record
+    monkeypatch.setattr(
+        EarlyStopping,
+        "record",
+        lambda self, step, *more: (recorded.append(step), record(self, step, *more))[1],
+    )
+    validation = data(job).validation
+    if method == "alora":
+        (one,) = shared_prefix.fit([(job, data(job))])
+        assert isinstance(one, TrainedAdapter)
+        found = list(one.validation_logits)
+    else:
+        prompts = [row.prompt for row in validation]
+        found = verdict_logits(trl.fit(job, data(job)), prompts, job.builder)
+    assert recorded == [8, 12]
+    logits, labels = seen[-1]
+    assert labels == [row.label for row in validation]
+    assert logits == pytest.approx(found, abs=1e-5)
     told = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
-    assert [line.partition(", ")[0].partition(": ")[2] for line in told] == [
-        f"epoch {number} of 3" for number in (1, 2, 3)
-    ]
+    assert ["epoch 1 of 2" in told[0], "epoch 2 of 2" in told[1], len(told)] == [True, True, 2]
 
 
 def test_groups_count_what_their_adapters_take_and_let_go_of_it(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=2, runs="runs") for seed in range(5)]
-    factors = [
-        64,
-        64,
-        64,
-        32,
-        64,
-        32,
-        64,
-        64,
-        64,
-        128,
-        64,
-        128,
-        128,
-        64,
-    ]  # q, k, v, o, gate, up, down: in and out
+    # q, k, v, o, gate, up, down: in and out
+    factors = [64, 64, 64, 32, 64, 32, 64, 64, 64, 128, 64, 128, 128, 64]
     one = 16 * 2 * 16 * sum(factors)
-    prefixes = {row.prompt.token_ids[: row.prompt.invocation_start] for row in data(jobs[0]).train}
+    prefixes = set(map(prefix_of, data(jobs[0]).train))
     per_token = 2 * 2 * 2 * 16 * 4
     room = Budget(host=per_token * sum(map(len, prefixes)) + 2 * one)
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: room)
@@ -379,47 +289,25 @@ def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=10**7))
-    trained: list[list[int]] = []
-    original = Fleet.train
-    monkeypatch.setattr(
-        Fleet,
-        "train",
-        lambda group: (
-            trained.append([member.job.seed for member in group.members]),
-            original(group),
-        )[1],
-    )
+    groups = groups_of(monkeypatch)
     monkeypatch.setattr(PrefixCache, "bytes_per_token", 10**6)
-    jobs = [make_job("alora", seed=seed, max_steps=2, runs="runs") for seed in range(3)]
-    other = replace(
-        data(jobs[0]), train=data(jobs[0]).train[:40], validation=data(jobs[0]).validation
-    )
-    list(
-        shared_prefix.fit(
-            [
-                *((job, data(job)) for job in jobs[:2]),
-                (jobs[2], replace(other, train=other.train[::-1])),
-            ]
-        )
-    )
-    assert trained == [[0, 1, 2]]
-    trained.clear()
-    again = [make_job("alora", seed=seed, max_steps=2, runs="again") for seed in range(2)]
-    list(shared_prefix.fit([(again[0], other), (again[1], data(again[1]))]))
-    assert trained == [[0], [1]]
+    jobs = [make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(5)]
+    rows = data(jobs[0])
+    fewer = replace(rows, train=rows.train[:40])
+    backwards = replace(rows, train=rows.train[39::-1])
+    fitted_to([(jobs[0], rows), (jobs[1], rows), (jobs[2], backwards)])
+    assert groups == [[0, 1, 2]]
+    fitted_to([(jobs[3], fewer), (jobs[4], rows)])
+    assert groups[1:] == [[3], [4]]
 
 
 def test_weights_lie_where_the_model_is_and_not_on_disk(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=1, disk=10**9))
-    trained: list[int] = []
-    original = Fleet.train
-    monkeypatch.setattr(
-        Fleet, "train", lambda group: (trained.append(len(group.members)), original(group))[1]
-    )
+    groups = groups_of(monkeypatch)
     fitted(*(make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(3)))
-    assert trained == [1, 1, 1]
+    assert groups == [[0], [1], [2]]
 
 
 def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: MakeJob) -> None:
@@ -428,22 +316,16 @@ def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: 
     config = Path(job.recipe.base_path) / "config.json"
     plain = config.read_text()
     (expected,) = fitted(job)
+    eager = {"attn_implementation": "eager", "_attn_implementation": "eager"}
     try:
-        config.write_text(
-            json.dumps(
-                json.loads(plain)
-                | {"attn_implementation": "eager", "_attn_implementation": "eager"}
-            )
-        )
+        config.write_text(json.dumps(json.loads(plain) | eager))
         (found,) = fitted(make_job("alora", max_steps=6, runs="eager"))
     finally:
         config.write_text(plain)
     assert largest_difference(found, expected) == 0
 
 
-def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(
-    make_job: MakeJob,
-) -> None:
+def test_a_bfloat16_base_trains_float32_adapters(make_job: MakeJob) -> None:
     exact, rounded = (
         make_job("alora", max_steps=20, learning_rate=3e-3, runs=runs)
         for runs in ("exact", "rounded")
@@ -455,9 +337,7 @@ def test_a_base_in_bfloat16_trains_float32_adapters_near_those_of_float32(
     assert largest_difference(found, expected) < 0.2 * moved
 
 
-def test_adapters_of_different_modules_are_trained_one_group_after_another(
-    make_job: MakeJob,
-) -> None:
+def test_adapters_of_other_modules_are_another_group(make_job: MakeJob) -> None:
     job = make_job("alora", max_steps=2)
     few = with_lora(replace(job, seed=1), target_modules=["q_proj"])
     every, one = fitted(job, few)

@@ -17,13 +17,12 @@ from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
 from guard.files.yaml_file import load as load_yaml
 from guard.home import ROOT
-from guard.layout import running_code
 from guard.recipe import load_recipe
-from tests.train.conftest import RULE, MakeJob
+from tests.train.conftest import RULE, MakeJob, data
 from train import process
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
-from train.examples import Rows, load
+from train.examples import Rows
 from train.job import Job
 from train.prefix import trainer as shared_prefix
 from train.sweep import run as sweep
@@ -36,11 +35,8 @@ pytestmark = pytest.mark.slow
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "load_rule", lambda name: RULE)
     file = tmp_path / "small.yaml"
-    file.write_text(
-        yaml.safe_dump(
-            {"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}
-        )
-    )
+    stated = {"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}
+    file.write_text(yaml.safe_dump(stated))
     return file
 
 
@@ -61,37 +57,29 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = make_job("alora", max_steps=8)
+    job = make_job("alora", max_steps=4)
     grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert [(point.rank, point.seed) for point in points] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
 
     folder = job.runs.root / "sweeps"
-    assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()], (
-        "no checkpoint is left"
-    )
-    combination = Combination(
-        (("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2))
-    )
-    alone = replace(
-        job, recipe=combination.recipe(job.recipe), seed=1, runs=SweepRuns(job.runs.root, "alone")
-    )
-    assert alone.lora["lora_alpha"] == 8.0  # 32 at r=16
-    data = load(alone.data, RULE, alone.recipe, alone.builder)
-    (fitted,) = shared_prefix.fit([(alone, data)])
+    assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()]
+    settings = (("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2))
+    recipe = Combination(settings).recipe(job.recipe)
+    alone = replace(job, recipe=recipe, seed=1, runs=SweepRuns(job.runs.root, "alone"))
+    assert alone.settings.lora["lora_alpha"] == 8.0  # 32 at r=16
+    rows = data(alone)
+    (fitted,) = shared_prefix.fit([(alone, rows)])
     assert isinstance(fitted, TrainedAdapter)
-    calibration = calibrate(fitted.validation_logits, [row.label for row in data.validation])
-    judged = [
-        calibration.p_violation(logit) >= calibration.threshold
-        for logit in fitted.validation_logits
-    ]
-    assert points[7].correct == [
-        found == bool(row.label) for found, row in zip(judged, data.validation, strict=True)
-    ]
+    calibration = calibrate(fitted.validation_logits, [row.label for row in rows.validation])
+    correct: list[bool] = []
+    for logit, row in zip(fitted.validation_logits, rows.validation, strict=True):
+        is_flagged = calibration.p_violation(logit) >= calibration.threshold
+        correct.append(is_flagged == bool(row.label))
+    assert points[7].correct == correct
 
-    assert {"toy-toy-small.json", "toy-toy-small.md", "toy-toy-small.png"} <= {
-        path.name for path in folder.iterdir()
-    }
+    written = {path.name for path in folder.iterdir()}
+    assert {"toy-toy-small.json", "toy-toy-small.md"} <= written
     assert not job.folder.exists(), "the served adapter is not touched"
     monkeypatch.setattr(shared_prefix, "fit", None)
     assert sweep.sweep("toy", grid, job.recipe, runs=job.runs) == points
@@ -105,7 +93,7 @@ class Told:
         self.answers, self.asked = answers, []  # type: ignore[var-annotated]
 
     def __call__(self, jobs: Sequence[tuple[Job, Rows]]) -> Iterator[object]:
-        self.asked = [(job.lora["r"], job.seed) for job, _ in jobs]
+        self.asked = [(job.settings.lora["r"], job.seed) for job, _ in jobs]
         for answer in self.answers:
             if isinstance(answer, KeyboardInterrupt):
                 raise answer
@@ -128,18 +116,15 @@ def test_beside_generated_rows_combinations_are_compared_on_the_others(
     generated = [replace(row, source=GENERATOR) for row in examples[:12]]
     own = [replace(row, group="pair") for row in examples[12:14]] + examples[14:]
     write_examples(file, [*generated, *own])
-    logits = [2.0 * row.label - 1 for row in generated] + [
-        1.0 - 2 * row.label for row in examples[12:]
-    ]
+    logits = [2.0 * row.label - 1 for row in generated]
+    logits += [1.0 - 2 * row.label for row in examples[12:]]
     monkeypatch.setattr(shared_prefix, "fit", Told(logits, logits, logits, logits))
     for point in sweep.sweep("toy", grid, job.recipe, runs=job.runs):
         assert len(point.correct) == 20 and point.auroc == 0.0
         assert point.groups == [0, 0, *range(1, 19)]  # of rows 12 and 13, and each other
 
 
-def test_points_of_another_version_are_named_before_any_training(
-    make_job: MakeJob, grid: Path
-) -> None:
+def test_points_of_another_version_are_named_first(make_job: MakeJob, grid: Path) -> None:
     job = make_job("alora")
     points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
     points.parent.mkdir(parents=True)
@@ -172,54 +157,25 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     assert len(sweep.sweep("toy", grid, job.recipe, runs=job.runs)) == 4
     assert rest.asked == [(2, 1), (4, 0), (4, 1)]
 
-    grid.write_text(
-        yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]})
-    )  # the recipe's learning rate is the same
+    # The recipe's learning rate is the same.
+    small = yaml.safe_dump({"lora": {"r": [2, 4]}, "seeds": [0, 1]})
+    grid.write_text(small)
     monkeypatch.setattr(shared_prefix, "fit", None)
-    assert {point.point for point in sweep.sweep("toy", grid, job.recipe, runs=job.runs)} == {
-        "r=2",
-        "r=4",
-    }
+    points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert {point.point for point in points} == {"r=2", "r=4"}
 
-    forced = Told(KeyboardInterrupt())
+    grid.write_text(yaml.safe_dump({"lora": {"r": [8]}, "seeds": [0]}))
+    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD))
+    (other,) = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    grid.write_text(small)
+    forced = Told(GOOD, KeyboardInterrupt())
     monkeypatch.setattr(shared_prefix, "fit", forced)
     left = interrupted_at(job, "r=2")
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
-    assert len(forced.asked) == 4
-    assert not left.exists()
-
-
-def test_a_forced_sweep_keeps_the_figures_that_it_does_not_make_again(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, small = make_job("alora"), grid.read_text()
-    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
-    first = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    grid.write_text(yaml.safe_dump({"lora": {"r": [8]}, "seeds": [0]}))
-    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD))
-    other = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    grid.write_text(small)
-    monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        sweep.sweep("toy", grid, job.recipe, runs=job.runs, force=True)
+    assert len(forced.asked) == 4 and not left.exists()
     kept = json.loads((job.runs.root / "sweeps" / "toy-toy-small.json").read_text())
-    assert [point["inputs"] for point in kept] == [other[0].inputs, first[0].inputs]
-
-
-def test_code_that_computes_the_figures_makes_them_anew(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    job, code = make_job("alora"), tmp_path / "calibrate.py"
-    assert {"calibrate.py", "validation.py"} < {path.name for path in sweep.FIGURES_CODE}
-    monkeypatch.setattr(sweep, "FIGURES_CODE", (code,))
-    for content, trained in (("a", 4), ("a", 0), ("b", 4)):
-        code.write_text(content)
-        running_code.cache_clear()  # as in another process
-        told = Told(*[GOOD] * trained)
-        monkeypatch.setattr(shared_prefix, "fit", told)
-        assert len(sweep.sweep("toy", grid, job.recipe, runs=job.runs)) == 4
-        assert len(told.asked) == trained
+    assert [point["inputs"] for point in kept] == [other.inputs, points[0].inputs]
 
 
 def test_what_an_interrupted_sweep_left_of_finished_adapters_is_cleared(
@@ -243,9 +199,7 @@ def test_a_point_that_diverges_leaves_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        shared_prefix,
-        "fit",
-        Told(GOOD, [float("nan")] * 32, GuardError("the loss is NaN"), GOOD),
+        shared_prefix, "fit", Told(GOOD, [float("nan")] * 32, GuardError("the loss is NaN"), GOOD)
     )
     job = make_job("alora")
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
@@ -256,23 +210,22 @@ def test_a_point_that_diverges_leaves_the_others(
     assert "| 1 of 2 |" in told
 
 
-def test_a_rank_that_could_not_be_served_stops_the_sweep_before_training(
-    make_job: MakeJob, grid: Path
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ("lora: {r: [2, 4096]}", "max_lora_rank"),
+        ("ranks: [1, 2]", r"small\.yaml.*ranks"),
+        ("lora: {r: []}", r"small\.yaml.*lora\.r.*at least 1"),
+    ],
+)
+def test_a_bad_grid_stops_the_sweep_before_training(
+    make_job: MakeJob, grid: Path, stated: str, told: str
 ) -> None:
-    grid.write_text("lora: {r: [2, 4096]}")
+    grid.write_text(stated)
     job = make_job("alora")
-    with pytest.raises(GuardError, match="max_lora_rank"):
+    with pytest.raises(GuardError, match=told):
         sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert not (job.runs.root / "sweeps").exists()
-
-
-def test_a_bad_grid_is_named_with_its_key(make_job: MakeJob, grid: Path) -> None:
-    grid.write_text("ranks: [1, 2]")
-    with pytest.raises(GuardError, match=r"small\.yaml.*ranks"):
-        sweep.sweep("toy", grid, make_job("alora").recipe)
-    grid.write_text("lora: {r: []}")
-    with pytest.raises(GuardError, match=r"small\.yaml.*lora\.r.*at least 1"):
-        sweep.sweep("toy", grid, make_job("alora").recipe)
 
 
 def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +233,7 @@ def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(process.VISIBLE_GPUS, "2,3")
     monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
     seen = []
-    monkeypatch.setattr(
-        sweep, "sweep", lambda *_, **__: seen.append(os.environ[process.VISIBLE_GPUS])
-    )
+    see = lambda *_, **__: seen.append(os.environ[process.VISIBLE_GPUS])  # noqa: E731
+    monkeypatch.setattr(sweep, "sweep", see)
     sweep.main()
     assert seen == ["2"]
