@@ -23,12 +23,19 @@ from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
 
+Tensors = dict[str, torch.Tensor]
 NATS = 2e-3  # float32: two ways to compute the same logit
 
 
 def peft_of(folder: Path) -> float:
     """What plain PEFT says of CONVERSATION by the weights in a folder."""
     return peft_logit(CONVERSATION, load_card(folder).rule_text, folder)
+
+
+def logit_of(engine: GuardEngine, rule: str) -> float:
+    """What the engine says of it."""
+    (verdict,) = engine.check(CONVERSATION, [rule]).verdicts
+    return verdict.logit
 
 
 @pytest.mark.parametrize("method", ["alora", "lora"])
@@ -41,14 +48,10 @@ def test_an_adapter_trained_again_answers_by_what_was_loaded_until_it_is_added_a
     assert abs(expected[0] - expected[1]) > 5 * NATS
     engine.add("again", folder)
     shutil.copytree(newer, folder, dirs_exist_ok=True)
-    assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
-        expected[0], abs=NATS
-    )
+    assert logit_of(engine, "again") == pytest.approx(expected[0], abs=NATS)
     engine.remove("again")
     engine.add("again", folder)
-    assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
-        expected[1], abs=NATS
-    )
+    assert logit_of(engine, "again") == pytest.approx(expected[1], abs=NATS)
     engine.remove("again")
 
 
@@ -65,9 +68,7 @@ def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
         refused = engine.check(CONVERSATION, names).refused
         assert list(refused) == ["again"] and "files changed" in refused["again"].why
         engine.serve("again")
-        assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
-            peft_of(newer), abs=NATS
-        )
+        assert logit_of(engine, "again") == pytest.approx(peft_of(newer), abs=NATS)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +106,7 @@ def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(
     engine.add("new", folder)
     with pytest.raises(GuardError, match="served already"):
         engine.add("new", folder)
-    logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
-    assert logit == pytest.approx(
-        peft_logit(CONVERSATION, engine.rules["new"].rule_text, folder), abs=NATS
-    )
+    assert logit_of(engine, "new") == pytest.approx(peft_of(folder), abs=NATS)
     engine.remove("new")
     assert "new" in engine.check(CONVERSATION, ["new"]).refused
     with pytest.raises(GuardError, match="not served"):
@@ -119,7 +117,7 @@ def test_a_check_under_way_ends_with_the_rule_that_is_removed_meanwhile(
     engine: GuardEngine, tmp_path: Path
 ) -> None:
     engine.add("new", save_adapter(tmp_path / "new", "new", seed=20))
-    expected = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
+    expected = logit_of(engine, "new")
     engine.forget()
     loads = engine.counters.adapters
     under_way = engine.open_check(CONVERSATION, ["new", "plain"])
@@ -137,42 +135,32 @@ def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(
     folder, expected, found = tmp_path / "again", [], []
     for seed in (21, 22):
         trained = save_adapter(tmp_path / f"seed {seed}", "again", seed=seed, method="lora")
-        expected.append(peft_logit(CONVERSATION, "The assistant must not mention again.", trained))
+        expected.append(peft_of(trained))
         shutil.copytree(trained, folder, dirs_exist_ok=True)
         engine.add("again", folder)
-        found.append(engine.check(CONVERSATION, ["again"]).verdicts[0].logit)
+        found.append(logit_of(engine, "again"))
         engine.remove("again")
     assert found == pytest.approx(expected, abs=NATS)
     assert abs(expected[0] - expected[1]) > 10 * NATS
 
 
-def broken_nan(tensors: dict[str, torch.Tensor]) -> None:
-    next(iter(tensors.values()))[0, 0] = math.nan
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+BROKEN: dict[str, Callable[[Tensors], Tensors]] = {
+    "nan": lambda tensors: tensors | {Q_PROJ: torch.full_like(tensors[Q_PROJ], math.nan)},
+    "shape": lambda tensors: tensors | {Q_PROJ: torch.zeros(8, 7)},
+    "name": lambda tensors: tensors | {Q_PROJ.replace("q_proj", "x_proj"): tensors.pop(Q_PROJ)},
+    "dtype": lambda tensors: {name: (100 * each).to(torch.int32) for name, each in tensors.items()},
+}
 
 
-def broken_shape(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(name for name in tensors if "q_proj.lora_A" in name)
-    tensors[name] = torch.zeros(8, 7)
-
-
-def broken_name(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(name for name in tensors if "q_proj.lora_A" in name)
-    tensors[name.replace("q_proj", "x_proj")] = tensors.pop(name)
-
-
-def broken_dtype(tensors: dict[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        tensors[name] = (100 * tensor).to(torch.int32)
-
-
-@pytest.mark.parametrize("breakage", [broken_nan, broken_shape, broken_name, broken_dtype])
+@pytest.mark.parametrize("breakage", BROKEN)
 def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
-    engine: GuardEngine, tmp_path: Path, breakage: Callable[[dict[str, torch.Tensor]], None]
+    engine: GuardEngine, tmp_path: Path, breakage: str
 ) -> None:
     folder = save_adapter(tmp_path / "broken", "broken", seed=24)
     tensors = load_file(folder / "adapter_model.safetensors")
-    breakage(tensors)
-    save_file(tensors, folder / "adapter_model.safetensors")
+    assert Q_PROJ in tensors
+    save_file(BROKEN[breakage](tensors), folder / "adapter_model.safetensors")
     save_card(folder, "broken")
     with pytest.raises(GuardError, match="cannot load the adapter"):
         engine.add("broken", folder)
