@@ -266,6 +266,7 @@ class EngineThread:
         """Start the dead engine again, after growing pauses; True if it works again. It is a
         `failure` if it does not, unless the thread is closed meanwhile.
         """
+        assert self._restartable is not None
         if time.monotonic() > self._started_at + STABLE_S:
             self._starts_in_a_row = 0
         failure = GuardError("the engine died again and again", remedy="Its log says why")
@@ -275,31 +276,25 @@ class EngineThread:
             if self._closing.wait(pause_s):  # nobody needs it any more, and nothing has failed
                 self._is_restarting = False
                 return False
-            failed = self._restart()
-            if failed is None:
-                self._started_at = time.monotonic()
-                self._is_restarting = False
-                log.warning("the engine was started again")
-                return True
-            failure = failed
-            log.error("the engine does not start: %s", failure)
+            try:
+                with self._watchdog.loading():
+                    self._restartable.restart(self._watchdog.load_next)
+                    self._on_restart()
+            except BaseException as error:
+                failure = without_frames(engine_failure(error))
+                self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
+                log.error("the engine does not start: %s", failure)
+                continue
+            self.restarts = replace(self.restarts, started=self.restarts.started + 1)
+            self._started_at = time.monotonic()
+            self._is_restarting = False
+            log.warning("the engine was started again")
+            return True
         with self._queue_lock:
             self._failure = failure
             self._closing.set()
             self._is_restarting = False
         return False
-
-    def _restart(self) -> GuardError | None:
-        assert self._restartable is not None
-        try:
-            with self._watchdog.loading():
-                self._restartable.restart(self._watchdog.load_next)
-                self._on_restart()
-        except BaseException as error:
-            self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
-            return without_frames(engine_failure(error))
-        self.restarts = replace(self.restarts, started=self.restarts.started + 1)
-        return None
 
     def _open_arrivals(self) -> bool:
         """Begin what is queued, for OPENING_S or a little more; False once it is time to close."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
@@ -23,7 +21,6 @@ from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
 
-Tensors = dict[str, torch.Tensor]
 NATS = 2e-3  # float32: two ways to compute the same logit
 
 
@@ -129,54 +126,20 @@ def test_a_check_under_way_ends_with_the_rule_that_is_removed_meanwhile(
     assert engine._retired == [] and engine.counters.adapters == loads - 1
 
 
-def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    folder, expected, found = tmp_path / "again", [], []
-    for seed in (21, 22):
-        trained = save_adapter(tmp_path / f"seed {seed}", "again", seed=seed, method="lora")
-        expected.append(peft_of(trained))
-        shutil.copytree(trained, folder, dirs_exist_ok=True)
-        engine.add("again", folder)
-        found.append(logit_of(engine, "again"))
-        engine.remove("again")
-    assert found == pytest.approx(expected, abs=NATS)
-    assert abs(expected[0] - expected[1]) > 10 * NATS
-
-
-Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-BROKEN: dict[str, Callable[[Tensors], Tensors]] = {
-    "nan": lambda tensors: tensors | {Q_PROJ: torch.full_like(tensors[Q_PROJ], math.nan)},
-    "shape": lambda tensors: tensors | {Q_PROJ: torch.zeros(8, 7)},
-    "name": lambda tensors: tensors | {Q_PROJ.replace("q_proj", "x_proj"): tensors.pop(Q_PROJ)},
-    "dtype": lambda tensors: {name: (100 * each).to(torch.int32) for name, each in tensors.items()},
-}
-
-
-@pytest.mark.parametrize("breakage", BROKEN)
-def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
-    engine: GuardEngine, tmp_path: Path, breakage: str
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_adapter_that_vllm_cannot_load_is_refused_and_the_engine_lives_on(
+    engine: GuardEngine, tmp_path: Path, is_cut: bool
 ) -> None:
     folder = save_adapter(tmp_path / "broken", "broken", seed=24)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    assert Q_PROJ in tensors
-    save_file(BROKEN[breakage](tensors), folder / "adapter_model.safetensors")
+    weights = folder / PEFT_WEIGHTS
+    if is_cut:
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        tensors = load_file(weights)
+        next(iter(tensors.values()))[0, 0] = math.nan
+        save_file(tensors, weights)
     save_card(folder, "broken")
     with pytest.raises(GuardError, match="cannot load the adapter"):
         engine.add("broken", folder)
     assert "broken" not in engine.rules
-    assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
-
-
-def test_a_file_cut_off_before_its_card_was_written_is_refused_and_the_engine_lives_on(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    folder = save_adapter(tmp_path / "cut", "cut", seed=25)
-    path = folder / "adapter_model.safetensors"
-    for kept in (-100, 20, 0):
-        path.write_bytes(path.read_bytes()[:kept])
-        save_card(folder, "cut")
-        with pytest.raises(GuardError, match="cannot load the adapter"):
-            engine.add("cut", folder)
-    assert "cut" not in engine.rules
     assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
