@@ -353,11 +353,7 @@ class EngineThread:
                 with self._watchdog.batch():
                     self._engine.step()
         except Exception as error:
-            failed, self._open = self._open, []
-            failure = engine_failure(error)  # once: it is logged
-            for _, pending in failed:
-                pending.fail(failure)
-            for check, _ in failed:
+            for check in self._fail_open(engine_failure(error)):  # once: it is logged
                 self._engine.cancel(check.call)
             return False
         together = len(self._open)
@@ -369,20 +365,13 @@ class EngineThread:
 
     def _drop_unwanted(self) -> None:
         """End the checks that nobody waits for any longer, or that are too late."""
-        still_open: list[tuple[OpenedCheck, PendingCheck]] = []
         unwanted: list[OpenedCheck] = []
-        failures: list[tuple[PendingCheck, GuardError]] = []
         for check, pending in self._open:
-            failure = pending.failure()
-            if failure is None:
-                still_open.append((check, pending))
-            else:
+            if failure := pending.failure():
+                pending.fail(failure)
                 unwanted.append(check)
-                failures.append((pending, failure))
         # First: if the engine fails, nobody is told twice.
-        self._open = still_open
-        for pending, failure in failures:
-            pending.fail(failure)
+        self._open = [item for item in self._open if not item[1].future.done()]
         for check in unwanted:
             self._engine.cancel(check.call)
 
@@ -407,10 +396,15 @@ class EngineThread:
 
     def _fail_all(self, error: GuardError) -> None:
         """Give `error` to everyone who waits; the engine may be dead, and is asked nothing."""
-        failed, self._open = self._open, []
-        for _, pending in failed:
-            pending.fail(error)
+        self._fail_open(error)
         while not self._queued.empty():
             queued = self._queued.get_nowait()
             if queued is not None and queued.future.set_running_or_notify_cancel():
                 queued.fail(error)
+
+    def _fail_open(self, error: GuardError) -> list[OpenedCheck]:
+        """Give `error` to whose checks are in the engine; these checks."""
+        failed, self._open = self._open, []
+        for _, pending in failed:
+            pending.fail(error)
+        return [check for check, _ in failed]
