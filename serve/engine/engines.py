@@ -178,9 +178,9 @@ class GuardEngines:
             if engine.is_busy:
                 engine.step()
 
-    def cancel(self, check: SharedCheck) -> None:
+    def cancel(self, call: SharedCheck) -> None:
         """Drop the requests of a check that are in flight."""
-        for engine, part in check.parts:
+        for engine, part in call.parts:
             engine.cancel(part.call)
 
     def forget(self) -> None:

@@ -110,15 +110,6 @@ def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
         assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
 
 
-def test_the_order_of_the_rules_changes_nothing(engine: GuardEngine) -> None:
-    names = [*ADAPTERS, *HEADS]
-    one_way = engine.check(EVERYBODY, names).verdicts
-    other_way = engine.check(EVERYBODY, names[::-1]).verdicts
-    for verdict, again in zip(one_way, reversed(other_way), strict=True):
-        assert verdict.rule == again.rule
-        assert verdict.logit == pytest.approx(again.logit, abs=PARITY)
-
-
 ADVICE = "Take 800 mg of ibuprofen every four hours."
 
 

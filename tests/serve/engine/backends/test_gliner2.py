@@ -91,14 +91,6 @@ def test_a_mixed_batch_says_what_gliner2_says_with_each_adapter_alone(
     assert len({round(logit, 3) for logit in expected}) == len(expected)
 
 
-def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
-    """Among others that are longer, of which some share padded rows with it."""
-    (alone,) = logits(engine, [request(SHORT, "all")])
-    mates = [request(messages, name) for messages in (LONGER, LONG) for name in RULES]
-    together = logits(engine, [*mates, request(SHORT, "all"), *mates])
-    assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
-
-
 def test_of_several_windows_the_highest_label_counts(engine: GuardEngine, recipe: Recipe) -> None:
     builder = Gliner2PromptBuilder.of(recipe)
     windows = builder.windows(builder.build(LONG, RULES["all"][2]).token_ids, "assistant")
