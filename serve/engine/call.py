@@ -139,20 +139,19 @@ class OpenCheck:
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
-        scores: dict[str, Score] = {}
-        refused: dict[str, Refusal] = {}
-        for rule, outcome in zip(self.rules, self.call.results(), strict=True):
-            if isinstance(outcome, Score):
-                scores[rule] = outcome
-            else:
-                refused[rule] = outcome
         partly_read: Refusal | None = None
         if self.unread:
             why = f"{self.unread[0]}, which no rule reads"
             partly_read = Refusal("conversation", why, "unread_content")
+        scores: dict[str, Score] = {}
+        refused: dict[str, Refusal] = {}
         verdicts: list[Verdict] = []
-        for rule, score in scores.items():
-            verdict = self.calibrations[rule].verdict(rule, score.logit, self.form)
+        for rule, outcome in zip(self.rules, self.call.results(), strict=True):
+            if isinstance(outcome, Refusal):
+                refused[rule] = outcome
+                continue
+            scores[rule] = outcome
+            verdict = self.calibrations[rule].verdict(rule, outcome.logit, self.form)
             if partly_read is not None and not verdict.violates:
                 refused[rule] = partly_read
             else:
