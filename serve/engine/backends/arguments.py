@@ -90,9 +90,7 @@ def engine_args(
     return args
 
 
-def encoder_args(
-    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+def encoder_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an engine with an encoder. Raises GuardError for one of a type that is not
     served, and for what vLLM would fail at.
     """
@@ -103,9 +101,7 @@ def encoder_args(
     return _window_args(recipe, overrides, ENCODERS[config.model_type])
 
 
-def gliner2_args(
-    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+def gliner2_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an engine with a GLiNER2, as `encoder_args`: vLLM reads its encoder's
     configuration.
     """

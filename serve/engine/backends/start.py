@@ -35,7 +35,7 @@ def start_encoder(
     recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
     """vLLM in this process, with an encoder whose states heads read."""
-    args = encoder_args(recipe, adapters, overrides)
+    args = encoder_args(recipe, overrides)
     from serve.engine.backends.encoder import EncoderBackend  # imports vLLM
 
     assert isinstance(prompts, EncoderPromptBuilder)
@@ -46,7 +46,7 @@ def start_gliner2(
     recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
     """vLLM in this process, with a GLiNER2 that answers rules as labels."""
-    args = gliner2_args(recipe, adapters, overrides)
+    args = gliner2_args(recipe, overrides)
     from serve.engine.backends.gliner2 import Gliner2Backend  # imports vLLM
 
     assert isinstance(prompts, Gliner2PromptBuilder)

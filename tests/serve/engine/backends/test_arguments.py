@@ -163,6 +163,10 @@ def test_what_is_stated_wins_over_what_follows_from_the_memory() -> None:
         engine_args(of_recipe, [], {"max_loras": 10_000})
 
 
+def decoder_args(of_base: Recipe, overrides: dict[str, Any]) -> dict[str, Any]:
+    return engine_args(of_base, [], overrides)
+
+
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if torch were built for a GPU of 80 GiB."""
@@ -178,13 +182,13 @@ def narrow(**changes: object) -> Recipe:
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize(
     ("of_base", "args_of"),
-    [(recipe(), engine_args), (load_recipe("minilm"), encoder_args)],
+    [(recipe(), decoder_args), (load_recipe("minilm"), encoder_args)],
     ids=["decoder", "encoder"],
 )
 def test_on_a_gpu_float32_is_refused_with_the_line_to_write(of_base: Recipe, args_of: Any) -> None:
     with pytest.raises(GuardError, match=r"dtype: .*float32.*`dtype: \{cpu: float32, cuda: bfloat"):
-        args_of(of_base, [], {})
-    args_of(of_base, [], {"enable_lora": False})
+        args_of(of_base, {})
+    args_of(of_base, {"enable_lora": False})
     engine_args(narrow(), [], {})
 
 
@@ -257,8 +261,8 @@ def test_an_encoder_leaves_a_gpu_to_the_engine_beside_it(monkeypatch: pytest.Mon
     """It keeps no keys and values; vLLM would want 92 % of all memory to be free."""
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
     minilm = load_recipe("minilm")
-    assert encoder_args(minilm, [], {})["gpu_memory_utilization"] <= 0.05
-    stated = encoder_args(minilm, [], {"gpu_memory_utilization": 0.5})
+    assert encoder_args(minilm, {})["gpu_memory_utilization"] <= 0.05
+    stated = encoder_args(minilm, {"gpu_memory_utilization": 0.5})
     assert stated["gpu_memory_utilization"] == 0.5
 
 
@@ -277,7 +281,7 @@ def test_host_memory_beside_a_gpu_is_counted_as_it_is_pinned() -> None:
 
 
 def test_vllm_reads_the_configuration_of_gliner2_s_encoder(tmp_path: Path) -> None:
-    args = gliner2_args(gliner2_recipe(save_base(tmp_path)), [], {"max_loras": 3})
+    args = gliner2_args(gliner2_recipe(save_base(tmp_path)), {"max_loras": 3})
     assert args["hf_config_path"] == str(tmp_path / "encoder_config")
     assert args["hf_overrides"] == {"architectures": ["GlinerForClassification"]}
     assert (args["runner"], args["max_loras"]) == ("pooling", 3)
@@ -289,7 +293,7 @@ def test_a_base_that_is_no_gliner2_or_has_another_encoder_is_refused(tmp_path: P
     config = tmp_path / "encoder_config" / "config.json"
     config.write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(GuardError, match=r"got bert.*Use one of deberta-v2"):
-        gliner2_args(toy, [], {})
+        gliner2_args(toy, {})
     config.unlink()
     with pytest.raises(GuardError, match="the base is no GLiNER2"):
-        gliner2_args(toy, [], {})
+        gliner2_args(toy, {})
