@@ -1,13 +1,10 @@
-"""A folder that may be served: what its card and its configuration say. Knows nothing of vLLM or of
-an adapter's tensors.
-
-Checked before an engine starts, so that a wrong folder costs milliseconds. An adapter's tensors are
-checked when they are loaded; a head is its tensors (`head.py`).
+"""A folder that may be served: what its card and its configuration say. Checked before an engine
+starts, so that a wrong folder costs milliseconds. An adapter's tensors are checked when they are
+loaded; a head is its tensors (`head.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,9 +41,7 @@ class ServableAdapter:
 
     @property
     def shares_conversation(self) -> bool:
-        """Whether its weights act from the suffix on, so that the conversation is computed with
-        base weights.
-        """
+        """Whether its weights act from the suffix on, and the conversation is the base's."""
         return METHODS[self.card.method].shares_conversation
 
 
@@ -63,17 +58,19 @@ class Requirements:
     @classmethod
     def of(cls, recipe: Recipe, max_rank: int | None = None) -> Requirements:
         """What an engine of this recipe demands. Raises GuardError if its base is missing."""
-        prompts = prompt_builder(recipe)
         rank = max_rank or recipe.max_rank
-        return cls(recipe.base, recipe.base_revision, rank, prompts, recipe.kind)
+        return cls(recipe.base, recipe.base_revision, rank, prompt_builder(recipe), recipe.kind)
 
     def check_base(self, recipe: Recipe) -> None:
         """Raise GuardError if the base on the disk is not the one that was there before."""
         revision = recipe.base_revision
         if revision != self.base_revision:
-            problem = "the base was replaced while it was loaded"
-            got = revision[:12]
-            raise GuardError(problem, where=recipe.base_path, got=got, remedy="Start again")
+            raise GuardError(
+                "the base was replaced while it was loaded",
+                where=recipe.base_path,
+                got=revision[:12],
+                remedy="Start again",
+            )
 
     def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
         """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
@@ -109,9 +106,7 @@ class Requirements:
         rank = config.get("r")
         if not isinstance(rank, int) or not 1 <= rank <= self.max_rank:
             problem = f"the rank must be between 1 and {self.max_rank}"
-            remedy = (
-                "Raise max_lora_rank in the recipe's engine section, or train with a lower rank"
-            )
+            remedy = "Raise max_lora_rank in the recipe's engine section, or train with a lower one"
             raise GuardError(problem, where=path, got=rank, remedy=remedy)
         return config
 
@@ -127,8 +122,7 @@ class Requirements:
         if invocation != expected:
             problem = f"an adapter of method '{card.method}' must have the invocation tokens"
             problem += f" {list(expected)}"
-            got = str(configured)
-            got = got if len(got) <= MAX_SHOWN else f"{got[:MAX_SHOWN]} ..."
+            got = str(configured)[:MAX_SHOWN]
             raise GuardError(problem, where=path, got=got, remedy=card.remedy)
 
 
@@ -165,49 +159,37 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
     Raises GuardError if there is none, one of the selection is not trained, or one is a link to a
     folder that is not among the runs.
     """
-    cards = sorted((runs.root / model).glob(f"*/{method}/{CARD}"))
+    root = runs.root / model
+    cards = sorted(root.glob(f"*/{method}/{CARD}"))
     folders = {card.parent.parent.name: card.parent for card in cards}
+    train = f"`make train RULE=... MODEL={model} METHOD={method}`"
     if not folders:
-        remedy = f"Run `make train RULE=... MODEL={model} METHOD={method}` first"
-        their_methods = {card.parent.name for card in (runs.root / model).glob(f"*/*/{CARD}")}
-        trained_by = sorted(their_methods & set(METHODS))
+        remedy = f"Run {train} first"
+        trained_by = sorted({card.parent.name for card in root.glob(f"*/*/{CARD}")} & set(METHODS))
         if trained_by:
             remedy += f", or name a method that has weights: {', '.join(trained_by)}"
-        raise GuardError(
-            f"no rule is trained by method '{method}'", where=runs.root / model, remedy=remedy
-        )
-    if selection is None:
-        _check_places(runs.root / model, folders.values())
-        return folders
-    names = comma_separated(selection, "rule")
-    missing = [name for name in names if name not in folders]
-    if missing:
-        raise GuardError(
-            f"a rule that is not trained by method '{method}'",
-            got=", ".join(missing),
-            remedy=f"Trained: {', '.join(folders)}; or run "
-            f"`make train RULE=... MODEL={model} METHOD={method}`",
-        )
-    _check_places(runs.root / model, [folders[name] for name in names])
-    return {name: folders[name] for name in names}
-
-
-def _check_places(root: Path, folders: Iterable[Path]) -> None:
-    """Raise GuardError for a folder that a link has led out of `root`."""
-    real = root.resolve()
-    for folder in folders:
-        if not folder.resolve().is_relative_to(real):
+        raise GuardError(f"no rule is trained by method '{method}'", where=root, remedy=remedy)
+    if selection is not None:
+        names = comma_separated(selection, "rule")
+        missing = ", ".join(name for name in names if name not in folders)
+        if missing:
+            problem = f"a rule that is not trained by method '{method}'"
+            remedy = f"Trained: {', '.join(folders)}; or run {train}"
+            raise GuardError(problem, got=missing, remedy=remedy)
+        folders = {name: folders[name] for name in names}
+    for folder in folders.values():
+        if not folder.resolve().is_relative_to(root.resolve()):
             remedy = "Put the folder itself there"
             raise GuardError(f"a link that leads out of {root}", where=folder, remedy=remedy)
+    return folders
 
 
 def _check_links(folder: Path) -> None:
-    """Raise GuardError for a file that is a link out of its folder: whatever it leads to would be
-    read, and change, without the folder's doing.
+    """Raise GuardError for a file that is a link out of its folder: what it leads to would be read,
+    and change, without the folder's doing.
     """
-    real = folder.resolve()
     for path in sorted(folder.glob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(real):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
             remedy = "Put the file itself there"
             raise GuardError("a link that leads out of its folder", where=path, remedy=remedy)
 

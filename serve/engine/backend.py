@@ -1,12 +1,8 @@
-"""What the guard engine needs of the engine that computes: a protocol, and the values that cross
-it.
+"""What computes, as the guard engine needs it: a protocol, and the values that cross it.
 
-Knows nothing of rules, conversations or cards, and of no particular engine.
-
-A backend runs one base model: vLLM with a causal language model (`decoder.DecoderBackend`), with an
-encoder (`encoder.EncoderBackend`) or with a GLiNER2 (`gliner2.Gliner2Backend`). One on another kind
-of model implements the same protocol and has a row in `start.STARTS`; `GuardEngine` uses nothing
-else of it.
+Knows nothing of rules, conversations or cards. A backend runs one base model: vLLM with a causal
+language model (`decoder.py`), an encoder (`encoder.py`) or a GLiNER2 (`gliner2.py`). One for
+another kind of model has a row in `start.STARTS`.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from guard.weights.head import State
+from serve.engine.score import EngineCounters
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,6 @@ class BackendRequest(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The length of the prompt in tokens."""
         return len(self.prefix) + len(self.suffix)
 
 
@@ -81,65 +77,26 @@ class Backend(Protocol):
     """One base model with adapters in memory. Used by one thread; a step ends before the next
     begins.
 
-    An implementation never answers with other weights than a request names: what it cannot compute
-    is a GuardError from `load` or `submit`, a NaN logit or a missing state, or an exception from
-    `step`, which then may have answered nobody.
+    It never answers with other weights than a request names: what it cannot compute is a GuardError
+    from `load` or `submit`, a NaN logit or a missing state, or an exception from `step`, which then
+    may have answered nobody.
     """
 
-    @property
-    def context_tokens(self) -> int:
-        """The most tokens of a prompt and its one token of answer."""
+    context_tokens: int  # the most of a prompt and its one token of answer
+    slots: int  # adapters that a step can use
+    adapted_layers: frozenset[str]  # last names of layers that an adapter may have; empty: all
+    block_size: int  # tokens of a block of the prefix cache: prompts share whole blocks
+    step_tokens: int  # the most that one step computes
+    cache_tokens: int  # whose keys and values the prefix cache holds; 0: it keeps none
+    state_size: int  # numbers of a state, and so of a head's weight: the base's hidden size
 
-    @property
-    def slots(self) -> int:
-        """How many adapters a step can use."""
-
-    @property
-    def adapted_layers(self) -> frozenset[str]:
-        """The last names of the layers that an adapter may have; empty where it may have all."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one block of the prefix cache: prompts share whole blocks."""
-
-    @property
-    def step_tokens(self) -> int:
-        """The most tokens that one step computes."""
-
-    @property
-    def cache_tokens(self) -> int:
-        """Tokens whose keys and values the prefix cache holds; 0 for a model that keeps none."""
-
-    @property
-    def scheduled_tokens(self) -> int:
-        """Tokens computed since the start, those that were computed again included."""
-
-    @property
-    def forward_passes(self) -> int:
-        """Steps since the start in which the model has computed anything."""
-
-    @property
-    def swap_ins(self) -> int:
-        """How often an adapter was copied into a device slot since the start."""
-
-    @property
-    def adapter_loads(self) -> int:
-        """How often an adapter was read from disk since the start."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds spent in steps since the start."""
-
-    @property
-    def state_size(self) -> int:
-        """The length of a state, which a head's weight must have: the base's hidden size."""
+    def counters(self) -> EngineCounters:
+        """What it has done since its start; the `adapters` are the engine's to count."""
 
     def load(self, name: str, folder: Path) -> Loaded:
-        """Make an adapter resident. Raises GuardError if it cannot; the backend is then as it was
-        before.
+        """Make an adapter resident. Raises GuardError if it cannot, and is then as it was before.
 
-        `name` differs between different weights: it is part of the key of what the prefix cache
-        holds.
+        `name` differs between different weights: it is part of the key of cached blocks.
         """
 
     def unload(self, adapter: Loaded) -> None:
@@ -151,8 +108,7 @@ class Backend(Protocol):
     def submit(self, request: BackendRequest) -> str:
         """Queue one prompt; the id that its EngineOutput will carry, never used again.
 
-        What was loaded answers, whatever becomes of the adapter's files, where memory holds all
-        adapters. Raises GuardError, and queues nothing, if the prompt is refused, if the files may
+        Raises GuardError, and queues nothing, if the prompt is refused, if the adapter's files may
         have to be read again and are no longer those that were loaded (it may be a second until
         that is seen), if the adapter would not become active at `activation_start`, or if a state
         is wanted that cannot be given.
@@ -167,21 +123,15 @@ class Backend(Protocol):
         """
 
     def unreadable(self) -> dict[int, Exception]:
-        """The ids of adapters that had to be read again since the last call and could not, or whose
-        files are other ones by now, and why.
-
-        Their requests would wait for ever: the caller cancels them. Empty in most calls.
+        """The ids of adapters that could not be read again since the last call, or whose files are
+        other ones by now, and why. The caller cancels their requests, which would wait for ever.
         """
 
     def forget(self) -> None:
         """Empty the prefix cache. Raises GuardError while requests are in flight."""
 
     def scrub(self) -> None:
-        """Empty the prefix cache and overwrite what it held, so that no NaN is left. Raises as
-        `forget` does.
-        """
+        """As `forget`, and overwrite what the cache held, so that no NaN is left."""
 
     def close(self) -> None:
-        """Give the memory back. The process may then start another backend; those that run beside
-        this one go on.
-        """
+        """Give the memory back; backends that run beside this one go on."""

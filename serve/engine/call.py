@@ -35,16 +35,14 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is in flight any longer."""
         return not self.waiting
 
     def settle(self, output: EngineOutput, logits: Sequence[float]) -> None:
         """Turn an output into the outcomes that wait for it, by its logit for each of them. One
         that is NaN or infinite is no answer.
 
-        Where several heads read one output, the tokens it computed are counted once, with the first
-        of them; for the others the whole prompt counts as cached. So a call's computed tokens add
-        up to what was computed for it.
+        Where several heads read one output, its computed tokens count once, with the first of them;
+        for the others the whole prompt counts as cached.
         """
         in_flight = self.waiting.pop(output.request_id)
         self.finished = time.perf_counter()
@@ -63,7 +61,6 @@ class Call:
     def refuse(
         self, index: int, subject: str, why: str, code: Code, *, is_internal: bool = False
     ) -> None:
-        """Make a refusal the outcome of the request at `index`."""
         self.finished = time.perf_counter()
         self.outcomes[index] = Refusal(subject, why, code, is_internal)
 
@@ -81,25 +78,17 @@ class Call:
 
 
 class Recipient(NamedTuple):
-    """A request that an output answers: its index in its call, and its head, if it has one.
-
-    `subject` names its rule in a refusal.
+    """A request that an output answers: its index in its call, its rule as a refusal names it, and
+    its head, if it has one.
     """
 
     call_index: int
     subject: str
     head: ServableHead | None = None
 
-    def logit(self, output: EngineOutput, read: HeadInput) -> float:
-        """What the output says to this request, in nats; NaN if it says nothing."""
-        if self.head is None:
-            return output.logit
-        return self.head.logit(read)
-
 
 class InFlight(NamedTuple):
-    """A prompt in the backend, and whom its output answers: one request, or several heads on one
-    prompt.
+    """A prompt in the backend, and whom its output answers: one request, or several heads.
 
     `own_tokens` is the prompt's length, less the conversation where an earlier prompt of the same
     call computes it: virtual time advances by them when it is answered. `submitted` is by
@@ -116,17 +105,16 @@ class InFlight(NamedTuple):
     nan_answers: int = 0
 
     def logits(self, output: EngineOutput) -> list[float]:
-        """What the output says to each recipient."""
-        if all(recipient.head is None for recipient in self.recipients):
+        """What the output says to each recipient, in nats; NaN if it says nothing."""
+        heads = [recipient.head for recipient in self.recipients if recipient.head is not None]
+        if not heads:
             return [output.logit] * len(self.recipients)
         read = HeadInput(output, self.request.prefix, self.call.counted)
-        return [recipient.logit(output, read) for recipient in self.recipients]
+        return [head.logit(read) for head in heads]
 
     def refuse(self, why: str, code: Code, subject: str | None = None) -> None:
-        """Refuse every recipient; `subject` if the refusal is not about its own rule.
-
-        What is wrong with a conversation is said before its prompt is made. What the backend
-        refuses is internal.
+        """Refuse every recipient, for what the backend found; `subject` if it is not about the
+        recipient's own rule.
         """
         for recipient in self.recipients:
             about = subject or recipient.subject
@@ -151,20 +139,19 @@ class OpenCheck:
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
-        scores: dict[str, Score] = {}
-        refused: dict[str, Refusal] = {}
-        for rule, outcome in zip(self.rules, self.call.results(), strict=True):
-            if isinstance(outcome, Score):
-                scores[rule] = outcome
-            else:
-                refused[rule] = outcome
         partly_read: Refusal | None = None
         if self.unread:
             why = f"{self.unread[0]}, which no rule reads"
             partly_read = Refusal("conversation", why, "unread_content")
+        scores: dict[str, Score] = {}
+        refused: dict[str, Refusal] = {}
         verdicts: list[Verdict] = []
-        for rule, score in scores.items():
-            verdict = self.calibrations[rule].verdict(rule, score.logit, self.form)
+        for rule, outcome in zip(self.rules, self.call.results(), strict=True):
+            if isinstance(outcome, Refusal):
+                refused[rule] = outcome
+                continue
+            scores[rule] = outcome
+            verdict = self.calibrations[rule].verdict(rule, outcome.logit, self.form)
             if partly_read is not None and not verdict.violates:
                 refused[rule] = partly_read
             else:

@@ -1,8 +1,4 @@
-"""Between calls and the backend: what is in flight, in virtual time, and what happens when a step
-fails or a logit is NaN.
-
-Knows nothing of rules or prompts.
-"""
+"""What is in flight, in virtual time, and what happens when a step fails or a logit is NaN."""
 
 from __future__ import annotations
 
@@ -36,7 +32,6 @@ class Dispatcher:
         self.is_usable = True
 
     def check_usable(self) -> None:
-        """Raise GuardError if a failed batch could not be cleared away."""
         if not self.is_usable:
             raise GuardError(
                 "the engine failed and could not be cleared, so its answers could be wrong",
@@ -44,15 +39,12 @@ class Dispatcher:
             )
 
     def needs(self, adapter: Loaded) -> bool:
-        """Whether anything in flight was asked of this adapter."""
         return any(in_flight.request.adapter == adapter for in_flight in self.in_flight.values())
 
     def queue(self) -> FairQueue:
-        """The fair queue of a call that comes now."""
         return FairQueue(self.virtual_time, QUANTUM_STEPS * self._backend.step_tokens)
 
     def submit(self, in_flight: InFlight) -> None:
-        """Queue one prompt, or refuse its recipients if the backend refuses it."""
         try:
             request_id = self._backend.submit(in_flight.request)
         except GuardError as error:
@@ -66,9 +58,8 @@ class Dispatcher:
         """Run one batch and hand its outputs to their calls. If it fails, everything in flight is
         dropped.
 
-        After a NaN logit, its request and what is still in flight begin again: they may have read
-        the same broken keys and values, each other's or a neighbour's. The third NaN of one request
-        is a refusal.
+        After a NaN logit, its request and what is still in flight begin again: all may have read
+        the same broken keys and values. The third NaN of one request is a refusal.
         """
         self.check_usable()
         suspects: dict[str, int] = {}  # request id -> its computed tokens
@@ -96,10 +87,8 @@ class Dispatcher:
             self._start_over(suspects)
 
     def cancel(self, call: Call) -> None:
-        """Drop the requests of `call` that are in flight.
-
-        Work that may have begun counts as answered; otherwise a caller who always cancels would be
-        served first for ever.
+        """Drop the requests of `call` in flight. Work that may have begun counts as answered, or
+        else a caller who always cancels would be served first for ever.
         """
         begun = 0
         for request_id in call.waiting:
@@ -133,9 +122,7 @@ class Dispatcher:
         call.waiting.clear()
 
     def _recover(self) -> None:
-        """Leave nothing of a failed batch behind; if that fails, the engine is unusable.
-
-        Until then it is usable: checks that come meanwhile are queued by who owns it.
+        """Leave nothing of a failed batch behind; only if that fails is the engine unusable.
 
         vLLM enters a batch's blocks into its prefix cache before it computes them, and leaves them
         there when it does not. And a NaN key or value spreads from a block that was freed to
@@ -153,9 +140,8 @@ class Dispatcher:
     def _start_over(self, suspects: Mapping[str, int]) -> None:
         """Clear the caches, and submit again what is in flight.
 
-        Requests that have given no answer go first. Then the `suspects`, whose logit was NaN
-        (request id -> its computed tokens), the one that computed least first: the one that
-        computed the conversation last time may have spoiled it, so another one computes it now.
+        Requests without an answer go first. Then the `suspects`, whose logit was NaN, the one that
+        computed least first: the one that computed the conversation may have spoiled it.
         """
         ids = sorted(self.in_flight, key=lambda request_id: suspects.get(request_id, -1))
         restarting = {request_id: self.in_flight[request_id] for request_id in ids}
@@ -174,7 +160,6 @@ class Dispatcher:
 
 
 def _suspected(in_flight: InFlight, virtual_start: int) -> InFlight:
-    """The request that gave a NaN logit, to begin again at this virtual time."""
     return in_flight._replace(
         request=in_flight.request._replace(virtual_start=virtual_start),
         restarts=in_flight.restarts + 1,

@@ -1,10 +1,9 @@
 """The guard engine: one conversation and N rules in, N verdicts out. Knows nothing of HTTP; what
 computes is a `Backend`.
 
-A conversation is tokenised once, whatever the number of rules, and its tokens are prefilled once
-with base weights; every adapter adds its own short suffix, and all suffixes run in one batch. Heads
-that read the same suffix are one request. What cannot be judged is a `Refusal` for that request and
-for no other, and it is never an "allow".
+A conversation is tokenised once and prefilled once with base weights; every adapter adds its own
+short suffix, and all suffixes run in one batch. Heads that read the same suffix are one request.
+What cannot be judged is a `Refusal` for that request and for no other, and never an "allow".
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,8 @@ GUARD_CODE = (
 
 
 def _code() -> tuple[Path, ...]:
-    """Our code that decides an answer: a result that is kept names these files among its inputs.
-
-    All of the engine but its thread, which decides when an answer comes and not what it says.
+    """Our code that decides an answer, which a kept result names among its inputs. The engine's
+    thread decides when an answer comes and not what it says.
     """
     engine = set((ROOT / "serve" / "engine").rglob("*.py"))
     engine -= set((ROOT / "serve" / "engine" / "thread").rglob("*.py"))
@@ -63,18 +62,16 @@ TEST_CONVERSATION = (Message("user", "Hello"), Message("assistant", "Hello, how 
 
 
 class GuardEngine:
-    """One base model and the adapters and heads on it. For one thread; the server runs it in one of
-    its own.
+    """One base model and the adapters and heads on it. For one thread.
 
     `model` is the recipe's name, `base` the base and its revision as the cards name them,
     `requirements` what is demanded of folders, `backend` what computes.
 
-    `folders` maps names to adapter and head folders; with `slots_first` off, a call's rules are
-    submitted as they were asked, whichever adapters are in slots. `merged` is the card of a rule
-    that the base itself answers. `engine_overrides` are vLLM EngineArgs and win over the recipe's
-    (`arguments.py`); `start_backend` starts what computes, by default that of the recipe's kind.
-    Raises GuardError if a folder is not servable or is of the merged rule (found before the backend
-    starts), or if the backend cannot start or load it.
+    `folders` maps names to adapter and head folders. `merged` is the card of a rule that the base
+    itself answers. `engine_overrides` are vLLM EngineArgs and win over the recipe's;
+    `start_backend` starts what computes, by default that of the recipe's kind. Raises GuardError if
+    a folder is not servable or is of the merged rule (found before the backend starts), or if the
+    backend cannot start or load it.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class GuardEngine:
         *,
         merged: Card | None = None,
         start_backend: StartBackend | None = None,
-        slots_first: bool = True,
         **engine_overrides: Any,
     ) -> None:
         if merged is not None and merged.rule in folders:
@@ -94,15 +90,13 @@ class GuardEngine:
         adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
         if len(adapters) < len(admitted):  # there is a head
             recipe = recipe.served_as_trained()
-        builder = requirements.prompts
         # Only now are the inputs known to be good.
         start = start_backend or STARTS[recipe.kind]
-        self.backend = start(recipe, adapters, engine_overrides, builder)
+        self.backend = start(recipe, adapters, engine_overrides, requirements.prompts)
         self.model = recipe.name
         self.base = (recipe.base, recipe.base_revision)
         self.requirements = requirements
-        self._slots_first = slots_first
-        self._prompts = Prompts(builder, self.backend.context_tokens)
+        self._prompts = Prompts(requirements.prompts, self.backend.context_tokens)
         self._dispatcher = Dispatcher(self.backend)
         self._retired: list[Loaded] = []  # not served, and needed by what is in flight
         served_dtype = stated_args(recipe, engine_overrides)["dtype"]
@@ -117,8 +111,12 @@ class GuardEngine:
 
     @property
     def rules(self) -> Mapping[str, Card]:
-        """The cards of what is served, by name."""
         return self._rules.cards
+
+    @property
+    def folders(self) -> Mapping[str, Path]:
+        """Where the weights are, but for a rule that the base itself answers."""
+        return self._rules.folders
 
     @property
     def is_usable(self) -> bool:
@@ -127,31 +125,18 @@ class GuardEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is in flight."""
         return bool(self._dispatcher.in_flight)
 
     @property
     def counters(self) -> EngineCounters:
-        """All counters as they are now."""
-        backend = self.backend
-        return EngineCounters(
-            adapters=self._rules.adapter_count,
-            adapter_loads=backend.adapter_loads,
-            swap_ins=backend.swap_ins,
-            scheduled_tokens=backend.scheduled_tokens,
-            forward_passes=backend.forward_passes,
-            cache_tokens=backend.cache_tokens,
-            step_s=backend.step_s,
-        )
+        return replace(self.backend.counters(), adapters=self._rules.adapter_count)
 
     def text_tokens(self, text: str) -> int:
         """How many tokens a text has by itself; from any thread."""
         return self._prompts.text_tokens(text)
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
-        """One outcome per request, in order: any mixture of conversations, rules and adapters in
-        one engine.
-        """
+        """One outcome per request, in order: any mixture of conversations, rules and adapters."""
         call = self.submit(requests)
         self._finish(call)
         return call.results()
@@ -160,11 +145,10 @@ class GuardEngine:
         """Queue all requests without waiting; those that cannot be queued are refused at once.
         `step` answers them.
 
-        Virtual-time fair queueing, a quantum of tokens at a time (`fair_queue.py`): of a long
-        call some are answered, then what others have asked meanwhile, so that nobody waits for
-        ever. The rules of one conversation come in the quantum in which it is computed, as many as
-        fill it: what it computed need not stay for later. Rules whose adapters are in a slot come
-        first. Heads on one conversation and one rule text are one request to the backend.
+        Virtual-time fair queueing, a quantum of tokens at a time (`fair_queue.py`): of a long call
+        some are answered, then what others have asked meanwhile. The rules of one conversation come
+        in the quantum in which it is computed, as many as fill it: what it computed need not stay
+        for later. Rules whose adapters are in a slot come first.
         """
         self._dispatcher.check_usable()
         call = Call([None] * len(requests))
@@ -202,10 +186,7 @@ class GuardEngine:
         *,
         cache_salt: str | None = None,
     ) -> OpenCheck:
-        """Start a check without waiting: several may be under way at once, driven by `step`.
-
-        Raises as `check` does.
-        """
+        """Start a check without waiting: several may be under way at once, driven by `step`."""
         cards, conversation = self.rules, tuple(messages)
         names = names_listed(cards if rules is None else rules, "rules")
         for message in conversation:
@@ -235,37 +216,30 @@ class GuardEngine:
         )
 
     def step(self) -> None:
-        """Run one batch and hand its answers to their calls.
-
-        If it fails, everything in flight is dropped. After a NaN logit, its request and what is in
-        flight beside it begin again; the third one is a refusal.
-        """
+        """Run one batch and hand its answers to their calls, as `Dispatcher.step`."""
         self._dispatcher.step()
         self._unload_retired()
 
     def cancel(self, call: Call) -> None:
-        """Drop the requests of `call` in flight; those that may have begun count as answered."""
+        """Drop the requests of `call` in flight."""
         self._dispatcher.cancel(call)
         self._unload_retired()
 
     def add(self, name: str, folder: Path) -> None:
-        """Serve one more adapter or head.
-
-        Raises GuardError as the constructor does, or if the name is taken.
-        """
+        """Serve one more. Raises GuardError as the constructor does, or if the name is taken."""
         self._rules.add(name, folder)
 
     def folder(self, name: str) -> Path:
         """Where the rule's weights are. Raises GuardError if no folder is served by this name."""
-        return self._rules.folder(name)
+        return self._rules.of_folder(name).folder
 
     def serve(self, name: str, folder: Path | None = None) -> None:
         """Serve a rule, new or not, by the weights in `folder`, by default trained again where it
         was.
 
-        They are loaded and answer a conversation before anything changes; checks that were opened
-        before end with the old ones, and whatever is in flight goes on meanwhile. Raises GuardError
-        as `add` does, or if the new weights give no verdict; what is served is then as before.
+        They answer a conversation before anything changes; checks that were opened before end with
+        the old ones. Raises GuardError as `add` does, or if the new weights give no verdict; what
+        is served is then as before.
         """
         self._rules.check_not_merged(name)
         folder = folder or self.folder(name)
@@ -282,26 +256,22 @@ class GuardEngine:
         self._unload_retired()
 
     def remove(self, name: str) -> None:
-        """Stop serving an adapter or head; checks that were opened before end with it.
-
-        Raises GuardError if it is not served.
+        """Stop serving a rule; checks that were opened before end with it. Raises GuardError if no
+        adapter or head is served by this name.
         """
+        self._rules.check_not_merged(name)
         loaded = self._rules.loaded(name)
-        if loaded is None or not self._dispatcher.needs(loaded):
-            self._rules.remove(name)
-        else:
-            self._rules.release(name)
+        if loaded is not None and self._dispatcher.needs(loaded):
             self._retired.append(loaded)
+        elif loaded is not None:
+            self.backend.unload(loaded)  # if it fails, the rule is served as before
+        self._rules.release(name)
 
     def forget(self) -> None:
-        """Empty the prefix cache, as if no conversation had been seen.
-
-        Raises GuardError while requests are in flight.
-        """
+        """Empty the prefix cache. Raises GuardError while requests are in flight."""
         self.backend.forget()
 
     def close(self) -> None:
-        """Give the engine's memory back; the process may then start another."""
         self.backend.close()
 
     def __enter__(self) -> GuardEngine:
@@ -311,10 +281,7 @@ class GuardEngine:
         self.close()
 
     def _finish(self, call: Call) -> None:
-        """Step until the call is done; leave nothing of it in flight, whatever happens.
-
-        A later call must not meet the answers of an earlier one.
-        """
+        """Step until the call is done; leave nothing of it in flight, whatever happens."""
         try:
             while not call.done:
                 self.step()
@@ -323,18 +290,15 @@ class GuardEngine:
 
     def _test(self, name: str) -> None:
         """Raise GuardError if the rule gives no verdict on a conversation."""
-        check = self.check(TEST_CONVERSATION, [name])
-        if check.refused:
-            remedy = "Train it again"
-            raise GuardError(f"no verdict: {check.refused[name].why}", got=name, remedy=remedy)
+        for refusal in self.check(TEST_CONVERSATION, [name]).refused.values():
+            raise GuardError(f"no verdict: {refusal.why}", got=name, remedy="Train it again")
 
     def _give_up(self, candidate: str) -> None:
         """Stop serving weights that gave no verdict, whether or not the backend can free them."""
         loaded = self._rules.release(candidate)
-        if loaded is None:
-            return
         try:
-            self.backend.unload(loaded)
+            if loaded is not None:
+                self.backend.unload(loaded)
         except Exception:  # why there is no verdict says more
             log.exception("the weights of %s could not be unloaded", candidate)
 
@@ -347,6 +311,6 @@ class GuardEngine:
 
     def _waiting_for_slots(self) -> frozenset[str]:
         """The rules whose adapters have to be copied into a slot first; none if all have slots."""
-        if not self._slots_first or self._rules.adapter_count <= self.backend.slots:
+        if self._rules.adapter_count <= self.backend.slots:
             return frozenset()
         return self._rules.not_among(self.backend.in_slots())

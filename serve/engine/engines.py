@@ -1,8 +1,8 @@
-"""The guard engines of a process, each with its own base: one check may ask rules of all of them.
+"""The engines of a process, a list with one for each base, and a check that asks several of them.
 
-So a rule on an encoder and a rule on a decoder answer together. Each engine steps by itself, one
-after the other. Engines that are dead are started again, with the same bases and rules. Knows
-nothing of threads or HTTP, nor of what computes.
+Whoever loops over batches owns them: the server's thread, or a scan. Engines that are dead are
+started again, with the same bases and rules. Knows nothing of threads or HTTP, nor of what
+computes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, load_card, read_card
 from serve.engine.adapter import Requirements
-from serve.engine.call import Call, OpenCheck
+from serve.engine.call import OpenCheck
 from serve.engine.engine import TEST_CONVERSATION, GuardEngine
 from serve.engine.refusals import Overloaded, not_served, without_frames
 from serve.engine.score import Check, EngineCounters, joined
@@ -33,109 +33,80 @@ StartEngines = Callable[[Mapping[str, Path] | None], Sequence[GuardEngine]]
 
 
 class OpenedCheck(Protocol):
-    """A check under way, of one engine or of several."""
+    """A check under way: `call.done` says whether nothing of it is in flight, `cancel` takes its
+    `call`.
+    """
 
     @property
-    def call(self) -> Any:
-        """The call, for `cancel`; `done` says whether nothing of it is in flight."""
-        ...
+    def call(self) -> Any: ...
 
-    def result(self) -> Check:
-        """The finished check."""
-        ...
+    def result(self) -> Check: ...
 
 
 class CheckEngine(Protocol):
-    """What the server needs of an engine, or of several."""
+    """What a loop needs of an engine, or of all of them: `GuardEngine` says what each verb does."""
 
     @property
-    def rules(self) -> Mapping[str, Card]:
-        """The cards of what is served, by name."""
-        ...
-
+    def rules(self) -> Mapping[str, Card]: ...
     @property
-    def is_usable(self) -> bool:
-        """False once nothing more is answered."""
-        ...
-
+    def is_usable(self) -> bool: ...
     @property
-    def counters(self) -> EngineCounters:
-        """The figures of what it holds and has done."""
-        ...
-
-    def text_tokens(self, text: str) -> int:
-        """How many tokens a text has; from any thread."""
-        ...
-
+    def counters(self) -> EngineCounters: ...
+    def text_tokens(self, text: str) -> int: ...
+    def folder(self, name: str) -> Path: ...
+    def serve(self, name: str, folder: Path | None = None) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def step(self) -> None: ...
+    def cancel(self, call: Any) -> None: ...
     def open_check(
         self,
         messages: Sequence[Message],
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
-    ) -> OpenedCheck:
-        """Start a check without waiting."""
-        ...
-
-    def serve(self, name: str, folder: Path | None = None) -> None:
-        """Serve a new rule, or one by other weights."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Stop serving a rule."""
-        ...
-
-    def folder(self, name: str) -> Path:
-        """Where a rule's weights are."""
-        ...
-
-    def step(self) -> None:
-        """Run one batch of what is in flight."""
-        ...
-
-    def cancel(self, call: Any) -> None:
-        """Drop the requests of a check that are in flight."""
-        ...
+    ) -> OpenedCheck: ...
 
 
-@dataclass(frozen=True)
-class SharedCall:
-    """A check's calls, each with its engine."""
+@runtime_checkable
+class Restartable(Protocol):
+    """What can be started again, and knows when it has to be, as `GuardEngines`."""
 
-    parts: tuple[tuple[GuardEngine, Call], ...]
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is in flight any longer."""
-        return all(call.done for _, call in self.parts)
+    def restart(self, on_load: Callable[[], None]) -> None: ...
+    def works(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class SharedCheck:
-    """A check under way in the engines of its rules, which are in the order asked."""
+    """A check of `rules`, in the order asked, under way in the engines that answer them."""
 
     rules: tuple[str, ...]
-    checks: tuple[OpenCheck, ...]
-    call: SharedCall
+    parts: tuple[tuple[GuardEngine, OpenCheck], ...]
+
+    @property
+    def call(self) -> SharedCheck:
+        """What `GuardEngines.cancel` takes: all parts."""
+        return self
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is in flight any longer."""
+        return all(part.call.done for _, part in self.parts)
 
     def result(self) -> Check:
-        """The finished check, verdicts and refusals in the order of the rules. Raises GuardError
-        unless it is `call.done`.
-        """
-        if len(self.checks) == 1:
-            return self.checks[0].result()
-        check = joined(self.rules, [part.result() for part in self.checks])
-        finished = max(part.call.finished for part in self.checks)
-        started = min(part.call.started for part in self.checks)
-        return replace(check, wall_ms=(finished - started) * 1000)
+        """The finished check. Raises GuardError unless it is `done`."""
+        checks = [part.result() for _, part in self.parts]
+        if len(checks) == 1:
+            return checks[0]
+        finished = max(part.call.finished for _, part in self.parts)
+        started = min(part.call.started for _, part in self.parts)
+        return replace(joined(self.rules, checks), wall_ms=(finished - started) * 1000)
 
 
 class GuardEngines:
-    """The engines that `start` starts: now, and again by `restart`.
+    """The engines that `start` starts, now and again by `restart`; no two may serve one rule.
 
-    Raises what it raises, and GuardError where two engines serve a rule of one name. Between two
-    starts there is no engine: rules and folders are those of the dead ones, and whatever needs an
-    engine is Overloaded.
+    Between two starts there is no engine: rules and folders are those of the dead ones, and
+    whatever needs an engine is Overloaded.
     """
 
     def __init__(self, start: StartEngines) -> None:
@@ -143,8 +114,7 @@ class GuardEngines:
         self._engines = _distinct(start(None))
         self._cards: dict[str, Card] = {}  # of the dead engines, as are the folders
         self._folders: dict[str, Path] = {}
-        # What the engines so far demanded of folders, by model.
-        self._requirements: dict[str, Requirements] = {}
+        self._requirements: dict[str, Requirements] = {}  # of the engines so far, by model
         self._left_out: dict[str, Path] = {}  # of rules that the living engines could not serve
 
     @property
@@ -168,24 +138,17 @@ class GuardEngines:
         return sum((engine.counters for engine in self._living()), EngineCounters())
 
     def text_tokens(self, text: str) -> int:
-        """As `GuardEngine.text_tokens`, where the text has most."""
+        """How many tokens a text has, where it has most."""
         return max(engine.text_tokens(text) for engine in self._living())
 
-    def check(
-        self,
-        messages: Sequence[Message],
-        rules: Sequence[str] | None = None,
-        *,
-        cache_salt: str | None = None,
-    ) -> Check:
-        """Put one conversation to `rules`, by default all; as `GuardEngine.check`."""
-        open_check = self.open_check(messages, rules, cache_salt=cache_salt)
+    def check(self, messages: Sequence[Message], rules: Sequence[str] | None = None) -> Check:
+        opened = self.open_check(messages, rules)
         try:
-            while not open_check.call.done:
+            while not opened.done:
                 self.step()
         finally:
-            self.cancel(open_check.call)
-        return open_check.result()
+            self.cancel(opened)
+        return opened.result()
 
     def open_check(
         self,
@@ -194,27 +157,20 @@ class GuardEngines:
         *,
         cache_salt: str | None = None,
     ) -> SharedCheck:
-        """Start a check without waiting. Raises as `GuardEngine.check` does.
-
-        A rule that none serves is the first engine's to refuse.
-        """
-        engines = self._living()
+        """Start a check without waiting. The first engine refuses a rule that none serves."""
+        first, serving = self._living()[0], self._serving()
         names = names_listed(self.rules if rules is None else rules, "rules")
-        serving = self._serving()
-        by_engine: dict[int, list[str]] = {}
+        by_engine: dict[GuardEngine, list[str]] = {}
         for name in names:
-            by_engine.setdefault(serving.get(name, 0), []).append(name)
-        checks: list[OpenCheck] = []
-        parts: list[tuple[GuardEngine, Call]] = []
+            by_engine.setdefault(serving.get(name, first), []).append(name)
+        parts: list[tuple[GuardEngine, OpenCheck]] = []
         try:
-            for index, served in by_engine.items() or [(0, [])]:
-                engine = engines[index]
-                checks.append(engine.open_check(messages, served, cache_salt=cache_salt))
-                parts.append((engine, checks[-1].call))
+            for engine, served in by_engine.items() or [(first, [])]:
+                parts.append((engine, engine.open_check(messages, served, cache_salt=cache_salt)))
         except BaseException:
-            self.cancel(SharedCall(tuple(parts)))
+            self.cancel(SharedCheck(names, tuple(parts)))
             raise
-        return SharedCheck(names, tuple(checks), SharedCall(tuple(parts)))
+        return SharedCheck(names, tuple(parts))
 
     def step(self) -> None:
         """Run one batch in every engine that has something in flight."""
@@ -222,10 +178,10 @@ class GuardEngines:
             if engine.is_busy:
                 engine.step()
 
-    def cancel(self, call: SharedCall) -> None:
-        """Drop the requests of `call` that are in flight."""
+    def cancel(self, call: SharedCheck) -> None:
+        """Drop the requests of a check that are in flight."""
         for engine, part in call.parts:
-            engine.cancel(part)
+            engine.cancel(part.call)
 
     def forget(self) -> None:
         """Empty the prefix caches. Raises GuardError while requests are in flight."""
@@ -234,16 +190,14 @@ class GuardEngines:
 
     def serve(self, name: str, folder: Path | None = None) -> None:
         """As `GuardEngine.serve`, in the engine that serves the rule, or one of its card's base;
-        also a rule that was left out.
-
-        Raises GuardError for a new rule of another base, too.
+        also a rule that was left out. Raises GuardError for a new rule of another base, too.
         """
         folder = folder or self._left_out.get(name)
         engine = self._engine(name)
         if name not in engine.rules and folder is not None and len(self._engines) > 1:
-            bases = {engine.model: engine.base for engine in self._engines}
-            model = model_of(load_card(folder), folder, bases)
-            engine = {engine.model: engine for engine in self._engines}[model]
+            by_model = {engine.model: engine for engine in self._engines}
+            bases = {model: engine.base for model, engine in by_model.items()}
+            engine = by_model[model_of(load_card(folder), folder, bases)]
         engine.serve(name, folder)
         self._left_out.pop(name, None)
 
@@ -253,7 +207,7 @@ class GuardEngines:
             self._engine(name).remove(name)
 
     def folder(self, name: str) -> Path:
-        """As `GuardEngine.folder`."""
+        """As `GuardEngine.folder`, also of a rule that was left out, or of a dead engine."""
         if self._engines and name not in self._left_out:
             return self._engine(name).folder(name)
         if name not in self._folders:
@@ -272,15 +226,15 @@ class GuardEngines:
         that is loaded by itself.
 
         If they do not start so, rules whose files cannot be served are left out (`_selections`),
-        and those among them that can be served beside the rest are added. Raises GuardError if they
-        do not start with any selection, and what adding a rule raises if an engine is dead of it;
-        it may be tried again.
+        and those that can be served beside the rest are added. Raises GuardError if they do not
+        start with any selection, and what adding a rule raises if an engine is dead of it; it may
+        be tried again.
         """
         self._bury()
         started = self._start_with_most(on_load)
-        self._left_out = {
-            rule: folder for rule, folder in self._folders.items() if rule not in started
-        }
+        self._left_out = dict(self._folders)
+        for rule in started:
+            del self._left_out[rule]
         for rule, folder in list(self._left_out.items()):
             on_load()
             self._add_or_leave_out(rule, folder)
@@ -303,25 +257,25 @@ class GuardEngines:
         return engines
 
     def _engine(self, name: str) -> GuardEngine:
-        """The engine that serves a rule; the first where none does."""
-        return self._living()[self._serving().get(name, 0)]
+        """That serves a rule; the first where none does."""
+        return self._serving().get(name, self._living()[0])
 
-    def _serving(self) -> dict[str, int]:
-        """The index of each rule's engine; an engine makes its rules anew when it is asked."""
-        indices: dict[str, int] = {}
-        for index, engine in enumerate(self._engines):
-            indices |= dict.fromkeys(engine.rules, index)
-        return indices
+    def _serving(self) -> dict[str, GuardEngine]:
+        """The engine of each rule; an engine makes its rules anew when it is asked."""
+        serving: dict[str, GuardEngine] = {}
+        for engine in self._engines:
+            serving |= dict.fromkeys(engine.rules, engine)
+        return serving
 
     def _bury(self) -> None:
-        """Remember what the dead engines served, and give their memory back as far as that goes."""
+        """Remember what the dead engines served, and give their memory back."""
         engines = self._engines
         if not engines:
             return
         self._cards = dict(self.rules)
         self._folders = dict(self._left_out)
         for engine in engines:
-            self._folders |= _folders(engine)
+            self._folders |= engine.folders
             self._requirements[engine.model] = engine.requirements
         self._engines = ()
         try:
@@ -330,37 +284,27 @@ class GuardEngines:
             log.exception("a dead engine could not be closed")
 
     def _start_with_most(self, on_load: Callable[[], None]) -> Mapping[str, Path]:
-        """Start engines of the first selection that they start with, and return that. Raises
-        GuardError if there is none.
-        """
+        """Start engines of the first selection that they start with; that selection."""
         failure: GuardError | None = None
         for folders in self._selections():
             if failure is not None:
                 log.error("the engine is started with fewer rules, since: %s", failure)
             on_load()
-            failure = self._start_with(folders)
-            if failure is None:
+            gc.collect()  # of the dead engines, or of a start that failed, only circles are left
+            try:
+                self._engines = _distinct(self._start(folders))
                 return folders
+            except GuardError as error:
+                failure = without_frames(error)
+            except Exception as error:  # vLLM's, of a broken device for example
+                problem = f"the engine cannot be started again: {error}"
+                failure = GuardError(problem, remedy="Start the process again")
         assert failure is not None  # all folders have been tried
         raise failure
 
-    def _start_with(self, folders: Mapping[str, Path]) -> GuardError | None:
-        """Start engines of these folders; the error if they do not start, without what that start
-        had in memory.
-        """
-        gc.collect()  # of the dead engines, or of a start that failed, only circles are left
-        try:
-            self._engines = _distinct(self._start(folders))
-        except GuardError as error:
-            return without_frames(error)
-        except Exception as error:  # vLLM's, of a broken device for example
-            problem = f"the engine cannot be started again: {error}"
-            return GuardError(problem, remedy="Start the process again")
-        return None
-
     def _selections(self) -> Iterator[dict[str, Path]]:
-        """The folders to start with, fewer each time: all; those that would be admitted; of these
-        those that have the weights and cards of the dead engines.
+        """The folders to start with: all; those that would be admitted; of these those that have
+        the weights and cards of the dead engines.
         """
         yield self._folders
         sound: dict[str, Path] = {}
@@ -386,9 +330,7 @@ class GuardEngines:
         return None
 
     def _add_or_leave_out(self, rule: str, folder: Path) -> None:
-        """Serve a rule beside the others; the log says why if that fails. Raises what it raises if
-        an engine is dead of it.
-        """
+        """Serve a rule beside the others. Raises what that raises if an engine is dead of it."""
         try:
             check_rule(read_card(folder), rule, folder)
             self.serve(rule)
@@ -402,15 +344,13 @@ class GuardEngines:
 
 
 def model_of(card: Card, folder: Path, bases: Mapping[str, tuple[str, str]]) -> str:
-    """The served model on the base of the weights; if there are several, the card's own.
-
-    `bases`: model -> its base and that base's revision. Raises GuardError if none has it.
+    """The served model on the base of the weights; if there are several, the card's own. `bases`
+    has each model's base and that base's revision. Raises GuardError if none has it.
     """
     base = (card.base, card.base_revision)
     models = [model for model, base_of_model in bases.items() if base_of_model == base]
     if not models:
-        got = f"{card.base} {card.base_revision[:12]}"
-        remedy = f"Served here: {', '.join(bases)}"
+        got, remedy = f"{card.base} {card.base_revision[:12]}", f"Served here: {', '.join(bases)}"
         problem = "the base of these weights is not served"
         raise GuardError(problem, where=folder, got=got, remedy=remedy)
     return card.model if card.model in models else models[0]
@@ -428,29 +368,15 @@ def _distinct(engines: Sequence[GuardEngine]) -> tuple[GuardEngine, ...]:
 
 
 def _close_all(engines: Sequence[GuardEngine]) -> None:
-    """Close all, also where closing one raises."""
     with contextlib.ExitStack() as closing:
         for engine in engines:
             closing.callback(engine.close)
 
 
-def _folders(engine: GuardEngine) -> dict[str, Path]:
-    """The folder of each rule's weights, except a rule that the base itself answers."""
-    folders: dict[str, Path] = {}
-    for name in engine.rules:
-        with contextlib.suppress(GuardError):
-            folders[name] = engine.folder(name)
-    return folders
-
-
 def _answers(engine: GuardEngine) -> bool:
-    """Whether a conversation can be put to the first rule, or else to the last; without a rule
-    there is nothing to answer.
-    """
+    """Whether a conversation can be put to the first rule, or else to the last, if there is any."""
     names = tuple(engine.rules)
-    if not names:
-        return True
-    for name in dict.fromkeys((names[0], names[-1])):
+    for name in dict.fromkeys(names[:1] + names[-1:]):
         try:
             refused = engine.check(TEST_CONVERSATION, [name]).refused
         except Exception as error:
@@ -459,4 +385,4 @@ def _answers(engine: GuardEngine) -> bool:
         if not refused:
             return True
         log.error("the engine does not answer %s: %s", name, refused[name].why)
-    return False
+    return not names

@@ -1,7 +1,6 @@
-"""A rule's head as it is served. Knows nothing of where states and words come from.
-
-Its folder holds the file that `guard/weights/head.py` describes. An encoder's adapter has its head
-among its own weights, as PEFT's `classifier` of the labels no and yes, and its words beside them.
+"""A rule's head as it is served: the file that `guard/weights/head.py` describes. An encoder's
+adapter has its head among its own weights, as PEFT's `classifier` of the labels no and yes, and its
+words beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from guard.weights.card import Card, check_files
 from guard.weights.head import NO_WORDS, Head, WordWeights
 from serve.engine.backend import EngineOutput
 
+Tensors: TypeAlias = dict[str, np.ndarray]  # by name
 CLASSIFIER = "base_model.model.classifier"  # in the file of PEFT's token classifier
 MOST_COUNTED = len(get_args(Reads))  # sets of texts whose counted words are kept
 
@@ -38,7 +38,6 @@ class CountedTexts:
         self._words: dict[tuple[tuple[int, ...], ...], NgramRows] = {}
 
     def of(self, texts: tuple[tuple[int, ...], ...]) -> NgramRows:
-        """The words of these texts, each as token ids."""
         if texts not in self._words:
             if len(self._words) == MOST_COUNTED:
                 self._words.clear()
@@ -48,8 +47,8 @@ class CountedTexts:
 
 class HeadInput:
     """What heads read of one output, and of the token ids of its conversation, `prefix`: computed
-    when a head asks, once for each choice of judged speakers. Words that outputs have in common, as
-    an encoder's adapters or a decoder's rule turns on one conversation do, are `counted` once.
+    when a head asks, once for each choice of judged speakers. Words that outputs have in common are
+    `counted` once.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class HeadInput:
         self._words_of: dict[Reads, NgramRows] = {}
 
     def states(self, reads: Reads) -> npt.NDArray[np.float64] | None:
-        """The states of the spans that count for a rule that reads `reads`, [spans, hidden size];
-        None where any state is missing or not finite.
+        """Of the spans that count for a rule that reads `reads`, [spans, hidden size]; None where
+        any state is missing or not finite.
         """
         if not self._is_finite:
             return None
@@ -77,8 +76,8 @@ class HeadInput:
         return self._states_of[reads]
 
     def words(self, reads: Reads) -> NgramRows:
-        """The words of the same spans, where the rule judges their speaker; of the whole
-        conversation where there are no spans, as with a decoder.
+        """Of the same spans, where the rule judges their speaker; of the whole conversation where
+        there are no spans, as with a decoder.
         """
         if reads not in self._words_of:
             if self._spans:
@@ -89,9 +88,7 @@ class HeadInput:
         return self._words_of[reads]
 
     def _text(self, index: int, reads: Reads) -> tuple[int, ...]:
-        """The text of a span as token ids; empty if the rule does not judge its speaker, since
-        others use other words.
-        """
+        """Of a span; empty if the rule does not judge its speaker, since others use other words."""
         span = self._spans[index]
         if not judged_of([span.speaker], reads):
             return ()
@@ -126,24 +123,19 @@ class ServableHead:
 
 
 def load_head(name: str, folder: Path, card: Card) -> ServableHead:
-    """The head in `folder`.
-
-    Raises GuardError if its file is not a head's, or not that of the card: then weights and
-    calibration are from two trainings.
-    """
-    weights = _read_tensors(folder, card).weights
-    head = Head.of_tensors(weights, folder / METHODS[card.method].weights, card.remedy)
+    """The head in `folder`. Raises GuardError if its file is not a head's, or not the card's."""
+    file = METHODS[card.method].weights
+    head = Head.of_tensors(_read_tensors(folder, card)[file], folder / file, card.remedy)
     return ServableHead(name, folder, card, head)
 
 
 def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
-    """The head of an encoder's adapter: among its weights, what its label yes has above no, and the
-    words beside them, if there are any.
-
-    Raises GuardError if there is none of two labels, or the weights are not those of the card.
+    """The head of an encoder's adapter: what its label yes has above no, and the words beside it.
+    Raises GuardError if there is none of two labels, or it is not the card's.
     """
-    path = folder / METHODS[card.method].weights
-    tensors, word_tensors = _read_tensors(folder, card)
+    file = METHODS[card.method].weights
+    path, read = folder / file, _read_tensors(folder, card)
+    tensors = read[file]
     weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
         problem = "an encoder's adapter needs a classifier of the labels no and yes"
@@ -152,41 +144,34 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise GuardError("a weight with NaN or infinite values", where=path, remedy=card.remedy)
     words = NO_WORDS
-    if word_tensors is not None:
-        words = WordWeights.of_tensors(word_tensors, folder / WORDS, card.remedy)
+    if WORDS in read:
+        words = WordWeights.of_tensors(read[WORDS], folder / WORDS, card.remedy)
     no, yes = weight.astype(np.float32)
     head = Head(yes - no, float(bias[1]) - float(bias[0]), words)
     return ServableHead(name, folder, card, head)
 
 
-class FolderTensors(NamedTuple):
-    """The tensors of a folder's weights, by name, and of the words beside them, if it has any."""
-
-    weights: dict[str, np.ndarray]
-    words: dict[str, np.ndarray] | None = None
-
-
-def _read_tensors(folder: Path, card: Card) -> FolderTensors:
-    """The tensors in `folder`. Raises GuardError if they are not those of the card: then weights
-    and calibration are from two trainings.
+def _read_tensors(folder: Path, card: Card) -> dict[str, Tensors]:
+    """The weights and the words of a folder, by file. Raises GuardError if they are not the card's:
+    then weights and calibration are from two trainings.
     """
     names = [METHODS[card.method].weights]
     if WORDS in card.files:
         names.append(WORDS)
+    read: dict[str, Tensors] = {}
     digests = dict(card.files)
-    tensors: list[dict[str, np.ndarray]] = []
     try:
         for name in names:
             content = (folder / name).read_bytes()
             digests[name] = hashlib.sha256(content).hexdigest()
-            tensors.append(_as_numpy(content))
+            read[name] = _as_numpy(content)
     except (OSError, SafetensorError) as error:
         raise GuardError(f"cannot be read: {error}", where=folder, remedy=card.remedy) from error
     check_files(card, digests, folder)
-    return FolderTensors(*tensors)
+    return read
 
 
-def _as_numpy(content: bytes) -> dict[str, np.ndarray]:
+def _as_numpy(content: bytes) -> Tensors:
     """The tensors of a file; bfloat16, which numpy does not have, as float32."""
     try:
         return load(content)

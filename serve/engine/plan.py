@@ -1,5 +1,4 @@
-"""Which prompts a call's requests become: in which order, when, and which requests share
-one.
+"""Which prompts a call's requests become: in which order, when, and which requests share one.
 
 Knows nothing of what computes them.
 """
@@ -9,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterator, Sequence
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import BackendRequest
@@ -21,13 +21,17 @@ from serve.engine.score import ScoreRequest
 
 
 class CallPlan:
-    """The prompts of one call."""
+    """The prompts of one call: each of its conversations is tokenised once, and its refusal kept
+    too.
+    """
 
     def __init__(self, call: Call, rules: ServedRules, prompts: Prompts, queue: FairQueue) -> None:
         self._call = call
         self._rules = rules
-        self._prompts = prompts.of_call()
+        self._prompts = prompts
         self._queue = queue
+        # By identity, which is cheap: the requests keep their messages alive.
+        self._prefixes: dict[int, list[int] | GuardError] = {}
 
     def prompts(
         self, requests: Sequence[ScoreRequest], waits: frozenset[str]
@@ -67,19 +71,20 @@ class CallPlan:
     def _in_flight(self, request: ScoreRequest, recipients: tuple[Recipient, ...]) -> InFlight:
         """The next prompt of the call. Raises GuardError if it cannot be judged."""
         serving = self._rules.serving(request.adapter)
-        prompt = self._prompts.prompt(request)
+        prefix = self._prefix(request.messages)
+        suffix = self._prompts.suffix(request.rule_text)
+        tokens = len(prefix) + len(suffix)
+        self._prompts.check_length(tokens)
         activation_start = 0
-        shared_tokens = len(prompt.prefix)
+        shared_tokens = len(prefix)
         if isinstance(serving, ServableAdapter):
             if serving.shares_conversation:
-                activation_start = len(prompt.prefix)
+                activation_start = len(prefix)
             shared_tokens = activation_start
-        virtual_start, own_tokens = self._queue.next(
-            _conversation(request), prompt.tokens, shared_tokens
-        )
+        virtual_start, own_tokens = self._queue.next(_conversation(request), tokens, shared_tokens)
         backend_request = BackendRequest(
-            prompt.prefix,
-            prompt.suffix,
+            prefix,
+            suffix,
             self._rules.loaded(request.adapter),
             activation_start,
             virtual_start,
@@ -89,6 +94,18 @@ class CallPlan:
         return InFlight(
             self._call, recipients, backend_request, own_tokens, submitted=time.perf_counter()
         )
+
+    def _prefix(self, messages: Sequence[Message]) -> list[int]:
+        key = id(messages)
+        if key not in self._prefixes:
+            try:
+                self._prefixes[key] = self._prompts.prefix(messages)
+            except GuardError as error:
+                self._prefixes[key] = error
+        prefix = self._prefixes[key]
+        if isinstance(prefix, GuardError):
+            raise prefix
+        return prefix
 
 
 def _order(requests: Sequence[ScoreRequest], waits: frozenset[str]) -> Sequence[int]:
@@ -102,8 +119,5 @@ def _order(requests: Sequence[ScoreRequest], waits: frozenset[str]) -> Sequence[
 
 
 def _conversation(request: ScoreRequest) -> Hashable:
-    """A key that is equal for requests of one call that share keys and values.
-
-    By identity, which is cheap: the requests keep their messages alive.
-    """
+    """A key that is equal for requests of one call that share keys and values."""
     return id(request.messages), request.cache_salt

@@ -11,9 +11,8 @@ log = logging.getLogger(__name__)
 
 
 class Overloaded(GuardError):
-    """The engine has more work than it can do soon, or is shutting down, or has stopped.
-
-    There may be room again after `retry_after_s` seconds.
+    """The engine has more work than it can do soon, or is shutting down, or has stopped. There may
+    be room again after `retry_after_s` seconds.
     """
 
     code: Code = "overloaded"
@@ -57,9 +56,7 @@ def engine_failure(error: BaseException) -> GuardError:
 
 
 def without_frames(failure: GuardError) -> GuardError:
-    """`failure` without the frames that it and its causes went through: they hold the engine, and
-    its memory with it, for as long as the error is kept.
-    """
+    """`failure` without the frames that it and its causes went through: they hold the engine."""
     chain: list[BaseException] = [failure]
     for error in chain:
         error.__traceback__ = None

@@ -1,14 +1,12 @@
 """Which rules an engine serves, and with what: adapters in the backend, heads, and the rule that
-the base itself answers.
-
-Knows nothing of requests.
+the base itself answers. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from guard.errors import GuardError, did_you_mean
@@ -19,10 +17,8 @@ from serve.engine.head import ServableHead, check_size
 
 
 class ServedRules:
-    """Loads and unloads what answers rules.
-
-    `merged` is the card of a rule that the base itself answers. `takes_heads`: whether the base's
-    states are those that heads are fitted to.
+    """The rules' adapters and heads. `merged` is the card of a rule that the base itself answers;
+    `takes_heads` says whether the base's states are those that heads are fitted to.
     """
 
     def __init__(
@@ -44,12 +40,15 @@ class ServedRules:
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """The cards of what is served, by name."""
         return self._merged | {name: served.card for name, served in self._served.items()}
 
     @property
+    def folders(self) -> Mapping[str, Path]:
+        """Where the weights are, but for a rule that the base itself answers."""
+        return {name: served.folder for name, served in self._served.items()}
+
+    @property
     def adapter_count(self) -> int:
-        """How many adapters are served; heads do not count."""
         return len(self._loaded)
 
     def serving(self, name: str | None) -> ServableAdapter | ServableHead | None:
@@ -58,14 +57,19 @@ class ServedRules:
         """
         if name is None or name in self._merged:
             return None
-        self._check_served(name)
+        return self.of_folder(name)
+
+    def of_folder(self, name: str) -> ServableAdapter | ServableHead:
+        """The adapter or head of this name. Raises GuardError if there is none."""
+        self.check_not_merged(name)
+        if name not in self._served:
+            remedy = did_you_mean(name, self._served) or "See the engine's rules"
+            raise GuardError(f"rule '{name}' is not served", remedy=remedy)
         return self._served[name]
 
     def head(self, name: str | None) -> ServableHead | None:
         """The head that answers the rule, alone or on its adapter's states, if one does."""
-        if name is None or name in self._merged:
-            return None
-        served = self._served.get(name)
+        served = self._served.get(name or "")
         if isinstance(served, ServableAdapter):
             return served.head
         return served
@@ -92,9 +96,7 @@ class ServedRules:
         return self._loaded[serving.name]
 
     def add(self, name: str, folder: Path) -> None:
-        """Serve one more adapter or head. Raises GuardError if it cannot be served or the name is
-        taken.
-        """
+        """Serve one more. Raises GuardError if it cannot be served or the name is taken."""
         self.check_not_merged(name)
         if name in self._served:
             problem = "an adapter of this name is served already"
@@ -105,8 +107,8 @@ class ServedRules:
         self.put(servable)
 
     def put(self, servable: ServableAdapter | ServableHead) -> None:
-        """Serve what was admitted. Raises GuardError if the base itself answers the rule, or if the
-        backend cannot load it, rounds the states that a head reads, or has states of another size.
+        """Serve what was admitted. Raises GuardError if the backend cannot load it, rounds the
+        states that a head reads, or has states of another size.
         """
         self.check_not_merged(servable.name)
         if isinstance(servable, ServableAdapter):
@@ -123,38 +125,20 @@ class ServedRules:
             check_size(servable, self._backend.state_size)
         self._served[servable.name] = servable
 
-    def folder(self, name: str) -> Path:
-        """Where the rule's weights are. Raises GuardError if no folder is served by this name."""
-        self._check_served(name)
-        return self._served[name].folder
-
     def replace(self, name: str, candidate: str) -> Loaded | None:
-        """Serve the rule, new or not, by what is served as `candidate`, which is no name of its own
-        any more.
+        """Serve the rule, new or not, by what is served as `candidate`, and nothing by that name.
 
-        Returns what the backend had for the rule, which is to be unloaded when nothing in flight
-        needs it. Raises GuardError if the base itself answers the rule.
+        Returns what the backend had for the rule, to be unloaded when nothing in flight needs it.
         """
         self.check_not_merged(name)
         before = self._loaded.pop(name, None)
-        self._served[name] = dataclasses.replace(self._served.pop(candidate), name=name)
+        self._served[name] = replace(self._served.pop(candidate), name=name)
         if candidate in self._loaded:
             self._loaded[name] = self._loaded.pop(candidate)
         return before
 
-    def remove(self, name: str) -> None:
-        """Stop serving a rule's adapter or head. Raises GuardError if it is not served."""
-        self._check_served(name)
-        loaded = self._loaded.get(name)
-        if loaded is not None:
-            self._backend.unload(loaded)  # if it fails, the rule is served as before
-        self.release(name)
-
     def release(self, name: str) -> Loaded | None:
-        """Stop serving a rule; what the backend has for it is to be unloaded when nothing in flight
-        needs it. Raises GuardError if it is not served.
-        """
-        self._check_served(name)
+        """Stop serving a rule. Returns what `replace` does."""
         del self._served[name]
         return self._loaded.pop(name, None)
 
@@ -164,12 +148,6 @@ class ServedRules:
         """
         if name in self._merged:
             raise part_of_base(name)
-
-    def _check_served(self, name: str) -> None:
-        self.check_not_merged(name)
-        if name not in self._served:
-            remedy = did_you_mean(name, self._served) or "See the engine's rules"
-            raise GuardError(f"rule '{name}' is not served", remedy=remedy)
 
     def _check_layers(self, adapter: ServableAdapter) -> None:
         prepared = self._backend.adapted_layers

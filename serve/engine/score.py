@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple
 
 from guard.conversation.example import Message
@@ -69,24 +69,19 @@ class EngineCounters:
 
     def __add__(self, other: EngineCounters) -> EngineCounters:
         """The counters of two engines side by side."""
+        names = [figure.name for figure in fields(self)]
         return EngineCounters(
-            adapters=self.adapters + other.adapters,
-            adapter_loads=self.adapter_loads + other.adapter_loads,
-            swap_ins=self.swap_ins + other.swap_ins,
-            scheduled_tokens=self.scheduled_tokens + other.scheduled_tokens,
-            forward_passes=self.forward_passes + other.forward_passes,
-            cache_tokens=self.cache_tokens + other.cache_tokens,
-            step_s=self.step_s + other.step_s,
+            **{name: getattr(self, name) + getattr(other, name) for name in names}
         )
 
 
 @dataclass(frozen=True)
 class Check:
-    """The verdicts of the rules that could be judged, in the order of the rules.
+    """The verdicts of the rules that could be judged, in the order of the rules; `refused` are the
+    others, by name.
 
-    `refused` are the rules that could not, by name. Of each rule that was answered, also if the
-    answer is refused since not all could be read, `versions` is the version that answered,
-    `latencies_ms` the time from its submission to its answer.
+    Of each rule that was answered, also if the answer is refused since not all could be read,
+    `versions` is the version that answered, `latencies_ms` the time from submission to answer.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -99,10 +94,7 @@ class Check:
 
     @property
     def outcome(self) -> Literal["allow", "violation", "unjudged"]:
-        """The outcome of all rules in one word.
-
-        A violation outweighs a rule without a verdict, and that outweighs every "allow".
-        """
+        """Of all rules: a violation outweighs a rule without a verdict, and that every "allow"."""
         if any(verdict.violates for verdict in self.verdicts):
             return "violation"
         if self.refused:
@@ -111,10 +103,7 @@ class Check:
 
 
 def joined(rules: Sequence[str], checks: Sequence[Check]) -> Check:
-    """Checks of one conversation by different rules as one, in the order of `rules`.
-
-    Tokens add up; the wall time is the longest.
-    """
+    """Checks of one conversation by different rules as one, in the order of `rules`."""
     verdicts: dict[str, Verdict] = {}
     refused: dict[str, Refusal] = {}
     versions: dict[str, str] = {}

@@ -97,7 +97,7 @@ def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
 def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (0.0,))
+    monkeypatch.setattr("serve.engine.thread.engine_thread.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.does_start = False
     with _listening("127.0.0.1", 0) as listener, ThreadPoolExecutor(1) as pool:

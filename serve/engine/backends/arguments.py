@@ -1,32 +1,9 @@
 """vLLM's EngineArgs for a recipe and the adapters it serves, and how memory is shared in them.
 
-Imports no vLLM.
-
-From the weakest to the strongest:
-
-1. `DEFAULTS`, what a guard engine is.
-2. The base: `model`, `revision`, `dtype`, and `max_model_len` from the recipe's context.
-3. The recipe's `engine` section.
-4. The caller's overrides.
-
-Some arguments follow from these and from the adapters:
-
-- `lora_target_modules`: of the layers that 1-4 name, those that an adapter has, unless the caller
-  named them.
-- `max_loras`, `max_cpu_loras`, `kv_cache_memory_bytes`: where the recipe gives `serving_memory`
-  (`shared_out`) and 1-4 say nothing of them.
-- `max_cpu_loras`: at least one for every slot; without any figure, more than there are adapters.
-- `enforce_eager`: the model is compiled, on a CPU too, unless this machine lacks what that takes.
-- `hf_overrides`: the output layer computes in float32 whatever the base's dtype, unless its
-  `head_dtype` is named: a verdict is a difference of two logits, which bfloat16 rounds to as much
-  as an eighth of a nat.
-- `gpu_memory_utilization`: on a GPU, where `serving_memory` gives the device's part, the share of
-  its memory that this is, weights included; of an encoder, which keeps no keys and values, room for
-  its activations. vLLM's own 0.92 of all memory would leave no room for a second engine.
-
-On a GPU vLLM's low-rank kernels read bfloat16 and float16, and `specialize_active_lora` drops
-adapters of captured graphs; on a CPU `fully_sharded_loras` computes adapters on the base's tokens.
-What would fail or be wrong is refused before anything starts.
+From the weakest to the strongest: `DEFAULTS`, what a guard engine is; the base, its dtype and the
+recipe's context; the recipe's `engine` section; the caller's overrides. Some arguments follow from
+these and from the adapters, each where it is computed. What would fail or be wrong is refused
+before anything starts. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -48,8 +25,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 NO_CACHE_BYTES = 2**20  # for an encoder: without a figure vLLM asks for most of the memory
 SPARE_TOKENS = 64  # spare tokens of the cache: blocks are whole, and one is not used
-# transformers' type of an encoder -> the model that serve/vllm_encoder registers with vLLM. These
-# are the types of KINDS in guard/recipe.py, which training takes.
+# transformers' type of an encoder, as KINDS in guard/recipe.py has them -> the model that
+# serve/vllm_encoder registers with vLLM.
 ENCODERS = {
     "bert": "BertForGuarding",
     "deberta-v2": "DebertaForGuarding",
@@ -59,8 +36,7 @@ ENCODERS = {
 }
 GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
 # GPU memory beside weights, slots, keys and values: activations, captured graphs, kernels. An
-# engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, had taken
-# 3.1 GiB when it had started.
+# engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, took 3.1 GiB.
 WORKSPACE_BYTES = 4 * GIB
 ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory only for those that exist
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
@@ -98,41 +74,36 @@ def stated_max_rank(recipe: Recipe, overrides: Mapping[str, Any]) -> int | None:
 def engine_args(
     recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of an engine that serves `adapters`; heads take no room and do not count.
-
-    Raises GuardError where the recipe's `serving_memory` is too little, or a layer that it has to
-    count does not exist.
+    """The arguments of an engine that serves `adapters`. Raises GuardError where the recipe's
+    `serving_memory` is too little, or a layer that it has to count does not exist.
     """
     args = stated_args(recipe, overrides)
     _refuse_what_fails_later(recipe, args)
-    _add_compiling(args)
+    # A verdict is a difference of two logits, which a bfloat16 output layer rounds to as much as an
+    # eighth of a nat.
     args["hf_overrides"] = {"head_dtype": "float32"} | dict(args.get("hf_overrides") or {})
     if "lora_target_modules" not in overrides:
         args.update(_prepared_layers(args, adapters))
     if recipe.serving_memory != ServingMemory():
         args = {**_from_memory(recipe, args, len(adapters)), **args}
-    _add_host_copies(args)
+    _complete(args)
     return args
 
 
-def encoder_args(
-    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The arguments of an engine with an encoder: each request is a window, and none is cut.
-
-    An encoder keeps no keys and values, so there is no memory to share out. Raises GuardError for
-    an encoder of a type that is not served, and for what vLLM would fail at.
+def encoder_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an engine with an encoder. Raises GuardError for one of a type that is not
+    served, and for what vLLM would fail at.
     """
-    return _window_args(recipe, adapters, overrides, _served_encoder(recipe))
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    recipe.check_model_type(config.model_type)
+    return _window_args(recipe, overrides, ENCODERS[config.model_type])
 
 
-def gliner2_args(
-    recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The arguments of an engine with a GLiNER2, as `encoder_args`.
-
-    vLLM reads its encoder's configuration. Raises GuardError where there is none, or of another
-    encoder than is served.
+def gliner2_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an engine with a GLiNER2, as `encoder_args`: vLLM reads its encoder's
+    configuration.
     """
     from transformers import AutoConfig
     from transformers.utils.hub import cached_file
@@ -148,15 +119,11 @@ def gliner2_args(
         ) from error
     folder = str(Path(str(path)).parent)
     recipe.check_model_type(AutoConfig.from_pretrained(folder).model_type)
-    return {"hf_config_path": folder} | _window_args(recipe, adapters, overrides, GLINER2)
+    return {"hf_config_path": folder} | _window_args(recipe, overrides, GLINER2)
 
 
-def _window_args(
-    recipe: Recipe,
-    adapters: Sequence[ServableAdapter],
-    overrides: Mapping[str, Any],
-    architecture: str,
-) -> dict[str, Any]:
+def _window_args(recipe: Recipe, overrides: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Each request is a window, and none is cut. There are no keys and values to share memory."""
     args = {
         **stated_args(recipe, {}),
         "runner": "pooling",
@@ -167,56 +134,35 @@ def _window_args(
         **overrides,
     }
     _refuse_what_fails_later(recipe, args)
-    _add_compiling(args)
-    if installed_device() == "cuda":
+    if installed_device() == "cuda":  # vLLM's own share would leave no room for another engine
         share = min(WORKSPACE_BYTES / _gpu_memory_bytes(), LARGEST_SHARE)
         args.setdefault("gpu_memory_utilization", share)
     hf_overrides = {"architectures": [architecture]}
     args["hf_overrides"] = hf_overrides | dict(args.get("hf_overrides") or {})
-    _add_host_copies(args)
+    _complete(args)
     return args
 
 
-def _add_compiling(args: dict[str, Any]) -> None:
-    """Decide whether the model is compiled, where nobody says."""
+def _complete(args: dict[str, Any]) -> None:
+    """Say whether to compile, and how many adapters stay in host memory: all where nobody says, and
+    at least one for every slot. What is evicted is read again from its folder.
+    """
     if "enforce_eager" not in args and installed_device() == "cpu":
         args["enforce_eager"] = missing_for_compiling() is not None
-
-
-def _add_host_copies(args: dict[str, Any]) -> None:
-    """Decide how many adapters stay in host memory, where nobody says: all, with those that are
-    served later. One that is evicted is read again from its folder; if that has changed since, the
-    request is refused.
-    """
     host_copies = args.get("max_cpu_loras", ALL_ADAPTERS)
     args["max_cpu_loras"] = max(host_copies, args.get("max_loras", 1))
 
 
-def _served_encoder(recipe: Recipe) -> str:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-    recipe.check_model_type(config.model_type)
-    return ENCODERS[config.model_type]
-
-
 def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
     """Raise GuardError for what vLLM takes and then fails at, or answers wrongly with."""
+    where, remedy = f"recipe {recipe.name}: engine", "Leave it out"
     if args.get("specialize_active_lora"):
-        raise GuardError(
-            "vLLM's specialize_active_lora leaves adapters out of captured graphs: verdicts would "
-            "be wrong",
-            where=f"recipe {recipe.name}: engine",
-            remedy="Leave it out",
-        )
+        problem = "vLLM's specialize_active_lora leaves adapters out of captured graphs"
+        raise GuardError(f"{problem}: verdicts would be wrong", where=where, remedy=remedy)
     if installed_device() == "cpu" and args.get("fully_sharded_loras"):
-        raise GuardError(
-            "on a CPU vLLM computes fully sharded adapters for the base's tokens too: verdicts "
-            "would be wrong",
-            where=f"recipe {recipe.name}: engine",
-            got="fully_sharded_loras",
-            remedy="Leave it out",
-        )
+        problem = "on a CPU vLLM computes fully sharded adapters for the base's tokens too"
+        got = "fully_sharded_loras"
+        raise GuardError(f"{problem}: verdicts would be wrong", where=where, got=got, remedy=remedy)
     if installed_device() == "cuda" and args["dtype"] == "float32" and args["enable_lora"]:
         raise GuardError(
             "vLLM's low-rank kernels on a GPU read bfloat16 and float16 only",
@@ -228,6 +174,9 @@ def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
 
 
 def _from_memory(recipe: Recipe, args: Mapping[str, Any], adapters: int) -> dict[str, Any]:
+    """What follows from the recipe's `serving_memory`; on a GPU the share of it, weights included,
+    since vLLM's own would leave no room for another engine.
+    """
     max_rank = args.get("max_lora_rank", DEFAULT_MAX_RANK)
     sizes = sizes_of(recipe, max_rank, args.get("lora_target_modules"))
     slots = args.get("max_loras")
@@ -248,10 +197,8 @@ def _gpu_memory_bytes() -> int:
 def _prepared_layers(
     args: Mapping[str, Any], adapters: Sequence[ServableAdapter]
 ) -> dict[str, list[str]]:
-    """The argument that limits slots to the layers that an adapter has: each takes room in every
-    slot.
-
-    No argument where an adapter's layers are not known, or none is among them.
+    """The argument that limits slots to the layers that an adapter has, as each takes room in every
+    slot; none where an adapter's layers are not known, or none is among those named.
     """
     modules = frozenset[str]().union(*(adapter.modules for adapter in adapters))
     layers = [name for name in args.get("lora_target_modules") or () if name in modules]
@@ -275,9 +222,8 @@ class Sizes:
 def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
     """The sizes of the base and of an adapter on all of `targets`, from the base's architecture.
 
-    By default an adapter is on every layer, the embeddings and the output layer too: for all of
-    them vLLM prepares slots then. Raises GuardError if the base has no layer whose name ends in one
-    of them.
+    Without targets vLLM prepares slots for every layer, embeddings and output layer too. Raises
+    GuardError if the base has no layer whose name ends in one of them.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -287,19 +233,14 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     with torch.device("meta"):  # shapes only
         model = AutoModelForCausalLM.from_config(config)
     layers = _layers(model)
-    names = {name for name, _ in layers}
+    adapted = {name for name, _ in layers}
     if targets is not None:
-        _check_known(targets, names)
-        adapted = frozenset(targets)
-    else:
-        adapted = frozenset(names)
-    # Of A [rank, in] and B [out, rank] of every adapted layer.
-    tensors = [
-        max_rank * side * width
-        for name, layer in layers
-        if name in adapted
-        for side in layer.weight.shape
-    ]
+        _check_known(targets, adapted)
+        adapted = set(targets)
+    tensors: list[int] = []  # A [rank, in] and B [out, rank] of every adapted layer
+    for name, layer in layers:
+        if name in adapted:
+            tensors += [max_rank * side * width for side in layer.weight.shape]
     head_size = getattr(config, "head_dim", None)
     if head_size is None:
         head_size = config.hidden_size // config.num_attention_heads
@@ -320,9 +261,7 @@ def _host_bytes(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _layers(
-    model: torch.nn.Module,
-) -> list[tuple[str, torch.nn.Linear | torch.nn.Embedding]]:
+def _layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Linear | torch.nn.Embedding]]:
     """The layers that an adapter may have, by the last part of their names."""
     import torch
 
@@ -354,9 +293,9 @@ def shared_out(
     """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
 
     First one conversation of the full context, then slots for adapters: `slots` of them, or at most
-    half of what is left and at most one each; the rest holds conversations. The host keeps a copy
-    of every adapter that has a slot, so it chooses no more slots than copies. Raises GuardError if
-    the device's part is too little for one conversation and `slots`, or one adapter.
+    half of what is left and at most one each, and no more than the host has copies; the rest holds
+    conversations. Raises GuardError if the device's part does not hold one conversation and the
+    slots.
     """
     args: dict[str, Any] = {}
     if memory.host_gib is not None:

@@ -1,9 +1,4 @@
-"""vLLM with a causal language model: token ids in, one logit out. Knows nothing of rules,
-conversations or cards.
-
-Importing this module imports vLLM, which takes seconds; import it only when the inputs are known to
-be good.
-"""
+"""vLLM with a causal language model: token ids in, one logit out."""
 
 from __future__ import annotations
 
@@ -38,18 +33,9 @@ class DecoderBackend(VllmBackend):
     shared.
     """
 
-    def __init__(
-        self,
-        engine_args: Mapping[str, Any],
-        yes_id: int,
-        no_id: int,
-        *,
-        needs_seams: bool = True,
-    ) -> None:
-        self._yes_id = yes_id
-        self._no_id = no_id
-        ours = {ANSWERS: [yes_id, no_id], RESIDENT_FIRST: True}
-        super().__init__(engine_args, ours, needs_seams=needs_seams)
+    def __init__(self, engine_args: Mapping[str, Any], yes_id: int, no_id: int) -> None:
+        self._yes_id, self._no_id = yes_id, no_id
+        super().__init__(engine_args, {ANSWERS: [yes_id, no_id], RESIDENT_FIRST: True})
         self._params = self._accepted(_sampling_params([yes_id, no_id]))
         self._wanting_state: set[str] = set()  # ids of the requests in flight that want one
         self._gives_states = all(self._engine.collective_rpc(worker.gives_states))
@@ -59,10 +45,8 @@ class DecoderBackend(VllmBackend):
 
     def submit(self, request: BackendRequest) -> str:
         """Queue one prompt, behind those that start earlier, ahead by as many tokens as the prefix
-        cache holds of it.
-
-        Raises GuardError if vLLM or the plugin refuses it, or if it wants a state that vLLM's model
-        runner does not give.
+        cache holds of it. Raises GuardError if vLLM or the plugin refuses it, or if it wants a
+        state that vLLM's model runner does not give.
         """
         request_id = str(next(self._ids))
         self._check_length(request.tokens)
@@ -100,29 +84,23 @@ class DecoderBackend(VllmBackend):
         return request_id
 
     def step(self) -> list[EngineOutput]:
-        """Run one batch; the outputs of the requests that it finished."""
         finished = self._run_step()
         states = self._states()
         self._wanting_state.difference_update(output.request_id for output in finished)
         return [self._output(output, states.get(output.request_id)) for output in finished]
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Drop requests; unknown ids are ignored."""
         ids = list(request_ids)
         self._wanting_state.difference_update(ids)
         self._engine.engine_core.abort_requests(ids)
 
     def scrub(self) -> None:
-        """Empty the prefix cache and overwrite all of its keys and values with zeros; forget what a
-        failed step has left. Raises as `forget` does.
-        """
         self.forget()
         self._engine.collective_rpc(worker.zero_kv)
         self._engine.collective_rpc(worker.forget_step)
         self._engine.collective_rpc(worker.take_states)  # what a failed step had kept
 
     def _params_of(self, request: BackendRequest, request_id: str) -> SamplingParams:
-        """One request's parameters. Raises GuardError for a state that is wanted and not given."""
         if not request.wants_state:
             return self._params
         if not self._gives_states:
@@ -133,9 +111,7 @@ class DecoderBackend(VllmBackend):
         return params
 
     def _states(self) -> Mapping[str, State]:
-        """The states that the last step left, by request id; asked for only if some request wants
-        one.
-        """
+        """That the last step left, by request id; asked for only if some request wants one."""
         states: dict[str, State] = {}
         if self._wanting_state:
             for worker_states in self._engine.collective_rpc(worker.take_states):
@@ -143,10 +119,7 @@ class DecoderBackend(VllmBackend):
         return states
 
     def _accepted(self, params: SamplingParams) -> SamplingParams:
-        """The parameters as vLLM's input processor completes them for every request.
-
-        Done once: all requests have the same, and their prompts are the base's tokens already.
-        """
+        """As vLLM's input processor completes them: once, since all requests have the same."""
         request = self._engine.input_processor.process_inputs(
             "0", tokens_input([self._yes_id]), params, self._engine.get_supported_tasks()
         )
@@ -155,7 +128,6 @@ class DecoderBackend(VllmBackend):
         return accepted
 
     def _prefix(self, token_ids: list[int]) -> Prefix:
-        """The prefix of the last request, if it is this one's too."""
         if self._last_prefix.token_ids is not token_ids:
             self._last_prefix = Prefix(token_ids)
         return self._last_prefix
@@ -185,9 +157,10 @@ class DecoderBackend(VllmBackend):
             )
 
     def _output(self, output: EngineCoreOutput, state: State | None) -> EngineOutput:
-        prefill = output.prefill_stats
-        cached = prefill.num_cached_tokens if prefill is not None else 0
-        computed = prefill.num_prompt_tokens - cached if prefill is not None else 0
+        cached = computed = 0
+        if output.prefill_stats is not None:
+            cached = output.prefill_stats.num_cached_tokens
+            computed = output.prefill_stats.num_prompt_tokens - cached
         logit = math.nan
         if output.new_logprobs is not None:
             ids = output.new_logprobs.logprob_token_ids[0].tolist()
@@ -198,16 +171,13 @@ class DecoderBackend(VllmBackend):
 
 
 def _sampling_params(answers: list[int]) -> SamplingParams:
-    """The parameters of every request: one token, and the log-probabilities of exactly the
-    answers, before any sampling parameter acts.
-    """
+    """One token, and the log-probabilities of exactly the answers, before any sampling."""
     return SamplingParams(
         max_tokens=1,
         temperature=0.0,
         logprob_token_ids=answers,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        # vLLM's shallow copy will do: nothing in them changes but extra_args, which `submit` sets
-        # on a copy.
+        # Nothing in them changes but extra_args, which `submit` sets on a copy.
         skip_clone=True,
     )

@@ -1,9 +1,7 @@
-"""vLLM's engine in this process with an encoder: a conversation's windows in, states out. Knows
-nothing of rules, heads or cards.
+"""vLLM with an encoder: a conversation's windows in, states out.
 
 A request becomes one request to vLLM for each of its windows (`guard/prompt/encoder.py`), all under
-its adapter; it is answered when all of them are. Nothing is cached: every adapter reads every
-window.
+its adapter. Nothing is cached: every adapter reads every window.
 """
 
 from __future__ import annotations
@@ -46,10 +44,8 @@ class Reading:
 
 
 class EncoderBackend(VllmBackend):
-    """An encoder: the states of a conversation's spans, of which heads read the verdict.
-    `gliner2.Gliner2Backend` says what is otherwise where the model has a classifier.
-
-    A request has at most `context_tokens` tokens before they are made into windows.
+    """The states of a conversation's spans, of which heads read the verdict. A request has at most
+    `context_tokens` tokens before they are made into windows.
     """
 
     def __init__(
@@ -58,18 +54,11 @@ class EncoderBackend(VllmBackend):
         register()  # vLLM's own loading of plugins may have been told to leave it out
         super().__init__(engine_args, {})
         self._builder = builder
-        self._context_tokens = context_tokens
+        self.context_tokens = context_tokens  # of a conversation, not of a window
         self._readings: dict[str, Reading] = {}
 
-    @property
-    def context_tokens(self) -> int:
-        """The most tokens of a conversation."""
-        return self._context_tokens
-
     def submit(self, request: BackendRequest) -> str:
-        """Queue the windows of one conversation. Raises GuardError if vLLM or the plugin refuses
-        one, or if no state is wanted: an encoder gives no logit.
-        """
+        """Queue the windows of one conversation."""
         self._check(request)
         request_id = str(next(self._ids))
         windows = self._builder.windows([*request.prefix, *request.suffix], EVERYONE)
@@ -87,7 +76,7 @@ class EncoderBackend(VllmBackend):
         return request_id
 
     def step(self) -> list[EngineOutput]:
-        """Run one batch; the outputs of the requests of which it read the last window."""
+        """Run one batch; the outputs of the requests whose last window it read."""
         outputs: list[EngineOutput] = []
         for finished in self._run_step():
             request_id = finished.request_id.partition(".")[0]
@@ -105,7 +94,6 @@ class EncoderBackend(VllmBackend):
         return outputs
 
     def cancel(self, request_ids: Iterable[str]) -> None:
-        """Drop requests with all of their windows; unknown ids are ignored."""
         window_ids: list[str] = []
         for request_id in request_ids:
             reading = self._readings.pop(request_id, None)
@@ -114,12 +102,11 @@ class EncoderBackend(VllmBackend):
         self._engine.engine_core.abort_requests(window_ids)
 
     def forget(self) -> None:
-        """Nothing: an encoder keeps nothing. Raises GuardError while requests are in flight."""
+        """Do nothing: an encoder keeps nothing. Raises GuardError while requests are in flight."""
         if self._readings:
             raise GuardError("requests are in flight", remedy="Wait for them, or cancel them")
 
     def scrub(self) -> None:
-        """Nothing, as `forget`."""
         self.forget()
 
     def _check(self, request: BackendRequest) -> None:
@@ -129,11 +116,11 @@ class EncoderBackend(VllmBackend):
         self._check_length(request)
 
     def _check_length(self, request: BackendRequest) -> None:
-        if not 0 < request.tokens <= self._context_tokens:
+        if not 0 < request.tokens <= self.context_tokens:
             raise GuardError(
                 "the conversation is empty or does not fit the context",
                 got=f"{request.tokens:,} tokens",
-                remedy=f"Ask with at least one and at most {self._context_tokens:,}",
+                remedy=f"Ask with at least one and at most {self.context_tokens:,}",
             )
 
     def _window_request(self, request: BackendRequest, window_id: str, window: Window) -> Request:

@@ -1,8 +1,5 @@
-"""vLLM's engine in this process with GLiNER2: a conversation's windows in, the logit of the rule's
-label out. Knows nothing of rules or cards.
-
-As the encoder's (`encoder.py`), but the model itself gives the logit, with an adapter or without,
-and at the label alone; of several windows the highest counts.
+"""vLLM with GLiNER2, as with an encoder, but the model itself gives the logit, with an adapter or
+without, at the rule's label alone; of several windows the highest counts.
 """
 
 from __future__ import annotations

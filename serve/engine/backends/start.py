@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
@@ -13,54 +13,29 @@ from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import Backend
 from serve.engine.backends.arguments import encoder_args, engine_args, gliner2_args
 
-
-class StartBackend(Protocol):
-    """A function that starts a backend."""
-
-    def __call__(
-        self,
-        recipe: Recipe,
-        adapters: Sequence[ServableAdapter],
-        overrides: Mapping[str, Any],
-        prompts: PromptBuilder,
-    ) -> Backend:
-        """A backend that is ready to load `adapters`, and none of them loaded yet.
-
-        `overrides` win over the recipe's `engine` section; `prompts` builds what it will be asked.
-        Raises GuardError if the backend does not start.
-        """
+Adapters: TypeAlias = Sequence[ServableAdapter]
+Overrides: TypeAlias = Mapping[str, Any]
+# A function that starts a backend which is ready to load the adapters, and has loaded none. The
+# overrides win over the recipe's `engine` section; the builder makes what it will be asked. Raises
+# GuardError if the backend does not start.
+StartBackend = Callable[[Recipe, Adapters, Overrides, PromptBuilder], Backend]
 
 
 def start_decoder(
-    recipe: Recipe,
-    adapters: Sequence[ServableAdapter],
-    overrides: Mapping[str, Any],
-    prompts: PromptBuilder,
-    *,
-    needs_seams: bool = True,
+    recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
-    """vLLM in this process, with a causal language model (`decoder.py`).
-
-    Raises GuardError if it does not start, or if vLLM is not patched everywhere, unless
-    `needs_seams` is off: to measure what a seam brings.
-    """
+    """vLLM in this process, with a causal language model."""
     args = engine_args(recipe, adapters, overrides)
     from serve.engine.backends.decoder import DecoderBackend  # imports vLLM
 
-    return DecoderBackend(args, prompts.yes_id, prompts.no_id, needs_seams=needs_seams)
+    return DecoderBackend(args, prompts.yes_id, prompts.no_id)
 
 
 def start_encoder(
-    recipe: Recipe,
-    adapters: Sequence[ServableAdapter],
-    overrides: Mapping[str, Any],
-    prompts: PromptBuilder,
+    recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
-    """vLLM in this process, with an encoder whose states heads read (`encoder.py`).
-
-    Raises GuardError if it does not start, or if vLLM is not patched everywhere.
-    """
-    args = encoder_args(recipe, adapters, overrides)
+    """vLLM in this process, with an encoder whose states heads read."""
+    args = encoder_args(recipe, overrides)
     from serve.engine.backends.encoder import EncoderBackend  # imports vLLM
 
     assert isinstance(prompts, EncoderPromptBuilder)
@@ -68,16 +43,10 @@ def start_encoder(
 
 
 def start_gliner2(
-    recipe: Recipe,
-    adapters: Sequence[ServableAdapter],
-    overrides: Mapping[str, Any],
-    prompts: PromptBuilder,
+    recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
-    """vLLM in this process, with a GLiNER2 that answers rules as labels (`gliner2.py`).
-
-    Raises GuardError if it does not start, or if vLLM is not patched everywhere.
-    """
-    args = gliner2_args(recipe, adapters, overrides)
+    """vLLM in this process, with a GLiNER2 that answers rules as labels."""
+    args = gliner2_args(recipe, overrides)
     from serve.engine.backends.gliner2 import Gliner2Backend  # imports vLLM
 
     assert isinstance(prompts, Gliner2PromptBuilder)

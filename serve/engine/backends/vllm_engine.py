@@ -1,15 +1,11 @@
-"""One vLLM engine in this process, whatever its model: adapters, sizes, counts, steps. Knows
-nothing of rules, conversations or cards.
-
-Importing this module imports vLLM, which takes seconds; import it only when the inputs are known to
-be good.
+"""One vLLM engine in this process, whatever its model: adapters, sizes, counts, steps. Importing
+this module imports vLLM, for seconds: only when the inputs are known to be good.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import itertools
 import time
@@ -35,6 +31,7 @@ from vllm_alora.weights.prefetch import failed_of
 from guard.errors import GuardError, did_you_mean
 from serve.engine.backend import Backend, BackendRequest, Loaded
 from serve.engine.backends import worker
+from serve.engine.score import EngineCounters
 
 LOOK_S = 1.0  # seconds for which a look at an adapter's files counts
 
@@ -43,9 +40,8 @@ _open: set[int] = set()  # the backends of this process that are not closed
 
 @contextlib.contextmanager
 def _groups_kept() -> Iterator[None]:
-    """Keep the process's communication groups, which vLLM takes down with an engine.
-
-    Without them the other engines of the process can load no adapter.
+    """Keep the process's communication groups, which vLLM takes down with an engine: without them
+    the others can load no adapter.
     """
     module: Any = engine_core
     take_down = module.cleanup_dist_env_and_memory
@@ -57,19 +53,18 @@ def _groups_kept() -> Iterator[None]:
 
 
 class VllmBackend(Backend):
-    """One vLLM engine in this process, whatever its model (`backend.Backend` says what each verb
-    does): its adapters, sizes and counts.
+    """One vLLM engine in this process, whatever its model: its adapters, sizes and counts.
+    `backend.Backend` says what each verb does.
 
-    `ours` are settings of our plugin for this engine.
+    `ours` are settings of our plugin for this engine. Raises GuardError if it does not start, or
+    vLLM is not patched everywhere.
     """
 
-    def __init__(
-        self, engine_args: Mapping[str, Any], ours: Mapping[str, Any], *, needs_seams: bool = True
-    ) -> None:
+    def __init__(self, engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         _check_known(engine_args)
         self._engine = _start(engine_args, ours)
-        if needs_seams:
-            self._check_patched()
+        self._check_patched()
+        self._set_sizes()
         # The core that the client asks; it is in this process, so requests need not be serialised.
         self._core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009
         _open.add(id(self))
@@ -81,78 +76,39 @@ class VllmBackend(Backend):
         self._checked_at: dict[int, float] = {}  # adapter id -> when its files were looked at
         self._unreadable: dict[int, Exception] = {}
         self._step_s = 0.0
-        # Runner V2 warms up with steps like any other.
-        self._warm_up_tokens = max(self._engine.collective_rpc(worker.scheduled_tokens))
-        self._warm_up_passes = max(self._engine.collective_rpc(worker.forward_passes))
+        self._warm_up = self._worker_counts()  # runner V2 warms up with steps like any other
 
-    @functools.cached_property
-    def context_tokens(self) -> int:
-        """The most tokens of a prompt and its one token of answer."""
-        return int(self._engine.vllm_config.model_config.max_model_len)
+    def _set_sizes(self) -> None:
+        config = self._engine.vllm_config
+        self.context_tokens = int(config.model_config.max_model_len)
+        self.state_size = int(config.model_config.get_hidden_size())
+        self.step_tokens = int(config.scheduler_config.max_num_batched_tokens)
+        self.block_size = int(config.cache_config.block_size)
+        self.cache_tokens = int(config.cache_config.num_gpu_blocks or 0) * self.block_size
+        self.slots, self.adapted_layers = 0, frozenset[str]()
+        if config.lora_config is not None:  # vLLM may be started without adapters
+            self.slots = int(config.lora_config.max_loras)
+            self.adapted_layers = frozenset(config.lora_config.target_modules or ())
 
-    @property
-    def slots(self) -> int:
-        """How many adapters a step can use; none where vLLM was started without adapters."""
-        lora_config = self._engine.vllm_config.lora_config
-        return int(lora_config.max_loras) if lora_config else 0
+    def counters(self) -> EngineCounters:
+        """What it has done since it was ready."""
+        counts = self._worker_counts()
+        return EngineCounters(
+            adapter_loads=counts.adapter_loads,
+            swap_ins=counts.swap_ins,
+            scheduled_tokens=counts.scheduled_tokens - self._warm_up.scheduled_tokens,
+            forward_passes=counts.forward_passes - self._warm_up.forward_passes,
+            cache_tokens=self.cache_tokens,
+            step_s=self._step_s,
+        )
 
-    @property
-    def adapted_layers(self) -> frozenset[str]:
-        """The last names of the layers that slots were prepared for; empty where all are."""
-        lora_config = self._engine.vllm_config.lora_config
-        return frozenset(lora_config.target_modules or ()) if lora_config else frozenset()
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one block of the prefix cache."""
-        return int(self._engine.vllm_config.cache_config.block_size)
-
-    @property
-    def step_tokens(self) -> int:
-        """The most tokens that a step computes."""
-        return int(self._engine.vllm_config.scheduler_config.max_num_batched_tokens)
-
-    @property
-    def cache_tokens(self) -> int:
-        """Tokens whose keys and values the cache holds."""
-        return int(self._engine.vllm_config.cache_config.num_gpu_blocks or 0) * self.block_size
-
-    @property
-    def scheduled_tokens(self) -> int:
-        """Tokens computed since the start, those that were computed again included."""
-        tokens = max(self._engine.collective_rpc(worker.scheduled_tokens))
-        return int(tokens - self._warm_up_tokens)
-
-    @property
-    def forward_passes(self) -> int:
-        """Steps since the start in which the model has computed anything."""
-        passes = max(self._engine.collective_rpc(worker.forward_passes))
-        return int(passes - self._warm_up_passes)
-
-    @property
-    def swap_ins(self) -> int:
-        """How often an adapter was copied into a slot since the start."""
-        return int(max(self._engine.collective_rpc(worker.swap_ins)))
-
-    @property
-    def adapter_loads(self) -> int:
-        """How often an adapter was read from disk since the start."""
-        return int(max(self._engine.collective_rpc(worker.adapter_loads)))
-
-    @property
-    def step_s(self) -> float:
-        """Seconds spent in vLLM's steps since the start."""
-        return self._step_s
-
-    @property
-    def state_size(self) -> int:
-        """The base's hidden size."""
-        return int(self._engine.vllm_config.model_config.get_hidden_size())
+    def _worker_counts(self) -> worker.WorkerCounts:
+        """The counts of workers that share the model: of each, the highest."""
+        of_workers = self._engine.collective_rpc(worker.counts)
+        return worker.WorkerCounts(*map(max, zip(*of_workers, strict=True)))
 
     def load(self, name: str, folder: Path) -> Loaded:
-        """Make an adapter resident. Raises GuardError if vLLM refuses it; the engine is as it was
-        before.
-        """
+        """Make an adapter resident. Raises GuardError if vLLM refuses it."""
         # The id is never used again, so it never means another adapter.
         request = LoRARequest(name, next(self._adapter_ids), str(folder))
         config = self._engine.vllm_config
@@ -169,32 +125,25 @@ class VllmBackend(Backend):
         return Loaded(request.lora_int_id, adapter.content)
 
     def unload(self, adapter: Loaded) -> None:
-        """Free the adapter's memory."""
         self._engine.remove_lora(adapter.adapter_id)
         del self._loras[adapter.adapter_id]
         self._checked_at.pop(adapter.adapter_id, None)
 
     def in_slots(self) -> frozenset[int]:
-        """The ids of the adapters that are in a slot."""
         return frozenset[int]().union(*self._engine.collective_rpc(worker.in_slots))
 
     def unreadable(self) -> dict[int, Exception]:
-        """The ids of adapters that could not be read since the last call, and why."""
-        unreadable = self._unreadable
-        self._unreadable = {}
+        unreadable, self._unreadable = self._unreadable, {}
         return unreadable
 
     def forget(self) -> None:
-        """Empty the prefix cache. Raises GuardError while requests are in flight."""
         is_busy = self._core.scheduler.has_unfinished_requests()
         if is_busy or not self._engine.reset_prefix_cache():
             problem = "the prefix cache cannot be emptied while requests are in flight"
             raise GuardError(problem, remedy="Wait for them, or cancel them")
 
     def close(self) -> None:
-        """Give the memory back. The process may then start another engine; those that it runs
-        beside this one go on. Nothing can be asked of it afterwards, but to close it again.
-        """
+        """Give the memory back. Nothing can be asked of it afterwards, but to close it again."""
         engine: LLMEngine | None = vars(self).pop("_engine", None)
         if engine is None:
             return
@@ -231,9 +180,7 @@ class VllmBackend(Backend):
         return [output for output in outputs if output.finish_reason is not None]
 
     def _activated(self, request: BackendRequest, prompt: Sequence[int]) -> LoRARequest | None:
-        """The request's adapter, and from where on it acts. Raises ValueError if it does not as it
-        is expected to.
-        """
+        """The request's adapter, with where it acts. Raises ValueError if that is elsewhere."""
         if request.adapter is None:
             return None
         lora, adapter = self._loras[request.adapter.adapter_id]
@@ -243,10 +190,9 @@ class VllmBackend(Backend):
         return request_of_vllm
 
     def _check_files(self, lora: LoRARequest, adapter: AdapterFiles) -> None:
-        """Raise AdapterError if the files are other ones than were loaded, and may have to be read
-        again: a step in which that is found fails for everybody in it.
-
-        Looked at once in LOOK_S seconds, since `stat` calls are a tenth of what a rule costs.
+        """Raise AdapterError if the files changed and may have to be read again: a step that finds
+        it fails for everybody in it. Looked at once in LOOK_S, as `stat` is a tenth of a rule's
+        cost.
         """
         lora_config = self._engine.vllm_config.lora_config
         if lora_config is None or len(self._loras) <= (lora_config.max_cpu_loras or 0):
@@ -273,7 +219,7 @@ def _check_known(engine_args: Mapping[str, Any]) -> None:
 
 
 def _start(engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> LLMEngine:
-    """vLLM's engine with our plugin's settings. Raises GuardError if it does not start."""
+    """vLLM's engine with our plugin's settings."""
     args = dict(engine_args)
     args["additional_config"] = {**ours, **dict(args.get("additional_config") or {})}
     try:
@@ -281,13 +227,11 @@ def _start(engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> LLMEngine
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             return LLMEngine.from_engine_args(EngineArgs(**args))
     except (ValueError, RuntimeError, OSError, AssertionError) as error:
-        problem = f"vLLM did not start: {str(error) or repr(error)}"
-        raise GuardError(
-            problem, where=args.get("model"), remedy=_remedy_of_start(error)
-        ) from error
+        problem, remedy = f"vLLM did not start: {str(error) or repr(error)}", _remedy(error)
+        raise GuardError(problem, where=args.get("model"), remedy=remedy) from error
 
 
-def _remedy_of_start(error: Exception) -> str:
+def _remedy(error: Exception) -> str:
     for kind in type(error).__mro__:
         if kind.__module__.startswith(("torch._dynamo", "torch._inductor")):
             return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import serve.engine.backends.environment  # noqa: F401 - before vLLM
 
@@ -13,8 +13,30 @@ from vllm_alora.weights import pointers
 from guard.weights.head import State
 
 
+class WorkerCounts(NamedTuple):
+    """What a worker has done: tokens and steps computed, adapters copied into slots and read."""
+
+    scheduled_tokens: int
+    forward_passes: int
+    swap_ins: int
+    adapter_loads: int
+
+
+def counts(worker: Any) -> WorkerCounts:
+    """What it has done, warming up included. It has no adapters in an engine of heads alone, or of
+    a merged rule.
+    """
+    runner = worker.model_runner
+    manager = getattr(runner, "lora_manager", None)
+    return WorkerCounts(
+        scheduled_tokens=getattr(runner, "scheduled_tokens", 0),
+        forward_passes=getattr(runner, "forward_passes", 0),
+        swap_ins=getattr(getattr(manager, "_adapter_manager", None), "swap_ins", 0),
+        adapter_loads=getattr(manager, "adapter_loads", 0),
+    )
+
+
 def zero_kv(worker: Any) -> None:
-    """Overwrite its keys and values."""
     for cache in worker.model_runner.kv_caches:
         cache.zero_()
 
@@ -26,44 +48,18 @@ def forget_step(worker: Any) -> None:
     worker.model_runner.execute_model_state = None
 
 
-def swap_ins(worker: Any) -> int:
-    """How often it has copied an adapter into a slot."""
-    manager = getattr(worker.model_runner, "lora_manager", None)
-    if manager is None:  # an engine without adapters: of heads, or of a merged rule
-        return 0
-    return getattr(manager._adapter_manager, "swap_ins", 0)
-
-
-def adapter_loads(worker: Any) -> int:
-    """How often it has read an adapter from disk."""
-    manager = getattr(worker.model_runner, "lora_manager", None)
-    return getattr(manager, "adapter_loads", 0)
-
-
-def scheduled_tokens(worker: Any) -> int:
-    """How many tokens its steps have computed."""
-    return getattr(worker.model_runner, "scheduled_tokens", 0)
-
-
-def forward_passes(worker: Any) -> int:
-    """How many of its steps have computed anything."""
-    return getattr(worker.model_runner, "forward_passes", 0)
-
-
 def forget_pointers(worker: Any) -> None:
     """Let go of what vLLM's low-rank kernels remember of its adapter slots."""
     manager = getattr(worker.model_runner, "lora_manager", None)
-    if manager is not None:  # an engine of a merged rule has none
+    if manager is not None:
         pointers.forget_pointers(manager)
 
 
 def in_slots(worker: Any) -> list[int]:
-    """The ids of the adapters that it has in slots."""
     return list(worker.model_runner.lora_manager._adapter_manager._active_adapters)
 
 
 def gives_states(worker: Any) -> bool:
-    """Whether it keeps states for those who ask."""
     return bool(states.gives_states(worker.model_runner))
 
 

@@ -1,5 +1,4 @@
-"""A thread of its own for an engine, so that many callers share its batches.
+"""The loop that owns the engines, on a thread of its own, so that many callers share its batches.
 
-Knows nothing of HTTP, and nothing of what computes. Importing this package imports neither torch
-nor vLLM.
+Knows nothing of HTTP, and nothing of what computes. Imports neither torch nor vLLM.
 """

@@ -1,11 +1,10 @@
-"""The thread that owns an engine: what comes in, what runs, and what becomes of a dead one.
+"""The loop that owns the engines, on a thread of its own: deadlines, batches, restarts.
 
 Checks that arrive while a batch runs are queued and join the next one. Every check has its own
 future and its own request ids; what one caller asked cannot be answered to another. A check that is
 too late, or whose caller is gone, is dropped: an answer minutes late guards nothing, and its work
 would delay the others. So one that will hardly be answered before its deadline, by the pace of the
-last answers, is refused as it comes: otherwise the engine would spend its time on answers that
-arrive too late.
+last answers, is refused as it comes.
 
 An engine that is dead is started again, here: what waits then fails, and what comes meanwhile is
 refused. A batch that hangs cannot be ended from within the process.
@@ -27,13 +26,11 @@ from pathlib import Path
 from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.engine.engines import CheckEngine
+from serve.engine.engines import CheckEngine, OpenedCheck, Restartable
 from serve.engine.refusals import Overloaded, engine_failure, too_late, without_frames
 from serve.engine.score import Check, EngineCounters
-from serve.engine.thread.open_checks import OpenChecks
 from serve.engine.thread.pace import Pace
 from serve.engine.thread.pending import PendingChange, PendingCheck
-from serve.engine.thread.restart import Restartable, RestartAttempts
 from serve.engine.thread.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -47,6 +44,9 @@ EXPECTED_SHARE = 0.7
 TIMEOUT_S = 60.0  # from the moment a check comes in
 CLOSING_S = 5.0  # beyond that, for the last batch
 COUNTERS_S = 0.5  # how old the engine's counters may be while it works
+# Before each start in a row; after the last one the process has to be started again.
+PAUSES_S = (0.0, 1.0, 5.0, 15.0, 30.0)
+STABLE_S = 120.0  # an engine that has lived this long begins with the first pause again
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Restarts:
 
 
 class EngineThread:
-    """Owns the thread that owns the engine: its checks, its rules, its state.
+    """Takes checks and changes of rules from any thread, and owns the thread that runs them.
 
     A check has `timeout_s` seconds. A `Restartable` engine is started again once it is dead, and
     `on_restart` called; another one, or one that is dead too often, is a `failure`.
@@ -68,26 +68,27 @@ class EngineThread:
         self,
         engine: CheckEngine,
         timeout_s: float = TIMEOUT_S,
-        on_restart: Callable[[], None] | None = None,
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._restartable = engine if isinstance(engine, Restartable) else None
         self._on_restart = on_restart
-        self._attempts = RestartAttempts()
         self._is_restarting = False
+        self._starts_in_a_row = 0
+        self._started_at = -math.inf  # the last restart, by time.monotonic
         self._failure: GuardError | None = None
         self.restarts = Restarts()
         # None: close
         self._queued: queue.Queue[PendingCheck | PendingChange | None] = queue.Queue()
-        self._checks = OpenChecks(engine)
+        self._open: list[tuple[OpenedCheck, PendingCheck]] = []  # the checks in the engine
         self._pending: dict[Future[Check], PendingCheck] = {}
         self._closing = threading.Event()
         self._is_abandoned = False
         self._watchdog = Watchdog(timeout_s)
         self._busy_since = time.monotonic()
         self._pace = Pace()
-        self._counters = engine.counters
+        self.counters: EngineCounters = engine.counters  # at most COUNTERS_S old while it works
         self._counters_read_at = time.monotonic()
         # Nothing is queued once `_closing` is set, so nobody waits for an answer that never comes.
         self._queue_lock = threading.Lock()
@@ -97,7 +98,7 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether checks are answered, or will be after what is under way: a batch, or a restart.
+        """Whether checks are answered, or will be after a batch or a restart that is under way.
 
         Not while a batch takes longer than a check may.
         """
@@ -130,18 +131,11 @@ class EngineThread:
 
     @property
     def waiting(self) -> int:
-        """The number of checks that are queued."""
         return self._queued.qsize()
 
     @property
     def open(self) -> int:
-        """The number of checks in the engine."""
-        return len(self._checks)
-
-    @property
-    def counters(self) -> EngineCounters:
-        """The engine's counters, at most COUNTERS_S old while it works; for any thread."""
-        return self._counters
+        return len(self._open)
 
     def check(
         self,
@@ -169,14 +163,13 @@ class EngineThread:
         return pending.future
 
     def serve_rule(self, rule: str, folder: Path | None = None) -> Future[None]:
-        """`GuardEngine.serve`, from any thread, between two batches. As `remove_rule`."""
+        """`GuardEngine.serve`, from any thread, between two batches. Raises Overloaded; the future
+        raises what the engine raises.
+        """
         return self._put(PendingChange(partial(self._engine.serve, rule, folder)))
 
     def remove_rule(self, rule: str) -> Future[None]:
-        """`GuardEngine.remove`, from any thread, between two batches.
-
-        Raises Overloaded; the future raises what the engine raises.
-        """
+        """`GuardEngine.remove`, as `serve_rule`."""
         return self._put(PendingChange(partial(self._engine.remove, rule)))
 
     def _put(self, pending: PendingChange) -> Future[None]:
@@ -186,10 +179,7 @@ class EngineThread:
         return pending.future
 
     def give_up(self, future: Future[Check]) -> None:
-        """Note that nobody waits for this check any longer.
-
-        Its work is not begun, or ends after the batch that runs.
-        """
+        """Note that nobody waits for this check: it is not begun, or ends after this batch."""
         pending = self._pending.get(future)
         if pending is not None:
             pending.is_given_up = True
@@ -197,8 +187,7 @@ class EngineThread:
     def close(self) -> None:
         """Finish the checks that are queued and not too late, then stop. Does not close the engine.
 
-        A batch that hangs is not waited for longer than a check may take; it `hangs_for_good`
-        then.
+        A batch is waited for no longer than a check may take; it `hangs_for_good` then.
         """
         with self._queue_lock:
             self._closing.set()
@@ -207,10 +196,9 @@ class EngineThread:
         if self._thread.is_alive():
             log.error("the engine hangs and is abandoned")
             self._is_abandoned = True
-            self._fail(too_late())
+            self._fail_all(too_late())
 
     def _check_takes_work(self) -> None:
-        """Raise Overloaded if nothing more can be queued."""
         if self._is_restarting:
             problem = "the engine has failed and is being started again"
             raise Overloaded(problem, remedy="Try again in a few seconds")
@@ -225,9 +213,8 @@ class EngineThread:
             raise Overloaded("too many checks are waiting", remedy="Try again later")
 
     def _check_is_in_time(self, deadline: float) -> None:
-        """Raise Overloaded if what is before a check will take most of the time that it has.
-
-        The first one is always taken: the pace may be another by now.
+        """Raise Overloaded if what is before a check will take most of the time that it has; the
+        first one is always taken, as the pace may be another by now.
         """
         before = self.waiting + self.open
         expected_s = self._pace.seconds(before + 1)
@@ -247,7 +234,7 @@ class EngineThread:
                     self._closing.set()
                     self._failure = death
             # Nobody may wait for an engine that is dead.
-            self._fail(death)
+            self._fail_all(death)
             if not self._is_restarting or not self._start_again():
                 return
 
@@ -260,7 +247,7 @@ class EngineThread:
                     problem = "the engine failed and answers no more checks"
                     return GuardError(problem, remedy="Start the server again; its log says why")
                 self._count()
-            while self._checks:
+            while self._open:
                 self._step()
         except BaseException as error:
             return without_frames(engine_failure(error))
@@ -276,74 +263,67 @@ class EngineThread:
             return not self._restartable.works()
 
     def _start_again(self) -> bool:
-        """Start the dead engine again, after growing pauses; True if it works again.
-
-        It is a `failure` if it does not, unless the thread is closed meanwhile.
+        """Start the dead engine again, after growing pauses; True if it works again. It is a
+        `failure` if it does not, unless the thread is closed meanwhile.
         """
-        self._attempts.died()
+        assert self._restartable is not None
+        if time.monotonic() > self._started_at + STABLE_S:
+            self._starts_in_a_row = 0
         failure = GuardError("the engine died again and again", remedy="Its log says why")
-        while (pause_s := self._attempts.next_pause_s()) is not None:
+        for pause_s in PAUSES_S[self._starts_in_a_row :]:
+            self._starts_in_a_row += 1
             log.error("the engine is dead; it is started again in %g s", pause_s)
             if self._closing.wait(pause_s):  # nobody needs it any more, and nothing has failed
                 self._is_restarting = False
                 return False
-            failed = self._restart()
-            if failed is None:
-                self._attempts.started()
-                self._is_restarting = False
-                log.warning("the engine was started again")
-                return True
-            failure = failed
-            log.error("the engine does not start: %s", failure)
+            try:
+                with self._watchdog.loading():
+                    self._restartable.restart(self._watchdog.load_next)
+                    self._on_restart()
+            except BaseException as error:
+                failure = without_frames(engine_failure(error))
+                self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
+                log.error("the engine does not start: %s", failure)
+                continue
+            self.restarts = replace(self.restarts, started=self.restarts.started + 1)
+            self._started_at = time.monotonic()
+            self._is_restarting = False
+            log.warning("the engine was started again")
+            return True
         with self._queue_lock:
             self._failure = failure
             self._closing.set()
             self._is_restarting = False
         return False
 
-    def _restart(self) -> GuardError | None:
-        """Start the engine again, once; the error if it does not start."""
-        assert self._restartable is not None
-        try:
-            with self._watchdog.loading():
-                self._restartable.restart(self._watchdog.load_next)
-                if self._on_restart is not None:
-                    self._on_restart()
-        except BaseException as error:
-            self.restarts = replace(self.restarts, failed=self.restarts.failed + 1)
-            return without_frames(engine_failure(error))
-        self.restarts = replace(self.restarts, started=self.restarts.started + 1)
-        return None
-
     def _open_arrivals(self) -> bool:
         """Begin what is queued, for OPENING_S or a little more; False once it is time to close."""
-        # From the first arrival on: an idle thread waits for that one without a limit, and the rest
-        # of a burst is to be opened with it.
+        # From the first arrival on: it is waited for without a limit, and the rest of a burst is to
+        # be opened with it.
         until = math.inf
         for pending in self._arrivals():
             until = min(until, time.monotonic() + OPENING_S)
             if pending is None:
                 return False
-            if isinstance(pending, PendingChange):
-                self._change(pending)
-            elif pending.future.set_running_or_notify_cancel():
-                self._checks.open(pending)
+            if pending.future.set_running_or_notify_cancel():
+                if isinstance(pending, PendingChange):
+                    self._change(pending)
+                else:
+                    self._open_check(pending)
             if time.monotonic() > until:
                 break
         return True
 
     def _arrivals(self) -> Iterator[PendingCheck | PendingChange | None]:
         """The queued items that may begin; waits for one if there is nothing to do."""
-        if not self._checks:
+        if not self._open:
             arrival = self._queued.get()
             self._busy_since = time.monotonic()
             yield arrival
-        for _ in range(min(self._queued.qsize(), MAX_OPEN - len(self._checks))):
+        for _ in range(min(self._queued.qsize(), MAX_OPEN - len(self._open))):
             yield self._queued.get_nowait()
 
     def _change(self, pending: PendingChange) -> None:
-        if not pending.future.set_running_or_notify_cancel():
-            return
         try:
             with self._watchdog.loading():
                 pending.change()
@@ -353,36 +333,78 @@ class EngineThread:
             pending.future.set_result(None)
         self._busy_since = time.monotonic()  # loading is not counted as work on checks
 
-    def _step(self) -> bool:
-        """Run a batch, if there is anything to compute, and answer what is done; False if it
-        failed.
-        """
-        self._checks.drop()
+    def _open_check(self, pending: PendingCheck) -> None:
         try:
-            if self._checks.is_work_left:
+            if failure := pending.failure():
+                raise failure
+            check = self._engine.open_check(
+                pending.messages, pending.rules, cache_salt=pending.cache_salt
+            )
+        except BaseException as error:  # to the caller, who is on another thread
+            pending.fail(error)
+        else:
+            self._open.append((check, pending))
+
+    def _step(self) -> bool:
+        """Run a batch, if there is anything to compute, and give answers; False if it fails."""
+        self._drop_unwanted()
+        try:
+            if any(not check.call.done for check, _ in self._open):
                 with self._watchdog.batch():
                     self._engine.step()
         except Exception as error:
-            self._checks.fail_batch(error)
+            for check in self._fail_open(engine_failure(error)):  # once: it is logged
+                self._engine.cancel(check.call)
             return False
-        together = len(self._checks)
-        answers = self._checks.settle()
+        together = len(self._open)
+        answers = self._answer_finished()
         now = time.monotonic()
         self._pace.ran(now - self._busy_since, answers, together)
         self._busy_since = now
         return True
 
+    def _drop_unwanted(self) -> None:
+        """End the checks that nobody waits for any longer, or that are too late."""
+        unwanted: list[OpenedCheck] = []
+        for check, pending in self._open:
+            if failure := pending.failure():
+                pending.fail(failure)
+                unwanted.append(check)
+        # First: if the engine fails, nobody is told twice.
+        self._open = [item for item in self._open if not item[1].future.done()]
+        for check in unwanted:
+            self._engine.cancel(check.call)
+
+    def _answer_finished(self) -> int:
+        finished = [(check, pending) for check, pending in self._open if check.call.done]
+        self._open = [(check, pending) for check, pending in self._open if not check.call.done]
+        for check, pending in finished:
+            try:
+                if failure := pending.failure():  # its batch took too long
+                    raise failure
+                pending.future.set_result(check.result())
+            except Exception as error:
+                pending.fail(error)
+        return len(finished)
+
     def _count(self) -> None:
         """Read the engine's counters, now and then, and when it has nothing to do."""
         now = time.monotonic()
-        is_idle = not self._checks and self._queued.empty()
+        is_idle = not self._open and self._queued.empty()
         if self._engine.is_usable and (is_idle or now > self._counters_read_at + COUNTERS_S):
-            self._counters, self._counters_read_at = self._engine.counters, now
+            self.counters, self._counters_read_at = self._engine.counters, now
 
-    def _fail(self, error: GuardError) -> None:
-        """Give `error` to everyone who waits."""
-        self._checks.fail(error)
+    def _fail_all(self, error: GuardError) -> None:
+        """Give `error` to everyone who waits; the engine may be dead, and is asked nothing."""
+        self._fail_open(error)
         while not self._queued.empty():
             queued = self._queued.get_nowait()
             if queued is not None and queued.future.set_running_or_notify_cancel():
                 queued.fail(error)
+
+    def _fail_open(self, error: GuardError) -> list[OpenedCheck]:
+        """Give `error` to whose checks are in the engine; these checks."""
+        failed, self._open = self._open, []
+        for _, pending in failed:
+            pending.fail(error)
+        return [check for check, _ in failed]

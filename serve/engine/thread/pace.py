@@ -24,8 +24,6 @@ class Pace:
         self._learned_at = 0.0  # by time.monotonic
         self._work_s = 0.0  # since the last answer
         self._batches: deque[tuple[float, int]] = deque()  # seconds and answers
-        self._busy_s = 0.0
-        self._answers = 0
         self._seconds_an_answer = 0.0  # written by one thread, read by others
 
     def ran(self, busy_s: float, answers: int, checks: int) -> None:
@@ -34,28 +32,22 @@ class Pace:
             return
         now = time.monotonic()
         if now > self._learned_at + FORGET_S:
-            self._forget()
+            self._work_s = self._seconds_an_answer = 0.0
+            self._batches.clear()
         self._learned_at = now
         self._work_s += busy_s
         if answers > 0:
             self._batches.append((self._work_s, answers))
-            self._busy_s += self._work_s
-            self._answers += answers
             self._work_s = 0.0
-        while self._batches and self._answers - self._batches[0][1] >= REMEMBERED:
-            forgotten_s, forgotten = self._batches.popleft()
-            self._busy_s -= forgotten_s
-            self._answers -= forgotten
-        if self._answers >= LEAST_ANSWERS:
-            self._seconds_an_answer = (self._busy_s + self._work_s) / self._answers
+        remembered = sum(answers for _, answers in self._batches)
+        while self._batches and remembered - self._batches[0][1] >= REMEMBERED:
+            remembered -= self._batches.popleft()[1]
+        if remembered >= LEAST_ANSWERS:
+            work_s = self._work_s + sum(seconds for seconds, _ in self._batches)
+            self._seconds_an_answer = work_s / remembered
 
     def seconds(self, checks: int) -> float:
         """The seconds that so many checks will take; 0 while nothing is known."""
         if time.monotonic() > self._learned_at + FORGET_S:
             return 0.0
         return checks * self._seconds_an_answer
-
-    def _forget(self) -> None:
-        self._work_s = self._busy_s = self._seconds_an_answer = 0.0
-        self._batches.clear()
-        self._answers = 0

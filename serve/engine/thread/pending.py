@@ -33,7 +33,6 @@ class PendingCheck:
         return None
 
     def fail(self, error: BaseException) -> None:
-        """Give the caller the error instead of an answer."""
         self.future.set_exception(engine_failure(error))
 
 
@@ -45,5 +44,4 @@ class PendingChange:
     future: Future[None] = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
-        """Give the caller the error instead of the change."""
         self.future.set_exception(engine_failure(error))

@@ -46,12 +46,10 @@ class Watchdog:
 
     @property
     def batch_is_late(self) -> bool:
-        """Whether a batch takes longer than a check may."""
         return _lasts_longer(self._batch_since, self._timeout_s)
 
     @property
     def loading_is_late(self) -> bool:
-        """Whether something is loaded for longer than a check may take."""
         return _lasts_longer(self._loading_since, self._timeout_s)
 
     @property

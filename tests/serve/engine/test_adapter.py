@@ -10,7 +10,7 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.method import PEFT_CONFIG
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
 from serve.engine.adapter import Requirements, trained
 from tests.serve.cards import prompts, recipe
 from tests.serve.guarded import adapter_folders, save_adapter
@@ -27,10 +27,14 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(adapter_folders()["medical_advice"], tmp_path / "medical_advice"))
 
 
-def configure(folder: Path, **fields: object) -> None:
-    """Another configuration, as if the adapter had been trained so."""
+def edited(folder: Path, **fields: object) -> None:
     path = folder / PEFT_CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def configure(folder: Path, **fields: object) -> None:
+    """Another configuration, as if the adapter had been trained so."""
+    edited(folder, **fields)
     sign(folder)
 
 
@@ -41,74 +45,39 @@ def test_a_trained_folder_is_admitted_with_its_card(
     assert (adapter.name, adapter.card.rule) == ("renamed", "medical_advice")
 
 
-def test_an_adapter_of_another_base_is_refused(requirements: Requirements, folder: Path) -> None:
-    for field, value in (("base_revision", "0" * 64), ("base", "somebody/else")):
-        kept = (folder / "card.json").read_text()
-        sign(folder, **{field: value})
-        with pytest.raises(GuardError, match="another base"):
-            requirements.admit("rule", folder)
-        (folder / "card.json").write_text(kept)
-
-
-def test_weights_that_are_not_the_cards_are_refused(
-    requirements: Requirements, folder: Path
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("base_revision", "0" * 64, "another base"),
+        ("base", "somebody/else", "another base"),
+        ("rule_text", "The assistant may do as it likes.", "rule text"),
+        ("prompt_hash", "0" * 64, "wording or layout of the prompt"),
+        ("answer_hash", "0" * 64, "another way to compute a verdict"),
+        ("method", "lora", "'lora' must have the invocation tokens"),
+    ],
+)
+def test_a_card_of_something_else_is_refused(
+    requirements: Requirements, folder: Path, field: str, value: str, problem: str
 ) -> None:
-    with (folder / "adapter_model.safetensors").open("ab") as weights:
-        weights.write(b"\0")
-    with pytest.raises(GuardError, match="not those of the card"):
+    sign(folder, **{field: value})
+    with pytest.raises(GuardError, match=problem):
         requirements.admit("rule", folder)
 
 
-def test_a_rule_text_that_was_changed_after_training_is_refused(
-    requirements: Requirements, folder: Path
+@pytest.mark.parametrize("field", ["lora_alpha", "target_modules", "a_field_of_next_year"])
+def test_weights_or_a_configuration_that_are_not_the_card_s_are_refused(
+    requirements: Requirements, folder: Path, field: str
 ) -> None:
-    sign(folder, rule_text="The assistant may do as it likes.")
-    with pytest.raises(GuardError, match="rule text"):
-        requirements.admit("rule", folder)
-
-
-def test_an_adapter_trained_on_another_prompt_is_refused(
-    requirements: Requirements, folder: Path
-) -> None:
-    sign(folder, prompt_hash="0" * 64)
-    with pytest.raises(GuardError, match="wording or layout of the prompt"):
-        requirements.admit("rule", folder)
-
-
-def test_an_adapter_trained_for_other_code_that_answers_is_refused(
-    requirements: Requirements, folder: Path
-) -> None:
-    sign(folder, answer_hash="0" * 64)
-    with pytest.raises(GuardError, match="another way to compute a verdict"):
-        requirements.admit("rule", folder)
-
-
-CONFIG_FIELDS = {
-    "use_rslora": True,
-    "lora_alpha": 1,
-    "r": 8,
-    "target_modules": ["q_proj"],
-    "alora_invocation_tokens": [1],
-    "bias": "all",
-    "use_dora": True,
-    "rank_pattern": {"q_proj": 4},
-    "alpha_pattern": {"q_proj": 1},
-    "modules_to_save": ["lm_head"],
-    "exclude_modules": ["q_proj"],
-    "layers_to_transform": [0],
-    "fan_in_fan_out": True,
-    "a_field_of_next_year": 1,
-}
-
-
-@pytest.mark.parametrize(("field", "value"), CONFIG_FIELDS.items())
-def test_a_configuration_that_was_edited_alone_is_refused(
-    requirements: Requirements, folder: Path, field: str, value: object
-) -> None:
-    path = folder / PEFT_CONFIG
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    edited(folder, **{field: 1})
     with pytest.raises(GuardError, match=r"not those of the card: adapter_config\.json"):
         requirements.admit("rule", folder)
+    weights = folder / PEFT_WEIGHTS
+    content = weights.read_bytes()
+    sign(folder)
+    for other in (content + b"\0", content[:-100]):
+        weights.write_bytes(other)
+        with pytest.raises(GuardError, match="not those of the card"):
+            requirements.admit("rule", folder)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +87,6 @@ def test_a_configuration_that_was_edited_alone_is_refused(
         ("use_dora", True),
         ("init_lora_weights", "pissa"),
         ("target_parameters", ["experts.w"]),
-        ("trainable_token_indices", [1]),
         ("a_field_of_next_year", {"on": 1}),
     ],
 )
@@ -132,30 +100,24 @@ def test_a_field_that_the_engine_would_ignore_is_refused_by_name(
     assert requirements.admit("rule", folder)
 
 
-@pytest.mark.parametrize("rank", [17, 0, "8", None])
-def test_a_rank_outside_the_limit_is_refused_with_the_limit(
-    requirements: Requirements, folder: Path, rank: object
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        *(("r", rank, "between 1 and 16") for rank in (17, 0, "8", None)),
+        *(("alora_invocation_tokens", other, "invocation tokens") for other in (None, [7, 11])),
+        ("alora_invocation_tokens", 7, r"adapter_config\.json"),
+        ("alora_invocation_tokens", list(range(100_000)), r"adapter_config\.json"),
+        ("alora_invocation_tokens", {"7": 1}, r"adapter_config\.json"),
+        ("target_modules", [["q_proj"], {}], r"adapter_config\.json"),
+    ],
+)
+def test_a_field_that_cannot_be_served_is_refused_and_not_quoted_at_length(
+    requirements: Requirements, folder: Path, field: str, value: object, problem: str
 ) -> None:
-    configure(folder, r=rank)
-    with pytest.raises(GuardError, match="between 1 and 16"):
+    configure(folder, **{field: value})
+    with pytest.raises(GuardError, match=problem) as refused:
         requirements.admit("rule", folder)
-
-
-@pytest.mark.parametrize("invocation", [None, [], [7, 11, 13]])
-def test_an_alora_with_another_invocation_than_the_prompts_is_refused(
-    requirements: Requirements, folder: Path, invocation: object
-) -> None:
-    configure(folder, alora_invocation_tokens=invocation)
-    with pytest.raises(GuardError, match="invocation tokens"):
-        requirements.admit("rule", folder)
-
-
-def test_a_lora_that_is_really_an_alora_is_refused(
-    requirements: Requirements, folder: Path
-) -> None:
-    sign(folder, method="lora")
-    with pytest.raises(GuardError, match="'lora' must have the invocation tokens"):
-        requirements.admit("rule", folder)
+    assert len(str(refused.value)) < 1000
 
 
 MANY = ", ".join(["1"] * 10**6)
@@ -167,49 +129,25 @@ MALFORMED = {
     "no UTF-8": b"\xff",
     "nested": b"[" * 100_000,
     "a million entries": f'{{"peft_type": "LORA", "r": 8, "target_modules": [{MANY}]}}'.encode(),
-    "a million keys": str({str(key): 1 for key in range(10**6)}).replace("'", '"').encode(),
+    "missing": None,
 }
 
 
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_configuration_is_refused_by_name(
-    requirements: Requirements, folder: Path, content: bytes
+    requirements: Requirements, folder: Path, content: bytes | None
 ) -> None:
-    (folder / PEFT_CONFIG).write_bytes(content)
-    sign(folder)
+    if content is None:
+        (folder / PEFT_CONFIG).unlink()
+    else:
+        (folder / PEFT_CONFIG).write_bytes(content)
+        sign(folder)
     with pytest.raises(GuardError, match=r"adapter_config\.json") as refused:
         requirements.admit("rule", folder)
     assert len(str(refused.value)) < 1000
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("target_modules", [["q_proj"], {}]),
-        ("alora_invocation_tokens", 7),
-        ("alora_invocation_tokens", list(range(100_000))),
-        ("alora_invocation_tokens", {"7": 1}),
-    ],
-)
-def test_a_field_of_another_kind_is_refused_by_name_and_not_quoted_at_length(
-    requirements: Requirements, folder: Path, field: str, value: object
-) -> None:
-    configure(folder, **{field: value})
-    with pytest.raises(GuardError, match=r"adapter_config\.json") as refused:
-        requirements.admit("rule", folder)
-    assert len(str(refused.value)) < 1000
-
-
-def test_a_weights_file_that_was_cut_off_is_refused(
-    requirements: Requirements, folder: Path
-) -> None:
-    path = folder / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(GuardError, match="not those of the card"):
-        requirements.admit("rule", folder)
-
-
-@pytest.mark.parametrize("name", ["card.json", "adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("name", ["card.json", PEFT_CONFIG, PEFT_WEIGHTS])
 def test_a_file_that_is_a_link_out_of_its_folder_is_refused(
     requirements: Requirements, folder: Path, name: str
 ) -> None:
@@ -222,6 +160,9 @@ def test_a_file_that_is_a_link_out_of_its_folder_is_refused(
 
 @pytest.mark.parametrize("linked", ["alora", "rule"])
 def test_a_folder_that_is_a_link_out_of_the_runs_is_not_served(tmp_path: Path, linked: str) -> None:
+    """The runs themselves may be a link."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
     runs = Runs(tmp_path / "runs")
     save_adapter(runs.adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1)
     outside = save_adapter(tmp_path / "outside" / "alora", "medical_advice", seed=2)
@@ -237,34 +178,17 @@ def test_a_folder_that_is_a_link_out_of_the_runs_is_not_served(tmp_path: Path, l
     assert list(trained(runs, "tiny", "alora", "pii_leak")) == ["pii_leak"]
 
 
-def test_the_runs_themselves_may_be_a_link(tmp_path: Path) -> None:
-    save_adapter(Runs(tmp_path / "disk").adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=1)
-    (tmp_path / "runs").symlink_to(tmp_path / "disk")
-    assert list(trained(Runs(tmp_path / "runs"), "tiny", "alora")) == ["pii_leak"]
-
-
-def test_a_folder_without_a_configuration_is_refused_by_name(
-    requirements: Requirements, folder: Path
-) -> None:
-    (folder / "adapter_config.json").unlink()
-    with pytest.raises(GuardError, match=r"adapter_config\.json"):
-        requirements.admit("rule", folder)
-
-
 def test_the_trained_adapters_are_the_finished_ones_of_seed_zero(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
+    with pytest.raises(GuardError, match="make train"):
+        trained(runs, "tiny", "alora")
     for rule, seed in (("pii_leak", 0), ("medical_advice", 0), ("medical_advice", 1)):
         save_adapter(runs.adapter("tiny", rule, "alora", seed), rule, seed=seed)
     runs.adapter("tiny", "unfinished", "alora").mkdir(parents=True)
     assert list(trained(runs, "tiny", "alora")) == ["medical_advice", "pii_leak"]
-    assert trained(runs, "tiny", "alora", "pii_leak") == {
-        "pii_leak": runs.adapter("tiny", "pii_leak", "alora")
-    }
-
-
-def test_a_selected_rule_without_an_adapter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="make train"):
-        trained(Runs(tmp_path), "tiny", "alora")
-    save_adapter(Runs(tmp_path).adapter("tiny", "pii_leak", "alora"), "pii_leak", seed=0)
-    with pytest.raises(GuardError, match=r"jailbreak.*Trained: pii_leak"):
-        trained(Runs(tmp_path), "tiny", "alora", "pii_leak,jailbreak")
+    pii_leak = runs.adapter("tiny", "pii_leak", "alora")
+    assert trained(runs, "tiny", "alora", "pii_leak") == {"pii_leak": pii_leak}
+    with pytest.raises(GuardError, match=r"jailbreak.*Trained: medical_advice, pii_leak"):
+        trained(runs, "tiny", "alora", "pii_leak,jailbreak")
+    with pytest.raises(GuardError, match="name a method that has weights: alora"):
+        trained(runs, "tiny", "lora")

@@ -38,11 +38,8 @@ def test_several_heads_on_one_output_count_its_tokens_once() -> None:
     call.waiting["1"] = InFlight(call, recipients, BackendRequest([], [1] * 30), 30, 0.0)
     call.settle(EngineOutput("1", 1.5, 20, 10), [1.5] * 3)
     scores = [outcome for outcome in call.results() if isinstance(outcome, Score)]
-    assert [(score.cached_tokens, score.computed_tokens) for score in scores] == [
-        (30, 0),
-        (30, 0),
-        (20, 10),
-    ]
+    counted = [(score.cached_tokens, score.computed_tokens) for score in scores]
+    assert counted == [(30, 0), (30, 0), (20, 10)]
 
 
 def test_what_the_backend_refuses_is_internal_and_what_a_conversation_is_is_not() -> None:

@@ -32,6 +32,11 @@ SAME_NATS = 1e-4  # more is another type's rounding
 NARROW_NATS = 0.1  # bfloat16 against float32
 
 
+def expected_logit(rule: str) -> float:
+    """What plain PEFT says of CONVERSATION."""
+    return peft_logit(CONVERSATION, RULE_TEXTS[rule], adapter_folders()[rule])
+
+
 def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
     conversations = [CONVERSATION[:turns] for turns in (1, 2, 3)]
     requests = [
@@ -40,18 +45,13 @@ def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
         for name, text in [*RULE_TEXTS.items(), (None, "The assistant must not whistle.")]
     ]
     random.Random(0).shuffle(requests)
-    expected = [
-        peft_logit(
-            request.messages,
-            request.rule_text,
-            adapter_folders()[request.adapter] if request.adapter else None,
-        )
-        for request in requests
-    ]
+    expected = []
+    for messages, text, name, _ in requests:
+        folder = adapter_folders()[name] if name else None
+        expected.append(peft_logit(messages, text, folder))
     assert logits(engine.score(requests)) == pytest.approx(expected, abs=NATS)
-    assert (
-        len({round(logit, 2) for logit in expected}) > len(expected) // 2
-    )  # or any order would do
+    # Or any order would do.
+    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
 
 
 def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(
@@ -76,21 +76,17 @@ def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(
 def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(
     engine: GuardEngine,
 ) -> None:
-    rules = ["refund_promise", "plain", "medical_advice"]
+    rules = ["refund_promise", "pii_leak", "medical_advice"]
     check = engine.check(CONVERSATION, rules)
-    assert [verdict.rule for verdict in check.verdicts] == rules
-    assert not check.refused
+    assert [verdict.rule for verdict in check.verdicts] == rules and not check.refused
+    calibration = Calibration(temperature=2.0, threshold=0.25, uncertainty_band=(0.2, 0.3))
     for verdict in check.verdicts:
-        expected = peft_logit(
-            CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule]
-        )
-        assert verdict.logit == pytest.approx(expected, abs=NATS)
-        assert verdict == Calibration(
-            temperature=2.0, threshold=0.25, uncertainty_band=(0.2, 0.3)
-        ).verdict(verdict.rule, verdict.logit)
-
-
-def test_a_check_without_names_asks_every_rule(engine: GuardEngine) -> None:
+        assert verdict.logit == pytest.approx(expected_logit(verdict.rule), abs=NATS)
+        assert verdict == calibration.verdict(verdict.rule, verdict.logit)
+    shared = len(prompts().prefix_ids(CONVERSATION))
+    lengths = [len(prompts().build(CONVERSATION, RULE_TEXTS[rule]).token_ids) for rule in rules]
+    assert check.cached_tokens == 2 * shared
+    assert check.computed_tokens == sum(lengths) - 2 * shared
     assert [verdict.rule for verdict in engine.check(CONVERSATION).verdicts] == list(RULE_TEXTS)
 
 
@@ -104,13 +100,8 @@ def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_noth
         [ScoreRequest(CONVERSATION, f"Rule of {name} is this.", name) for name in names]
     )
     assert shared > blocks > 0
-    assert [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)] == [
-        0,
-        shared,
-        blocks,
-        0,
-        shared,
-    ]
+    cached = [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)]
+    assert cached == [0, shared, blocks, 0, shared]
     for name, outcome in zip(names, outcomes, strict=True):
         assert isinstance(outcome, Score)
         length = len(prompts().build(CONVERSATION, f"Rule of {name} is this.").token_ids)
@@ -177,15 +168,6 @@ def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(
     assert computed == pytest.approx(needed, rel=0.05)
 
 
-def test_a_check_adds_up_the_tokens_of_its_rules(engine: GuardEngine) -> None:
-    shared = len(prompts().prefix_ids(CONVERSATION))
-    rules = ["medical_advice", "pii_leak", "refund_promise"]
-    check = engine.check(CONVERSATION, rules)
-    lengths = [len(prompts().build(CONVERSATION, RULE_TEXTS[rule]).token_ids) for rule in rules]
-    assert check.cached_tokens == 2 * shared
-    assert check.computed_tokens == sum(lengths) - 2 * shared
-
-
 def test_forgetting_empties_the_prefix_cache(engine: GuardEngine) -> None:
     request = [ScoreRequest(CONVERSATION, "Be nice.", None)]
     engine.score(request)
@@ -213,12 +195,6 @@ def test_adapters_are_counted_by_themselves(engine: GuardEngine, tmp_path: Path)
     assert ids[1] == ids[0] + 1
 
 
-def test_an_unknown_rule_is_refused_by_name_and_the_others_are_judged(engine: GuardEngine) -> None:
-    check = engine.check(CONVERSATION, ["medical_advise", "pii_leak"])
-    assert "Did you mean 'medical_advice'" in check.refused["medical_advise"].why
-    assert [verdict.rule for verdict in check.verdicts] == ["pii_leak"]
-
-
 BAD_CONVERSATIONS = {
     "does not fit the context": long_conversation(3000),
     "no conversation": (),
@@ -240,14 +216,6 @@ def test_a_conversation_that_cannot_be_judged_is_refused_for_every_rule_and_the_
     assert [type(outcome) for outcome in engine.score([good, bad, good])] == [Score, Refusal, Score]
 
 
-@pytest.mark.parametrize("rules", [[], ["pii_leak", "pii_leak"]])
-def test_no_rule_at_all_or_one_twice_is_an_error_and_not_an_allow(
-    engine: GuardEngine, rules: list[str]
-) -> None:
-    with pytest.raises(GuardError):
-        engine.check(CONVERSATION, rules)
-
-
 def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) -> None:
     first, second = CONVERSATION[:1], CONVERSATION
     alone = [
@@ -261,13 +229,10 @@ def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) ->
     ]
     while not all(check.call.done for check in open_checks):
         engine.step()
-    for together, expected in zip((check.result() for check in open_checks), alone, strict=True):
-        assert [verdict.rule for verdict in together.verdicts] == [
-            verdict.rule for verdict in expected.verdicts
-        ]
-        assert [verdict.logit for verdict in together.verdicts] == pytest.approx(
-            [verdict.logit for verdict in expected.verdicts], abs=NATS
-        )
+    for opened, expected in zip(open_checks, alone, strict=True):
+        for together, by_itself in zip(opened.result().verdicts, expected.verdicts, strict=True):
+            assert together.rule == by_itself.rule
+            assert together.logit == pytest.approx(by_itself.logit, abs=NATS)
 
 
 def test_weights_whose_products_overflow_spoil_no_other_answer(
@@ -285,10 +250,7 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(
         assert all(bool(cache.isfinite().all()) for cache in runner(engine).kv_caches)
         assert list(check.refused) == ["huge"]
         for verdict in check.verdicts:
-            expected = peft_logit(
-                CONVERSATION, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule]
-            )
-            assert verdict.logit == pytest.approx(expected, abs=NATS)
+            assert verdict.logit == pytest.approx(expected_logit(verdict.rule), abs=NATS)
     finally:
         engine.remove("huge")
 
@@ -352,14 +314,10 @@ def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_
 
 
 def test_a_base_served_in_bfloat16_is_peft_within_its_rounding() -> None:
-    expected = [
-        peft_logit(CONVERSATION, text, adapter_folders()[name]) for name, text in RULE_TEXTS.items()
-    ]
     with GuardEngine(recipe(), adapter_folders(), **ENGINE | {"dtype": "bfloat16"}) as narrow:
         verdicts = narrow.check(CONVERSATION).verdicts
-    differences = [
-        abs(verdict.logit - logit) for verdict, logit in zip(verdicts, expected, strict=True)
-    ]
+    differences = [abs(verdict.logit - expected_logit(verdict.rule)) for verdict in verdicts]
+    assert len(differences) == len(RULE_TEXTS)
     # A product rounded to 8 bits a layer; the last layer's are not rounded.
     assert SAME_NATS < max(differences) < NARROW_NATS
 
@@ -394,46 +352,6 @@ def test_more_adapters_are_served_than_fit_into_memory(
         assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
     assert small.counters.swap_ins > 6
     small.remove("rule-5")
-
-
-def test_those_in_a_slot_are_asked_first(tmp_path: Path) -> None:
-    """Four rules on two slots: the two that are there are copied no more, and each check copies
-    the other two.
-    """
-    names = [f"rule {number}" for number in range(4)]
-    folders = {
-        name: save_adapter(tmp_path / name, name, seed=30 + number)
-        for number, name in enumerate(names)
-    }
-    with GuardEngine(recipe(), folders, **ENGINE | {"max_loras": 2}) as small:
-
-        def swapped_in(conversation: tuple[Message, ...]) -> int:
-            before = small.counters.swap_ins
-            verdicts = small.check(conversation, names).verdicts
-            assert [verdict.rule for verdict in verdicts] == names
-            expected = [
-                peft_logit(conversation, small.rules[name].rule_text, folders[name])
-                for name in names
-            ]
-            assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
-            return small.counters.swap_ins - before
-
-        swapped_in(CONVERSATION)
-        assert [
-            swapped_in((*CONVERSATION, Message("user", f"And {number}?"))) for number in range(3)
-        ] == [2, 2, 2]
-
-
-def test_places_that_the_recipe_gives_must_fit_into_its_memory(tmp_path: Path) -> None:
-    folder = save_adapter(tmp_path / "one", "one", seed=1)
-    little = recipe().model_copy(
-        update={
-            "serving_memory": ServingMemory(device_gib=0.5),
-            "engine": recipe().engine | {"max_loras": 10_000},
-        }
-    )
-    with pytest.raises(GuardError, match="10000 slots for adapters"):
-        GuardEngine(little, {"one": folder})
 
 
 def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(

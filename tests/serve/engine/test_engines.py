@@ -1,52 +1,78 @@
-"""Several engines behind one check: what each answers, in the order asked; and an encoder's rule
-beside a decoder's for real.
+"""Several engines behind one check: what each answers, in the order asked; an encoder's rule beside
+a decoder's for real; and what is served after engines died, a real one amid a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.weights.card import Card
+from guard.weights.card import Card, check_rule, load_card, read_card
+from serve.api.app import create_app
 from serve.engine import GuardEngine
-from serve.engine.engines import GuardEngines
+from serve.engine.backend import EngineOutput, Loaded
+from serve.engine.engines import GuardEngines, StartEngines
+from serve.engine.refusals import Overloaded
 from serve.engine.thread.engine_thread import EngineThread
+from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import RULE_TEXTS, recipe, save_card
 from tests.serve.encoder_rules import ENGINE, reference_logit, save_encoder_rule
 from tests.serve.encoder_rules import recipe as encoder_recipe
 from tests.serve.engine.toy import ToyBackend
-from tests.serve.guarded import adapter_folders, guard_engine, peft_logit, save_adapter
+from tests.serve.guarded import (
+    CONVERSATION,
+    adapter_folders,
+    guard_engine,
+    peft_logit,
+    save_adapter,
+)
+from tests.serve.serving import MESSAGES, serving
+from tests.waiting import wait_until
 
-MESSAGES = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
+TEXT = "The assistant must not give medical advice."
+TOLERANCE = 3e-4
+RESTARTED_S = 30.0
+BODY = {"messages": MESSAGES, "rules": ["replaced", "moved"]}
 
 
-def toy_engine(root: Path, *names: str) -> tuple[GuardEngine, ToyBackend]:
-    backend = ToyBackend()
-    folders = {name: save_adapter(root / name, name, seed=1) for name in names}
-    return GuardEngine(recipe(), folders, start_backend=lambda *_: backend), backend
+def save_rules(root: Path, *names: str) -> dict[str, Path]:
+    return {name: save_adapter(root / name, name, seed=1) for name in names}
+
+
+def toy_engine(folders: Mapping[str, Path], toy: ToyBackend | None = None) -> GuardEngine:
+    return GuardEngine(recipe(), folders, start_backend=lambda *_: toy or ToyBackend())
+
+
+def restarted(folders: Mapping[str, Path]) -> StartEngines:
+    """Starts an engine of these folders, and again of what they are by then."""
+    return lambda moved: [toy_engine(moved or folders)]
 
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> GuardEngines:
-    return GuardEngines(
-        lambda _: [
-            toy_engine(tmp_path, "pii_leak", "a")[0],
-            toy_engine(tmp_path, "refund_promise", "b")[0],
-        ]
-    )
+    parts = (("pii_leak", "a"), ("refund_promise", "b"))
+    return GuardEngines(lambda _: [toy_engine(save_rules(tmp_path, *names)) for names in parts])
 
 
 def test_verdicts_come_in_the_order_asked_whichever_engine_answers(mixed: GuardEngines) -> None:
     names = ["b", "pii_leak", "refund_promise", "a"]
-    check = mixed.check(MESSAGES, names)
+    check = mixed.check(CONVERSATION, names)
     assert [verdict.rule for verdict in check.verdicts] == names
     assert check.computed_tokens > 0 and check.wall_ms > 0
-    assert [verdict.rule for verdict in mixed.check(MESSAGES).verdicts] == list(mixed.rules)
+    assert [verdict.rule for verdict in mixed.check(CONVERSATION).verdicts] == list(mixed.rules)
+    thread = EngineThread(mixed)
+    verdicts = thread.check(CONVERSATION).result(timeout=30).verdicts
+    thread.close()
+    assert {verdict.rule for verdict in verdicts} == set(mixed.rules)
 
 
 class CountingEngine(GuardEngine):
@@ -63,15 +89,14 @@ class CountingEngine(GuardEngine):
 def test_an_engine_is_asked_for_its_rules_as_often_for_many_as_for_one(tmp_path: Path) -> None:
     engines = []
     for part in ("a", "b"):
-        names = [f"{part}{number}" for number in range(4)]
-        folders = {name: save_adapter(tmp_path / name, name, seed=1) for name in names}
+        folders = save_rules(tmp_path, *(f"{part}{number}" for number in range(4)))
         engines.append(CountingEngine(recipe(), folders, start_backend=lambda *_: ToyBackend()))
     mixed = GuardEngines(lambda _: engines)
     times: list[list[int]] = []
     for names in (["a0", "b0"], list(mixed.rules)):
         for engine in engines:
             engine.times = 0
-        mixed.check(MESSAGES, names)
+        mixed.check(CONVERSATION, names)
         times.append([engine.times for engine in engines])
     assert times[0] == times[1]
 
@@ -81,7 +106,7 @@ def test_rules_are_served_and_removed_in_the_engine_of_their_model(
 ) -> None:
     new = save_adapter(tmp_path / "new", "new", seed=2)
     mixed.serve("new", new)
-    check = mixed.check(MESSAGES, ["b", "new"])
+    check = mixed.check(CONVERSATION, ["b", "new"])
     assert [verdict.rule for verdict in check.verdicts] == ["b", "new"]
     assert set(check.versions) == set(check.latencies_ms) == {"b", "new"}
     mixed.serve("b", new)
@@ -98,9 +123,10 @@ def test_rules_are_served_and_removed_in_the_engine_of_their_model(
 
 
 def test_a_rule_that_none_serves_is_refused_and_the_others_answer(mixed: GuardEngines) -> None:
-    check = mixed.check(MESSAGES, ["b", "nobody", "a"])
+    check = mixed.check(CONVERSATION, ["b", "pii_leek", "a"])
     assert [verdict.rule for verdict in check.verdicts] == ["b", "a"]
-    assert "not served" in str(check.refused["nobody"])
+    assert "not served" in str(check.refused["pii_leek"])
+    assert "Did you mean 'pii_leak'" in check.refused["pii_leek"].why
 
 
 def test_its_counters_are_those_of_all_engines_together(mixed: GuardEngines) -> None:
@@ -109,24 +135,18 @@ def test_its_counters_are_those_of_all_engines_together(mixed: GuardEngines) -> 
     assert mixed.counters.adapters == 4
 
 
-@pytest.mark.parametrize("rules", [[], ["a", "a"], ["b", "b"]])
-def test_no_rule_or_one_twice_is_an_error_as_in_one_engine(
-    mixed: GuardEngines, rules: list[str]
-) -> None:
-    with pytest.raises(GuardError, match=r"no rule|twice"):
-        mixed.check(MESSAGES, rules)
-
-
 @pytest.mark.parametrize(
     ("messages", "rules", "problem"),
     [
-        (MESSAGES, "pii_leak", r"rules must be a list of names .*Write \['pii_leak'\]"),
+        (CONVERSATION, "pii_leak", r"rules must be a list of names .*Write \['pii_leak'\]"),
+        (CONVERSATION, [], "no rule"),
+        (CONVERSATION, ["pii_leak", "pii_leak"], "twice"),
         ("Hello", ["pii_leak"], "messages must be a list of Message .got 'H'.*turns_of"),
         ([{"role": "user", "content": "Hi"}], ["pii_leak"], "messages must be a list of Message"),
     ],
 )
 @pytest.mark.parametrize("is_mixed", [True, False])
-def test_what_is_no_list_of_rules_or_messages_is_an_error(
+def test_what_is_no_list_of_messages_or_of_different_rules_is_an_error(
     mixed: GuardEngines, messages: Any, rules: Any, problem: str, is_mixed: bool
 ) -> None:
     engine = mixed if is_mixed else mixed._engines[0]
@@ -135,42 +155,28 @@ def test_what_is_no_list_of_rules_or_messages_is_an_error(
 
 
 def test_two_engines_may_not_serve_one_name(tmp_path: Path) -> None:
-    engines = [toy_engine(tmp_path / part, "pii_leak")[0] for part in "ab"]
+    folders = save_rules(tmp_path, "pii_leak")
     with pytest.raises(GuardError, match=r"two engines serve one rule \(got pii_leak\)"):
-        GuardEngines(lambda _: engines)
+        GuardEngines(lambda _: [toy_engine(folders), toy_engine(folders)])
 
 
-def test_a_check_that_is_cancelled_leaves_nothing_in_any_engine(tmp_path: Path) -> None:
-    first, _ = toy_engine(tmp_path, "pii_leak")
-    second, _ = toy_engine(tmp_path, "refund_promise")
-    mixed = GuardEngines(lambda _: [first, second])
-    open_check = mixed.open_check(MESSAGES)
-    assert first.is_busy and second.is_busy
+def test_a_check_that_is_cancelled_leaves_nothing_in_any_engine(mixed: GuardEngines) -> None:
+    open_check = mixed.open_check(CONVERSATION)
+    assert all(engine.is_busy for engine in mixed._engines)
     mixed.cancel(open_check.call)
-    assert not first.is_busy and not second.is_busy
+    assert not any(engine.is_busy for engine in mixed._engines)
 
 
 @pytest.mark.parametrize("broken", [0, 1])
 def test_where_one_engine_cannot_be_closed_the_other_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: int
+    mixed: GuardEngines, monkeypatch: pytest.MonkeyPatch, broken: int
 ) -> None:
-    def fail() -> None:
-        raise RuntimeError("the backend broke")
-
-    engines = [toy_engine(tmp_path, name) for name in ("a", "b")]
     closed: list[str] = []
-    monkeypatch.setattr(engines[broken][1], "close", fail)
-    monkeypatch.setattr(engines[1 - broken][1], "close", lambda: closed.append("the other"))
-    with pytest.raises(RuntimeError, match="the backend broke"):
-        GuardEngines(lambda _: [engine for engine, _ in engines]).close()
-    assert closed == ["the other"]
-
-
-def test_the_server_s_thread_takes_several_engines(mixed: GuardEngines) -> None:
-    thread = EngineThread(mixed)
-    verdicts = thread.check(MESSAGES).result(timeout=30).verdicts
-    thread.close()
-    assert {verdict.rule for verdict in verdicts} == set(mixed.rules)
+    monkeypatch.setattr(mixed._engines[broken].backend, "close", lambda: 1 / 0)
+    monkeypatch.setattr(mixed._engines[1 - broken].backend, "close", lambda: closed.append("it"))
+    with pytest.raises(ZeroDivisionError):
+        mixed.close()
+    assert closed == ["it"]
 
 
 @pytest.mark.slow
@@ -178,10 +184,281 @@ def test_an_encoder_s_rule_and_a_decoder_s_answer_one_check(tmp_path: Path) -> N
     folder = save_encoder_rule(tmp_path / "of_encoder", seed=1)
     with GuardEngine(encoder_recipe(), {"of_encoder": folder}, **ENGINE) as of_encoder:
         mixed = GuardEngines(lambda _: [guard_engine(), of_encoder])
-        check = mixed.check(MESSAGES, ["plain", "of_encoder", "pii_leak"])
+        check = mixed.check(CONVERSATION, ["plain", "of_encoder", "pii_leak"])
     logits = {verdict.rule: verdict.logit for verdict in check.verdicts}
     assert list(logits) == ["plain", "of_encoder", "pii_leak"]
-    assert logits["of_encoder"] == pytest.approx(reference_logit(MESSAGES, folder), abs=1e-5)
+    assert logits["of_encoder"] == pytest.approx(reference_logit(CONVERSATION, folder), abs=1e-5)
     for name in ("plain", "pii_leak"):
-        expected = peft_logit(MESSAGES, RULE_TEXTS[name], adapter_folders()[name])
+        expected = peft_logit(CONVERSATION, RULE_TEXTS[name], adapter_folders()[name])
         assert logits[name] == pytest.approx(expected, abs=2e-3)
+
+
+def test_engines_work_while_each_base_with_rules_answers_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys = [ToyBackend(), ToyBackend()]
+    engines = [
+        toy_engine(save_rules(tmp_path, name), toy) for name, toy in zip("ab", toys, strict=True)
+    ]
+    with GuardEngines(lambda _: engines) as engine:
+        engine.remove("a")
+        assert engine.works()
+        step = toys[1].step
+
+        def nan_step() -> list[EngineOutput]:
+            return [output._replace(logit=math.nan) for output in step()]
+
+        for broken in (lambda: 1 / 0, nan_step):  # which fails, or refuses every check
+            monkeypatch.setattr(toys[1], "step", broken)
+            assert not engine.works()
+
+
+class Model:
+    """What a start has in memory, in a circle as most of an engine is."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_neither_a_dead_engine_nor_a_failed_start_is_in_memory_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.engine.thread.engine_thread.PAUSES_S", (0.0, 0.0))
+    folders = save_rules(tmp_path, "rule")
+    started: list[weakref.ref[GuardEngine | Model]] = []
+    still_there: list[int] = []
+
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
+        still_there.append(sum(reference() is not None for reference in started))
+        if moved is not None:
+            model = Model()
+            started.append(weakref.ref(model))
+            raise RuntimeError("the device is gone")
+        toy = ToyBackend()
+        engine = toy_engine(folders, toy)
+        started.append(weakref.ref(engine))
+        monkeypatch.setattr(toy, "step", broken)
+        monkeypatch.setattr(toy, "scrub", broken)
+        return [engine]
+
+    def broken() -> None:
+        raise GuardError("the device is gone")
+
+    thread = EngineThread(GuardEngines(start))
+    thread.check(CONVERSATION, ["rule"])
+    wait_until(lambda: thread.failure is not None)
+    assert "the device is gone" in str(thread.failure)
+    assert still_there == [0, 0, 0]
+
+
+def empty_weights(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
+def other_prompt(folder: Path) -> None:
+    save_card(folder, "bad", prompt_hash="0" * 64)
+
+
+def other_rule(folder: Path) -> None:
+    save_card(folder, "good")
+
+
+def test_a_rule_whose_new_weights_cannot_be_served_is_left_out_and_no_other(
+    tmp_path: Path,
+) -> None:
+    folders = save_rules(tmp_path, "good", "bad")
+    with GuardEngines(restarted(folders)) as engine:
+        weights = folders["bad"] / "adapter_model.safetensors"
+        served_before = weights.read_bytes()
+        empty_weights(folders["bad"])
+        for _ in range(2):
+            engine.restart()
+            assert list(engine.rules) == ["good"] and engine.folder("bad") == folders["bad"]
+            with pytest.raises(GuardError, match="the weights are not those of the card"):
+                engine.serve("bad")
+        check = engine.check(CONVERSATION, ["good", "bad"])
+        assert list(check.refused) == ["bad"] and len(check.verdicts) == 1
+        weights.write_bytes(served_before)
+        engine.serve("bad")
+        assert list(engine.rules) == ["good", "bad"]
+
+
+@pytest.mark.parametrize("spoil", [empty_weights, other_prompt, other_rule])
+def test_a_rule_that_was_trained_well_meanwhile_is_among_those_of_the_second_start(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    names = ("bad", "good", "again")
+    folders = save_rules(tmp_path, *names)
+    starts: list[list[str]] = []
+    loads: list[int] = []  # how many starts there were before each
+
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
+        starts.append(list(moved or folders))
+        for rule, folder in (moved or folders).items():
+            check_rule(read_card(folder), rule, folder)
+        return [toy_engine(moved or folders)]
+
+    with GuardEngines(start) as engine:
+        save_card(folders["again"], "again", threshold=0.75)
+        spoil(folders["bad"])
+        engine.restart(lambda: loads.append(len(starts)))
+        assert starts == [list(names), list(names), ["good", "again"]]
+        assert loads == [1, 2, 3]
+        assert list(engine.rules) == ["good", "again"]
+        assert engine.rules["again"].threshold == 0.75
+        assert engine.folder("bad") == folders["bad"]
+
+
+def test_where_no_rule_has_what_it_had_before_those_that_can_be_served_are(tmp_path: Path) -> None:
+    folders = save_rules(tmp_path, "again", "bad")
+    with GuardEngines(restarted(folders)) as engine:
+        save_card(folders["again"], "again", threshold=0.75)
+        empty_weights(folders["bad"])
+        engine.restart()
+        assert list(engine.rules) == ["again"]
+        empty_weights(folders["again"])
+        with pytest.raises(GuardError, match="the weights are not those of the card"):
+            engine.restart()
+
+
+class BrittleBackend(ToyBackend):
+    """Does not take the rule "bad" amid others, by an error of vLLM's; by itself neither, or, if
+    `is_mortal`, it dies of it.
+    """
+
+    is_mortal = False
+
+    def load(self, name: str, folder: Path) -> Loaded:
+        is_alone = name.startswith("bad (new)")
+        if name.startswith("bad") and not (is_alone and self.is_mortal):
+            raise RuntimeError("the kernel broke")
+        return super().load(name, folder)
+
+    def step(self) -> list[EngineOutput]:
+        raise RuntimeError("the kernel broke")
+
+    def scrub(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize("is_mortal", [False, True])
+def test_a_rule_that_breaks_vllm_is_left_out_unless_the_engine_is_dead_of_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_mortal: bool,
+) -> None:
+    monkeypatch.setattr(BrittleBackend, "is_mortal", is_mortal)
+    folders = save_rules(tmp_path, "good", "bad")
+    backends: list[type[ToyBackend]] = [ToyBackend, BrittleBackend, BrittleBackend, ToyBackend]
+    with GuardEngines(lambda moved: [toy_engine(moved or folders, backends.pop(0)())]) as engine:
+        save_card(folders["bad"], "bad", threshold=0.75)
+        if is_mortal:
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                engine.restart()
+        else:
+            engine.restart()
+            (record,) = [record for record in caplog.records if record.exc_info]
+            assert record.getMessage() == "the rule bad is left out"
+        assert engine.is_usable == (not is_mortal)
+        assert list(engine.rules) == ["good"] and engine.folder("bad") == folders["bad"]
+        engine.restart()
+        assert engine.is_usable and set(engine.rules) == {"good", "bad"}
+
+
+def test_a_rule_that_was_left_out_can_be_removed(tmp_path: Path) -> None:
+    folders = save_rules(tmp_path, "good", "bad")
+    with GuardEngines(restarted(folders)) as engine:
+        shutil.rmtree(folders["bad"])
+        engine.restart()
+        engine.remove("bad")
+        with pytest.raises(GuardError, match="not served"):
+            engine.folder("bad")
+        engine.restart()
+        assert list(engine.rules) == ["good"]
+
+
+def test_an_engine_that_does_not_start_leaves_its_rules_and_folders_known(tmp_path: Path) -> None:
+    folders = save_rules(tmp_path, "medical")
+    starts: list[Mapping[str, Path]] = []
+
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
+        starts.append(dict(moved or {}))
+        if len(starts) == 2:
+            raise RuntimeError("the device is gone")
+        return [toy_engine(folders)]
+
+    with GuardEngines(start) as engine:
+        assert engine.works() and engine.is_usable
+        with pytest.raises(GuardError, match="cannot be started again: the device is gone"):
+            engine.restart()
+        assert not engine.is_usable and list(engine.rules) == ["medical"]
+        assert engine.folder("medical") == folders["medical"]
+        with pytest.raises(GuardError, match="no folder"):
+            engine.folder("other")
+        for use in (engine.step, lambda: engine.open_check(CONVERSATION), lambda: engine.counters):
+            with pytest.raises(Overloaded, match="the engine is down"):
+                use()
+        engine.restart()
+        assert engine.works() and engine.is_usable
+        assert starts == [{}, folders, folders]
+
+
+def kill(engine: GuardEngine, *, is_clearable: bool) -> None:
+    """Take the model from the engine's worker, or its cache too: no batch succeeds any more."""
+    backend = engine.backend
+    runner = backend._engine.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
+    runner.model = None
+    if not is_clearable:
+        runner.kv_caches = None
+
+
+def check_until_served(client: httpx.Client) -> httpx.Response:
+    """The first answer that is not 503; each of these is unjudged."""
+    began = time.monotonic()
+    while True:
+        response = client.post("/v1/check", json=BODY)
+        if response.status_code != 503:
+            return response
+        assert response.json()["verdict"] == "unjudged"
+        assert time.monotonic() < began + RESTARTED_S
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_clearable", [True, False])
+def test_an_engine_that_is_killed_amid_a_request_serves_again_what_it_served_last(
+    tmp_path: Path, *, is_clearable: bool
+) -> None:
+    versions = [
+        save_adapter(tmp_path / str(seed), "medical", seed=seed, text=TEXT) for seed in (1, 2)
+    ]
+    folders = {name: tmp_path / name for name in ("replaced", "moved")}
+    for folder in folders.values():
+        shutil.copytree(versions[0], folder)
+    engines: list[GuardEngine] = []
+
+    def start(moved: Mapping[str, Path] | None) -> list[GuardEngine]:
+        engines.append(GuardEngine(small_recipe(), folders | dict(moved or {})))
+        return engines[-1:]
+
+    with GuardEngines(start) as engine, serving(create_app(engine)) as client:
+        engine.serve("moved", versions[1])  # while the thread is idle
+        shutil.rmtree(folders["replaced"])
+        shutil.copytree(versions[1], folders["replaced"])
+        card = read_card(folders["replaced"]).model_copy(update={"rule": "replaced"})
+        card.save(folders["replaced"])
+        replaced = client.post("/admin/rules/replaced").json()["version"]
+        assert client.post("/v1/check", json=BODY).status_code == 200
+        kill(engines[0], is_clearable=is_clearable)
+        killed = client.post("/v1/check", json=BODY | {"messages": MESSAGES[:1]})
+        assert (killed.status_code, killed.json()["verdict"]) == (503, "unjudged")
+        answer = check_until_served(client).json()
+        assert len(engines) == 2
+        logit = peft_logit(CONVERSATION, TEXT, versions[1])
+        expected = load_card(versions[1]).calibration.verdict("medical", logit).p_violation
+        for result in answer["results"]:
+            assert result["p_violation"] == pytest.approx(expected, abs=TOLERANCE)
+        served = {rule["rule"]: rule["version"] for rule in client.get("/v1/rules").json()}
+        assert served == {"replaced": replaced, "moved": load_card(versions[1]).version}

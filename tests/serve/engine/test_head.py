@@ -5,7 +5,7 @@ request for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from guard.method import METHODS, Method
 from guard.prompt.ngrams import NgramVocabulary
 from guard.rule import text_hash
 from guard.weights.head import Head, WordWeights
-from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
 from serve.engine.head import HeadInput, ServableHead
@@ -32,6 +32,7 @@ from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_head
 
 pytestmark = pytest.mark.slow
 
+Breakage = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 NATS = 1e-3  # float32: two ways to compute the same state, times 128 weights of size 1
 SILENT = [f"silent head {number}" for number in range(20)]  # they are told nothing: one suffix
 TOLD = ["told head", "other told head"]
@@ -173,57 +174,35 @@ def head_that_reads(folder: Path, reads: str) -> ServableHead:
     return head
 
 
-def without_bias(tensors: dict[str, Any]) -> None:
-    del tensors["bias"]
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Breakage:
+    return lambda tensors: tensors | {name: change(tensors[name])}
 
 
-def in_two_dimensions(tensors: dict[str, Any]) -> None:
-    tensors["weight"] = tensors["weight"].reshape(1, -1)
+def without(*names: str) -> Breakage:
+    return lambda tensors: {name: tensors[name] for name in tensors.keys() - set(names)}
 
 
-def in_another_type(tensors: dict[str, Any]) -> None:
-    tensors["weight"] = tensors["weight"].astype(np.float64)
-
-
-def with_a_nan(tensors: dict[str, Any]) -> None:
-    tensors["weight"][3] = math.nan
-
-
-def empty(tensors: dict[str, Any]) -> None:
-    tensors["weight"] = tensors["weight"][:0]
-
-
-def with_words_out_of_order(tensors: dict[str, Any]) -> None:
-    tensors["ngrams"] = tensors["ngrams"][::-1].copy()
-
-
-def with_a_word_that_is_nan(tensors: dict[str, Any]) -> None:
-    tensors["ngram_weights"][3] = math.nan
-
-
-def of_before(tensors: dict[str, Any]) -> None:
-    for name in ("ngrams", "ngram_idf", "ngram_weights"):
-        del tensors[name]
+def with_nan(tensor: np.ndarray) -> np.ndarray:
+    tensor[3] = math.nan
+    return tensor
 
 
 @pytest.mark.parametrize(
     "breakage",
     [
-        of_before,
-        with_words_out_of_order,
-        with_a_word_that_is_nan,
-        without_bias,
-        in_two_dimensions,
-        in_another_type,
-        with_a_nan,
-        empty,
+        without("ngrams", "ngram_idf", "ngram_weights"),
+        without("bias"),
+        changed("ngrams", lambda tensor: tensor[::-1].copy()),
+        changed("ngram_weights", with_nan),
+        changed("weight", with_nan),
+        changed("weight", lambda tensor: tensor.reshape(1, -1)),
+        changed("weight", lambda tensor: tensor.astype(np.float64)),
+        changed("weight", lambda tensor: tensor[:0]),
     ],
 )
-def test_a_head_with_other_tensors_is_refused(tmp_path: Path, breakage: Any) -> None:
+def test_a_head_with_other_tensors_is_refused(tmp_path: Path, breakage: Breakage) -> None:
     folder = save_head(tmp_path / "head", "head", seed=1)
-    tensors = load_file(folder / HEAD_FILE)
-    breakage(tensors)
-    save_file(tensors, folder / HEAD_FILE)
+    save_file(breakage(load_file(folder / HEAD_FILE)), folder / HEAD_FILE)
     save_card(folder, "head", "head")
     with pytest.raises(GuardError, match=r"head\.safetensors.*make train"):
         requirements().admit("head", folder)
@@ -427,19 +406,6 @@ def test_a_nan_state_of_a_batch_is_answered_when_it_begins_again(
     expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT[:2]]
     assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
     assert len(times) > 1
-
-
-def test_a_head_is_added_and_removed_like_an_adapter(engine: GuardEngine, tmp_path: Path) -> None:
-    folder = save_head(tmp_path / "new", "new", seed=9)
-    engine.add("new", folder)
-    with pytest.raises(GuardError, match="served already"):
-        engine.add("new", folder)
-    logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
-    assert logit == pytest.approx(reference_logit(CONVERSATION, text_of("new"), folder), abs=NATS)
-    engine.remove("new")
-    assert isinstance(engine.score([ScoreRequest(CONVERSATION, "", "new")])[0], Refusal)
-    with pytest.raises(GuardError, match="not served"):
-        engine.remove("new")
 
 
 def test_heads_take_no_slots(engine: GuardEngine) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
@@ -31,6 +29,12 @@ def peft_of(folder: Path) -> float:
     return peft_logit(CONVERSATION, load_card(folder).rule_text, folder)
 
 
+def logit_of(engine: GuardEngine, rule: str) -> float:
+    """What the engine says of it."""
+    (verdict,) = engine.check(CONVERSATION, [rule]).verdicts
+    return verdict.logit
+
+
 @pytest.mark.parametrize("method", ["alora", "lora"])
 def test_an_adapter_trained_again_answers_by_what_was_loaded_until_it_is_added_again(
     engine: GuardEngine, tmp_path: Path, method: str
@@ -41,14 +45,10 @@ def test_an_adapter_trained_again_answers_by_what_was_loaded_until_it_is_added_a
     assert abs(expected[0] - expected[1]) > 5 * NATS
     engine.add("again", folder)
     shutil.copytree(newer, folder, dirs_exist_ok=True)
-    assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
-        expected[0], abs=NATS
-    )
+    assert logit_of(engine, "again") == pytest.approx(expected[0], abs=NATS)
     engine.remove("again")
     engine.add("again", folder)
-    assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
-        expected[1], abs=NATS
-    )
+    assert logit_of(engine, "again") == pytest.approx(expected[1], abs=NATS)
     engine.remove("again")
 
 
@@ -65,9 +65,7 @@ def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
         refused = engine.check(CONVERSATION, names).refused
         assert list(refused) == ["again"] and "files changed" in refused["again"].why
         engine.serve("again")
-        assert engine.check(CONVERSATION, ["again"]).verdicts[0].logit == pytest.approx(
-            peft_of(newer), abs=NATS
-        )
+        assert logit_of(engine, "again") == pytest.approx(peft_of(newer), abs=NATS)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +103,7 @@ def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(
     engine.add("new", folder)
     with pytest.raises(GuardError, match="served already"):
         engine.add("new", folder)
-    logit = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
-    assert logit == pytest.approx(
-        peft_logit(CONVERSATION, engine.rules["new"].rule_text, folder), abs=NATS
-    )
+    assert logit_of(engine, "new") == pytest.approx(peft_of(folder), abs=NATS)
     engine.remove("new")
     assert "new" in engine.check(CONVERSATION, ["new"]).refused
     with pytest.raises(GuardError, match="not served"):
@@ -119,7 +114,7 @@ def test_a_check_under_way_ends_with_the_rule_that_is_removed_meanwhile(
     engine: GuardEngine, tmp_path: Path
 ) -> None:
     engine.add("new", save_adapter(tmp_path / "new", "new", seed=20))
-    expected = engine.check(CONVERSATION, ["new"]).verdicts[0].logit
+    expected = logit_of(engine, "new")
     engine.forget()
     loads = engine.counters.adapters
     under_way = engine.open_check(CONVERSATION, ["new", "plain"])
@@ -131,64 +126,20 @@ def test_a_check_under_way_ends_with_the_rule_that_is_removed_meanwhile(
     assert engine._retired == [] and engine.counters.adapters == loads - 1
 
 
-def test_other_weights_under_the_same_name_and_path_never_meet_old_blocks(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    folder, expected, found = tmp_path / "again", [], []
-    for seed in (21, 22):
-        trained = save_adapter(tmp_path / f"seed {seed}", "again", seed=seed, method="lora")
-        expected.append(peft_logit(CONVERSATION, "The assistant must not mention again.", trained))
-        shutil.copytree(trained, folder, dirs_exist_ok=True)
-        engine.add("again", folder)
-        found.append(engine.check(CONVERSATION, ["again"]).verdicts[0].logit)
-        engine.remove("again")
-    assert found == pytest.approx(expected, abs=NATS)
-    assert abs(expected[0] - expected[1]) > 10 * NATS
-
-
-def broken_nan(tensors: dict[str, torch.Tensor]) -> None:
-    next(iter(tensors.values()))[0, 0] = math.nan
-
-
-def broken_shape(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(name for name in tensors if "q_proj.lora_A" in name)
-    tensors[name] = torch.zeros(8, 7)
-
-
-def broken_name(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(name for name in tensors if "q_proj.lora_A" in name)
-    tensors[name.replace("q_proj", "x_proj")] = tensors.pop(name)
-
-
-def broken_dtype(tensors: dict[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        tensors[name] = (100 * tensor).to(torch.int32)
-
-
-@pytest.mark.parametrize("breakage", [broken_nan, broken_shape, broken_name, broken_dtype])
-def test_an_adapter_with_broken_tensors_is_refused_and_the_engine_lives_on(
-    engine: GuardEngine, tmp_path: Path, breakage: Callable[[dict[str, torch.Tensor]], None]
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_adapter_that_vllm_cannot_load_is_refused_and_the_engine_lives_on(
+    engine: GuardEngine, tmp_path: Path, is_cut: bool
 ) -> None:
     folder = save_adapter(tmp_path / "broken", "broken", seed=24)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    breakage(tensors)
-    save_file(tensors, folder / "adapter_model.safetensors")
+    weights = folder / PEFT_WEIGHTS
+    if is_cut:
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        tensors = load_file(weights)
+        next(iter(tensors.values()))[0, 0] = math.nan
+        save_file(tensors, weights)
     save_card(folder, "broken")
     with pytest.raises(GuardError, match="cannot load the adapter"):
         engine.add("broken", folder)
     assert "broken" not in engine.rules
-    assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
-
-
-def test_a_file_cut_off_before_its_card_was_written_is_refused_and_the_engine_lives_on(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    folder = save_adapter(tmp_path / "cut", "cut", seed=25)
-    path = folder / "adapter_model.safetensors"
-    for kept in (-100, 20, 0):
-        path.write_bytes(path.read_bytes()[:kept])
-        save_card(folder, "cut")
-        with pytest.raises(GuardError, match="cannot load the adapter"):
-            engine.add("cut", folder)
-    assert "cut" not in engine.rules
     assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)

@@ -12,6 +12,7 @@ import numpy as np
 
 from guard.errors import GuardError
 from serve.engine.backend import Backend, BackendRequest, EngineOutput, Loaded
+from serve.engine.score import EngineCounters
 
 STATE_SIZE = 4
 
@@ -25,11 +26,6 @@ class ToyBackend(Backend):
     block_size = 32
     step_tokens = 64
     cache_tokens = 0
-    scheduled_tokens = 0
-    forward_passes = 0
-    swap_ins = 0
-    adapter_loads = 0
-    step_s = 0.0
     state_size = STATE_SIZE
 
     def __init__(self) -> None:
@@ -39,6 +35,9 @@ class ToyBackend(Backend):
         self.is_refusing = False
         self.scrubs = 0
         self._waiting: dict[str, BackendRequest] = {}
+
+    def counters(self) -> EngineCounters:
+        return EngineCounters()
 
     def load(self, name: str, folder: Path) -> Loaded:
         adapter_id = len(self.loaded) + 1

@@ -5,19 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm_alora.kv.followers import groups_of
 
-from guard.errors import GuardError
 from serve.engine import GuardEngine
 from serve.engine.backend import Backend, BackendRequest
 from serve.engine.backends import decoder
-from tests.serve.cards import recipe, save_card
 from tests.serve.engine.shared import core_of, runner
-from tests.serve.guarded import CONVERSATION, save_adapter
+from tests.serve.guarded import CONVERSATION
 
 pytestmark = pytest.mark.slow
 
@@ -107,16 +104,3 @@ def test_only_a_request_on_the_same_conversation_may_follow_the_one_before(
     assert backend._leader_of(before) is None
     monkeypatch.setattr(backend, "_last_queued", None)
     assert backend._leader_of(before) is None
-
-
-def test_a_folder_that_cannot_be_served_stops_the_start_before_vllm_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_adapter(tmp_path / "foreign", "foreign", seed=25)
-    save_card(folder, "foreign", base_revision="0" * 64)
-    monkeypatch.setattr(
-        "serve.engine.backends.decoder.DecoderBackend.__init__",
-        lambda *_, **__: pytest.fail("the engine was started"),
-    )
-    with pytest.raises(GuardError, match="another base"):
-        GuardEngine(recipe(), {"foreign": folder})

@@ -5,7 +5,7 @@ windows, whoever is judged; and what it counts.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,10 @@ from safetensors.torch import save_file as save_tensors
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.method import WORDS
+from guard.method import PEFT_WEIGHTS, WORDS
 from guard.rule import Judged
 from guard.weights.card import load_card
-from serve.engine import GuardEngine, Score, ScoreRequest
+from serve.engine import GuardEngine, ScoreRequest
 from serve.engine.head import CLASSIFIER, load_classifier
 from tests.serve.encoder_rules import (
     ENGINE,
@@ -32,6 +32,7 @@ from tests.serve.encoder_rules import (
     save_encoder_head,
     save_encoder_rule,
 )
+from tests.serve.engine.shared import logits as logits_of
 
 pytestmark = pytest.mark.slow
 
@@ -85,9 +86,7 @@ def engine(folders: dict[str, Path]) -> Iterator[GuardEngine]:
 
 
 def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
-    outcomes = engine.score(requests)
-    assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
-    return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+    return logits_of(engine.score(requests))
 
 
 def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(
@@ -109,15 +108,6 @@ def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
         mates += [ScoreRequest(EVERYBODY, "", name) for name in HEADS]
         together = logits(engine, [*mates, ScoreRequest(SHORT, "", rule), *mates])
         assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
-
-
-def test_the_order_of_the_rules_changes_nothing(engine: GuardEngine) -> None:
-    names = [*ADAPTERS, *HEADS]
-    one_way = engine.check(EVERYBODY, names).verdicts
-    other_way = engine.check(EVERYBODY, names[::-1]).verdicts
-    for verdict, again in zip(one_way, reversed(other_way), strict=True):
-        assert verdict.rule == again.rule
-        assert verdict.logit == pytest.approx(again.logit, abs=PARITY)
 
 
 ADVICE = "Take 800 mg of ibuprofen every four hours."
@@ -159,16 +149,13 @@ def test_where_nobody_is_judged_the_whole_conversation_is(
 ) -> None:
     """A violation that comes under another speaker's name is not lost."""
     messages = (Message("user", ADVICE),)
-    whole = save_encoder_head(tmp_path / "whole", seed=3)
-    narrow = save_encoder_head(tmp_path / "narrow", seed=3, reads="assistant")
-    for name, folder in (("whole", whole), ("narrow", narrow)):
-        engine.add(name, folder)
-    expected, logit = (
-        verdict.logit for verdict in engine.check(messages, ["whole", "narrow"]).verdicts
-    )
-    for name in ("whole", "narrow"):
+    readers: dict[str, Judged] = {"whole": "conversation", "narrow": "assistant"}
+    for name, reads in readers.items():
+        engine.add(name, save_encoder_head(tmp_path / name, seed=3, reads=reads))
+    whole, narrow = engine.check(messages, list(readers)).verdicts
+    for name in readers:
         engine.remove(name)
-    assert logit == expected
+    assert whole.logit == narrow.logit
 
 
 def test_eviction_changes_nothing(engine: GuardEngine) -> None:
@@ -177,9 +164,8 @@ def test_eviction_changes_nothing(engine: GuardEngine) -> None:
     swap_ins = engine.counters.swap_ins
     for _ in range(2):
         for name, logit in zip(ADAPTERS, before, strict=True):
-            assert logits(engine, [ScoreRequest(SHORT, "", name)]) == [
-                pytest.approx(logit, abs=PARITY)
-            ]
+            (again,) = logits(engine, [ScoreRequest(SHORT, "", name)])
+            assert again == pytest.approx(logit, abs=PARITY)
     assert engine.counters.swap_ins > swap_ins
     assert engine.counters.adapter_loads == len(ADAPTERS)
 
@@ -193,26 +179,13 @@ def test_heads_on_the_frozen_encoder_share_one_reading(engine: GuardEngine) -> N
     assert adapters.computed_tokens == 2 * one.computed_tokens
 
 
-def test_the_bare_encoder_answers_nothing(engine: GuardEngine) -> None:
+def test_the_bare_encoder_and_a_conversation_beyond_the_context_are_refused(
+    engine: GuardEngine,
+) -> None:
     (outcome,) = engine.score([ScoreRequest(SHORT, "", None)])
     assert "no verdict of its own" in str(outcome)
-
-
-def test_a_conversation_beyond_the_context_is_refused(engine: GuardEngine) -> None:
     too_long = (Message("user", "word " * 9000),)
     assert set(engine.check(too_long).refused) == set(engine.rules)
-
-
-def test_a_target_that_the_model_has_not_is_refused(engine: GuardEngine, tmp_path: Path) -> None:
-    """vLLM would drop it silently."""
-    folder = save_encoder_rule(tmp_path / "odd", seed=1)
-    weights = folder / "adapter_model.safetensors"
-    tensors = load_file(weights)
-    renamed = {key.replace("layer.5.", "layer.9."): value for key, value in tensors.items()}
-    save_file(renamed, weights)
-    save_encoder_card(folder, "lora")
-    with pytest.raises(GuardError, match=r"layers that the engine cannot adapt.*layer\.9"):
-        engine.add("odd", folder)
 
 
 def test_a_classifier_in_bfloat16_is_read_as_float32(tmp_path: Path) -> None:
@@ -228,36 +201,46 @@ def test_a_classifier_in_bfloat16_is_read_as_float32(tmp_path: Path) -> None:
     assert np.array_equal(head.weight, (classifier[1] - classifier[0]).numpy())
 
 
-def test_an_adapter_without_a_head_is_refused(engine: GuardEngine, tmp_path: Path) -> None:
-    folder = save_encoder_rule(tmp_path / "headless", seed=1)
-    weights = folder / "adapter_model.safetensors"
-    tensors = {key: value for key, value in load_file(weights).items() if CLASSIFIER not in key}
-    save_file(tensors, weights)
-    save_encoder_card(folder, "lora")
-    with pytest.raises(GuardError, match="classifier of the labels no and yes"):
-        engine.add("headless", folder)
+Tensors = dict[str, np.ndarray]
 
 
-def test_an_adapter_without_the_words_of_its_card_is_refused(
-    engine: GuardEngine, tmp_path: Path
+def of_another_layer(tensors: Tensors) -> Tensors:
+    """vLLM would drop it silently."""
+    return {key.replace("layer.5.", "layer.9."): value for key, value in tensors.items()}
+
+
+def headless(tensors: Tensors) -> Tensors:
+    return {key: value for key, value in tensors.items() if CLASSIFIER not in key}
+
+
+def shortened(key: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {key: tensors[key][1:]}
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "problem"),
+    [
+        (PEFT_WEIGHTS, of_another_layer, r"layers that the engine cannot adapt.*layer\.9"),
+        (PEFT_WEIGHTS, headless, "classifier of the labels no and yes"),
+        (WORDS, shortened("ngrams"), r"words\.safetensors: tensors of another"),
+        (WORDS, shortened("ngram_weights"), r"words\.safetensors: tensors of another"),
+    ],
+)
+def test_an_adapter_with_other_tensors_or_without_its_words_is_refused(
+    engine: GuardEngine,
+    tmp_path: Path,
+    file: str,
+    change: Callable[[Tensors], Tensors],
+    problem: str,
 ) -> None:
-    """It would say something else, calibrated as if it were the rule."""
-    folder = save_encoder_rule(tmp_path / "wordless", seed=1, texts=CONVERSATIONS)
+    folder = save_encoder_rule(tmp_path / "odd", seed=1, texts=CONVERSATIONS)
+    save_file(change(load_file(folder / file)), folder / file)
+    save_encoder_card(folder, "lora")
+    with pytest.raises(GuardError, match=problem):
+        engine.add("odd", folder)
     (folder / WORDS).unlink()
     with pytest.raises(GuardError, match="the weights are not those of the card"):
-        engine.add("wordless", folder)
-
-
-@pytest.mark.parametrize("key", ["ngrams", "ngram_weights"])
-def test_words_with_other_tensors_are_refused(
-    engine: GuardEngine, tmp_path: Path, key: str
-) -> None:
-    folder = save_encoder_rule(tmp_path / "short", seed=1, texts=CONVERSATIONS)
-    tensors = load_file(folder / WORDS)
-    save_file(tensors | {key: tensors[key][1:]}, folder / WORDS)
-    save_encoder_card(folder, "lora")
-    with pytest.raises(GuardError, match=r"words\.safetensors: tensors of another"):
-        engine.add("short", folder)
+        engine.add("odd", folder)
 
 
 @pytest.mark.parametrize(("slots", "forwards"), [(1, 16), (4, 4), (16, 1)])

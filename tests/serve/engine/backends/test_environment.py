@@ -36,18 +36,18 @@ def settings(**environment: str) -> dict[str, str]:
     return read
 
 
-def test_one_process_with_a_thread_for_every_core_that_it_may_use() -> None:
-    cores = os.sched_getaffinity(0)
-    assert settings() == {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "OMP_NUM_THREADS": str(len(cores)),
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "vllm": "False",
-    }
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL"])
-def test_the_shell_may_say_otherwise(name: str) -> None:
-    value = {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "INFO"}[name]
-    assert settings(**{name: value})[name] == value
+@pytest.mark.parametrize("said", [{}, {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "INFO"}])
+def test_one_process_with_a_thread_for_every_core_unless_the_shell_says_otherwise(
+    said: dict[str, str],
+) -> None:
+    assert (
+        settings(**said)
+        == {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
+            "vllm": "False",
+        }
+        | said
+    )

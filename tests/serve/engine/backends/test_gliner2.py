@@ -13,7 +13,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Recipe
-from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
+from serve.engine import GuardEngine, Refusal, ScoreRequest
 from serve.engine.backend import BackendRequest
 from tests.gliner2_toy import (
     CLASSIFIER_TARGETS,
@@ -26,6 +26,7 @@ from tests.gliner2_toy import (
     save_base,
     save_card,
 )
+from tests.serve.engine.shared import logits as logits_of
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +70,7 @@ def request(messages: tuple[Message, ...], name: str) -> ScoreRequest:
 
 
 def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
-    outcomes = engine.score(requests)
-    assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
-    return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+    return logits_of(engine.score(requests))
 
 
 def test_a_mixed_batch_says_what_gliner2_says_with_each_adapter_alone(
@@ -92,31 +91,16 @@ def test_a_mixed_batch_says_what_gliner2_says_with_each_adapter_alone(
     assert len({round(logit, 3) for logit in expected}) == len(expected)
 
 
-def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
-    """Among others that are longer, of which some share padded rows with it."""
-    (alone,) = logits(engine, [request(SHORT, "all")])
-    mates = [request(messages, name) for messages in (LONGER, LONG) for name in RULES]
-    together = logits(engine, [*mates, request(SHORT, "all"), *mates])
-    assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
-
-
 def test_of_several_windows_the_highest_label_counts(engine: GuardEngine, recipe: Recipe) -> None:
     builder = Gliner2PromptBuilder.of(recipe)
-    parts = [LONG[:1], LONG[1:], LONG]
-    windows = []
-    for part in parts:
-        prompt = builder.build(part, RULES["all"][2])
-        windows.append(builder.windows(prompt.token_ids, "assistant"))
-    assert len(windows[-1]) > 2
+    windows = builder.windows(builder.build(LONG, RULES["all"][2]).token_ids, "assistant")
+    assert len(windows) > 2
     check = engine.check(LONG, ["all"])
-    assert check.computed_tokens == sum(len(window.token_ids) for window in windows[-1])
+    assert check.computed_tokens == sum(len(window.token_ids) for window in windows)
 
 
-def test_a_rule_that_is_not_said_is_refused(engine: GuardEngine) -> None:
+def test_a_rule_that_is_not_said_is_refused_and_a_state_is_not_given(engine: GuardEngine) -> None:
     (outcome,) = engine.score([ScoreRequest(SHORT, "", None)])
     assert isinstance(outcome, Refusal) and "has no text" in outcome.why
-
-
-def test_a_state_is_not_given(engine: GuardEngine) -> None:
     with pytest.raises(GuardError, match="no state that a head could read"):
         engine.backend.submit(BackendRequest([1], [1], wants_state=True))

@@ -21,12 +21,13 @@ def of(engine: GuardEngine) -> Any:
 
 
 def test_an_engine_s_worker_says_what_it_has_and_has_done(engine: GuardEngine) -> None:
-    before, passes = worker.scheduled_tokens(of(engine)), worker.forward_passes(of(engine))
+    before = worker.counts(of(engine))
     engine.check(CONVERSATION)
-    assert worker.scheduled_tokens(of(engine)) > before
-    assert worker.forward_passes(of(engine)) > passes
-    assert worker.swap_ins(of(engine)) >= len(worker.in_slots(of(engine))) > 0
-    assert worker.adapter_loads(of(engine)) > 0
+    counts = worker.counts(of(engine))
+    assert counts.scheduled_tokens > before.scheduled_tokens
+    assert counts.forward_passes > before.forward_passes
+    assert counts.swap_ins >= len(worker.in_slots(of(engine))) > 0
+    assert counts.adapter_loads > 0
     assert worker.gives_states(of(engine)) and worker.take_states(of(engine)) == {}
 
 
@@ -41,6 +42,5 @@ def test_keys_and_values_are_overwritten(engine: GuardEngine) -> None:
 
 def test_an_engine_without_adapters_has_loaded_none() -> None:
     bare = SimpleNamespace(model_runner=SimpleNamespace(kv_caches=[torch.ones(2)]))
-    assert worker.swap_ins(bare) == worker.adapter_loads(bare) == 0
-    assert worker.scheduled_tokens(bare) == worker.forward_passes(bare) == 0
+    assert worker.counts(bare) == (0, 0, 0, 0)
     worker.forget_pointers(bare)

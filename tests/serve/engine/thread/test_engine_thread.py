@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine import Call, OpenCheck
 from serve.engine.refusals import Overloaded, TooLate
@@ -20,14 +21,18 @@ from serve.engine.thread.watchdog import Watchdog
 from tests.serve.toy_engine import MortalEngine, ToyEngine
 from tests.waiting import wait_until
 
+Toy = tuple[ToyEngine, EngineThread]
+Mortal = tuple[MortalEngine, EngineThread]
+MODULE = "serve.engine.thread.engine_thread"
+
 
 def open_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what waits for a batch join it, however long a busy machine takes to open it."""
-    monkeypatch.setattr("serve.engine.thread.engine_thread.OPENING_S", 60.0)
+    monkeypatch.setattr(f"{MODULE}.OPENING_S", 60.0)
 
 
 @pytest.fixture
-def toy() -> Iterator[tuple[ToyEngine, EngineThread]]:
+def toy() -> Iterator[Toy]:
     engine = ToyEngine()
     thread = EngineThread(engine)  # type: ignore[arg-type]
     yield engine, thread
@@ -35,15 +40,11 @@ def toy() -> Iterator[tuple[ToyEngine, EngineThread]]:
     thread.close()
 
 
-def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
+def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(toy: Toy) -> None:
     engine, thread = toy
     engine.may_step.clear()
-    long, short = (
-        thread.check((), [f"rule {number}" for number in range(50)]),
-        thread.check((), ["short"]),
-    )
+    long = thread.check((), [f"rule {number}" for number in range(50)])
+    short = thread.check((), ["short"])
     done: list[str] = []
     long.add_done_callback(lambda _: done.append("long"))
     short.add_done_callback(lambda _: done.append("short"))
@@ -52,24 +53,17 @@ def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(
     assert done == ["short", "long"]
 
 
-def test_a_batch_that_breaks_fails_its_checks_and_not_the_later_ones(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
-    _, thread = toy
-    with pytest.raises(GuardError, match="the batch broke"):
-        thread.check((), ["crash"]).result(10)
-    assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
-    assert thread.is_alive
-
-
-def test_the_letters_of_a_text_are_no_rules(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_the_letters_of_a_text_are_no_rules_and_what_cannot_be_opened_says_why(toy: Toy) -> None:
     _, thread = toy
     with pytest.raises(GuardError, match=r"rules must be a list of names .*\['fine'\]"):
         thread.check((), "fine")
+    with pytest.raises(GuardError, match="the check broke"):
+        thread.check((Message("user", "breaks"),), ["fine"]).result(10)
+    assert thread.open == 0
 
 
-def test_a_batch_that_breaks_is_logged_once_however_many_checks_are_in_it(
-    toy: tuple[ToyEngine, EngineThread],
+def test_a_batch_that_breaks_is_logged_once_fails_its_checks_and_not_the_later_ones(
+    toy: Toy,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -90,11 +84,11 @@ def test_a_batch_that_breaks_is_logged_once_however_many_checks_are_in_it(
         with pytest.raises(GuardError, match="the batch broke"):
             future.result(10)
     assert len([record for record in caplog.records if record.exc_info]) == 1
+    assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
+    assert thread.is_alive and all(names == [] for names, _ in engine.open)
 
 
-def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
+def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait(toy: Toy) -> None:
     engine, thread = toy
     engine.may_step.clear()
     futures = [thread.check((), ["one", "two"]) for _ in range(3 * MAX_OPEN)]
@@ -106,7 +100,7 @@ def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait
 
 
 def test_a_batch_runs_although_checks_keep_coming_in(
-    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, thread = toy
     put: list[Any] = []
@@ -124,7 +118,7 @@ def test_a_batch_runs_although_checks_keep_coming_in(
 
 
 def test_a_batch_does_not_wait_for_all_that_take_long_to_open(
-    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, thread = toy
     opened: list[float] = []
@@ -137,8 +131,7 @@ def test_a_batch_does_not_wait_for_all_that_take_long_to_open(
     monkeypatch.setattr(engine, "open_check", slow)
     engine.may_step.clear()
     first = thread.check((), ["fine"])
-    while not opened:
-        time.sleep(0.001)
+    wait_until(lambda: opened)
     futures = [thread.check((), ["fine"]) for _ in range(20)]
     opened_before_a_step: list[int] = []
     engine.on_step = lambda: opened_before_a_step.append(len(opened))
@@ -150,7 +143,7 @@ def test_a_batch_does_not_wait_for_all_that_take_long_to_open(
 
 
 def test_a_burst_after_an_idle_pause_is_opened_together(
-    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, thread = toy
     time.sleep(4 * OPENING_S)
@@ -196,7 +189,7 @@ def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is
 def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.engine_thread.CLOSING_S", 0.1)
+    monkeypatch.setattr(f"{MODULE}.CLOSING_S", 0.1)
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(30)
     thread = EngineThread(engine, timeout_s=2.0)  # type: ignore[arg-type]
@@ -213,7 +206,7 @@ def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
 
 
 def test_a_check_whose_result_cannot_be_made_fails_alone(
-    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, thread = toy
     with monkeypatch.context() as patch:
@@ -223,26 +216,13 @@ def test_a_check_whose_result_cannot_be_made_fails_alone(
     assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
 
 
-def test_a_thread_whose_engine_could_not_be_cleared_takes_no_more_checks(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
-    engine, thread = toy
-    engine.is_usable = False
-    assert not thread.is_alive
-    with pytest.raises(Overloaded, match="its engine has failed"):
-        thread.check((), ["fine"])
-
-
-def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
+def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(toy: Toy) -> None:
     engine, thread = toy
     engine.may_step.clear()
     under_way = thread.check((), ["one", "two", "three"])
     closing = threading.Thread(target=thread.close)
     closing.start()
-    while thread.is_ready:
-        time.sleep(0.001)
+    wait_until(lambda: not thread.is_ready)
     assert thread.is_alive  # it still answers, and is not to be killed
     with pytest.raises(Overloaded):
         thread.check((), ["late"])
@@ -251,9 +231,7 @@ def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(
     assert list(under_way.result(0).refused) == ["one", "two", "three"]
 
 
-def test_a_check_whose_caller_s_deadline_is_over_is_not_begun(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
+def test_a_check_whose_caller_s_deadline_is_over_is_not_begun(toy: Toy) -> None:
     engine, thread = toy
     late = thread.check((), ["late"], deadline=time.monotonic() - 1)
     with pytest.raises(TooLate):
@@ -262,21 +240,16 @@ def test_a_check_whose_caller_s_deadline_is_over_is_not_begun(
     assert thread.check((), ["rule"], deadline=time.monotonic() + 9).result(10).refused
 
 
-def test_the_engine_s_counters_are_read_when_it_has_nothing_more_to_do(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
+def test_the_engine_s_counters_are_read_when_it_has_nothing_more_to_do(toy: Toy) -> None:
     engine, thread = toy
     assert thread.counters.adapters == 2
     engine.counters = EngineCounters(swap_ins=3)
     thread.check((), ["rule"]).result(10)
-    while thread.counters.swap_ins != 3:
-        time.sleep(0.001)
+    wait_until(lambda: thread.counters.swap_ins == 3)
     assert (thread.waiting, thread.open) == (0, 0)
 
 
-def test_more_checks_than_the_queue_holds_are_refused_at_once(
-    toy: tuple[ToyEngine, EngineThread],
-) -> None:
+def test_more_checks_than_the_queue_holds_are_refused_at_once(toy: Toy) -> None:
     engine, thread = toy
     engine.may_step.clear()
     with pytest.raises(Overloaded, match="too many"):
@@ -303,12 +276,11 @@ def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
         thread.close()
 
 
-def test_what_nobody_waits_for_any_more_is_dropped(toy: tuple[ToyEngine, EngineThread]) -> None:
+def test_what_nobody_waits_for_any_more_is_dropped(toy: Toy) -> None:
     engine, thread = toy
     engine.on_step = lambda: time.sleep(0.01)
     future = thread.check((), [f"rule {number}" for number in range(1000)])
-    while not engine.open:
-        time.sleep(0.001)
+    wait_until(lambda: engine.open)
     thread.give_up(future)
     with pytest.raises(GuardError, match="the caller is gone"):
         future.result(8)  # it would have taken ten seconds
@@ -317,9 +289,9 @@ def test_what_nobody_waits_for_any_more_is_dropped(toy: tuple[ToyEngine, EngineT
 
 
 @pytest.fixture
-def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MortalEngine, EngineThread]]:
+def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mortal]:
     """An engine that may be started twice in a row, and its thread."""
-    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr(f"{MODULE}.PAUSES_S", (0.0, 0.05))
     engine = MortalEngine()
     thread = EngineThread(engine)  # type: ignore[arg-type]
     yield engine, thread
@@ -327,16 +299,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MortalEngine, Engi
     thread.close()
 
 
-def ready(thread: EngineThread) -> None:
-    until = time.monotonic() + 10
-    while not thread.is_ready:
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
-def test_a_dead_engine_fails_all_who_wait_and_is_started_again(
-    mortal: tuple[MortalEngine, EngineThread],
-) -> None:
+def test_a_dead_engine_fails_all_who_wait_and_is_started_again(mortal: Mortal) -> None:
     engine, thread = mortal
     engine.may_start.clear()
     engine.may_step.clear()
@@ -346,36 +309,32 @@ def test_a_dead_engine_fails_all_who_wait_and_is_started_again(
     for future in (*futures, replacement):
         with pytest.raises(GuardError, match=r"could be cleared|answers no more"):
             future.result(10)
-    while not engine.starts:
-        time.sleep(0.001)
+    wait_until(lambda: engine.starts)
     assert (thread.is_alive, thread.is_ready, thread.failure) == (True, False, None)
     for ask in (lambda: thread.check((), ["fine"]), lambda: thread.serve_rule("fine")):
         with pytest.raises(Overloaded, match="being started again"):
             ask()
     engine.may_start.set()
-    ready(thread)
+    wait_until(lambda: thread.is_ready)
     assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
     assert (thread.restarts.started, thread.restarts.failed) == (1, 0)
 
 
-def test_an_engine_is_dead_if_it_answers_nothing_after_a_failed_batch(
-    mortal: tuple[MortalEngine, EngineThread],
-) -> None:
+def test_an_engine_is_dead_if_it_answers_nothing_after_a_failed_batch(mortal: Mortal) -> None:
     engine, thread = mortal
     for does_work, starts in ((True, 0), (False, 1)):
         engine.does_work = does_work
         with pytest.raises(GuardError, match="the batch broke"):
             thread.check((), ["crash"]).result(10)
-        ready(thread)
-        while len(engine.starts) < starts:
-            time.sleep(0.001)
-        ready(thread)
+        wait_until(lambda: thread.is_ready)
+        wait_until(lambda starts=starts: len(engine.starts) >= starts)
+        wait_until(lambda: thread.is_ready)
         assert list(thread.check((), ["fine"]).result(10).refused) == ["fine"]
         assert len(engine.starts) == starts
 
 
 def test_an_engine_that_does_not_start_is_tried_a_few_times_and_then_a_failure(
-    mortal: tuple[MortalEngine, EngineThread],
+    mortal: Mortal,
 ) -> None:
     engine, thread = mortal
     engine.does_start = False
@@ -391,23 +350,30 @@ def test_an_engine_that_does_not_start_is_tried_a_few_times_and_then_a_failure(
         thread.check((), ["fine"])
 
 
-def test_an_engine_that_dies_after_every_start_is_given_up(
-    mortal: tuple[MortalEngine, EngineThread],
+@pytest.mark.parametrize("lives_long", [False, True])
+def test_an_engine_that_dies_soon_after_every_start_is_given_up(
+    mortal: Mortal, monkeypatch: pytest.MonkeyPatch, lives_long: bool
 ) -> None:
     _, thread = mortal
+    if lives_long:
+        monkeypatch.setattr(f"{MODULE}.STABLE_S", -1.0)
     for _ in range(3):
-        ready(thread)
+        wait_until(lambda: thread.is_ready)
         with pytest.raises(GuardError):
             thread.check((), ["kill"]).result(10)
-    thread._thread.join(10)
-    assert thread.restarts.started == 2
-    assert thread.failure is not None and "again and again" in str(thread.failure)
+    if lives_long:
+        wait_until(lambda: thread.is_ready)
+        assert thread.restarts.started == 3
+    else:
+        thread._thread.join(10)
+        assert thread.restarts.started == 2
+        assert thread.failure is not None and "again and again" in str(thread.failure)
 
 
 def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
-    mortal: tuple[MortalEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (60.0,))
+    monkeypatch.setattr(f"{MODULE}.PAUSES_S", (60.0,))
     engine, thread = mortal
     with pytest.raises(GuardError):
         thread.check((), ["kill"]).result(10)
@@ -438,7 +404,7 @@ def test_a_batch_that_hangs_for_good_is_a_failure_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("serve.engine.thread.watchdog.HANGS_FOR_GOOD_S", 0.1)
-    monkeypatch.setattr("serve.engine.thread.engine_thread.CLOSING_S", 60)
+    monkeypatch.setattr(f"{MODULE}.CLOSING_S", 60)
     engine, held = ToyEngine(), threading.Event()
     engine.on_step = lambda: held.wait(90)
     thread = EngineThread(engine)  # type: ignore[arg-type]
@@ -458,14 +424,13 @@ def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("serve.engine.thread.watchdog.LOADING_S", 0.1)
-    monkeypatch.setattr("serve.engine.thread.engine_thread.CLOSING_S", 60)
-    monkeypatch.setattr("serve.engine.thread.restart.PAUSES_S", (0.0,))
+    monkeypatch.setattr(f"{MODULE}.CLOSING_S", 60)
+    monkeypatch.setattr(f"{MODULE}.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.may_start.clear()
     thread = EngineThread(engine, timeout_s=5)  # type: ignore[arg-type]
     killed = thread.check((), ["kill"])
-    while thread.failure is None:
-        time.sleep(0.001)
+    wait_until(lambda: thread.failure)
     assert "what the engine loads hangs" in str(thread.failure) and thread.hangs_for_good
     with pytest.raises(GuardError):
         killed.result(0)
@@ -476,7 +441,7 @@ def test_a_restart_that_hangs_is_a_failure_and_not_waited_for(
 
 
 def test_each_try_to_start_an_engine_has_a_time_of_its_own(
-    mortal: tuple[MortalEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, thread = mortal
     begun: list[int] = []
@@ -518,14 +483,13 @@ def test_a_change_of_rules_that_hangs_is_seen_and_at_last_a_failure(
 
 
 def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
-    mortal: tuple[MortalEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    mortal: Mortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, thread = mortal
     engine.may_step.clear()
     monkeypatch.setattr(engine, "cancel", lambda call: 1 / 0)
     running = thread.check((), ["fine"])
-    while not engine.open:
-        time.sleep(0.001)
+    wait_until(lambda: engine.open)
     given_up = [thread.check((), ["fine"], deadline=time.monotonic() + 0.2) for _ in range(2)]
     for check in given_up:
         thread.give_up(check)
@@ -533,12 +497,12 @@ def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
     engine.may_step.set()
     for check in (running, *given_up):
         assert isinstance(check.exception(10), GuardError)
-    ready(thread)
+    wait_until(lambda: thread.is_ready)
     assert thread.failure is None
 
 
 def test_a_check_that_would_be_too_late_is_refused_as_it_comes(
-    toy: tuple[ToyEngine, EngineThread], monkeypatch: pytest.MonkeyPatch
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, thread = toy
     open_together(monkeypatch)
@@ -560,7 +524,6 @@ def test_a_check_that_would_be_too_late_is_refused_as_it_comes(
     engine.may_step.set()
     for future in before:
         assert future.result(10)
-    while thread.open or thread.waiting:
-        time.sleep(0.001)
+    wait_until(lambda: not (thread.open or thread.waiting))
     # Nothing is before this one: it is tried, whatever the pace was.
     thread.check((), ["fine"], deadline=time.monotonic() + 0.01)
