@@ -29,7 +29,6 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
     "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
-    "serve/cluster/shards/shard.py": "tests/serve/cluster/shards/test_service.py asks it",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
     "serve/bench/http/overhead.py": "tests/serve/bench/http/test_run.py runs it on an engine",
     "serve/plan/traffic/arrival.py": "values only; tests/serve/plan/replay reads them",

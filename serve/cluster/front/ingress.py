@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import MutableHeaders
@@ -62,15 +63,10 @@ def create_ingress(
     that are read here. The other options are those of `serve.api.app.create_app`.
     """
     is_relay = len(rules.shards) == 1
-    app = FastAPI(title=TITLE, description=DESCRIPTION, lifespan=_lifespan, redirect_slashes=False)
+    described: dict[str, Any] = {"title": TITLE, "description": DESCRIPTION}
     if is_relay:  # its replica describes all formats
-        app = FastAPI(
-            lifespan=_lifespan,
-            docs_url=None,
-            redoc_url=None,
-            openapi_url=None,
-            redirect_slashes=False,
-        )
+        described = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(lifespan=_lifespan, redirect_slashes=False, **described)
     metrics = Metrics(rules.cards)
     # The counters last, as in create_app.
     service = ClusterService(rules, text_tokens, (*observers, metrics))
@@ -126,8 +122,7 @@ class Relay:
     """Passes requests on to the replicas of the only shard. For one event loop."""
 
     def __init__(self, shard: Shard, timeout_s: float) -> None:
-        self._replicas = shard.replicas
-        self._rules = shard.rules
+        self._shard = shard
         self._timeout_s = timeout_s
         self._keys = SessionKeys()
 
@@ -143,11 +138,11 @@ class Relay:
         if relayed.method == "POST":
             tenant = Caller.of(request).tenant
             key = self._keys.key(relayed, tenant.name if tenant else "")
-        async with self._rules.answering(deadline - time.monotonic()) as version:
+        async with self._shard.answering(deadline - time.monotonic()) as version:
             if relayed.method == "POST":
                 left_ms = max(1, round((deadline - time.monotonic()) * 1000))
                 relayed = relayed.with_header(TIMEOUT_HEADER, str(left_ms))
-            asking = asyncio.ensure_future(self._replicas.ask(relayed, key, version))
+            asking = asyncio.ensure_future(self._shard.replicas.ask(relayed, key, version))
             answered = await _answer(request, asking, deadline)
         response = Response(answered.body, answered.status)
         response.raw_headers = list(answered.headers)

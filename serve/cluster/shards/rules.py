@@ -41,18 +41,17 @@ class ShardedRules:
         self._changes: set[asyncio.Task[Card]] = set()  # under way, or waiting for it
         self._shard_of: dict[str, int] = {}
         for number, shard in enumerate(self.shards):
-            for rule in shard.rules.cards:
+            for rule in shard.cards:
                 if rule in self._shard_of:
                     raise GuardError("two shards have the rule", got=rule, remedy=TWICE)
                 self._shard_of[rule] = number
         self._cards: dict[str, Card] = {}
         for rule in dict.fromkeys((*order, *self._shard_of)):
             if rule in self._shard_of:
-                self._cards[rule] = self._shard(rule).rules.cards[rule]
+                self._cards[rule] = self._shard(rule).cards[rule]
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """The cards of the rules that are served now, by name."""
         return self._cards
 
     def by_shard(self, rules: Iterable[str]) -> dict[int, list[str]]:
@@ -64,10 +63,9 @@ class ShardedRules:
         return numbers
 
     def folder(self, rule: str) -> Path:
-        """Where training leaves a rule's weights. Raises GuardError for a rule without a folder."""
         if rule not in self._shard_of:
             raise not_served(rule)
-        return self._shard(rule).rules.folder(rule)
+        return self._shard(rule).folder(rule)
 
     async def serve(self, rule: str) -> Card:
         """As `CheckService.serve`: a new rule comes to a shard of its base with few rules."""
@@ -92,7 +90,7 @@ class ShardedRules:
             number = self._shard_of.get(rule)
             if number is None:
                 number = await self._place_for(rule)
-            self._cards[rule] = await self.shards[number].rules.serve(rule)
+            self._cards[rule] = await self.shards[number].serve(rule)
             self._shard_of[rule] = number
             return self._cards[rule]
 
@@ -100,11 +98,11 @@ class ShardedRules:
         async with self._changing:
             if rule not in self._shard_of:
                 raise HTTPException(404, f"the rule {rule!r} is not served")
-            rules = self._shard(rule).rules
-            if len(rules.cards) == 1 < len(self.shards):
+            shard = self._shard(rule)
+            if len(shard.cards) == 1 < len(self.shards):
                 problem = f"{rule!r} is the last rule of its shard"
                 raise HTTPException(409, f"{problem}; start the server with fewer of them")
-            card = await rules.remove(rule)
+            card = await shard.remove(rule)
             del self._shard_of[rule], self._cards[rule]
             return card
 
@@ -119,8 +117,8 @@ class ShardedRules:
         model = (await asyncio.to_thread(read_card, folder)).model
         candidates: list[int] = []
         for number, shard in enumerate(self.shards):
-            if any(card.model == model for card in shard.rules.cards.values()):
+            if any(card.model == model for card in shard.cards.values()):
                 candidates.append(number)
-        counts = [len(shard.rules.cards) for shard in self.shards]
+        counts = [len(shard.cards) for shard in self.shards]
         # If no shard serves the base, any of them refuses it.
         return place_for(rule, counts, candidates or range(len(self.shards)))

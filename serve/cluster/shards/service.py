@@ -1,12 +1,14 @@
-"""A check by all shards that have one of its rules, at the same time, and their verdicts as one.
+"""A check asks all shards of its rules at the same time, and makes one Check of their verdicts.
 
-What a shard does not answer is unjudged, with the reason, and the others' verdicts stand. Each
-shard has its own replica of a conversation, so each computes it once. Knows nothing of formats.
+A rule is unjudged, with the reason, if its shard does not answer; the verdicts of other shards
+stand. Each shard has a replica of its own for a conversation, so each computes it once. Knows
+nothing of formats.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,19 +45,15 @@ class ClusterService(CheckService):
         self._text_tokens = text_tokens
 
     def text_tokens(self, text: str) -> int:
-        """How many tokens the replicas make of a text by itself."""
         return self._text_tokens(text)
 
     def folder(self, rule: str) -> Path:
-        """As `CheckService.folder`."""
         return self._rules.folder(rule)
 
     async def serve(self, rule: str) -> Card:
-        """As `CheckService.serve`, on all replicas of the rule's shard."""
         return await self._rules.serve(rule)
 
     async def remove(self, rule: str) -> Card:
-        """As `CheckService.remove`, on all replicas of the rule's shard."""
         return await self._rules.remove(rule)
 
     async def _answer(
@@ -93,7 +91,7 @@ async def _all_done(
 ) -> None:
     """Wait for all answers, as long as the request's sender does, and not much beyond its time.
 
-    A replica itself ends a late check; what it says of that is waited for. Raises CallerGone.
+    A replica itself ends a late check; its own words for that are waited for. Raises CallerGone.
     """
     waiting = set(asking)
     until = deadline + patience_s(request)
@@ -104,7 +102,7 @@ async def _all_done(
 
 
 def patience_s(request: Request) -> float:
-    """Seconds beyond a request's time in which a replica's own word of it is waited for.
+    """Seconds beyond a request's time in which a replica's own words are waited for.
 
     Not more than the request itself has, but for a replica's two looks at the time.
     """
@@ -135,32 +133,30 @@ def _joined(
             request.scope["replicas"].append(answer.replica)
     if failures and not checks:
         raise max(failures, key=retry_after_s)
-    judged = [rule for names in by_shard.values() for rule in names]
-    removed = [rule for rule in rules if rule not in judged]  # removed while the request came in
+    asked = set(itertools.chain.from_iterable(by_shard.values()))
+    removed = [rule for rule in rules if rule not in asked]  # while the request came in
     refused |= _refusals(removed, "it is served no longer", "not_served")
     checks.append(Check((), refused, 0, 0, 0.0))
     return joined(rules, checks)
 
 
 def _replica_answer(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
-    """The answer of a shard's replica. Raises its error, or TooLate if it did not answer."""
+    """The answer of a shard's replica. Raises its error, or TooLate if it did not answer.
+
+    An error is of the class by which it is counted.
+    """
     if not task.done():
         raise too_late()
     answer = task.result()
-    if answer.error is not None:
-        raise _failure(answer.error, answer)
-    return answer
-
-
-def _failure(error: str, answer: ReplicaAnswer) -> GuardError:
-    """The replica's error, of the class by which it is counted."""
+    if answer.error is None:
+        return answer
     if answer.code == "too_late":
-        return TooLate(error)
+        raise TooLate(answer.error)
     if answer.code != "overloaded":
-        return GuardError(error)
-    failure = ReplicaLost(error)
+        raise GuardError(answer.error)
+    failure = ReplicaLost(answer.error)
     failure.retry_after_s = answer.retry_after_s
-    return failure
+    raise failure
 
 
 def _refusals(rules: Iterable[str], why: str, code: Code) -> dict[str, Refusal]:

@@ -85,15 +85,11 @@ def test_whole_messages_have_the_key_of_what_is_read_of_them(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]]
 ) -> None:
     read = turns_of(messages, tools, where="here")
-    asked = relayed("/v1/check", {"messages": messages, "tools": tools})
-    assert SessionKeys().key(asked) == conversation_key(read, None, "")
-
-
-def test_what_comes_after_the_first_user_is_not_read() -> None:
-    head = [{"role": "developer", "content": "You sell shoes."}, ASKED]
-    key = SessionKeys().key(relayed("/v1/check", {"messages": head}))
-    later = [*head, {"role": "assistant", "tool_calls": "no list"}]
-    assert SessionKeys().key(relayed("/v1/check", {"messages": later})) == key
+    key = conversation_key(read, None, "")
+    # Of turns behind the first user's nothing is read.
+    for asked in (messages, [*messages, {"role": "assistant", "tool_calls": "no list"}]):
+        whole = relayed("/v1/check", {"messages": asked, "tools": tools})
+        assert SessionKeys().key(whole) == key
 
 
 def test_the_callers_own_session_counts_before_what_is_said() -> None:
