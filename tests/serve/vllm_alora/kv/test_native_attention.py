@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vllm_alora.compiler import compiled
 from vllm_alora.kv.native_attention import NativeAttention, is_faster
 
-from tests.serve.vllm_alora.kv.contexts import STEPS, Step, batch_of
+from tests.serve.vllm_alora.kv.contexts import STEPS, Step, batch_of, threads_of
 
 pytestmark = pytest.mark.slow
 
@@ -118,14 +118,7 @@ def test_a_context_s_nan_reaches_all_its_readers(dtype: torch.dtype) -> None:
 def test_any_number_of_threads_gives_the_same_bits(dtype: torch.dtype) -> None:
     step = Step.random(130, 333, dtype)
     attention = attention_of(*STEPS["several tiles"])
-    threads = torch.get_num_threads()
-    outputs = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            outputs.append(step.attend(attention))
-    finally:
-        torch.set_num_threads(threads)
+    outputs = [step.attend(attention) for _ in threads_of(1, 2, 3)]
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
 
