@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ NAME_DIGITS = 32  # of a version, in the name of a copy
 COPYING = ".copy-"  # before the name of a copy that is being made
 GONE = ".gone-"  # before that of one that is being deleted
 
-DECIDING_FILES = frozenset(name for method in METHODS.values() for name in method.files)
+DECIDING_FILES = frozenset(itertools.chain(*(method.files for method in METHODS.values())))
 
 Folders = dict[str, Path]  # of the rules that are served, by name
 

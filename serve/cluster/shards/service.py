@@ -133,8 +133,8 @@ def _joined(
             request.scope["replicas"].append(answer.replica)
     if failures and not checks:
         raise max(failures, key=retry_after_s)
-    asked = set(itertools.chain.from_iterable(by_shard.values()))
-    removed = [rule for rule in rules if rule not in asked]  # while the request came in
+    served_rules = set(itertools.chain.from_iterable(by_shard.values()))
+    removed = [rule for rule in rules if rule not in served_rules]  # while the request came in
     refused |= _refusals(removed, "it is served no longer", "not_served")
     checks.append(Check((), refused, 0, 0, 0.0))
     return joined(rules, checks)
