@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import psutil
+import yaml
 from fastapi import FastAPI
 
 from serve.cluster.front.ingress import create_ingress
@@ -23,6 +24,9 @@ from serve.cluster.shards.rules import ShardedRules
 from serve.cluster.shards.shard import Shard
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
+from serve.policy.rule_set import RuleSet
+from serve.tenants.key_ring import key_hash
+from serve.tenants.tenant_file import Tenants, load_tenants
 from tests.serve.cluster.words_engine import WordsStart, save_words, words
 from tests.serve.serving import serving
 
@@ -163,6 +167,20 @@ def replica_processes(shard: int = 0) -> list[int]:
             if f"ServeReplica:centurion-{shard}:" in " ".join(process.cmdline()):
                 pids.append(process.pid)
     return sorted(pids)
+
+
+def tenants_of(root: Path, rule_sets: Mapping[str, RuleSet], **rule_set_of: str) -> Tenants:
+    """Tenants with a rule set and two checks at once each, and an administrator; a tenant's name is
+    its key.
+    """
+    tenants: dict[str, Any] = {}
+    for name, rule_set in rule_set_of.items():
+        limits = {"concurrent_checks": 2}
+        keys = {"keys_sha256": [key_hash(name)]}
+        tenants[name] = {**keys, "rule_sets": [rule_set], "limits": limits}
+    content = {"admin_keys_sha256": [key_hash("admin")], "tenants": tenants}
+    (root / "tenants.yaml").write_text(yaml.safe_dump(content))
+    return load_tenants(root / "tenants.yaml", rule_sets)
 
 
 def body(text: str, *rules: str) -> dict[str, object]:

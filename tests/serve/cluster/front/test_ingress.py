@@ -16,11 +16,9 @@ from serve.api.app import FORMATS
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import RelayedCheck, ReplicaAnswer, ReplicaLost
 from serve.policy.rule_set import RuleSet
-from serve.tenants.key_ring import key_hash
-from serve.tenants.tenant_file import load_tenants
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
-from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body, p_of
+from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body, p_of, tenants_of
 from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
 from tests.serve.serving import waiting_caller
 from tests.waiting import wait_until
@@ -190,9 +188,7 @@ def test_nothing_more_of_a_stream_is_released_once_its_replica_is_gone(
 
 def test_a_tenants_stream_and_its_checks_are_on_one_replica(tmp_path: Path) -> None:
     rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
-    file = tmp_path / "tenants.yaml"
-    file.write_text(f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [all]}}}}")
-    tenants = load_tenants(file, rule_sets)
+    tenants = tenants_of(tmp_path, rule_sets, shop="all")
     cluster = LocalCluster(tmp_path, rule_sets=rule_sets, tenants=tenants)
     salts: list[str | None] = []
 
@@ -286,13 +282,7 @@ def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(
     # So that all have come before one is answered, on a busy machine too.
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
     rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
-    file = tmp_path / "tenants.yaml"
-    file.write_text(
-        f"admin_keys_sha256: ['{key_hash('admin')}']\n"
-        f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [all], "
-        "limits: {concurrent_checks: 2}}}"
-    )
-    tenants = load_tenants(file, rule_sets)
+    tenants = tenants_of(tmp_path, rule_sets, shop="all")
     cluster = LocalCluster(tmp_path, rule_sets=rule_sets, tenants=tenants)
     shop, admin = {"x-api-key": "shop"}, {"x-api-key": "admin"}
     with cluster.client() as client, ThreadPoolExecutor(8) as pool:

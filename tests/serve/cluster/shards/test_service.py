@@ -20,9 +20,14 @@ from serve.api.observe.audit import AuditLog
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
-from serve.tenants.key_ring import key_hash
-from serve.tenants.tenant_file import load_tenants
-from tests.serve.cluster.words_cluster import REPLICA, SIX_RULES, LocalCluster, body, rules_on
+from tests.serve.cluster.words_cluster import (
+    REPLICA,
+    SIX_RULES,
+    LocalCluster,
+    body,
+    rules_on,
+    tenants_of,
+)
 from tests.serve.cluster.words_engine import BREAKS, SLOWLY, VIOLATES, WordsEngine
 from tests.serve.serving import serving, waiting_caller
 from tests.waiting import wait_until
@@ -279,20 +284,9 @@ def test_tenants_are_told_apart_and_their_checks_written_once(
 ) -> None:
     # So that all have come before one is answered, on a busy machine too.
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
-    file = tmp_path / "tenants.yaml"
-    file.write_text(
-        f"admin_keys_sha256: ['{key_hash('admin')}']\n"
-        f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [both], "
-        f"limits: {{concurrent_checks: 2}}}}, bank: {{keys_sha256: ['{key_hash('bank')}'], "
-        "rule_sets: [either]}}"
-    )
     audit = tmp_path / "audit.jsonl"
-    cluster = LocalCluster(
-        tmp_path,
-        rule_sets=SETS,
-        tenants=load_tenants(file, SETS),
-        observers=[AuditLog(audit)],
-    )
+    tenants = tenants_of(tmp_path, SETS, shop="both", bank="either")
+    cluster = two_shards(tmp_path, rule_sets=SETS, tenants=tenants, observers=[AuditLog(audit)])
     shop, bank = {"x-api-key": "shop"}, {"x-api-key": "bank"}
     with cluster.client() as client, ThreadPoolExecutor(8) as pool:
         assert client.post("/v1/check", json=body("a")).status_code == 401
