@@ -32,6 +32,7 @@ class SummedMetrics:
         self._long_gone: list[Metric] = []
 
     def families(self, expositions: Mapping[str, str]) -> list[Metric]:
+        """The families of the replicas of these names, added up."""
         for replica, text in expositions.items():
             self._last.pop(replica, None)  # so that those that answered last are the last
             self._last[replica] = _families(text)
