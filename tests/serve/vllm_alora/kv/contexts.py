@@ -52,6 +52,14 @@ def batch_of(first_rows: Sequence[int], lengths: Sequence[int]) -> Batch:
     )
 
 
+def assert_attention(
+    attention: Any, step: Step, first_rows: Sequence[int], lengths: Sequence[int], tolerance: float
+) -> None:
+    """Of the requests' rows, and nothing of others is written."""
+    attended, expected = step.attend(attention), step.row_by_row(first_rows, lengths)
+    torch.testing.assert_close(attended.double(), expected, atol=tolerance, rtol=tolerance)
+
+
 @dataclass
 class Step:
     """Random tensors of a step's rows, and of a context that some of them share."""
