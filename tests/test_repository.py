@@ -49,6 +49,7 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/client/test_package.py": "serve/client as a wheel",
     "tests/serve/engine/test_head_input.py": "head.py, against what training reads",
     "tests/serve/cluster/test_autoscaling.py": "ray_pool.py, on a Ray of other replicas",
+    "tests/serve/cluster/shards/test_rules.py": "service.py beside it: how rules change",
     "tests/serve/cluster/shards/test_shards_on_ray.py": "shards/ and ray_pool.py, on one Ray",
     "tests/serve/api/test_faults.py": "what a caller may break, in all formats",
     "tests/serve/api/formats/test_one_reader.py": "all formats, scans and rows: one reader",

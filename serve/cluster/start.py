@@ -19,7 +19,7 @@ from serve.cluster.log import relayed
 from serve.cluster.pool import Replicas
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
-from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.service import ClusterService
 from serve.cluster.shards.shard import Shard
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
@@ -83,13 +83,12 @@ def app_in_front(
     shard_folders = split(options.folders, len(pools))
     for pool, snapshots, folders in zip(pools, shard_snapshots, shard_folders, strict=True):
         shards.append(Shard(pool, snapshots, folders, find_trained, options.timeout_s))
+    tokens = options.token_counter()
     return create_ingress(
-        ShardedRules(shards, options.folders, find_trained),
-        options.token_counter(),
+        ClusterService(shards, tokens, options.folders, find_trained, observers),
         options.timeout_s,
         rule_sets=options.rule_sets,
         tenants=options.tenants,
-        observers=observers,
         is_watching=is_watching,
         most_replicas=most_replicas,
     )

@@ -15,11 +15,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from serve.api.observe.metrics import Metrics
 from serve.api.probes import up_or_down
 from serve.cluster.front.sums import SummedMetrics, merged
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
-from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.service import ClusterService
 
 PROBE_S = 5.0  # seconds that replicas have to answer a probe
 # Seconds from the first look that finds no replica, after which none is expected back.
@@ -29,9 +28,8 @@ LOST_S = 120.0
 class ClusterProbes:
     """Says how the shards are. For one event loop."""
 
-    def __init__(self, rules: ShardedRules, metrics: Metrics) -> None:
-        self._rules = rules
-        self._metrics = metrics
+    def __init__(self, service: ClusterService) -> None:
+        self._service = service
         self._sums = SummedMetrics()
         self._lost_since: float | None = None  # by time.monotonic; None while a replica is there
 
@@ -52,7 +50,7 @@ class ClusterProbes:
 
     async def _is_any_running(self) -> bool:
         """Whether a shard is known to have a replica."""
-        looks = [shard.replicas.running() for shard in self._rules.shards]
+        looks = [shard.replicas.running() for shard in self._service.shards]
         is_any_running = False
         for outcome in await asyncio.gather(*looks, return_exceptions=True):
             if isinstance(outcome, int):
@@ -73,12 +71,12 @@ class ClusterProbes:
         try:
             shards = await self._each("metrics")
         except ReplicaLost:
-            shards = [[] for _ in self._rules.shards]
+            shards = [[] for _ in self._service.shards]
         expositions = {answer.replica: answer.value for answer in itertools.chain(*shards)}
         families = [*self._sums.families(expositions), *self._shard_metrics(shards)]
-        registry = merged(self._metrics.registry, families)
+        registry = merged(self._service.metrics.registry, families)
         accept = request.headers.get("accept", "")
-        content, content_type = self._metrics.exposition(accept, registry)
+        content, content_type = self._service.metrics.exposition(accept, registry)
         return Response(content, headers={"content-type": content_type})
 
     async def _each(self, method: str) -> list[list[ReplicaAnswer]]:
@@ -87,7 +85,7 @@ class ClusterProbes:
         Raises ReplicaLost if none can.
         """
         asking = []
-        for shard in self._rules.shards:
+        for shard in self._service.shards:
             asking.append(shard.replicas.each(method, within_s=PROBE_S, may_miss=True))
         answers: list[list[ReplicaAnswer]] = []
         failures: list[ReplicaLost] = []
@@ -109,6 +107,6 @@ class ClusterProbes:
         replicas = GaugeMetricFamily("guard_shard_replicas", text, labels=["shard"])
         for number, answers in enumerate(shards):
             replicas.add_metric([str(number)], len(answers))
-        served = len(self._rules.cards)
+        served = len(self._service.cards)
         text = "Rules that can be asked."
         return [GaugeMetricFamily("guard_rules_served", text, served), replicas]

@@ -15,12 +15,13 @@ import psutil
 import yaml
 from fastapi import FastAPI
 
+from serve.api.observe.record import Observer
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.replica import GuardReplica
 from serve.cluster.shards.placement import placed, split
-from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.service import ClusterService
 from serve.cluster.shards.shard import Shard
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
@@ -61,14 +62,17 @@ def find_in(root: Path) -> Callable[[str], Path | None]:
 
 
 def sharded(
-    pools: Sequence[Replicas], snapshots: Sequence[Snapshots], folders: Mapping[str, Path]
-) -> ShardedRules:
-    """The rules of shards with these replicas; others are trained beside these."""
+    pools: Sequence[Replicas],
+    snapshots: Sequence[Snapshots],
+    folders: Mapping[str, Path],
+    observers: Sequence[Observer] = (),
+) -> ClusterService:
+    """The service of shards with these replicas; other rules are trained beside these."""
     find = find_in(next(iter(folders.values())).parent)
     shards: list[Shard] = []
     for pool, own, some in zip(pools, snapshots, split(folders, len(pools)), strict=True):
         shards.append(Shard(pool, own, some, find))
-    return ShardedRules(shards, folders, find)
+    return ClusterService(shards, words, folders, find, observers)
 
 
 class LocalReplicas:
@@ -119,14 +123,19 @@ class LocalCluster:
     """Shards of two replicas each, in this process, behind an ingress."""
 
     def __init__(
-        self, root: Path, rules: Sequence[str] = RULES, shards: int = 1, **options: Any
+        self,
+        root: Path,
+        rules: Sequence[str] = RULES,
+        shards: int = 1,
+        observers: Sequence[Observer] = (),
+        **options: Any,
     ) -> None:
         self.root = root
         self.folders = trained(root, rules)
         self.pools = [LocalReplicas([]) for _ in range(shards)]
         self._snapshots = noted(root, self.folders, shards)
-        front = sharded(self.pools, self._snapshots, self.folders)
-        self._app = create_ingress(front, words, **({"timeout_s": 10.0} | options))
+        service = sharded(self.pools, self._snapshots, self.folders, observers)
+        self._app = create_ingress(service, **({"timeout_s": 10.0} | options))
 
     @contextlib.contextmanager
     def client(self) -> Iterator[httpx.Client]:
@@ -155,8 +164,8 @@ def ray_cluster(
 
     snapshots = noted(root, folders, shards)
     with ray_replicas(size, WordsStart(), snapshots, root / "ray") as pools:
-        rules = sharded(pools, snapshots, folders)
-        yield create_ingress(rules, words, 30.0, most_replicas=size.high)
+        service = sharded(pools, snapshots, folders)
+        yield create_ingress(service, 30.0, most_replicas=size.high)
 
 
 def replica_processes(shard: int = 0) -> list[int]:

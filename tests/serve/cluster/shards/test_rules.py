@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from guard.weights.card import load_card
-from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.service import ClusterService
 from tests.serve.cluster.words_cluster import (
     SIX_RULES,
     LocalReplicas,
@@ -23,9 +23,9 @@ from tests.serve.cluster.words_cluster import (
     sharded,
     trained,
 )
-from tests.serve.cluster.words_engine import BAD, save_words
+from tests.serve.cluster.words_engine import BAD, save_words, words
 
-Use = Callable[[ShardedRules, list[LocalReplicas]], Awaitable[None]]
+Use = Callable[[ClusterService, list[LocalReplicas]], Awaitable[None]]
 
 
 def with_shards(root: Path, use: Use) -> None:
@@ -51,7 +51,7 @@ def served(pool: LocalReplicas) -> list[set[str]]:
 def test_each_shard_serves_its_own_rules_and_they_are_listed_as_they_were_named(
     tmp_path: Path,
 ) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         assert tuple(rules.cards) == SIX_RULES
         for number, pool in enumerate(pools):
             assert served(pool) == [set(rules_on(number))] * 2
@@ -60,13 +60,13 @@ def test_each_shard_serves_its_own_rules_and_they_are_listed_as_they_were_named(
         }
         assert rules.by_shard(["unknown"]) == {}
         with pytest.raises(GuardError, match="two shards have the rule"):
-            ShardedRules([rules.shards[0], *rules.shards])
+            ClusterService([rules.shards[0], *rules.shards], words)
 
     with_shards(tmp_path, use)
 
 
 def test_a_rule_that_is_trained_again_changes_on_its_shard_alone(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         rule = rules_on(1)[0]
         versions = [shard.version for shard in rules.shards]
         save_words(tmp_path / rule, b"second")
@@ -85,7 +85,7 @@ def test_a_rule_that_is_trained_again_changes_on_its_shard_alone(tmp_path: Path)
 
 
 def test_a_new_rule_comes_to_one_shard_and_stays_there(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         removed = rules_on(0)[0]
         await rules.remove(removed)
         assert removed not in rules.cards and rules.by_shard([removed]) == {}
@@ -113,7 +113,7 @@ def test_a_new_rule_comes_to_one_shard_and_stays_there(tmp_path: Path) -> None:
 def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) -> None:
     """Ray Serve cancels the task of a request whose sender has closed the connection."""
 
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         have_switched, may_go_on = asyncio.Event(), asyncio.Event()
 
         async def each(self: LocalReplicas, *arguments: Any, **options: Any) -> Any:
@@ -135,7 +135,7 @@ def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) ->
                 await asyncio.sleep(0.01)
         for shard, pool in zip(rules.shards, pools, strict=True):
             assert {replica.version for replica in pool.replicas} == {shard.version}
-        again = ShardedRules(rules.shards, SIX_RULES)  # as an ingress that starts again
+        again = ClusterService(rules.shards, words, SIX_RULES)  # as an ingress that starts again
         assert tuple(again.cards) == (*SIX_RULES, "new")
         assert again.by_shard(["new"]) == rules.by_shard(["new"])
         assert again.by_shard(SIX_RULES) == {number: rules_on(number) for number in (0, 1)}
@@ -144,7 +144,7 @@ def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) ->
 
 
 def test_a_new_rule_comes_to_a_shard_that_has_its_base(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         # Only the second shard has a rule on another base: it has one rule more, and gets the new.
         for number, rule in enumerate(("other", "third")):
             folder = save_words(tmp_path / rule, rule.encode())
@@ -158,7 +158,7 @@ def test_a_new_rule_comes_to_a_shard_that_has_its_base(tmp_path: Path) -> None:
 
 
 def test_the_last_rule_of_a_shard_stays(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         *others, last = rules_on(0)
         for rule in others:
             await rules.remove(rule)
