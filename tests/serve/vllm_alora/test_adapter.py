@@ -92,11 +92,12 @@ def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(
 ) -> None:
     asked: list[str] = []
     found: dict[str, str] = {}
-    monkeypatch.setattr(
-        adapter,
-        "get_adapter_absolute_path",
-        lambda path: asked.append(path) or found.get(path, path),
-    )
+
+    def located(path: str) -> str:
+        asked.append(path)
+        return found.get(path, path)
+
+    monkeypatch.setattr(adapter, "get_adapter_absolute_path", located)
     for _ in range(2):
         with pytest.raises(AdapterError, match=r"has no adapter_config\.json"):
             read_adapter("somebody/adapter")
@@ -106,22 +107,22 @@ def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(
     assert asked == ["somebody/adapter"] * 3
 
 
+NO_IDS = "must be a non-empty list of token ids"
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "value", "message"),
     [
-        ({"peft_type": "IA3"}, "not a LoRA adapter (got IA3)"),
-        ({"alora_invocation_tokens": []}, "must be a non-empty list of token ids"),
-        ({"alora_invocation_tokens": "user"}, "must be a non-empty list of token ids"),
-        ({"alora_invocation_tokens": [1.5]}, "must be a non-empty list of token ids"),
-        ({"alora_invocation_tokens": [True]}, "must be a non-empty list of token ids"),
-        ({"r": 8}, "needs A [8, in] and B [out, 8] (got A [16,"),
-        ({"use_dora": True}, "PEFT acts on the adapter's use_dora, and the engine does not"),
+        ("peft_type", "IA3", "not a LoRA adapter (got IA3)"),
+        *(("alora_invocation_tokens", ids, NO_IDS) for ids in ([], "user", [1.5], [True])),
+        ("r", 8, "needs A [8, in] and B [out, 8] (got A [16,"),
+        ("use_dora", True, "PEFT acts on the adapter's use_dora, and the engine does not"),
     ],
 )
 def test_a_configuration_that_is_not_served_is_refused(
-    folder: Path, fields: dict[str, Any], message: str
+    folder: Path, field: str, value: Any, message: str
 ) -> None:
-    change_config(folder, **fields)
+    change_config(folder, **{field: value})
     assert message in refusal(folder)
 
 
@@ -143,37 +144,26 @@ def move_last_layer(tensors: Tensors) -> None:
         tensors[name.replace(".layers.5.", ".layers.6.")] = tensors.pop(name)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict.clear, "the adapter has no tensors"),
-        (
-            lambda tensors: tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)}),
-            f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)",
-        ),
-        (
-            lambda tensors: tensors[A][0, 0].fill_(torch.nan),
-            f"NaN, infinite or integer values (got {A})",
-        ),
-        (
-            lambda tensors: tensors[A][0, 0].fill_(torch.inf),
-            f"NaN, infinite or integer values (got {A})",
-        ),
-        (
-            lambda tensors: tensors.pop(f"{Q}.lora_B.weight"),
-            "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])",
-        ),
-        (move_last_layer, "does not fit the base model (got no such layer)"),
-        (
-            lambda tensors: tensors.update({A: torch.zeros(16, 1024)}),
-            "does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)",
-        ),
-    ],
-)
-def test_tensors_that_are_not_served_are_refused(
-    folder: Path, change: Callable[[Tensors], object], message: str
-) -> None:
-    change_tensors(folder, change)
+CHANGES: dict[str, Callable[[Tensors], object]] = {
+    "the adapter has no tensors": dict.clear,
+    f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)": lambda tensors: (
+        tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)})
+    ),
+    f"NaN, infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.nan),
+    f"infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.inf),
+    "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])": lambda tensors: tensors.pop(
+        f"{Q}.lora_B.weight"
+    ),
+    "does not fit the base model (got no such layer)": move_last_layer,
+    "does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)": (
+        lambda tensors: tensors.update({A: torch.zeros(16, 1024)})
+    ),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_tensors_that_are_not_served_are_refused(folder: Path, message: str) -> None:
+    change_tensors(folder, CHANGES[message])
     assert message in refusal(folder)
 
 
