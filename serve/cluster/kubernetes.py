@@ -3,10 +3,10 @@
     import_path: serve.cluster.kubernetes:build
     args: {model: tiny, runs: /srv/centurion/runs, replicas: "2-4"}
 
-The ingress is a deployment of one replica, which Ray's proxies ask over HTTP; apart from that all
-is as with `make up REPLICAS=`. `runs` is a folder that all nodes share. The copies of what is
-served lie there too, in `cluster/`, so that an ingress that is started again goes on with the rules
-that were served, and not with what was trained since. Imports Ray.
+The ingress is a deployment of one replica, and Ray's proxies ask it over HTTP; apart from that all
+is as with `make up REPLICAS=`. All nodes share the folder `runs`. The copies that are served lie
+there too, in `cluster/`. So an ingress that starts again goes on with the rules that were served,
+whatever was trained since. Imports Ray.
 """
 
 from __future__ import annotations
@@ -28,22 +28,14 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
-from serve.cluster.front.ingress import create_ingress
 from serve.cluster.log import log_into
-from serve.cluster.ray_pool import (
-    DEPLOYMENT,
-    FINISHING_S,
-    QUIET,
-    RayPool,
-    guard_deployment,
-)
+from serve.cluster.ray_pool import DEPLOYMENT, FINISHING_S, QUIET, RayPool, guard_deployment
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
-from serve.cluster.shards.rules import ShardedRules
-from serve.cluster.shards.shard import Shard
-from serve.cluster.shards.shard_rules import UNUSED_S, ShardRules
+from serve.cluster.shards.shard import UNUSED_S
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots, version_of
+from serve.cluster.start import app_in_front
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.observers import open_observers
 from serve.policy.rule_set import load_rule_sets
@@ -51,8 +43,8 @@ from serve.selection import Selection, find_trained, served_parts
 from serve.tenants.tenant_file import load_tenants
 
 MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
-COPIES = "cluster"  # the folder of what is served, in `runs`
-# There, how the last applications began: that of now, and those that it replaces.
+COPIES = "cluster"  # the folder of the copies, in `runs`
+# There, how the last applications began, the present one first.
 BEGINNINGS, KEPT_BEGINNINGS = "beginnings.txt", 5
 
 
@@ -109,12 +101,11 @@ class ApplicationArguments(Strict):
 
 @dataclass(frozen=True)
 class IngressOptions:
-    """What an ingress needs beside the replicas."""
+    """What an ingress needs beside the replicas; `snapshots` are each shard's."""
 
     selection: Selection
     served: ServedOptions
-    snapshots: Sequence[Snapshots]  # of each shard
-    folders: Sequence[Mapping[str, Path]]
+    snapshots: Sequence[Snapshots]
     is_watching: bool
     most_replicas: int
 
@@ -131,22 +122,13 @@ class ServedIngress:
         options, served = self._options, self._options.served
         log_into(served.log)  # as the replicas do: without what a request says
         _note_beginning(options.snapshots[0])
-        find = find_trained(options.selection, served.parts)
-        shards: list[Shard] = []
-        for handle, snapshots, folders in zip(
-            self._shards, options.snapshots, options.folders, strict=True
-        ):
-            pool = RayPool(handle)
-            rules = ShardRules(pool, snapshots, folders, find, served.timeout_s)
-            shards.append(Shard(pool, rules))
-        return create_ingress(
-            ShardedRules(shards, served.folders, find),
-            served.token_counter(),
-            served.timeout_s,
-            rule_sets=served.rule_sets,
-            tenants=served.tenants,
+        return app_in_front(
+            [RayPool(handle) for handle in self._shards],
+            options.snapshots,
+            served,
             observers=open_observers(served.audit_log, served.traces),
             is_watching=options.is_watching,
+            find_trained=find_trained(options.selection, served.parts),
             most_replicas=options.most_replicas,
         )
 
@@ -157,17 +139,13 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises GuardError for whatever `make up` would refuse.
     """
     arguments = validate(args, ApplicationArguments, where="args of the application")
-    size = arguments.size
-    size.check_processes(arguments.shards)
-    runs = Runs(arguments.runs)
-    selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
-    options = _ingress_options(arguments, selection, size)
+    options = _ingress_options(arguments)
     resources = {"num_cpus": arguments.cpus, "num_gpus": arguments.gpus}
-    served = options.served if arguments.shards == 1 else options.served.for_shard()
+    served = options.served.for_replicas(arguments.shards)
     shards: list[serve.Application] = []
     for number, snapshots in enumerate(options.snapshots):
         name = f"{DEPLOYMENT}-{number}"
-        deployment = guard_deployment(size, resources, name, arguments.timeout)
+        deployment = guard_deployment(arguments.size, resources, name, arguments.timeout)
         shards.append(deployment.bind(served, snapshots))
     ingress = serve.deployment(
         serve.ingress()(ServedIngress),
@@ -181,38 +159,31 @@ def build(args: dict[str, Any]) -> serve.Application:
     return ingress.bind(shards, options)
 
 
-def _ingress_options(
-    arguments: ApplicationArguments, selection: Selection, size: ReplicaRange
-) -> IngressOptions:
+def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
+    arguments.size.check_processes(arguments.shards)
+    runs = Runs(arguments.runs)
+    selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
     served = ServedOptions(
         served_parts(selection),
         arguments.timeout,
         audit_log=arguments.audit_log,
         traces=arguments.traces,
     )
-    folders = split(served.folders, arguments.shards)
-    snapshots = _served_last(arguments.runs / COPIES, folders)
-    # A set may name a rule that was added since. Also one that was removed: it is unjudged, as it
-    # was before, and no reason not to start again.
+    snapshots = _served_last(arguments.runs / COPIES, split(served.folders, arguments.shards))
+    # A set may name a rule that was added since. It may also name one that was removed: this rule
+    # is unjudged, as it was before, and no reason not to start again.
     names = dict.fromkeys(served.folders)
     for noted in snapshots:
         names |= dict.fromkeys(noted.read())
     rule_sets = load_rule_sets(arguments.rule_sets, names) if arguments.rule_sets else {}
     tenants = load_tenants(arguments.tenants, rule_sets) if arguments.tenants else None
     served = replace(served, rule_sets=rule_sets, tenants=tenants)
-    return IngressOptions(
-        selection,
-        served,
-        snapshots,
-        folders,
-        arguments.watch,
-        size.high,
-    )
+    return IngressOptions(selection, served, snapshots, arguments.watch, arguments.size.high)
 
 
 def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snapshots]:
-    """What the shards serve at first; what was served last, where the application before this one
-    began with the same weights on as many shards.
+    """For each shard, the copies that were served last; new ones, unless the application before
+    this one began with the same weights on as many shards.
 
     All notes belong to the same beginning, so a rule that was added to one shard is on no other.
     """
@@ -220,14 +191,14 @@ def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snaps
     first_copies: list[dict[str, Path]] = []
     for folders in shards:
         first_copies.append({rule: copies.keep(folder) for rule, folder in folders.items()})
-    beginning = "-".join(version_of(shard_copies) for shard_copies in first_copies)
-    digest = hashlib.sha256(beginning.encode()).hexdigest()[:16]
-    beginnings = _beginnings(root)
-    goes_on = not beginnings or beginnings[0] == digest
+    versions = "-".join(version_of(shard_copies) for shard_copies in first_copies)
+    beginning = hashlib.sha256(versions.encode()).hexdigest()[:16]
+    before = _beginnings(root)
+    goes_on = not before or before[0] == beginning
     served: list[Snapshots] = []
     for number, shard_copies in enumerate(first_copies):
-        snapshots = Snapshots(root, f"served-{number}-{digest}.json")
-        if not (goes_on and snapshots.is_noted):
+        snapshots = Snapshots(root, f"served-{number}-{beginning}.json")
+        if not (goes_on and snapshots.note.is_file()):
             snapshots.write(shard_copies)
         served.append(snapshots)
     return served
@@ -240,14 +211,14 @@ def _beginnings(root: Path) -> list[str]:
 
 
 def _note_beginning(snapshots: Snapshots) -> None:
-    """Note that the application whose shard has these runs.
+    """Note that the application with these snapshots runs, and delete old notes of earlier ones.
 
-    Notes of what is served, of others than the last KEPT_BEGINNINGS, are deleted once they are
-    UNUSED_S old, so that their copies can be: an application that is still starting has a new one.
+    A note goes once it is UNUSED_S old, so that its copies can go too: an application that is still
+    starting has a new one. The last KEPT_BEGINNINGS applications keep their notes.
     """
-    root, digest = snapshots.note.parent, _beginning_of(snapshots.note)
-    earlier = [beginning for beginning in _beginnings(root) if beginning != digest]
-    kept = [digest, *earlier][:KEPT_BEGINNINGS]
+    root, present = snapshots.note.parent, _beginning_of(snapshots.note)
+    earlier = [beginning for beginning in _beginnings(root) if beginning != present]
+    kept = [present, *earlier][:KEPT_BEGINNINGS]
     with atomic_write(root / BEGINNINGS) as part:
         part.write_text("\n".join(kept) + "\n", encoding="utf-8")
     for note in root.glob("served-*.json"):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from starlette.datastructures import Headers as HeadersByName
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Scope
 from starlette.types import Message as AsgiMessage
 
@@ -28,19 +30,13 @@ class RelayedRequest:
     body: bytes = b""
 
     def header(self, name: str) -> str:
-        """The first header of this name; empty if there is none."""
-        wanted = name.lower().encode()
-        for key, value in self.headers:
-            if key == wanted:
-                return value.decode("latin-1")
-        return ""
+        return HeadersByName(raw=list(self.headers)).get(name, "")
 
     def with_header(self, name: str, value: str) -> RelayedRequest:
-        """The request with this header in the place of those of the same name."""
-        wanted = name.lower().encode()
-        other_headers = tuple(header for header in self.headers if header[0] != wanted)
-        headers = (*other_headers, (wanted, value.encode("latin-1")))
-        return RelayedRequest(self.method, self.path, self.query, headers, self.body)
+        """The request with this header in the place of all of its name."""
+        headers = MutableHeaders(raw=list(self.headers))
+        headers[name] = value
+        return replace(self, headers=tuple(headers.raw))
 
 
 @dataclass(frozen=True)
@@ -65,14 +61,13 @@ class _AsgiExchange:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def receive(self) -> AsgiMessage:
-        """The body, and then nothing: the caller stays connected until the task is cancelled."""
+        # After the body nothing: the caller stays connected until the task is cancelled.
         if self.is_sent:
             await self.gone.wait()
         self.is_sent = True
         return {"type": "http.request", "body": self.body, "more_body": False}
 
     async def send(self, message: AsgiMessage) -> None:
-        """Keep what the app sends."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = tuple((bytes(key), bytes(value)) for key, value in message["headers"])

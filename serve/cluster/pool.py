@@ -29,8 +29,8 @@ class CheckLost(ReplicaLost):
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """What one replica answered. `error` says why it gave no answer, `code` the same in one word,
-    and `retry_after_s` when it may be asked again: infinite for never.
+    """The answer of one replica. `error` says why it gave none, `code` the same in one word, and
+    `retry_after_s` when it may be asked again: infinite for never.
     """
 
     replica: str
@@ -62,10 +62,7 @@ class Replicas(Protocol):
         ...
 
     async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
-        """The Check of the replica that `ask` would ask; or why it has none.
-
-        Raises as `ask`.
-        """
+        """The Check of the replica that `ask` would ask; or why it has none. Raises as `ask`."""
         ...
 
     async def each(

@@ -28,7 +28,7 @@ from guard.machine.device import usable_cores
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost
 from serve.cluster.replica import GuardReplica, StartApp
-from serve.cluster.size import MAX_REPLICAS, ReplicaRange, threads_each
+from serve.cluster.size import MAX_REPLICAS, ReplicaRange
 from serve.cluster.snapshots import Snapshots
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S
 from serve.private_ray import private_ray
@@ -58,8 +58,7 @@ class RayReplica(GuardReplica):
         await self.start()
 
     async def __del__(self) -> None:
-        """Close the replica: Ray calls this at its end, and waits."""
-        await self.close()
+        await self.close()  # Ray calls this at its end, and waits
 
 
 class RayPool:
@@ -70,12 +69,10 @@ class RayPool:
         self._look: asyncio.Task[int] | None = None
 
     async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
-        """As `Replicas.ask`."""
         answered: RelayedResponse = await self._call("ask", key, relayed, version)
         return answered
 
     async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
-        """As `Replicas.check`."""
         answer: ReplicaAnswer = await self._call("check", key, relayed, version)
         return answer
 
@@ -95,9 +92,8 @@ class RayPool:
         self, method: str, *arguments: Any, within_s: float, may_miss: bool = False
     ) -> list[ReplicaAnswer]:
         """As `Replicas.each`. A replica that dies meanwhile is left out."""
-        answers = await self._broadcast(method, arguments, within_s)
         replica_answers: list[ReplicaAnswer] = []
-        for answer in answers:
+        for answer in await self._broadcast(method, arguments, within_s):
             if isinstance(answer, ReplicaAnswer):
                 replica_answers.append(answer)
             elif isinstance(answer, TimeoutError):
@@ -213,12 +209,20 @@ def guard_deployment(
     name: str = DEPLOYMENT,
     timeout_s: float = TIMEOUT_S,
 ) -> serve.Deployment:
-    """The deployment of a shard's replicas; `options` are Ray's of each one's process, and a check
-    has `timeout_s` seconds.
-    """
+    """A shard's replicas; `options` are Ray's for each process, a check has `timeout_s` seconds."""
     number: dict[str, Any] = {"num_replicas": size.low}
     if not size.is_fixed:
-        number = {"autoscaling_config": _autoscaling(size)}
+        number = {
+            "autoscaling_config": {
+                "min_replicas": size.low,
+                "max_replicas": size.high,
+                "target_ongoing_requests": TARGET_ONGOING,
+                "metrics_interval_s": size.pace.every_s,
+                "look_back_period_s": size.pace.look_back_s,
+                "upscale_delay_s": size.pace.up_s,
+                "downscale_delay_s": size.pace.down_s,
+            }
+        }
     return serve.deployment(
         RayReplica,
         name=name,
@@ -232,19 +236,6 @@ def guard_deployment(
         logging_config=QUIET,
         **number,
     )
-
-
-def _autoscaling(size: ReplicaRange) -> dict[str, float]:
-    """The autoscaling settings of Ray."""
-    return {
-        "min_replicas": size.low,
-        "max_replicas": size.high,
-        "target_ongoing_requests": TARGET_ONGOING,
-        "metrics_interval_s": size.pace.every_s,
-        "look_back_period_s": size.pace.look_back_s,
-        "upscale_delay_s": size.pace.up_s,
-        "downscale_delay_s": size.pace.down_s,
-    }
 
 
 def actor_options(processes: int) -> dict[str, Any]:
@@ -263,12 +254,10 @@ def actor_options(processes: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _ray(processes: int, scratch: Path, applications: Sequence[str]) -> Iterator[None]:
-    """Ray and Ray Serve on this machine, for this process alone, and so many replicas at most in
-    these applications.
-    """
+    """A Ray of this process's own, for so many replicas at most in these applications."""
     environment = {
         "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
-        "OMP_NUM_THREADS": str(threads_each(len(usable_cores()), processes)),
+        "OMP_NUM_THREADS": str(max(1, len(usable_cores()) // processes)),
     }
     # Ray prints its errors on stdout, whatever `log_to_driver` says.
     ray_worker.print_to_stdstream = _log_ray_error
@@ -286,8 +275,7 @@ def _ray(processes: int, scratch: Path, applications: Sequence[str]) -> Iterator
 
 
 def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:
-    """Log the first sentence of what Ray prints: that a process has died, for example."""
-    for line in data["lines"]:
+    for line in data["lines"]:  # that a process has died, for example: its first sentence
         log.warning("Ray: %s", line.partition(". ")[0])
 
 

@@ -65,7 +65,6 @@ class GuardReplica:
 
     @property
     def service(self) -> EngineService:
-        """The service of the app."""
         service: EngineService = self._app.state.service
         return service
 
@@ -79,7 +78,6 @@ class GuardReplica:
             self._until_closed = on_failure.pop_all()
 
     async def close(self) -> None:
-        """Finish the checks under way, and give the memory back."""
         await self._until_closed.aclose()
 
     async def ask(self, relayed: RelayedRequest, version: str) -> RelayedResponse:
@@ -106,27 +104,21 @@ class GuardReplica:
             future = thread.check(
                 relayed.messages, relayed.rules, cache_salt=relayed.cache_salt, deadline=deadline
             )
+            try:
+                return ReplicaAnswer(self._name, await asyncio.wrap_future(future))
+            finally:  # whoever asked may have gone
+                thread.give_up(future)
         except GuardError as error:
-            return self._refused(error)
-        try:
-            return ReplicaAnswer(self._name, await asyncio.wrap_future(future))
-        except GuardError as error:
-            return self._refused(error)
-        finally:  # whoever asked may have gone
-            thread.give_up(future)
-
-    def _refused(self, error: GuardError) -> ReplicaAnswer:
-        return ReplicaAnswer(
-            self._name,
-            error=engine_failure(error),
-            code=code_of(error),
-            retry_after_s=retry_after_s(error),
-        )
+            return ReplicaAnswer(
+                self._name,
+                error=engine_failure(error),
+                code=code_of(error),
+                retry_after_s=retry_after_s(error),
+            )
 
     async def switch(self, rule: str, folder: Path | None) -> ReplicaAnswer:
-        """Serve a rule from this folder, or without one no longer; why not, if that is refused.
-
-        What is served is then as before.
+        """Serve a rule from this folder, or without one no longer. If that is refused, the answer
+        says why, and all is served as before.
         """
         async with self._changing:
             try:
@@ -139,13 +131,11 @@ class GuardReplica:
             return ReplicaAnswer(self._name)
 
     async def metrics(self) -> ReplicaAnswer:
-        """The exposition of its metrics, as text."""
         counts: Metrics = self._app.state.metrics
         content, _ = counts.exposition("")
         return ReplicaAnswer(self._name, content.decode())
 
     async def ready(self) -> ReplicaAnswer:
-        """Whether one more check would be taken."""
         return ReplicaAnswer(self._name, self.service.thread.is_ready)
 
     def check_health(self) -> None:

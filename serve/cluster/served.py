@@ -39,14 +39,15 @@ class ServedOptions:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """The folders of all rules, by name."""
         folders: dict[str, Path] = {}
         for part in self.parts:
             folders |= part.folders
         return folders
 
-    def for_shard(self) -> ServedOptions:
-        """The options of a replica that has some of the rules and is asked for verdicts alone."""
+    def for_replicas(self, shards: int) -> ServedOptions:
+        """The options of a replica; of one among several shards, which gives verdicts alone."""
+        if shards == 1:
+            return self
         return replace(self, rule_sets={}, tenants=None, audit_log=None, traces=None)
 
     def token_counter(self) -> CountTokens:
@@ -83,5 +84,5 @@ class ServedOptions:
 def _start(
     parts: Sequence[ServedPart], folders: Mapping[str, Path], last: Mapping[str, Path] | None
 ) -> list[GuardEngine]:
-    """The engines, by the folders that served it `last`, or at first by `folders`."""
+    """The engines, by the folders that were served `last`, or at first by `folders`."""
     return start_warm(parts, folders if last is None else last)

@@ -32,7 +32,6 @@ class ReplicaRange:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the number stays the same whatever the load."""
         return self.low == self.high
 
     def check_processes(self, shards: int) -> None:
@@ -42,7 +41,6 @@ class ReplicaRange:
             raise GuardError(f"{problem} processes", remedy="Ask for fewer replicas or shards")
 
     def scaled_down_after(self, down_s: float) -> ReplicaRange:
-        """The same with another time until a replica ends that the load has no need of."""
         return replace(self, pace=replace(self.pace, down_s=down_s))
 
     @classmethod
@@ -57,8 +55,3 @@ class ReplicaRange:
             problem = f"must be from 1 to {MAX_REPLICAS}, the smaller number first"
             raise argparse.ArgumentTypeError(f"{problem}, got {text!r}")
         return cls(low, high)
-
-
-def threads_each(cores: int, replicas: int) -> int:
-    """How many threads a replica computes with, so that all together use the cores once."""
-    return max(1, cores // replicas)

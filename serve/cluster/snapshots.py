@@ -1,15 +1,15 @@
 """The folders that a cluster serves, copied as they were when they were admitted.
 
-A replica that starts later must answer with the weights that the others answer with, whatever lies
-in a rule's folder by then. So every folder that is served is copied once under its card's version,
-and a file says which rule is served from which copy.
-Knows nothing of replicas.
+A replica that starts later must answer with the weights of the other replicas, whatever lies in a
+rule's folder by then. So every folder that is served is copied once under its card's version, and
+a file says which rule is served from which copy. Knows nothing of replicas.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -29,7 +29,7 @@ NAME_DIGITS = 32  # of a version, in the name of a copy
 COPYING = ".copy-"  # before the name of a copy that is being made
 GONE = ".gone-"  # before that of one that is being deleted
 
-DECIDING_FILES = frozenset(name for method in METHODS.values() for name in method.files)
+DECIDING_FILES = frozenset(itertools.chain(*(method.files for method in METHODS.values())))
 
 Folders = dict[str, Path]  # of the rules that are served, by name
 
@@ -42,11 +42,6 @@ class Snapshots:
     def __init__(self, root: Path, note: str = SERVED) -> None:
         self._root = root
         self.note = root / note
-
-    @property
-    def is_noted(self) -> bool:
-        """Whether a note of what is served exists."""
-        return self.note.is_file()
 
     def keep(self, folder: Path) -> Path:
         """The copy of a folder of weights as it is now.
@@ -72,10 +67,14 @@ class Snapshots:
                 copy.rename(destination)
         return destination
 
+    def keep_all(self, folders: Mapping[str, Path]) -> None:
+        """Note that copies of these folders are served. Raises as `keep`."""
+        self.write({rule: self.keep(folder) for rule, folder in folders.items()})
+
     def write(self, served: Mapping[str, Path]) -> None:
         """Note what is served, whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)
-        before = self.read() if self.is_noted else {}
+        before = self.read() if self.note.is_file() else {}
         names = {rule: folder.name for rule, folder in served.items()}
         with atomic_write(self.note) as part:
             part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
@@ -85,8 +84,8 @@ class Snapshots:
                 os.utime(replaced)  # unused from now on
 
     def discard(self, unused_for_s: float) -> None:
-        """Delete copies that no note beside them names and that nobody has kept for so long, and
-        what processes that were killed have left of others for as long.
+        """Delete copies that no note names and nobody has kept for so long, and as old parts of
+        copies that killed processes have left.
 
         A copy goes as a whole, by its name, before its files do. Raises GuardError for a note that
         cannot be read, and OSError.
@@ -124,10 +123,7 @@ def _age_s(path: Path) -> float:
 
 
 def _within(folder: Path, name: str) -> Path:
-    """The path of the file; of a link, the file that it leads to.
-
-    Raises GuardError for a link that leads out of the folder, as one server does.
-    """
+    """The file's path, links followed. Raises GuardError for one that leads out of the folder."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         problem, remedy = "a link that leads out of its folder", "Put the file itself there"

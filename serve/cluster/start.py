@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,8 @@ from serve.cluster.log import relayed
 from serve.cluster.pool import Replicas
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
-from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.service import ClusterService
 from serve.cluster.shards.shard import Shard
-from serve.cluster.shards.shard_rules import ShardRules
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 
@@ -39,8 +38,8 @@ def running_cluster(
     """A cluster of `shards` groups of replicas with these options, for as long as the context
     lasts: the app that listens for it.
 
-    The app closes its `observers`. Raises GuardError if Ray is not
-    installed, or a replica does not start.
+    The app closes its `observers`. Raises GuardError if Ray is not installed, or a replica does not
+    start.
     """
     size.check_processes(shards)
     shard_folders = split(options.folders, shards)
@@ -49,34 +48,50 @@ def running_cluster(
         scratch = Path(until_ended.enter_context(temporary))
         shard_snapshots: list[Snapshots] = []
         for number, folders in enumerate(shard_folders):
-            shard_snapshots.append(_snapshots(scratch, number, folders))
+            snapshots = Snapshots(scratch / "served", f"shard-{number}.json")
+            snapshots.keep_all(folders)
+            shard_snapshots.append(snapshots)
         pipe = scratch / "log"
         until_ended.enter_context(relayed(pipe))
-        replica_options = replace(options if shards == 1 else options.for_shard(), log=pipe)
+        replica_options = replace(options.for_replicas(shards), log=pipe)
         pools = until_ended.enter_context(
             _replicas(size, replica_options, shard_snapshots, scratch)
         )
-        started: list[Shard] = []
-        for pool, snapshots, folders in zip(pools, shard_snapshots, shard_folders, strict=True):
-            rules = ShardRules(pool, snapshots, folders, find_trained, options.timeout_s)
-            started.append(Shard(pool, rules))
-        yield create_ingress(
-            ShardedRules(started, options.folders, find_trained),
-            options.token_counter(),
-            options.timeout_s,
-            rule_sets=options.rule_sets,
-            tenants=options.tenants,
+        yield app_in_front(
+            pools,
+            shard_snapshots,
+            options,
             observers=observers,
             is_watching=is_watching,
+            find_trained=find_trained,
             most_replicas=size.high,
         )
 
 
-def _snapshots(scratch: Path, shard: int, folders: Mapping[str, Path]) -> Snapshots:
-    """The copies of what a shard serves at first."""
-    snapshots = Snapshots(scratch / "served", f"shard-{shard}.json")
-    snapshots.write({rule: snapshots.keep(folder) for rule, folder in folders.items()})
-    return snapshots
+def app_in_front(
+    pools: Sequence[Replicas],
+    shard_snapshots: Sequence[Snapshots],
+    options: ServedOptions,
+    *,
+    observers: Sequence[Observer],
+    is_watching: bool,
+    find_trained: FindTrained,
+    most_replicas: int,
+) -> FastAPI:
+    """The app that listens for these shards, each with its replicas and what these serve."""
+    shards: list[Shard] = []
+    shard_folders = split(options.folders, len(pools))
+    for pool, snapshots, folders in zip(pools, shard_snapshots, shard_folders, strict=True):
+        shards.append(Shard(pool, snapshots, folders, find_trained, options.timeout_s))
+    tokens = options.token_counter()
+    return create_ingress(
+        ClusterService(shards, tokens, options.folders, find_trained, observers),
+        options.timeout_s,
+        rule_sets=options.rule_sets,
+        tenants=options.tenants,
+        is_watching=is_watching,
+        most_replicas=most_replicas,
+    )
 
 
 def _replicas(

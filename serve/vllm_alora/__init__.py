@@ -42,18 +42,14 @@ MODULES = (
 
 
 def register() -> None:
-    """Patch this process, all seams or none. Idempotent. Raises SeamError if this vLLM is not the
-    one they were written for.
-    """
+    """Patch this process, all seams or none. Raises SeamError if this vLLM is another one."""
     from .seam import install
 
     install(seams())
 
 
 def patched() -> dict[str, bool]:
-    """For every seam, as `module:Class.function`, whether this process's vLLM is patched there.
-    Raises SeamError if one has no place.
-    """
+    """Whether vLLM is patched, for every seam, as `module:Class.function`. Raises SeamError."""
     from .seam import is_installed
 
     return {seam.target: is_installed(seam) for seam in seams()}

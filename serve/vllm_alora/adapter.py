@@ -38,9 +38,7 @@ MAX_SHOWN = 200  # characters of a value that an error quotes
 
 
 class AdapterError(VLLMValidationError, ValueError):
-    """An adapter that cannot be served: what is wrong, where, what was found, what to do. One
-    request's error (HTTP 400).
-    """
+    """An adapter that cannot be served, with a remedy. One request's error (HTTP 400)."""
 
     def __init__(self, problem: str, *, where: object, got: object = None, remedy: str) -> None:
         message = f"{where}: {problem}"
@@ -103,10 +101,7 @@ def _stamps(folder: str) -> tuple[Stamp, ...] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _located(path: str) -> Path:
-    """The folder of a hub id or of a path with "~", as vLLM finds it.
-
-    For a hub id that takes a request to the hub.
-    """
+    """The folder of a hub id, which takes a request to the hub, or of a path with "~"."""
     folder = Path(get_adapter_absolute_path(path))
     if not folder.is_dir():
         raise _missing(CONFIG, folder)  # and not remembered: the file may exist the next time

@@ -78,9 +78,7 @@ def get_logits(
 def sample(
     original: Callable[..., Any], self: Any, logits: torch.Tensor | None, spec_decode_metadata: Any
 ) -> Any:
-    """The larger of the answers for every row of `logits`, and all of their logits in place of
-    log-probabilities.
-    """
+    """The larger answer for every row of `logits`, and all logits in place of log-probabilities."""
     ids = _answers_of(self.vllm_config)
     if logits is None or not ids or logits.shape[-1] != len(ids):
         return original(self, logits, spec_decode_metadata)

@@ -31,9 +31,7 @@ class InvocationError(VLLMValidationError, ValueError):
     "trace_headers priority data_parallel_rank resumable session_id kv_hints",
 )
 def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """vLLM's checked request, its adapter checked too and its activation point found. Raises
-    AdapterError or InvocationError.
-    """
+    """The checked request, with its activation point. Raises AdapterError or InvocationError."""
     request = original(self, *args, **kwargs)
     lora = request.lora_request
     if lora is None:
@@ -62,10 +60,7 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
 def servable(
     adapter: AdapterFiles, lora_config: Any, model_config: Any, checked_contents: set[str]
 ) -> AdapterFiles:
-    """The adapter, if this engine can serve it. Raises AdapterError.
-
-    `checked_contents` are the contents that were found servable, and are not checked again.
-    """
+    """The adapter, not checked again if its content was. Raises AdapterError."""
     if adapter.content not in checked_contents:
         check_adapter(adapter, lora_config, model_config)
         checked_contents.add(adapter.content)

@@ -58,10 +58,7 @@ def compiled(source: Path, functions: tuple[str, ...], arguments: tuple[type, ..
 
 
 def _library(command: Sequence[str], source: Path) -> Path:
-    """The file of the compiled source: one for each source, compiler and processor.
-
-    Several machines may share a home folder.
-    """
+    """The compiled source's file, by compiler and processor: machines may share a home folder."""
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     parts = [source.read_text(encoding="utf-8"), *command, version.stdout, *_processor()]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -41,10 +41,7 @@ class Seam:
 
 
 def seam(target: str, parameters: str) -> Callable[[Wrapper], Seam]:
-    """Declare the decorated function as the wrapper of `target`.
-
-    That is "module:function" or "module:Class.function".
-    """
+    """Declare the wrapper of `target`: "module:function" or "module:Class.function"."""
     return lambda wrapper: Seam(target, tuple(parameters.split()), wrapper)
 
 
@@ -69,10 +66,7 @@ def is_installed(patch: Seam) -> bool:
 
 
 def uninstall(patch: Seam) -> None:
-    """Put vLLM's own function back: to measure what the seam brings.
-
-    An engine without all seams does not serve.
-    """
+    """Put vLLM's own function back, to measure a seam: without one an engine does not serve."""
     holder, name, current = _find(patch)
     if is_installed(patch):
         _put(holder, name, current, _function(current).__wrapped__)
@@ -135,7 +129,6 @@ def _find(patch: Seam) -> tuple[Any, str, Any]:
 
 
 def _function(attribute: Any) -> Any:
-    """The plain function of a class's or a module's attribute."""
     if isinstance(attribute, classmethod):
         return attribute.__func__
     return attribute

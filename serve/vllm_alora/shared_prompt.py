@@ -74,28 +74,23 @@ class SharedPrompt(Sequence[int]):
     __hash__ = None  # type: ignore[assignment] # it may grow
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """All token ids, int32 unless asked for otherwise."""
         suffix = np.array(self._suffix, np.int32)
         return np.concatenate((self.prefix.array, suffix), dtype=dtype or np.int32)
 
     def copy(self) -> SharedPrompt:
-        """A prompt on the same prefix that grows by itself."""
         return SharedPrompt(self.prefix, self._suffix)
 
     def append(self, token_id: int) -> None:
-        """Add a token at the end."""
         self._suffix.append(token_id)
         self._length += 1
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Add tokens at the end."""
         before = len(self._suffix)
         self._suffix.extend(token_ids)
         self._length += len(self._suffix) - before
 
 
 def prefix_of(token_ids: Sequence[int] | None) -> Prefix | None:
-    """The prefix of a prompt that says what it shares, None of any other."""
     if isinstance(token_ids, SharedPrompt):
         return token_ids.prefix
     return None

@@ -30,18 +30,14 @@ def gives_states(runner: Any) -> bool:
 
 
 def take_states(runner: Any) -> dict[str, torch.Tensor]:
-    """The states that the last step has kept, by their requests' keys, [hidden size] each, float32
-    in host memory; given once.
-    """
+    """The last step's states by their requests' keys, float32 in host memory; given once."""
     states: dict[str, torch.Tensor] = vars(runner).pop("kept_states", {})
     return states
 
 
 @seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens", "self grammar_output")
 def sample_tokens_v1(original: Callable[..., Any], self: Any, grammar_output: Any) -> Any:
-    """vLLM's sampling; before it, the rows of the prompts that end in this step are kept for those
-    who ask.
-    """
+    """vLLM's sampling, once the rows of prompts that end in this step are kept."""
     step = self.execute_model_state
     if step is not None and gives_states(self):
         scheduled, batch = step.scheduler_output.num_scheduled_tokens, self.input_batch
@@ -98,9 +94,7 @@ def _ending_rows(runner: Any, batch: Any, keys: Mapping[int, str]) -> dict[str, 
 
 
 def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
-    """Keep rows of `states`, [rows, hidden size], by their keys; those of the step before are
-    forgotten, as nobody may have taken them.
-    """
+    """Keep rows of `states` by their keys, and forget those of the step before."""
     runner.kept_states = {
         key: states[row].to("cpu", torch.float32, copy=True) for key, row in rows.items()
     }

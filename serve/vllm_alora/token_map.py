@@ -48,7 +48,6 @@ class StepSlots(NamedTuple):
 
 
 def slots_of_step(mapping: Any, adapter_in_slot: Sequence[int | None]) -> StepSlots:
-    """The slots of vLLM's mapping, as `slots_of`."""
     return StepSlots(
         slots_of(mapping.index_mapping, adapter_in_slot),
         slots_of(mapping.prompt_mapping, adapter_in_slot),
@@ -58,11 +57,9 @@ def slots_of_step(mapping: Any, adapter_in_slot: Sequence[int | None]) -> StepSl
 def base_token_mask(
     activation_starts: Ints, computed: Ints, scheduled: Ints
 ) -> npt.NDArray[np.bool_]:
-    """For every scheduled token of a batch, [sum(scheduled)], whether it lies before its request's
-    activation point.
+    """Whether each scheduled token, [sum(scheduled)], lies before its activation point.
 
-    All arguments are per request, [requests], in tokens; a request's tokens lie together, in the
-    order of the requests.
+    All arguments are per request, in tokens; a request's tokens lie together, in their order.
     """
     base_tokens = np.clip(activation_starts - computed, 0, scheduled)
     offsets = np.arange(scheduled.sum()) - np.repeat(np.cumsum(scheduled) - scheduled, scheduled)
@@ -101,9 +98,7 @@ def add_request_v1(original: Callable[..., int], self: Any, request: Any) -> int
 def make_lora_inputs_v1(
     original: Callable[..., Any], self: Any, num_scheduled_tokens: Ints, num_sampled_tokens: Ints
 ) -> Any:
-    """vLLM's mappings of the step, with the tokens before the activation points mapped to the
-    base.
-    """
+    """vLLM's mappings of the step; tokens before the activation points are the base's."""
     prompt_mapping, token_mapping, lora_requests = original(
         self, num_scheduled_tokens, num_sampled_tokens
     )
@@ -124,9 +119,7 @@ def make_lora_inputs_v1(
 
 @seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests", "self scheduler_output")
 def add_requests_v2(original: Callable[..., None], self: Any, scheduler_output: Any) -> None:
-    """Lend the runner's request states to its LoraState, which needs their computed-token
-    counts.
-    """
+    """Lend the runner's request states, with their computed tokens, to its LoraState."""
     self.lora_state.req_states = self.req_states
     original(self, scheduler_output)
 
@@ -135,7 +128,6 @@ def add_requests_v2(original: Callable[..., None], self: Any, scheduler_output: 
 def add_request_v2(
     original: Callable[..., None], self: Any, req_id: str, req_index: int, lora_request: Any
 ) -> None:
-    """Remember the request's activation point in its slot."""
     starts = vars(self).setdefault("activation_starts", np.zeros_like(self.lora_ids))
     starts[req_index] = _activation_start(lora_request)
     original(self, req_id, req_index, lora_request)
@@ -152,9 +144,7 @@ def make_lora_inputs_v2(
     idx_mapping: Ints,
     num_scheduled_tokens: Ints,
 ) -> Any:
-    """vLLM's mappings of the step, with the tokens before the activation points mapped to the
-    base.
-    """
+    """vLLM's mappings of the step; tokens before the activation points are the base's."""
     prompt_mapping, token_mapping, lora_requests = original(
         self, req_ids, idx_mapping, num_scheduled_tokens
     )

@@ -24,7 +24,8 @@ def litellm_proxy(config: Path) -> Iterator[httpx.Client]:
     key = f"sk-{secrets.token_hex(32)}"  # without one it does not start
     log = config.with_suffix(".log")
     for _ in range(ATTEMPTS):
-        port = _free_port()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]  # whoever listens there first has it
         process = _start(config, port, key, log)
         try:
             headers = {"authorization": f"Bearer {key}"}
@@ -39,13 +40,6 @@ def litellm_proxy(config: Path) -> Iterator[httpx.Client]:
             process.terminate()
             process.wait(30)
     raise AssertionError(f"LiteLLM ended {ATTEMPTS} times: {log.read_text()[-4000:]}")
-
-
-def _free_port() -> int:
-    """A port that is free now; whoever listens there first has it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def _start(config: Path, port: int, key: str, log: Path) -> subprocess.Popen[bytes]:

@@ -23,20 +23,19 @@ DOCKERFILE = FOLDER / "Dockerfile"
 COMPOSE = FOLDER / "compose.yaml"
 
 
+def of(name: str) -> list[str]:
+    """The Dockerfile's instructions of this name, each on one line, without comments."""
+    return [rest for instruction, rest in instructions() if instruction == name]
+
+
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions, each on one line, without comments."""
     lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if not line.startswith("#"))
+    text = "\n".join(line for line in lines if line.strip() and not line.startswith("#"))
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        if line.strip():
-            name, _, rest = line.strip().partition(" ")
-            found.append((name, rest.strip()))
+        name, _, rest = line.strip().partition(" ")
+        found.append((name, rest.strip()))
     return found
-
-
-def of(name: str) -> list[str]:
-    return [rest for instruction, rest in instructions() if instruction == name]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -44,12 +43,17 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_every_instruction_is_one_of_docker_s_and_the_base_has_a_version() -> None:
+def test_the_base_has_a_version_and_the_environment_is_the_one_that_make_builds() -> None:
     known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "ENV", "EXPOSE"}
     known |= {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
     assert {name for name, _ in instructions()} <= known
     assert instructions()[0][0] == "FROM"
     assert re.fullmatch(r"python:3\.1[12]-slim-\w+", of("FROM")[0])
+    (run,) = (rest for rest in of("RUN") if "make setup" in rest)
+    assert "DEVICE=${DEVICE}" in shlex.split(run.partition("make setup")[2])
+    assert of("ARG") == ["DEVICE=cpu"]
+    done = subprocess.run(["make", "-n", "setup"], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0
 
 
 def test_what_is_copied_exists_and_is_not_ignored_and_holds_what_the_server_imports() -> None:
@@ -64,14 +68,6 @@ def test_what_is_copied_exists_and_is_not_ignored_and_holds_what_the_server_impo
     assert {"guard", "serve", "recipes", "setup", "Makefile", "pyproject.toml"} <= copied
     (readme,) = re.findall(r'readme = "(.*)"', (ROOT / "pyproject.toml").read_text()) or [""]
     assert not readme or readme in copied
-
-
-def test_the_environment_is_the_one_that_make_builds_for_the_device() -> None:
-    (run,) = (rest for rest in of("RUN") if "make setup" in rest)
-    assert "DEVICE=${DEVICE}" in shlex.split(run.partition("make setup")[2])
-    assert of("ARG") == ["DEVICE=cpu"]
-    done = subprocess.run(["make", "-n", "setup"], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == 0
 
 
 def test_the_server_is_started_by_its_own_options_where_the_port_is_exposed(

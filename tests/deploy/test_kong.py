@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -46,22 +45,22 @@ def run(access: str, bodies: list[str | None], answers: list[Any] | None = None)
     return result
 
 
-def accessed(client: httpx.Client, bodies: list[str | None]) -> list[dict[str, Any]]:
-    """What becomes of requests with these bodies, in front of the server that the client asks."""
+def accessed(bodies: list[str | None], engine: WordEngine | None = None) -> list[dict[str, Any]]:
+    """What becomes of requests with these bodies, in front of a server."""
     (access,) = plugin("pre-function", "pre-function.yaml")["access"]
-    server = str(client.base_url).rstrip("/")
-    outcomes: list[dict[str, Any]] = run(addressed(access, {SERVER: server}), bodies)["access"]
+    with serving(create_app(engine or WordEngine())) as client:  # type: ignore[arg-type]
+        server = str(client.base_url).rstrip("/")
+        outcomes: list[dict[str, Any]] = run(addressed(access, {SERVER: server}), bodies)["access"]
     return outcomes
 
 
-@pytest.mark.parametrize("file", ["pre-function.yaml", "ai-custom-guardrail.yaml"])
-def test_kong_listens_where_nobody_else_of_the_file_does(file: str) -> None:
-    text = (FOLDER / file).read_text(encoding="utf-8")
-    (port,) = re.findall(r"^#.*KONG_PROXY_LISTEN=0\.0\.0\.0:(\d+)", text, re.MULTILINE)
-    assert port not in re.findall(r"http://localhost:(\d+)", text)
-
-
-def test_kong_holds_as_large_a_body_as_the_server_takes() -> None:
+def test_kong_listens_where_nobody_else_does_and_holds_as_large_a_body_as_the_server_takes() -> (
+    None
+):
+    for file in ("pre-function.yaml", "ai-custom-guardrail.yaml"):
+        text = (FOLDER / file).read_text(encoding="utf-8")
+        (port,) = re.findall(r"^#.*KONG_PROXY_LISTEN=0\.0\.0\.0:(\d+)", text, re.MULTILINE)
+        assert port not in re.findall(r"http://localhost:(\d+)", text)
     text = (FOLDER / "pre-function.yaml").read_text(encoding="utf-8")
     setting = r"^#.*KONG_NGINX_HTTP_CLIENT_BODY_BUFFER_SIZE=(\d+)m"
     (mebibytes,) = re.findall(setting, text, re.MULTILINE)
@@ -77,8 +76,7 @@ def test_of_a_key_that_stands_twice_what_was_judged_is_passed_on() -> None:
         doubled.format(harmless, violating),
         '{"messages": [{"role": "user", "content": "ibuprofen", "content": "Hi"}]}',
     ]
-    with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
-        hidden, open_, inner = accessed(client, bodies)
+    hidden, open_, inner = accessed(bodies)
     assert open_["status"] == 403
     for outcome in (hidden, inner):
         passed_on = outcome["passed_on"]
@@ -88,8 +86,7 @@ def test_of_a_key_that_stands_twice_what_was_judged_is_passed_on() -> None:
 def test_what_is_passed_on_says_what_came() -> None:
     fields = {"stop": [], "metadata": {}, "user": None, "seed": 2**53 - 1, "temperature": 0.1}
     body = asked('Größe: "9/10"', top_p=1, stream=True, **fields)
-    with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
-        same, no_number = accessed(client, [body, asked("Hi", top_p=float("nan"))])
+    same, no_number = accessed([body, asked("Hi", top_p=float("nan"))])
     assert json.loads(same["passed_on"]) == json.loads(body)
     assert no_number["status"] == 400
 
@@ -109,8 +106,7 @@ def test_only_an_allow_is_passed_on() -> None:
         None,
     ]
     engine = WordEngine()
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        exits = accessed(client, bodies)
+    exits = accessed(bodies, engine)
     assert [list(left) for left in exits[:2]] == [["passed_on"], ["passed_on"]]
     violation = {"message": "violates medical_advice", "type": "guardrail"}
     assert exits[2] == {"status": 403, "body": {"error": violation}}
@@ -128,8 +124,7 @@ def test_what_the_model_would_read_and_no_rule_does_is_refused() -> None:
         asked("Hi", Tools=[function]),
         asked("Hi", response_format={"type": "json_object"}),
     ]
-    with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
-        *refused, passed = accessed(client, bodies)
+    *refused, passed = accessed(bodies)
     assert [left.get("status") for left in refused] == [400] * 4
     keys = ("functions", "prediction", "response_format.json_schema", "Tools")
     for outcome, key in zip(refused, keys, strict=True):
@@ -147,13 +142,15 @@ def test_a_moderation_blocks_by_its_flags_and_raises_where_there_is_none() -> No
     config = plugin("ai-custom-guardrail", "ai-custom-guardrail.yaml")
     assert config["stop_on_error"] is True and config["guarding_mode"] == "BOTH"
     assert config["request"]["url"] == f"{SERVER}/v1/moderations"
-
-    def moderated(client: httpx.Client, text: str) -> Any:
-        return client.post("/v1/moderations", json={"input": text}).json()
-
+    answers = []
     with serving(create_app(WordEngine())) as client:  # type: ignore[arg-type]
-        texts = ("Hi", "Is ibuprofen good?", "This cannot be judged.", "This breaks the engine.")
-        answers = [moderated(client, text) for text in texts]
+        for text in (
+            "Hi",
+            "Is ibuprofen good?",
+            "This cannot be judged.",
+            "This breaks the engine.",
+        ):
+            answers.append(client.post("/v1/moderations", json={"input": text}).json())
     allowed, blocked, *errors = run("return 0", [], answers)["guardrail"]
     assert allowed["block"] is False
     assert blocked == {"block": True, "block_message": "violates medical_advice"}

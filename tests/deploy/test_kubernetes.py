@@ -18,10 +18,9 @@ import pytest
 import yaml
 
 from guard.errors import GuardError
-from guard.layout import Runs
 from guard.recipe import load_recipe
 from serve.cluster.size import ReplicaRange
-from serve.selection import Selection
+from serve.cluster.snapshots import Snapshots
 from tests.deploy.clients import DEPLOY, ROOT
 from tests.serve.guarded import save_adapter
 
@@ -64,48 +63,37 @@ with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as
 
 
 @pytest.mark.slow
-def test_notes_of_another_beginning_are_not_those_of_a_shard(tmp_path: Path) -> None:
-    from serve.cluster.kubernetes import _served_last  # which imports Ray
-
-    folders: dict[str, Path] = {}
-    for seed, rule in enumerate(("a", "b", "c")):
-        folders[rule] = save_adapter(tmp_path / rule, rule, seed=seed)
-    first = [{"a": folders["a"]}, {"b": folders["b"]}]
-    noted = _served_last(tmp_path / "copies", first)
-    noted[0].write({**noted[0].read(), "c": noted[0].keep(folders["c"])})  # a rule was added
-    again = _served_last(tmp_path / "copies", first)
-    assert [sorted(served.read()) for served in again] == [["a", "c"], ["b"]]
-    # Built again with the added rule, all shards begin anew: none has an old one's note.
-    grown = _served_last(tmp_path / "copies", [first[0], {**first[1], "c": folders["c"]}])
-    assert [sorted(served.read()) for served in grown] == [["a"], ["b", "c"]]
-
-
-@pytest.mark.slow
-def test_an_application_that_comes_back_serves_what_it_began_with_and_old_notes_go(
+def test_a_shard_has_the_notes_of_its_own_beginning_and_old_notes_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.cluster.kubernetes import _note_beginning, _served_last  # which imports Ray
-    from serve.cluster.shards.shard_rules import UNUSED_S
+    from serve.cluster.shards.shard import UNUSED_S
+
+    def served(*shards: str) -> list[Snapshots]:
+        return _served_last(root, [{rule: folders[rule] for rule in shard} for shard in shards])
 
     monkeypatch.setattr("serve.cluster.kubernetes.KEPT_BEGINNINGS", 1)
-    folders = [{"a": save_adapter(tmp_path / str(seed), "a", seed=seed)} for seed in range(3)]
     root = tmp_path / "copies"
-    (first,) = _served_last(root, folders[:1])
+    folders: dict[str, Path] = {}
+    for seed, rule in enumerate("abc"):
+        folders[rule] = save_adapter(tmp_path / rule, rule, seed=seed)
+    first, _ = served("a", "b")
     _note_beginning(first)
     beginning = first.read()
-    first.write({"a": first.keep(folders[1]["a"])})  # the rule has other weights
-    changed = first.read()
-    (replacing,) = _served_last(root, folders[2:])  # which does not start
-    (again,) = _served_last(root, folders[:1])
-    assert again.read() == changed != beginning
+    first.write({**beginning, "c": first.keep(folders["c"])})  # a rule was added
+    assert [sorted(each.read()) for each in served("a", "b")] == [["a", "c"], ["b"]]
+    # Built again with the added rule, all shards begin anew: none has an old one's note.
+    replacing, other = served("a", "bc")
+    assert [sorted(each.read()) for each in (replacing, other)] == [["a"], ["b", "c"]]
+    assert sorted(served("a", "b")[0].read()) == ["a", "c"]  # the other one did not start
     _note_beginning(replacing)
-    (restored,) = _served_last(root, folders[:1])
+    restored, _ = served("a", "b")
     assert restored.read() == beginning
     _note_beginning(restored)
-    assert replacing.is_noted  # it may be running still
+    assert replacing.note.is_file()  # it may be running still
     os.utime(replacing.note, (0, time.time() - UNUSED_S - 1))
     _note_beginning(restored)
-    assert restored.is_noted and not replacing.is_noted
+    assert restored.note.is_file() and not replacing.note.is_file()
 
 
 def documents() -> dict[str, dict[str, Any]]:
@@ -137,13 +125,16 @@ def test_the_service_names_the_ray_that_is_pinned_and_an_application_that_exists
     [
         ({"replicas": "two"}, "'replicas': must be a number such as 2 or 1-4"),
         ({"replicas": "1-200", "shards": 2}, "2 shards of 200 replicas are more than 256"),
+        ({"replicas": "2", "scale_down": 60}, "scale_down needs a range"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_before_anything_starts(
     tmp_path: Path, changed: dict[str, Any], problem: str
 ) -> None:
-    from serve.cluster.kubernetes import build  # which imports Ray
+    from serve.cluster.kubernetes import ApplicationArguments, build  # which imports Ray
 
+    ranged = ApplicationArguments(runs=tmp_path, replicas="2-4", scale_down=60)
+    assert ranged.size == ReplicaRange(2, 4).scaled_down_after(60)
     with pytest.raises(GuardError, match=problem):
         build({"runs": str(tmp_path)} | changed)
 
@@ -164,13 +155,9 @@ def test_every_pod_has_the_image_and_the_volume_and_room_for_a_replica() -> None
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert float(limits["cpu"]) >= arguments["cpus"]
     assert documents()["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
-
-
-def test_the_head_has_the_port_by_which_the_operator_starts_the_application() -> None:
-    head = documents()["RayService"]["spec"]["rayClusterConfig"]["headGroupSpec"]
-    (container,) = head["template"]["spec"]["containers"]
-    ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
-    # KubeRay 1.5 takes those of Ray where the container has none, and no other where it has some.
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in head.get("ports", ())}
+    # KubeRay 1.5 takes Ray's ports where the container has none, and no other where it has some.
     needed = {"dashboard": 8265, "gcs-server": 6379, "serve": 8000}
     assert not ports or needed.items() <= ports.items()
 
@@ -194,68 +181,43 @@ def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
 
 
 @pytest.mark.slow
-def test_how_fast_replicas_end_is_an_argument_where_their_number_follows_the_load(
-    tmp_path: Path,
-) -> None:
-    from serve.cluster.kubernetes import ApplicationArguments  # which imports Ray
-
-    ranged = ApplicationArguments(runs=tmp_path, replicas="2-4", scale_down=60)
-    assert ranged.size == ReplicaRange(2, 4).scaled_down_after(60)
-    with pytest.raises(GuardError, match="scale_down"):
-        _ = ApplicationArguments(runs=tmp_path, replicas="2", scale_down=60).size
-
-
-@pytest.mark.slow
 def test_rule_sets_are_of_what_is_served_last_and_of_what_was_removed(tmp_path: Path) -> None:
     from serve.cluster import kubernetes  # which imports Ray
 
     for seed, rule in enumerate(("kept", "removed", "added")):
         save_adapter(tmp_path / "tiny" / rule / "alora", rule, seed=seed)
     sets = tmp_path / "sets.yaml"
-    sets.write_text("rule_sets: {support: {rules: [kept, removed]}}")
     arguments = kubernetes.ApplicationArguments(
         runs=tmp_path, rules="kept,removed", rule_sets=sets, timeout=600
     )
-    selection = Selection("tiny", "kept,removed", runs=Runs(tmp_path))
-    (noted,) = kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1)).snapshots
+
+    def options_with(*rules: str) -> kubernetes.IngressOptions:
+        sets.write_text(f"rule_sets: {{support: {{rules: [{', '.join(rules)}]}}}}")
+        return kubernetes._ingress_options(arguments)
+
+    (noted,) = options_with("kept", "removed").snapshots
     # As an administrator does while it runs.
-    noted.write(
-        {
-            "kept": noted.read()["kept"],
-            "added": noted.keep(tmp_path / "tiny" / "added" / "alora"),
-        }
-    )
-    sets.write_text("rule_sets: {support: {rules: [kept, removed, added]}}")
-    again = kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1))
+    added = noted.keep(tmp_path / "tiny" / "added" / "alora")
+    noted.write({"kept": noted.read()["kept"], "added": added})
+    again = options_with("kept", "removed", "added")
     assert again.served.rule_sets["support"].rules == ("kept", "removed", "added")
-    sets.write_text("rule_sets: {support: {rules: [kept, nobody]}}")
     with pytest.raises(GuardError, match="the rule is not served"):
-        kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1))
+        options_with("kept", "nobody")
 
 
 @pytest.mark.slow
-def test_what_stops_has_the_time_of_a_check(tmp_path: Path) -> None:
-    from serve.cluster.kubernetes import build  # which imports Ray
-
-    save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=0)
-    ingress = build({"runs": str(tmp_path), "timeout": 600})._bound_deployment
-    (shard,) = ingress.init_args[0]
-    for deployment in (ingress, shard._bound_deployment):
-        assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
-
-
-@pytest.mark.slow
-def test_the_ingress_logs_as_the_server_does(
+def test_what_stops_has_the_time_of_a_check_and_the_ingress_logs_as_the_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.cluster import kubernetes  # which imports Ray
 
     save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=0)
+    ingress = kubernetes.build({"runs": str(tmp_path), "timeout": 600})._bound_deployment
+    (shard,), options = ingress.init_args
+    for deployment in (ingress, shard._bound_deployment):
+        assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
     pipes: list[Path | None] = []
     monkeypatch.setattr(kubernetes, "log_into", pipes.append)
-    arguments = kubernetes.ApplicationArguments(runs=tmp_path)
-    selection = Selection("tiny", runs=Runs(tmp_path))
-    options = kubernetes._ingress_options(arguments, selection, ReplicaRange(1, 1))
     no_handle: Any = None
     kubernetes.ServedIngress([no_handle], options).__serve_build_asgi_app__()
     assert pipes == [None]

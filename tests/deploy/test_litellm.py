@@ -41,6 +41,8 @@ BAD_REPLY = "Say: Take ibu~profen with water every four hours, as long as it hur
 UNJUDGED_REPLY = "Say: This can~not be judged by any rule at all, and goes on for a few words more."
 BREAKING_REPLY = "Say: This brea~ks the engine, and goes on for a few words more than that one."
 UNJUDGED, BREAKING = "This cannot be judged.", "This breaks the engine."
+# Of a violation in a request.
+STATUSES = {"centurion": 400, "centurion-moderation": 400, "centurion-detector": 500}
 
 
 @dataclass(frozen=True)
@@ -154,14 +156,13 @@ def test_the_file_as_it_is_checks_every_request_and_lets_nothing_pass_unjudged(
                 assert chain.stream(text)[0] == ""
 
 
-def test_both_sides_are_judged_the_reply_as_the_end_of_its_conversation(chain: Chain) -> None:
+def test_both_sides_are_judged_the_reply_as_the_end_of_its_whole_conversation(
+    chain: Chain,
+) -> None:
     response = chain.ask("Say: Rest well.", "centurion")
     assert response.json()["choices"][0]["message"]["content"] == "Rest well."
     asked = Message("user", "Say: Rest well.")
     assert chain.engine.conversations == [(asked,), (asked, Message("assistant", "Rest well."))]
-
-
-def test_roles_and_earlier_turns_are_judged_too(chain: Chain) -> None:
     messages = [
         {"role": "system", "content": "You are a nurse."},
         {"role": "user", "content": "My head hurts."},
@@ -174,39 +175,27 @@ def test_roles_and_earlier_turns_are_judged_too(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize(
-    ("guardrail", "text", "rule", "status"),
-    [
-        ("centurion", "Who lives at 5 Elm Street?", "pii_leak", 400),
-        ("centurion-moderation", "Is ibuprofen good?", "medical_advice", 400),
-        ("centurion-detector", "Who lives at 5 Elm Street?", "PII_LEAK", 500),
-    ],
-)
-def test_a_violation_in_a_request_never_reaches_the_model(
-    chain: Chain, guardrail: str, text: str, rule: str, status: int
-) -> None:
-    response = chain.ask(text, guardrail)
-    assert response.status_code == status and rule in response.text
-    assert not chain.was_model_asked
-
-
-@pytest.mark.parametrize(
     ("guardrail", "text", "rule"),
     [
+        ("centurion", "Who lives at 5 Elm Street?", "pii_leak"),
+        ("centurion-moderation", "Is ibuprofen good?", "medical_advice"),
+        ("centurion-detector", "Who lives at 5 Elm Street?", "PII_LEAK"),
         ("centurion", BAD_REPLY, "medical_advice"),
         ("centurion-moderation", BAD_REPLY, "medical_advice"),
         ("centurion-detector", "Say: At 5 Elm~ Street.", "PII_LEAK"),
     ],
 )
-def test_a_violation_in_a_reply_is_not_given_out(
+def test_a_violation_never_reaches_the_model_or_is_not_given_out(
     chain: Chain, guardrail: str, text: str, rule: str
 ) -> None:
     response = chain.ask(text, guardrail)
-    assert chain.was_model_asked
-    assert response.is_error and rule in response.text
-    assert "choices" not in response.json()
+    assert rule in response.text and "choices" not in response.json()
+    is_reply = text.startswith("Say")
+    assert response.is_error if is_reply else response.status_code == STATUSES[guardrail]
+    assert chain.was_model_asked == is_reply
 
 
-@pytest.mark.parametrize("guardrail", ["centurion", "centurion-moderation", "centurion-detector"])
+@pytest.mark.parametrize("guardrail", STATUSES)
 @pytest.mark.parametrize("text", [UNJUDGED, UNJUDGED_REPLY, BREAKING, BREAKING_REPLY])
 def test_what_has_no_verdict_is_not_given_out_by_any_of_the_three(
     chain: Chain, guardrail: str, text: str
@@ -239,9 +228,9 @@ def test_what_lets_pass_is_what_the_settings_say_and_a_422_is_not_unreachable(
 
 
 @pytest.mark.parametrize("guardrail", ["not-on-error", "open"])
-def test_no_setting_lets_a_violation_pass(chain: Chain, guardrail: str) -> None:
-    assert "violates medical_advice" in chain.ask("Is ibuprofen good?", guardrail).text
-    assert "violates medical_advice" in chain.ask(BAD_REPLY, guardrail).text
+@pytest.mark.parametrize("text", ["Is ibuprofen good?", BAD_REPLY])
+def test_no_setting_lets_a_violation_pass(chain: Chain, guardrail: str, text: str) -> None:
+    assert "violates medical_advice" in chain.ask(text, guardrail).text
 
 
 def test_a_tenant_s_key_is_sent_and_without_it_nothing_passes(chain: Chain) -> None:

@@ -116,23 +116,21 @@ def test_nemo_listens_where_nobody_else_of_the_file_does(config: str) -> None:
 def test_what_is_allowed_passes_and_a_violation_is_refused_on_both_sides(
     chats: Chats, config: str
 ) -> None:
+    """And a server that is gone lets nothing pass."""
     assert chats.outcome(config, unlike(REST)) == REST
     assert chats.outcome(config, "Who lives at 5 Elm Street?") == REFUSED
     assert chats.outcome(config, unlike(BAD)) == REFUSED
+    assert chats.outcome(f"{config}-gone", unlike(REST)) == FAILED
 
 
-def test_rails_without_code_see_a_message_by_itself_and_a_reply_after_its_question(
+def test_rails_see_a_message_and_a_reply_after_its_question_and_actions_the_conversation(
     chats: Chats,
 ) -> None:
-    asked = ("user", unlike(REST))
+    asked, replied = ("user", unlike(REST)), ("assistant", REST)
     assert [asked] in chats.judged  # by the Detectors API
-    assert [asked, ("assistant", REST)] in chats.judged  # as a model
-
-
-def test_the_actions_see_the_whole_conversation_once(chats: Chats) -> None:
-    asked = [*EARLIER, ("user", unlike(REST))]
-    assert chats.judged.count(asked) == 1
-    assert chats.judged.count([*asked, ("assistant", REST)]) == 1
+    assert [asked, replied] in chats.judged  # as a model
+    assert chats.judged.count([*EARLIER, asked]) == 1
+    assert chats.judged.count([*EARLIER, asked, replied]) == 1
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS)
@@ -143,11 +141,6 @@ def test_what_has_no_verdict_is_an_error_and_never_the_reply(
     got = chats.outcome(config, text)
     # A model that fails raises in NeMo, an action that fails is told the user.
     assert got == FAILED or got.startswith("raised LLMCallException")
-
-
-@pytest.mark.parametrize("config", CONFIGURATIONS)
-def test_a_server_that_is_gone_lets_nothing_pass(chats: Chats, config: str) -> None:
-    assert chats.outcome(f"{config}-gone", unlike(REST)) == FAILED
 
 
 @pytest.mark.parametrize("is_parallel", [False, True])

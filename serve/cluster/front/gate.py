@@ -21,11 +21,6 @@ class Gate:
         self._is_empty.set()
         self._closing = asyncio.Lock()
 
-    @property
-    def inside(self) -> int:
-        """The number of checks that are under way."""
-        return self._inside
-
     @contextlib.asynccontextmanager
     async def passing(self, within_s: float) -> AsyncIterator[None]:
         """Go through. Raises TimeoutError if the gate is closed for longer than `within_s`."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import MutableHeaders
@@ -25,8 +26,6 @@ from serve.api.app import DESCRIPTION, FORMATS, TITLE, put_in_front
 from serve.api.catalogue import Catalogue
 from serve.api.formats import stream
 from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
-from serve.api.observe.metrics import Metrics
-from serve.api.observe.record import Observer
 from serve.api.observe.requests import REQUEST_ID
 from serve.api.service import POLL_S
 from serve.api.watch import watch
@@ -34,8 +33,7 @@ from serve.cluster.front.probes import ClusterProbes
 from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from serve.cluster.pool import REPLICA_HEADER
-from serve.cluster.shards.rules import ShardedRules
-from serve.cluster.shards.service import ClusterService, CountTokens, patience_s
+from serve.cluster.shards.service import ClusterService, patience_s
 from serve.cluster.shards.shard import Shard
 from serve.engine.refusals import CallerGone, too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S
@@ -46,45 +44,34 @@ NO_FORMAT = "none"  # the wire format of a path that is no format's, by ErrorRes
 
 
 def create_ingress(
-    rules: ShardedRules,
-    text_tokens: CountTokens,
+    service: ClusterService,
     timeout_s: float = TIMEOUT_S,
     *,
     rule_sets: Mapping[str, RuleSet] | None = None,
     tenants: Tenants | None = None,
-    observers: Sequence[Observer] = (),
     is_watching: bool = False,
     most_replicas: int = 1,
 ) -> FastAPI:
-    """The app that listens for these shards, of `most_replicas` each at most.
+    """The app that listens for the service's shards, of `most_replicas` each at most.
 
-    `text_tokens` counts a text's tokens as the replicas do. The `observers` are told of the checks
-    that are read here. The other options are those of `serve.api.app.create_app`.
+    The other options are those of `serve.api.app.create_app`.
     """
-    is_relay = len(rules.shards) == 1
-    app = FastAPI(title=TITLE, description=DESCRIPTION, lifespan=_lifespan, redirect_slashes=False)
+    is_relay = len(service.shards) == 1
+    described: dict[str, Any] = {"title": TITLE, "description": DESCRIPTION}
     if is_relay:  # its replica describes all formats
-        app = FastAPI(
-            lifespan=_lifespan,
-            docs_url=None,
-            redoc_url=None,
-            openapi_url=None,
-            redirect_slashes=False,
-        )
-    metrics = Metrics(rules.cards)
-    # The counters last, as in create_app.
-    service = ClusterService(rules, text_tokens, (*observers, metrics))
+        described = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(lifespan=_lifespan, redirect_slashes=False, **described)
     app.state.service = service
     app.state.is_watching = is_watching
     app.add_middleware(NamedReplicas)
-    catalogue = Catalogue(rules.cards, rule_sets or {})
-    put_in_front(app, catalogue, tenants, timeout_s, metrics, MAX_REQUESTS * most_replicas)
+    catalogue = Catalogue(service.cards, rule_sets or {})
+    put_in_front(app, catalogue, tenants, timeout_s, service.metrics, MAX_REQUESTS * most_replicas)
     app.include_router(admin.router)
-    ClusterProbes(rules, metrics).add_to(app)
+    ClusterProbes(service).add_to(app)
     if is_relay:
         app.include_router(stream.router)
         # For all paths that are not its own, whatever the method.
-        app.router.default = request_response(Relay(rules.shards[0], timeout_s).pass_on)
+        app.router.default = request_response(Relay(service.shards[0], timeout_s).pass_on)
     else:
         for wire_format in FORMATS.values():
             app.include_router(wire_format.router)
@@ -126,8 +113,7 @@ class Relay:
     """Passes requests on to the replicas of the only shard. For one event loop."""
 
     def __init__(self, shard: Shard, timeout_s: float) -> None:
-        self._replicas = shard.replicas
-        self._rules = shard.rules
+        self._shard = shard
         self._timeout_s = timeout_s
         self._keys = SessionKeys()
 
@@ -143,11 +129,11 @@ class Relay:
         if relayed.method == "POST":
             tenant = Caller.of(request).tenant
             key = self._keys.key(relayed, tenant.name if tenant else "")
-        async with self._rules.answering(deadline - time.monotonic()) as version:
+        async with self._shard.answering(deadline - time.monotonic()) as version:
             if relayed.method == "POST":
                 left_ms = max(1, round((deadline - time.monotonic()) * 1000))
                 relayed = relayed.with_header(TIMEOUT_HEADER, str(left_ms))
-            asking = asyncio.ensure_future(self._replicas.ask(relayed, key, version))
+            asking = asyncio.ensure_future(self._shard.replicas.ask(relayed, key, version))
             answered = await _answer(request, asking, deadline)
         response = Response(answered.body, answered.status)
         response.raw_headers = list(answered.headers)

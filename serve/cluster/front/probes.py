@@ -1,12 +1,13 @@
 """What orchestrators and Prometheus ask of a cluster, of all shards and replicas together.
 
-As `serve/api/probes.py`: a cluster is up while any part of it is, since rules of a part that is not
-are unjudged, and the others judged.
+As `serve/api/probes.py`: a cluster is up while any part of it is. The rules of other parts are
+unjudged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -14,11 +15,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from serve.api.observe.metrics import Metrics
 from serve.api.probes import up_or_down
 from serve.cluster.front.sums import SummedMetrics, merged
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
-from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.service import ClusterService
 
 PROBE_S = 5.0  # seconds that replicas have to answer a probe
 # Seconds from the first look that finds no replica, after which none is expected back.
@@ -28,14 +28,12 @@ LOST_S = 120.0
 class ClusterProbes:
     """Says how the shards are. For one event loop."""
 
-    def __init__(self, rules: ShardedRules, metrics: Metrics) -> None:
-        self._rules = rules
-        self._metrics = metrics
+    def __init__(self, service: ClusterService) -> None:
+        self._service = service
         self._sums = SummedMetrics()
         self._lost_since: float | None = None  # by time.monotonic; None while a replica is there
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the probes to the app."""
         app.add_route("/healthz", self.healthz, methods=["GET"])
         app.add_route("/readyz", self.readyz, methods=["GET"])
         app.add_route("/health", self.readyz, methods=["GET"])
@@ -52,7 +50,7 @@ class ClusterProbes:
 
     async def _is_any_running(self) -> bool:
         """Whether a shard is known to have a replica."""
-        looks = [shard.replicas.running() for shard in self._rules.shards]
+        looks = [shard.replicas.running() for shard in self._service.shards]
         is_any_running = False
         for outcome in await asyncio.gather(*looks, return_exceptions=True):
             if isinstance(outcome, int):
@@ -62,49 +60,45 @@ class ClusterProbes:
         return is_any_running
 
     async def readyz(self, request: Request) -> JSONResponse:
-        """200 while any replica would take one more check."""
         try:
             shards = await self._each("ready")
         except ReplicaLost:
             return up_or_down(False)
-        return up_or_down(any(state.value for states in shards for state in states))
+        return up_or_down(any(state.value for state in itertools.chain(*shards)))
 
     async def metrics(self, request: Request) -> Response:
         """The metrics of all replicas, added up; where none answers, what they counted last."""
         try:
             shards = await self._each("metrics")
         except ReplicaLost:
-            shards = [[] for _ in self._rules.shards]
-        expositions: dict[str, str] = {}
-        for answers in shards:
-            expositions |= {answer.replica: answer.value for answer in answers}
+            shards = [[] for _ in self._service.shards]
+        expositions = {answer.replica: answer.value for answer in itertools.chain(*shards)}
         families = [*self._sums.families(expositions), *self._shard_metrics(shards)]
-        registry = merged(self._metrics.registry, families)
+        registry = merged(self._service.metrics.registry, families)
         accept = request.headers.get("accept", "")
-        content, content_type = self._metrics.exposition(accept, registry)
+        content, content_type = self._service.metrics.exposition(accept, registry)
         return Response(content, headers={"content-type": content_type})
 
     async def _each(self, method: str) -> list[list[ReplicaAnswer]]:
-        """What the replicas of each shard say that answer in time; nothing of a shard that cannot
-        be asked.
+        """For each shard, the answers that come in time; none of a shard that cannot be asked.
 
         Raises ReplicaLost if none can.
         """
         asking = []
-        for shard in self._rules.shards:
+        for shard in self._service.shards:
             asking.append(shard.replicas.each(method, within_s=PROBE_S, may_miss=True))
-        outcomes = await asyncio.gather(*asking, return_exceptions=True)
         answers: list[list[ReplicaAnswer]] = []
-        failures: list[BaseException] = []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
+        failures: list[ReplicaLost] = []
+        for outcome in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(outcome, ReplicaLost):
                 failures.append(outcome)
                 answers.append([])
+            elif isinstance(outcome, BaseException):
+                raise outcome
             else:
                 answers.append(outcome)
-        for failure in failures:
-            if len(failures) == len(outcomes) or not isinstance(failure, ReplicaLost):
-                raise failure
+        if len(failures) == len(answers):
+            raise failures[0]
         return answers
 
     def _shard_metrics(self, shards: Sequence[Sequence[ReplicaAnswer]]) -> list[Metric]:
@@ -113,6 +107,6 @@ class ClusterProbes:
         replicas = GaugeMetricFamily("guard_shard_replicas", text, labels=["shard"])
         for number, answers in enumerate(shards):
             replicas.add_metric([str(number)], len(answers))
-        served = len(self._rules.cards)
+        served = len(self._service.cards)
         text = "Rules that can be asked."
         return [GaugeMetricFamily("guard_rules_served", text, served), replicas]

@@ -1,18 +1,16 @@
 """Which conversation a request belongs to: all of a conversation go to the replica that has it.
 
-A replica keeps the keys and values of what it has read, and the conversations of calls whose
-replies are still to come. So the key of a request is what never changes while its conversation
-grows: the caller's header `x-session-id`, or a hash of the tenant, the turns before the first
-user's, and the first user's. Knows nothing of replicas.
+A request's key never changes while its conversation grows: it is the caller's header
+`x-session-id`, or a hash of the tenant and of the turns up to the first user's. Knows nothing of
+replicas.
 
 Two formats send a reply without its conversation, and join it to the request by a call's id:
 LiteLLM's (`litellm_call_id`) and agentgateway's (`call-id`). The replica that read the request has
-the conversation in memory, so the reply must come to the same one. The id itself is a bad key for
-that: each call has another, and a conversation would be computed anew at each of its turns. So a
-request goes by its session or conversation, as everywhere, and its id is kept here with that key,
-for as long as the replica keeps the conversation. A reply goes where its id says; one whose id is
-unknown here goes by the id, and is unjudged wherever it comes. So is one whose id came with two
-keys: each of two replicas has a conversation of it, and neither knows of the other's.
+the conversation in memory, so the reply must come to the same one. The id itself is no key: each
+call has another, and a conversation would be computed anew at each turn. So the id is kept here
+with the request's key, for as long as the replica keeps the conversation. A reply with an unknown
+id goes by the id, and is unjudged on any replica. A reply is unjudged too if its id came with two
+keys: two replicas have a conversation of it, and neither knows of the other's.
 """
 
 from __future__ import annotations
@@ -104,17 +102,14 @@ class SessionKeys:
 def conversation_key(
     messages: Sequence[Message], cache_salt: str | None, session: str, tenant: str = ""
 ) -> str:
-    """The key of a conversation that was read from a request; `session` is the caller's header.
-
-    The same as `SessionKeys.key` of the request.
-    """
+    """The same key as `SessionKeys.key` of the request; `session` is the caller's header."""
     if session:
         return _hashed(tenant, "session", session)
     return _hashed(tenant, "conversation", cache_salt, *_roles_and_contents(messages))
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """The body; empty if it is not a JSON object that is read, which a replica will refuse."""
+    """The body; empty if it is no such object, which a replica will refuse."""
     try:
         content = read_body(body)
     except (ValueError, RecursionError):
@@ -123,7 +118,6 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _call_id(relayed: RelayedRequest, body: dict[str, Any]) -> str:
-    """What joins a reply to its request, in the formats that send them one by one."""
     call_id = relayed.header("call-id") or body.get("litellm_call_id")
     return call_id if isinstance(call_id, str) else ""
 
@@ -154,7 +148,6 @@ def _rendered(messages: list[Any], tools: Any) -> list[Any]:
 
 
 def _until_first_user(messages: list[Any]) -> list[Any]:
-    """The messages up to the first one of the user's, that included."""
     for number, message in enumerate(messages):
         if isinstance(message, dict) and message.get("role") == "user":
             return messages[: number + 1]
@@ -162,7 +155,7 @@ def _until_first_user(messages: list[Any]) -> list[Any]:
 
 
 def _roles_and_contents(conversation: Sequence[Message]) -> list[Any]:
-    """Role and content of each turn up to the first one of the user's, that included."""
+    """Role and content of each turn, up to and with the user's first."""
     head: list[Any] = []
     for turn in conversation:
         head.append([turn.role, turn.content])

@@ -1,8 +1,7 @@
 """The metrics of all replicas as those of one server: counts and sizes are added up.
 
-A replica that is gone takes its counts along, and a sum that falls reads as a restart of all: what
-it counted last is kept, under its name, since it may only have been too slow to answer. Knows
-nothing of what is counted.
+A sum that falls reads as a restart of all. So the last counts of a replica that is gone are kept,
+under its name, since it may only have been too slow to answer. Knows nothing of what is counted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SampleKey = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and label
 
 
 class SummedMetrics:
-    """Adds up what replicas say, by their names, and what those said last that are gone."""
+    """Adds up the metrics of replicas, by their names, and the last counts of those gone."""
 
     def __init__(self) -> None:
         self._last: dict[str, list[Metric]] = {}  # by replica
@@ -48,7 +47,6 @@ class SummedMetrics:
 
 
 def _counts(families: Iterable[Metric]) -> list[Metric]:
-    """Those of the families that a replica's end does not take back."""
     return [family for family in families if family.type in COUNTS]
 
 
@@ -59,7 +57,6 @@ class FamiliesCollector(Collector):
         self._families = list(families)
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         yield from self._families
 
 
@@ -71,7 +68,6 @@ def merged(ingress_registry: CollectorRegistry, families: Iterable[Metric]) -> C
 
 
 def _families(text: str) -> list[Metric]:
-    """The families of an exposition that are added up."""
     families: list[Metric] = []
     for family in text_string_to_metric_families(text):
         if family.name not in ONLY_OF_INGRESS and not family.name.endswith(CREATED):
@@ -80,7 +76,6 @@ def _families(text: str) -> list[Metric]:
 
 
 def _summed(families: Iterable[Metric]) -> list[Metric]:
-    """The families with each name's families added up."""
     by_name: dict[str, list[Metric]] = {}
     for family in families:
         by_name.setdefault(family.name, []).append(family)
@@ -88,7 +83,6 @@ def _summed(families: Iterable[Metric]) -> list[Metric]:
 
 
 def _sum(families: Sequence[Metric]) -> Metric:
-    """Families of one name as one."""
     values: dict[SampleKey, float] = {}
     for family in families:
         for sample in family.samples:

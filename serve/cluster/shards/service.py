@@ -1,62 +1,153 @@
-"""A check by all shards that have one of its rules, at the same time, and their verdicts as one.
+"""What the shards serve, and checks by all shards that have one of their rules.
 
-What a shard does not answer is unjudged, with the reason, and the others' verdicts stand. Each
-shard has its own replica of a conversation, so each computes it once. Knows nothing of formats.
+A check asks its shards at the same time, and makes one Check of their verdicts. A rule is unjudged,
+with the reason, if its shard does not answer; the verdicts of other shards stand. Each shard has a
+replica of its own for a conversation, so each computes it once.
+
+A rule stays on its shard as long as it is served, and changes there alone. Knows nothing of
+formats.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.weights.card import Card
+from guard.weights.card import Card, read_card
 from serve.api.access import Caller
 from serve.api.errors import retry_after_s
+from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
-from serve.api.service import POLL_S, CheckService
+from serve.api.service import POLL_S, CheckService, FindTrained, not_trained
 from serve.cluster.front.session import SESSION_HEADER, conversation_key
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
-from serve.cluster.shards.rules import ShardedRules
+from serve.cluster.shards.placement import place_for
+from serve.cluster.shards.shard import Shard
 from serve.engine import Check, Refusal
 from serve.engine.codes import Code, code_of
-from serve.engine.refusals import CallerGone, TooLate, too_late
+from serve.engine.refusals import CallerGone, TooLate, not_served, too_late
 from serve.engine.score import joined
 from serve.engine.thread.engine_thread import CLOSING_S
+
+TWICE = "Delete the notes of what is served (served-*.json) and start again"
 
 CountTokens = Callable[[str], int]
 
 
 class ClusterService(CheckService):
-    """Checks by the replicas of these shards; `text_tokens` counts as they do."""
+    """Checks by the replicas of these shards. For one event loop; nobody else changes the rules.
+
+    `text_tokens` counts as the replicas do; `order` is that in which rules are listed;
+    `find_trained` finds the folder of a rule that is trained and not served. The `observers`, and
+    behind them the `metrics`, are told of the checks.
+    """
 
     def __init__(
-        self, rules: ShardedRules, text_tokens: CountTokens, observers: Sequence[Observer] = ()
+        self,
+        shards: Sequence[Shard],
+        text_tokens: CountTokens,
+        order: Iterable[str] = (),
+        find_trained: FindTrained = lambda rule: None,
+        observers: Sequence[Observer] = (),
     ) -> None:
-        super().__init__(rules.cards, observers)
-        self._rules = rules
+        self.shards = tuple(shards)
         self._text_tokens = text_tokens
+        self._find_trained = find_trained
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Card]] = set()  # under way, or waiting for it
+        self._shard_of: dict[str, int] = {}
+        for number, shard in enumerate(self.shards):
+            for rule in shard.cards:
+                if rule in self._shard_of:
+                    raise GuardError("two shards have the rule", got=rule, remedy=TWICE)
+                self._shard_of[rule] = number
+        self._served: dict[str, Card] = {}
+        for rule in dict.fromkeys((*order, *self._shard_of)):
+            if rule in self._shard_of:
+                self._served[rule] = self._shard(rule).cards[rule]
+        self.metrics = Metrics(self._served)
+        super().__init__(self._served, (*observers, self.metrics))
 
     def text_tokens(self, text: str) -> int:
-        """How many tokens the replicas make of a text by itself."""
         return self._text_tokens(text)
 
+    def by_shard(self, rules: Iterable[str]) -> dict[int, list[str]]:
+        """The served ones of these rules, by the number of their shard."""
+        numbers: dict[int, list[str]] = {}
+        for rule in rules:
+            if rule in self._shard_of:
+                numbers.setdefault(self._shard_of[rule], []).append(rule)
+        return numbers
+
     def folder(self, rule: str) -> Path:
-        """As `CheckService.folder`."""
-        return self._rules.folder(rule)
+        if rule not in self._shard_of:
+            raise not_served(rule)
+        return self._shard(rule).folder(rule)
 
     async def serve(self, rule: str) -> Card:
-        """As `CheckService.serve`, on all replicas of the rule's shard."""
-        return await self._rules.serve(rule)
+        """As `CheckService.serve`: a new rule comes to a shard of its base with few rules."""
+        return await self._to_its_end(self._serve(rule))
 
     async def remove(self, rule: str) -> Card:
-        """As `CheckService.remove`, on all replicas of the rule's shard."""
-        return await self._rules.remove(rule)
+        """As `CheckService.remove`: each shard keeps one rule."""
+        return await self._to_its_end(self._remove(rule))
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, Card]) -> Card:
+        """The outcome of a change, which goes on if whoever asked for it is gone.
+
+        Of half a change replicas, the note and this object would each say something else.
+        """
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _serve(self, rule: str) -> Card:
+        async with self._changing:
+            number = self._shard_of.get(rule)
+            if number is None:
+                number = await self._place_for(rule)
+            self._served[rule] = await self.shards[number].serve(rule)
+            self._shard_of[rule] = number
+            return self._served[rule]
+
+    async def _remove(self, rule: str) -> Card:
+        async with self._changing:
+            if rule not in self._shard_of:
+                raise HTTPException(404, f"the rule {rule!r} is not served")
+            shard = self._shard(rule)
+            if len(shard.cards) == 1 < len(self.shards):
+                problem = f"{rule!r} is the last rule of its shard"
+                raise HTTPException(409, f"{problem}; start the server with fewer of them")
+            card = await shard.remove(rule)
+            del self._shard_of[rule], self._served[rule]
+            return card
+
+    def _shard(self, rule: str) -> Shard:
+        return self.shards[self._shard_of[rule]]
+
+    async def _place_for(self, rule: str) -> int:
+        """The shard that a new rule comes to. Raises HTTPException 404 if it is not trained."""
+        folder = await asyncio.to_thread(self._find_trained, rule)
+        if folder is None:
+            raise not_trained(rule, self._served)
+        model = (await asyncio.to_thread(read_card, folder)).model
+        candidates: list[int] = []
+        for number, shard in enumerate(self.shards):
+            if any(card.model == model for card in shard.cards.values()):
+                candidates.append(number)
+        counts = [len(shard.cards) for shard in self.shards]
+        # If no shard serves the base, any of them refuses it.
+        return place_for(rule, counts, candidates or range(len(self.shards)))
 
     async def _answer(
         self,
@@ -74,11 +165,10 @@ class ClusterService(CheckService):
         key = conversation_key(messages, cache_salt, session, tenant)
         salt = caller.salted(cache_salt)
         deadline: float = request.scope["deadline"]
-        by_shard = self._rules.by_shard(rules)
+        by_shard = self.by_shard(rules)
         asking: dict[int, asyncio.Task[ReplicaAnswer]] = {}
         for number, names in by_shard.items():
-            shard = self._rules.shards[number]
-            check = shard.check(messages, names, salt, key, deadline)
+            check = self.shards[number].check(messages, names, salt, key, deadline)
             asking[number] = asyncio.create_task(check)
         try:
             await _all_done(request, asking.values(), deadline)
@@ -93,7 +183,7 @@ async def _all_done(
 ) -> None:
     """Wait for all answers, as long as the request's sender does, and not much beyond its time.
 
-    A replica itself ends a late check; what it says of that is waited for. Raises CallerGone.
+    A replica itself ends a late check; its own words for that are waited for. Raises CallerGone.
     """
     waiting = set(asking)
     until = deadline + patience_s(request)
@@ -104,7 +194,7 @@ async def _all_done(
 
 
 def patience_s(request: Request) -> float:
-    """Seconds beyond a request's time in which a replica's own word of it is waited for.
+    """Seconds beyond a request's time in which a replica's own words are waited for.
 
     Not more than the request itself has, but for a replica's two looks at the time.
     """
@@ -135,32 +225,30 @@ def _joined(
             request.scope["replicas"].append(answer.replica)
     if failures and not checks:
         raise max(failures, key=retry_after_s)
-    judged = [rule for names in by_shard.values() for rule in names]
-    removed = [rule for rule in rules if rule not in judged]  # removed while the request came in
+    served_rules = set(itertools.chain.from_iterable(by_shard.values()))
+    removed = [rule for rule in rules if rule not in served_rules]  # while the request came in
     refused |= _refusals(removed, "it is served no longer", "not_served")
     checks.append(Check((), refused, 0, 0, 0.0))
     return joined(rules, checks)
 
 
 def _replica_answer(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
-    """The answer of a shard's replica. Raises its error, or TooLate if it did not answer."""
+    """The answer of a shard's replica. Raises its error, or TooLate if it did not answer.
+
+    An error is of the class by which it is counted.
+    """
     if not task.done():
         raise too_late()
     answer = task.result()
-    if answer.error is not None:
-        raise _failure(answer.error, answer)
-    return answer
-
-
-def _failure(error: str, answer: ReplicaAnswer) -> GuardError:
-    """The replica's error, of the class by which it is counted."""
+    if answer.error is None:
+        return answer
     if answer.code == "too_late":
-        return TooLate(error)
+        raise TooLate(answer.error)
     if answer.code != "overloaded":
-        return GuardError(error)
-    failure = ReplicaLost(error)
+        raise GuardError(answer.error)
+    failure = ReplicaLost(answer.error)
     failure.retry_after_s = answer.retry_after_s
-    return failure
+    raise failure
 
 
 def _refusals(rules: Iterable[str], why: str, code: Code) -> dict[str, Refusal]:

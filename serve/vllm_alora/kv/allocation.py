@@ -64,9 +64,7 @@ def allocate_slots(
 
 
 def has_plain_blocks(kv_cache_manager: Any) -> bool:
-    """Whether all blocks are one group's, of full attention, cached, and nobody else's business,
-    and the engine is to give them directly.
-    """
+    """Whether blocks can be given directly: all are one group's, of full attention, and cached."""
     is_plain: bool | None = vars(kv_cache_manager).get("has_plain_blocks")
     if is_plain is None:
         coordinator = kv_cache_manager.coordinator
@@ -86,9 +84,7 @@ def has_plain_blocks(kv_cache_manager: Any) -> bool:
 def _behind_held_blocks(
     kv_cache_manager: Any, request: Any, new_tokens: int, arguments: dict[str, Any]
 ) -> Any:
-    """What vLLM gives a request that begins with whole blocks which others hold; None for any
-    other, and where blocks are scarce.
-    """
+    """vLLM's blocks for a request that begins with blocks of others; None for any other one."""
     passed = {name for name, value in arguments.items() if value}
     hit = arguments.get("new_computed_blocks")
     if hit is None or not hit.blocks[0] or not passed <= PLAIN_ARGUMENTS:
@@ -153,7 +149,6 @@ class BehindHeldBlocks:
         self._held_ids = [block.block_id for block in self._held]
 
     def are_there_for(self, request: Any) -> bool:
-        """Whether there are enough free blocks."""
         wanted = cdiv(request.num_tokens, self._size) - self.held_count
         spare = self._kv_cache_manager.watermark_blocks
         free = self._kv_cache_manager.block_pool.get_num_free_blocks()

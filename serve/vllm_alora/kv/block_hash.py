@@ -1,11 +1,12 @@
 """Seam: blocks before the activation point are the base model's.
 
-vLLM puts the adapter into the key of every KV block of its requests. For an aLoRA the blocks that
-end at or before its activation point hold exactly the base model's K/V: they get the base's key,
-and all adapters and the base share them. A block that the activation point cuts, and every later
-one, keeps the adapter's key; that also says where it is cut, and names the content of the weights,
-because name and path stay the same when an adapter is trained again. And the base's blocks of a
-conversation are hashed and looked up once, not once for every adapter that is asked about it.
+vLLM puts the adapter into the key of every KV block of its requests. An aLoRA's blocks hold exactly
+the base model's K/V if they end at or before the activation point. So these blocks get the base's
+key, and all adapters and the base share them. Every other block keeps the adapter's key. This key
+also says where the activation point cuts the block. It names the content of the weights too,
+because name and path stay the same when an adapter is trained again.
+
+The base's blocks of a conversation are hashed and looked up once, not once for every adapter.
 Remove when vLLM serves aLoRA itself and keys blocks by adapter content.
 """
 
@@ -34,10 +35,7 @@ def extra_keys(
     end_token_idx: int,
     start_mm_idx: int,
 ) -> tuple[tuple[Any, ...] | None, int]:
-    """vLLM's extra keys of the block.
-
-    The adapter's is left out before its activation point and completed after it.
-    """
+    """vLLM's extra keys: the adapter's only behind its activation point, and complete there."""
     keys, next_mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
     lora = request.lora_request
     if not isinstance(lora, ActivatedRequest):
@@ -45,8 +43,7 @@ def extra_keys(
     base_keys = tuple(key for key in keys if key[0] != "lora")
     if end_token_idx <= lora.activation_start:
         return base_keys or None, next_mm_idx
-    # Where it is cut: the same tokens may be cut elsewhere, if the invocation that counts ends in
-    # the next block.
+    # Where it is cut: an invocation that ends in the next block cuts the same tokens elsewhere.
     base_tokens = max(0, lora.activation_start - start_token_idx)
     adapter_key = ("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens)
     return (adapter_key, *base_keys), next_mm_idx
@@ -59,7 +56,7 @@ class Hashed:
     token_ids: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     cache_salt: str | None = None
-    prefix: Prefix | None = None  # that the prompt said to share
+    prefix: Prefix | None = None  # which the prompt names as shared
 
     def begins(self, request: Any, base_tokens: int) -> bool:
         """Whether the request begins with these blocks, within its first `base_tokens` tokens."""
@@ -76,9 +73,7 @@ class Hashed:
 def request_block_hasher(
     original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any
 ) -> Callable[[Any], list[bytes]]:
-    """The hasher of vLLM, which starts at the end of the last conversation if the request is about
-    the same one.
-    """
+    """vLLM's hasher; on the last conversation it starts at that one's end."""
     hasher = original(hash_block_size, caching_hash_fn)
     last = Hashed()
 
@@ -114,7 +109,7 @@ def _base_tokens(request: Any) -> int:
 
 @dataclass(frozen=True)
 class CacheHit:
-    """The cached blocks that a request was found to begin with, and the pool's table at that time.
+    """The cached blocks at the start of a request, and the pool's table when they were found.
 
     A pool that forgets all of its blocks begins a new table.
     """
@@ -152,7 +147,7 @@ def find_longest_cache_hit(
     block_hashes: list[BlockHash],
     max_cache_hit_length: int,
 ) -> tuple[tuple[list[Any], ...], int, int]:
-    """What the last request found, if it is this one's answer too (`CacheHit.is_again`)."""
+    """The last request's hit, if it is this request's hit too (`CacheHit.is_again`)."""
     pool = self.block_pool
     last: CacheHit | None = getattr(pool, "last_hit", None)
     if last is not None and last.is_again(self, block_hashes, max_cache_hit_length):

@@ -146,10 +146,7 @@ def _is_plain(attention: Any) -> bool:
 
 
 def is_native(settings: Any, dtype: torch.dtype, size: int) -> bool:
-    """Whether heads of this type and size are attended to in C++, under vLLM's additional config.
-
-    Compiles it.
-    """
+    """Whether C++ attends for heads of this type and size, which is compiled here."""
     if isinstance(settings, dict) and not settings.get(NATIVE, True):
         return False
     if not is_faster(dtype, size):

@@ -113,9 +113,7 @@ def _takes_followers(scheduler: Any) -> bool:
 def _follower(
     leader: Request, request_id: str, prompt: SharedPrompt, lora: Any, blocks: int
 ) -> Request:
-    """vLLM's request as its constructor makes it, but for what is the leader's too: settings, and
-    the names of the first `blocks` blocks.
-    """
+    """The request as vLLM's constructor makes it, with the leader's settings and block names."""
     request: Request = object.__new__(Request)
     vars(request).update(vars(leader))
     request.request_id = request_id
@@ -168,7 +166,6 @@ def _queue_each(scheduler: Any, requests: Iterable[Request]) -> None:
 
 
 def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
-    """Queue the first request as the leader of the others, for the next step."""
     if requests:
         leader, *followers = requests
         scheduler.add_request(leader)
@@ -190,18 +187,17 @@ class StepRoom:
     adapters: set[int] = field(default_factory=set)
 
     def fits(self, tokens: int, lora: Any) -> bool:
-        """Whether a request of so many tokens with this adapter can be put into the step."""
         has_slot = lora.lora_int_id in self.adapters or len(self.adapters) < self.max_adapters
         return tokens <= self.tokens and self.places > 0 and has_slot
 
     def take(self, tokens: int, lora: Any | None) -> None:
-        """Count a request of so many tokens as one of the step's, whether or not it fits."""
+        """Count a request of so many tokens, whether or not it fits."""
         self.tokens -= tokens
         self.places -= 1
         self.use(lora)
 
     def use(self, lora: Any | None) -> None:
-        """Count an adapter as one that the step uses; None is the base."""
+        """Count an adapter as used; None is the base."""
         if lora is not None:
             self.adapters.add(lora.lora_int_id)
 
@@ -311,9 +307,7 @@ class PlannedStep:
         self._scheduler.running.append(request)
 
     def _put(self, request: Any, end: int, block_ids: list[int]) -> None:
-        """Do what vLLM does with a request that it admits, and with one of which it has planned all
-        tokens.
-        """
+        """As vLLM does: admit a request, and note that all of its tokens are planned."""
         scheduler, output = self._scheduler, self._output
         tokens = request.num_tokens - end
         whole = end // scheduler.block_size * scheduler.block_size
@@ -349,9 +343,7 @@ class PlannedStep:
 def finish_requests(
     original: Callable[..., Any], self: Any, request_ids: Any, finished_status: RequestStatus
 ) -> Any:
-    """Followers that wait are dropped with the others; those of a leader that is dropped become
-    requests like any other.
-    """
+    """Drop waiting followers too. Followers of a dropped leader become requests like any other."""
     groups = groups_of(self)
     if not groups:
         return original(self, request_ids, finished_status)

@@ -42,7 +42,6 @@ class _Arguments(ctypes.Structure):
 
 
 def load() -> ctypes.CDLL:
-    """The compiled attention. Raises CompileError."""
     return compiled(SOURCE, tuple(FUNCTIONS.values()), (_POINTER,))
 
 

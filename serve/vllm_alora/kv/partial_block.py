@@ -37,10 +37,7 @@ COPIES_SHARES = "copies_shares"
 
 
 class PartialBlock(NamedTuple):
-    """`tokens` that do not fill a block, up to an activation point.
-
-    `before` names all tokens before them.
-    """
+    """`tokens` that do not fill a block, up to an activation point, behind those named `before`."""
 
     before: Hashable
     tokens: tuple[int, ...]
@@ -74,9 +71,7 @@ class Copies(KVConnectorMetadata):
 
 
 def partial_block_of(request: Any, block_size: int) -> PartialBlock | None:
-    """The request's partial block; None if it is no aLoRA's, or the activation point is a block's
-    first token.
-    """
+    """The request's partial block; None without an aLoRA, or if no block is cut."""
     end = _end(request)
     start = end // block_size * block_size
     if start >= end:
@@ -141,7 +136,6 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         self.prefetch: Prefetch | None = None
 
     def _partial_block(self, request: Any) -> PartialBlock | None:
-        """The request's partial block, looked for once."""
         if not hasattr(request, "partial_block"):
             request.partial_block = partial_block_of(request, self._block_size)
         return request.partial_block  # type: ignore[no-any-return]
@@ -151,9 +145,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         self.has_adapter(request)
 
     def has_adapter(self, request: Any) -> bool:
-        """Whether the request's adapter can be used at once; if not, it is being read from now
-        on.
-        """
+        """Whether the request's adapter is in memory; if not, it is being read from now on."""
         if request.lora_request is None or self.prefetch is None:
             return True
         return self.prefetch.is_ready(request.lora_request)
@@ -228,9 +220,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return longest, length
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Plan the copy into the request's block, and remember the request if it computes its
-        partial block.
-        """
+        """Plan the copy into the request's block, and remember whether it computes its own."""
         if num_external_tokens:
             matched, number = self._matched.pop(request.request_id)
             block = blocks.blocks[0][number].block_id
@@ -264,9 +254,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return copies
 
     def _complete(self, partial: PartialBlock, request: Any, copies: Copies) -> None:
-        """Keep what `request` completes in this step, and share it with those that begin with
-        it.
-        """
+        """Keep the block that `request` completes in this step, and share it."""
         slot = len(self._kept)
         if slot >= self._room:
             slot = self._kept.popitem(last=False)[1]
@@ -277,14 +265,11 @@ class SharedPartialBlocks(KVConnectorBase_V1):
             copies.shares.append(self._share(request, request.num_computed_tokens, sharers))
 
     def _block_of(self, request: Any) -> int:
-        """The id of the block in which the request's partial block lies."""
         block_ids = self._manager.get_block_ids(request.request_id)[0]
         return int(block_ids[_end(request) // self._block_size])
 
     def _share(self, request: Any, computed_before: int, blocks: Sequence[int]) -> Share:
-        """What a step shares in which `request` completes its partial block. `computed_before`:
-        the request's tokens that were computed before the step.
-        """
+        """What a step shares if it completes `request`, with `computed_before` tokens before it."""
         number, used = divmod(_end(request), self._block_size)
         # All of it and more, where the request found its own last block in the cache.
         start = min(max(computed_before - number * self._block_size, 0), used)
@@ -350,9 +335,7 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return False
 
     def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
-        """Never called: this and the next three are for connectors that copy in the worker
-        themselves.
-        """
+        """Never called, as the next three: they are of connectors that copy in the worker."""
 
     wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
 

@@ -212,15 +212,12 @@ def _sharing(shares: Sequence[Share], runner: Any, layers: int) -> Iterator[None
 
 
 def _layers(runner: Any) -> list[torch.Tensor]:
-    """Every layer's keys and values, [blocks, ...]."""
     blocks = runner.kv_cache_config.num_blocks
     return [_whole_blocks(layer, blocks) for layer in runner.kv_caches]
 
 
 def _whole_blocks(kv_cache: torch.Tensor, blocks: int) -> torch.Tensor:
-    """One layer's keys and values, [blocks, ...]: attention kernels may cut a block into several
-    smaller ones.
-    """
+    """One layer's keys and values by whole blocks: attention kernels may cut a block."""
     whole: torch.Tensor = kv_cache.unflatten(0, (blocks, -1))
     return whole
 
@@ -231,11 +228,7 @@ def _on_device(ids: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def _copy(block: torch.Tensor, blocks: torch.Tensor, ids: torch.Tensor) -> None:
-    """Copy a block that is not a view of `blocks` into those with these ids, [copies].
-
-    Eight bytes at a time where they are whole: on a CPU numbers of two bytes take 1.7 times as
-    long.
-    """
+    """Copy a block, no view of `blocks`, to these ids: eight bytes at once are 1.7 times faster."""
     if block.shape[-1] * block.element_size() % torch.int64.itemsize == 0:
         block, blocks = block.view(torch.int64), blocks.view(torch.int64)
     blocks.index_copy_(0, ids, block.expand(len(ids), *block.shape))

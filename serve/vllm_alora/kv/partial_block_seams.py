@@ -85,9 +85,7 @@ def in_step_above(vllm_config: Any) -> int | None:
 
 
 def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Whether the engine generates with adapters, caches prefixes in blocks that are all alike, and
-    writes nothing to them after a step.
-    """
+    """Whether the engine generates with adapters and caches plain blocks that stay as they are."""
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return (
         vllm_config.lora_config is not None
@@ -119,6 +117,5 @@ def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **k
 
 @seam("vllm.v1.executor.abstract:Executor.init_kv_output_aggregator", "self connector")
 def init_kv_output_aggregator(original: Callable[..., None], self: Any, connector: Any) -> None:
-    """Aggregate no workers' outputs for our connector, as without one: it has nothing to report."""
     if not isinstance(connector, SharedPartialBlocks):
         original(self, connector)

@@ -42,9 +42,7 @@ class Batch:
 
 
 class Worth(NamedTuple):
-    """The least context that is worth reading once: its tokens, and the tokens that all its readers
-    together would read.
-    """
+    """The least context that is worth reading once: its tokens, and these times its readers."""
 
     tokens: int
     reads: int

@@ -31,9 +31,7 @@ KERNELS = ((lora_shrink_op, "_lora_shrink_kernel"), (lora_expand_op, "_lora_expa
 
 
 class Work(NamedTuple):
-    """What a step's adapters have to do: tokens of the one with most, and how many ids the kernels
-    read, "no adapter" included.
-    """
+    """A step's work: the most tokens of an adapter, and the ids, "no adapter" included."""
 
     tokens: int
     ids: int
@@ -45,9 +43,7 @@ _work: dict[int, Work] = {}
 
 
 def work_of(slots: Ints) -> Work | None:
-    """The work of a step, from the slot of each of its tokens, -1 for none; None where there is no
-    adapter.
-    """
+    """The work of a step, from each token's slot, -1 for none; None without an adapter."""
     ids, counts = np.unique(slots, return_counts=True)
     adapter_tokens = counts[ids != NO_SLOT]
     if not adapter_tokens.size:
@@ -133,9 +129,7 @@ def update_metadata(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Note the work of the step that comes, and its slots for `convert_mapping` and
-    `prepare_tensors`.
-    """
+    """Note the coming step's work, and its slots for `convert_mapping` and `prepare_tensors`."""
     slots = slots_of_step(mapping, lora_index_to_id)
     mapping.step_slots = slots
     self.token_mapping_meta.host_slots = slots.tokens

@@ -119,5 +119,4 @@ class NativeLayer:
 
 
 def load() -> ctypes.CDLL:
-    """The compiled products. Raises CompileError."""
     return compiled(SOURCE, tuple(FUNCTIONS.values()), _ARGUMENTS)

@@ -49,7 +49,6 @@ class Prefetch:
         self._wanted_before: set[int] = set()
 
     def begin_step(self) -> None:
-        """Note that a step has been scheduled."""
         self._wanted_before = self._wanted
         self._wanted = set()
 

@@ -52,11 +52,9 @@ class Heat:
             }
 
     def swap_in(self, adapter: int) -> None:
-        """Note that the adapter gets a slot now."""
         self._swapped_in_at[adapter] = self._step
 
     def of(self, adapter: int) -> float:
-        """The adapter's current count."""
         count, since = self._counted.get(adapter, (0.0, 0))
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
@@ -68,7 +66,7 @@ class Heat:
         return min(free or adapters, key=self._eviction_key)
 
     def _eviction_key(self, adapter: int) -> tuple[int, int]:
-        """The sort key of eviction: the adapter with the lowest is evicted first."""
+        """The adapter with the lowest is evicted first."""
         return _power(self.of(adapter)), -self._swapped_in_at.get(adapter, 0)
 
 

@@ -12,59 +12,63 @@ from pathlib import Path
 import pytest
 
 from serve.cluster.size import ReplicaRange, ScalingPace
-from tests.serve.cluster.words_cluster import check_alone, ray_cluster, trained
+from tests.serve.cluster.words_cluster import REPLICA, alone, body, ray_cluster, trained
 from tests.serve.cluster.words_engine import SLOWLY, VIOLATES
 from tests.serve.serving import serving
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
 
 # Ray looks at the load of 30 s, and waits as long again.
 AT_ONCE = ScalingPace(every_s=0.5, look_back_s=2.0, up_s=0.5)
 
 
-@pytest.mark.slow
-def test_ray_is_told_how_many_replicas_and_how_soon() -> None:
+def test_ray_is_told_how_many_replicas_and_how_soon_and_how_long_a_check_takes() -> None:
     from serve.cluster.ray_pool import guard_deployment  # Ray, which quick tests do not have
 
     size = ReplicaRange(1, 3).scaled_down_after(45.0)
-    config = guard_deployment(size, {})._deployment_config.autoscaling_config
-    assert (config.min_replicas, config.max_replicas) == (1, 3)
-    assert (config.downscale_delay_s, config.upscale_delay_s) == (45.0, 30.0)
+    config = guard_deployment(size, {}, timeout_s=600.0)._deployment_config
+    assert config.graceful_shutdown_timeout_s > 600
+    scaling = config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+    assert (scaling.downscale_delay_s, scaling.upscale_delay_s) == (45.0, 30.0)
     assert guard_deployment(ReplicaRange(2, 2), {})._deployment_config.autoscaling_config is None
 
 
-@pytest.mark.slow
 def test_a_second_replica_starts_under_load_and_nothing_goes_on_after_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    is_over = threading.Event()
+    statuses: set[int] = set()
+    replicas: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
         folders = trained(Path(folder))
         with (
-            ray_cluster(Path(folder), ReplicaRange(1, 2, AT_ONCE), folders) as (app, _),
+            ray_cluster(Path(folder), ReplicaRange(1, 2, AT_ONCE), folders) as app,
             serving(app) as client,
             ThreadPoolExecutor(40) as pool,
         ):
             assert "guard_replicas 1.0" in client.get("/metrics").text
-            is_over = threading.Event()
-            statuses: set[int] = set()
-            replicas: set[str] = set()
 
             def send(sender: int) -> None:
                 number = 0
                 while not is_over.is_set():
                     number += 1
                     text = f"{SLOWLY} {VIOLATES} {sender} {number}"
-                    answer = check_alone(client, text)
+                    with alone(client) as own:
+                        answer = own.post("/v1/check", json=body(text))
                     statuses.add(answer.status_code)
                     assert answer.json()["verdict"] == "violation"
-                    replicas.add(answer.headers["x-guard-replica"])
+                    replicas.add(answer.headers[REPLICA])
 
             futures = [pool.submit(send, sender) for sender in range(40)]
-            until = time.monotonic() + 120
-            while len(replicas) < 2 and time.monotonic() < until:
-                time.sleep(0.2)
-            is_over.set()  # nothing above raises: senders are joined in any case
+            try:
+                wait_until(lambda: len(replicas) == 2, 120)
+            finally:
+                is_over.set()
             for future in futures:
                 future.result()
-            assert statuses == {200} and len(replicas) == 2
+    assert statuses == {200}
     serve_log = logging.getLogger("ray.serve")  # which hands nothing on
     serve_log.addHandler(caplog.handler)
     time.sleep(3 * AT_ONCE.every_s)

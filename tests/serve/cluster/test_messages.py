@@ -69,5 +69,5 @@ def test_a_header_takes_the_place_of_those_of_its_name() -> None:
     relayed = RelayedRequest("GET", "/", headers=((b"x-one", b"1"), (b"x-one", b"2"), (b"y", b"3")))
     assert relayed.header("X-One") == "1"
     changed = relayed.with_header("X-One", "4")
-    assert changed.headers == ((b"y", b"3"), (b"x-one", b"4"))
+    assert changed.headers == ((b"x-one", b"4"), (b"y", b"3"))
     assert changed.header("none") == ""

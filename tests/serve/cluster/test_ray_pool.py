@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +21,21 @@ import pytest
 
 from serve.cluster.pool import ReplicaLost
 from serve.cluster.size import ReplicaRange
-from tests.serve.cluster.processes import replica_processes
-from tests.serve.cluster.words_cluster import alone, body, check_alone, ray_cluster, trained
+from tests.serve.cluster.words_cluster import (
+    REPLICA,
+    alone,
+    body,
+    p_of,
+    ray_cluster,
+    replica_processes,
+    trained,
+)
 from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
 from tests.serve.serving import serving
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-REPLICA = "x-guard-replica"
 KILLS = 3
 
 
@@ -41,20 +48,39 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def short_folder() -> Iterator[Path]:
-    """A folder whose path leaves room for those of Ray's sockets."""
+def module_cluster() -> Iterator[Served]:
+    # With a short path, which leaves room for those of Ray's sockets.
     with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+        folders = trained(Path(folder))
+        with (
+            ray_cluster(Path(folder), ReplicaRange(2, 2), folders) as app,
+            serving(app) as client,
+        ):
+            yield Served(client, folders)
 
 
-@pytest.fixture(scope="module")
-def cluster(short_folder: Path) -> Iterator[Served]:
-    folders = trained(short_folder)
-    with (
-        ray_cluster(short_folder, ReplicaRange(2, 2), folders) as (app, _),
-        serving(app) as client,
-    ):
-        yield Served(client, folders)
+@pytest.fixture
+def cluster(module_cluster: Served) -> Served:
+    """Both replicas are there."""
+    wait_for_two(module_cluster.client)
+    return module_cluster
+
+
+def replicas_of(client: httpx.Client, checks: int = 12) -> set[str]:
+    """The replicas that answer new conversations."""
+    seen = set()
+    for number in range(checks):
+        answer = client.post("/v1/check", json=body(f"hello {number} {time.monotonic()}"))
+        seen.add(answer.headers.get(REPLICA, ""))
+    return seen
+
+
+def wait_for_two(client: httpx.Client) -> None:
+    def are_there() -> bool:
+        in_metrics = "guard_replicas 2.0" in client.get("/metrics").text
+        return in_metrics and len(replicas_of(client)) == 2
+
+    wait_until(are_there, 120)
 
 
 @dataclass
@@ -75,20 +101,22 @@ class Load:
                 number += 1
                 text = f"{self.word} {VIOLATES} {sender} {number}"
                 try:
-                    answer = client.post("/v1/check", json=body(text, *self.rules))
+                    self.answers.append(client.post("/v1/check", json=body(text, *self.rules)))
                 except Exception as error:
                     self.lost.append(error)
-                else:
-                    self.answers.append(answer)
 
     def assert_nothing_lost_or_allowed(self) -> collections.Counter[tuple[int, str]]:
-        """How often each status came with each verdict."""
         assert self.lost == []
-        counts = collections.Counter(
-            (answer.status_code, answer.json()["verdict"]) for answer in self.answers
-        )
-        assert set(counts) <= {(200, "violation"), (503, "unjudged")}, counts
-        return counts
+        return counted(self.answers)
+
+
+def counted(answers: Sequence[httpx.Response]) -> collections.Counter[tuple[int, str]]:
+    """How often each status came with each verdict: none is an allow."""
+    counts = collections.Counter(
+        (answer.status_code, answer.json()["verdict"]) for answer in answers
+    )
+    assert set(counts) <= {(200, "violation"), (503, "unjudged")}, counts
+    return counts
 
 
 @contextlib.contextmanager
@@ -98,25 +126,6 @@ def ended(is_over: threading.Event) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-
-
-def replicas_of(client: httpx.Client, checks: int = 12) -> set[str]:
-    """The replicas that answer new conversations."""
-    seen = set()
-    for number in range(checks):
-        answer = client.post("/v1/check", json=body(f"hello {number} {time.monotonic()}"))
-        seen.add(answer.headers.get(REPLICA, ""))
-    return seen
-
-
-def wait_for_two(client: httpx.Client, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        metrics = client.get("/metrics")
-        if "guard_replicas 2.0" in metrics.text and len(replicas_of(client)) == 2:
-            return
-        time.sleep(0.2)
-    pytest.fail("a replica did not come back")
 
 
 def test_a_conversation_stays_on_its_replica_while_it_grows(cluster: Served) -> None:
@@ -165,12 +174,10 @@ def test_killed_replicas_lose_nothing_allow_nothing_and_come_back_by_themselves(
         unjudged += counts[503, "unjudged"]
         assert client.get("/healthz").status_code == 200
     assert unjudged > 0  # else no check was under way where it was killed
-    wait_for_two(client)
 
 
 def test_a_silent_replica_is_left_out_by_probes_and_hides_no_other(cluster: Served) -> None:
     client = cluster.client
-    wait_for_two(client)
     silent = replica_processes()[0]
     os.kill(silent, signal.SIGSTOP)
     try:
@@ -181,19 +188,23 @@ def test_a_silent_replica_is_left_out_by_probes_and_hides_no_other(cluster: Serv
         assert "guard_replicas 1.0" in metrics.text
     finally:
         os.kill(silent, signal.SIGCONT)
-    wait_for_two(client)
+
+
+def probability(client: httpx.Client) -> float:
+    """What the rule says now of one text that VIOLATES, on whichever replica."""
+    text = body(f"{VIOLATES} {time.monotonic()}", "manners")
+    return p_of(client.post("/v1/check", json=text).json())["manners"]
 
 
 def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Served) -> None:
     client = cluster.client
-    wait_for_two(client)
     several = {"input": [f"{VIOLATES} {number}" for number in range(20)], "model": "manners"}
     scores: list[tuple[float, set[float]]] = []
-    over = threading.Event()
+    load = Load(client, ("manners",))
 
     def send_several() -> None:
         with alone(client) as own:
-            while not over.is_set():
+            while not load.is_over.is_set():
                 began = time.monotonic()
                 answer = own.post("/v1/moderations", json=several)
                 assert answer.status_code == 200, answer.text
@@ -201,9 +212,8 @@ def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Serve
                 found = {result["category_scores"]["manners"] for result in results}
                 scores.append((began, found))
 
-    load = Load(client, ("manners",))
     versions: list[tuple[float, float]] = []  # until when the old one may answer, and its p
-    with ThreadPoolExecutor(6) as pool, ended(load.is_over), ended(over):
+    with ThreadPoolExecutor(6) as pool, ended(load.is_over):
         sending = [pool.submit(load.send, sender) for sender in range(4)]
         sending += [pool.submit(send_several) for _ in range(2)]
         for weights in (b"second", b"third", b"fourth"):
@@ -219,8 +229,7 @@ def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Serve
             assert probability(client) == now
     for future in sending:
         future.result()
-    counts = load.assert_nothing_lost_or_allowed()
-    assert set(counts) == {(200, "violation")}
+    assert set(load.assert_nothing_lost_or_allowed()) == {(200, "violation")}
     assert len(scores) > 3
     for began, found in scores:
         assert len(found) == 1, "an answer of two versions"
@@ -228,22 +237,13 @@ def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Serve
             assert began < changed or before not in found, "an old version after the change"
 
 
-def probability(client: httpx.Client) -> float:
-    """What the rule says now of one text that VIOLATES, on whichever replica."""
-    text = body(f"{VIOLATES} {time.monotonic()}", "manners")
-    p_violation: float = client.post("/v1/check", json=text).json()["results"][0]["p_violation"]
-    return p_violation
-
-
 def test_a_replica_that_starts_later_answers_by_what_is_served_and_not_by_the_folder(
     cluster: Served,
 ) -> None:
     client = cluster.client
-    wait_for_two(client)
     save_words(cluster.folders["manners"], b"fifth")
     assert client.post("/admin/rules/manners").status_code == 200
-    text = body(VIOLATES, "manners")
-    served = client.post("/v1/check", json=text).json()["results"][0]["p_violation"]
+    served = probability(client)
     save_words(cluster.folders["manners"], b"sixth")
     before = replicas_of(client)
     os.kill(replica_processes()[-1], signal.SIGKILL)
@@ -252,57 +252,21 @@ def test_a_replica_that_starts_later_answers_by_what_is_served_and_not_by_the_fo
     answered: dict[str, set[float]] = {}
     for number in range(20):
         answer = client.post("/v1/check", json=body(f"{VIOLATES} {number}", "manners"))
-        p_violation = answer.json()["results"][0]["p_violation"]
-        answered.setdefault(answer.headers[REPLICA], set()).add(p_violation)
+        answered.setdefault(answer.headers[REPLICA], set()).add(p_of(answer.json())["manners"])
     assert len(answered) == 2
     assert set.union(*answered.values()) == {served}
 
 
-def test_more_than_replicas_take_is_unjudged_and_never_lost(
-    cluster: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = cluster.client
-    wait_for_two(client)
+def test_more_than_replicas_take_is_unjudged_and_never_lost(cluster: Served) -> None:
+    def check(number: int) -> httpx.Response:
+        with alone(cluster.client) as own:
+            return own.post("/v1/check", json=body(f"{SLOWLY} {VIOLATES} {number}"))
+
     with ThreadPoolExecutor(400) as pool:
-        futures = [
-            pool.submit(check_alone, client, f"{SLOWLY} {VIOLATES} {number}")
-            for number in range(400)
-        ]
-        answers = [future.result() for future in futures]
-    counts = collections.Counter(
-        (answer.status_code, answer.json()["verdict"]) for answer in answers
-    )
-    assert set(counts) <= {(200, "violation"), (503, "unjudged")}
+        answers = list(pool.map(check, range(400)))
+    counts = counted(answers)
     assert sum(counts.values()) == 400 and counts[200, "violation"] > 64
     assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 503)
-
-
-@pytest.mark.parametrize("count", [2, 3, 7])
-def test_one_more_replica_takes_over_its_share_of_the_sessions_and_no_others_move(
-    count: int,
-) -> None:
-    placed = placed_by_ring(count)
-    later = placed_by_ring(count + 1)
-    moved = [session for session in placed if placed[session] != later[session]]
-    assert {later[session] for session in moved} == {f"replica-{count}"}
-    assert len(moved) / len(placed) == pytest.approx(1 / (count + 1), rel=0.3)
-
-
-def placed_by_ring(count: int) -> dict[str, str]:
-    """Where Ray's own ring of so many replicas puts sessions; the router is not started."""
-    from ray.serve._private.common import DeploymentID, ReplicaID
-    from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
-
-    router = object.__new__(ConsistentHashRouter)
-    router._deployment_id = deployment = DeploymentID(name="guard", app_name="centurion")
-    router._num_virtual_nodes, router._num_fallback_replicas = 100, 2
-    names = [f"replica-{number}" for number in range(count)]
-    router._rebuild_ring(frozenset(ReplicaID(name, deployment) for name in names))
-    placed = {}
-    for number in range(3000):
-        session = f"session {number}"
-        placed[session] = router._lookup_ranked_replicas(session)[0].unique_id
-    return placed
 
 
 def test_a_silent_controller_holds_one_thread_and_nobody_for_long(
@@ -317,29 +281,18 @@ def test_a_silent_controller_holds_one_thread_and_nobody_for_long(
         looks.append(1)
         is_over.wait(60)
 
-    async def look(pool: ray_pool.RayPool) -> None:
-        for _ in range(3):
-            with pytest.raises(ReplicaLost, match="did not say"):
-                await pool.running()
-
     async def run() -> None:
         no_handle: Any = None
-        try:
-            await look(ray_pool.RayPool(no_handle))
-        finally:
-            is_over.set()
+        pool = ray_pool.RayPool(no_handle)
+        with ended(is_over):
+            for _ in range(3):
+                with pytest.raises(ReplicaLost, match="did not say"):
+                    await pool.running()
 
     monkeypatch.setattr(ray_pool, "LOOK_S", 0.05)
     monkeypatch.setattr(ray_pool.serve, "status", silent)
     asyncio.run(run())
     assert looks == [1]
-
-
-def test_a_replica_that_stops_has_the_time_of_a_check() -> None:
-    from serve.cluster.ray_pool import guard_deployment  # Ray, which quick tests do not have
-
-    deployment = guard_deployment(ReplicaRange(1, 1), {}, timeout_s=600.0)
-    assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
 
 
 def test_the_log_has_no_words_of_an_error_that_may_quote_a_request(

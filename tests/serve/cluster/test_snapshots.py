@@ -16,9 +16,19 @@ from tests.serve.encoder_rules import save_encoder_rule
 from tests.signed import sign
 
 
-def test_a_copy_stays_as_it_was_whatever_lies_in_the_folder_by_then(tmp_path: Path) -> None:
-    folder = save_words(tmp_path / "greeting", b"first")
-    snapshots = Snapshots(tmp_path / "served")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_words(tmp_path / "greeting", b"first")
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> Snapshots:
+    return Snapshots(tmp_path / "served")
+
+
+def test_a_copy_stays_as_it_was_whatever_lies_in_the_folder_by_then(
+    snapshots: Snapshots, folder: Path
+) -> None:
     first = snapshots.keep(folder)
     assert snapshots.keep(folder) == first
     card = load_card(folder)
@@ -32,22 +42,21 @@ def test_a_copy_stays_as_it_was_whatever_lies_in_the_folder_by_then(tmp_path: Pa
     assert snapshots.keep(folder).name == load_card(folder).version[:32]
 
 
-def test_a_folder_in_which_something_is_being_written_is_refused(tmp_path: Path) -> None:
-    folder = save_words(tmp_path / "greeting", b"first")
+def test_a_folder_in_which_something_is_being_written_is_refused(
+    snapshots: Snapshots, folder: Path
+) -> None:
     (folder / "adapter_model.safetensors").write_bytes(b"half of the sec")
     with pytest.raises(GuardError, match=r"greeting: the weights are not those of the card"):
-        Snapshots(tmp_path / "served").keep(folder)
-    assert list((tmp_path / "served").iterdir()) == []
+        snapshots.keep(folder)
+    assert list(snapshots.note.parent.iterdir()) == []
 
 
 def test_a_link_within_the_folder_is_copied_as_the_file_and_one_that_leads_out_is_refused(
-    tmp_path: Path,
+    tmp_path: Path, snapshots: Snapshots, folder: Path
 ) -> None:
-    folder = save_words(tmp_path / "greeting", b"first")
     weights = folder / "adapter_model.safetensors"
     weights.rename(folder / "of-monday")
     weights.symlink_to("of-monday")
-    snapshots = Snapshots(tmp_path / "served")
     copy = snapshots.keep(folder)
     (folder / "of-monday").unlink()
     assert not (copy / weights.name).is_symlink()
@@ -59,34 +68,27 @@ def test_a_link_within_the_folder_is_copied_as_the_file_and_one_that_leads_out_i
         snapshots.keep(folder)
 
 
-def test_the_words_of_an_encoder_s_adapter_are_copied_with_it(tmp_path: Path) -> None:
+def test_the_words_of_an_encoder_s_adapter_are_copied_with_it(
+    tmp_path: Path, snapshots: Snapshots
+) -> None:
     texts = [[Message("user", "My head hurts.")]]
     folder = save_encoder_rule(tmp_path / "rule", seed=1, texts=texts)
-    copy = Snapshots(tmp_path / "kept").keep(folder)
+    copy = snapshots.keep(folder)
     assert (copy / WORDS).read_bytes() == (folder / WORDS).read_bytes()
     assert load_card(copy).version == load_card(folder).version
 
 
-def test_what_is_served_is_noted_and_its_version_is_that_of_the_bytes(tmp_path: Path) -> None:
-    snapshots = Snapshots(tmp_path / "served")
+def test_what_is_served_is_noted_whatever_fails_behind_it_and_its_version_is_of_the_bytes(
+    tmp_path: Path, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(GuardError, match="cannot be read"):
-        Snapshots(tmp_path).read()
-    served = {rule: snapshots.keep(folder) for rule, folder in trained(tmp_path).items()}
-    snapshots.write(served)
-    assert snapshots.read() == served
+        snapshots.read()
+    snapshots.keep_all(trained(tmp_path))
+    served = snapshots.read()
     version = version_of(served)
     assert version_of(dict(reversed(served.items()))) == version
     later = served | {"manners": snapshots.keep(save_words(tmp_path / "manners", b"second"))}
     assert len({version, version_of(later), version_of({"greeting": served["greeting"]})}) == 3
-
-
-def test_what_is_noted_is_noted_whatever_fails_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshots = Snapshots(tmp_path / "served")
-    served = {rule: snapshots.keep(folder) for rule, folder in trained(tmp_path).items()}
-    snapshots.write(served)
-    later = served | {"manners": snapshots.keep(save_words(tmp_path / "manners", b"second"))}
 
     def refuse(path: Path) -> None:
         raise PermissionError(path)
@@ -97,11 +99,10 @@ def test_what_is_noted_is_noted_whatever_fails_behind_it(
 
 
 def test_what_killed_processes_left_of_copies_is_deleted_once_it_is_old(tmp_path: Path) -> None:
-    snapshots = Snapshots(tmp_path)
     for name in (".copy-old", ".gone-old", ".copy-new", ".gone-new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "card.json").touch()
         if name.endswith("old"):
             os.utime(tmp_path / name, (0, 0))
-    snapshots.discard(unused_for_s=3600)
+    Snapshots(tmp_path).discard(unused_for_s=3600)
     assert {path.name for path in tmp_path.iterdir()} == {".copy-new", ".gone-new"}

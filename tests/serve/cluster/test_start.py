@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from guard.home import ROOT
 from tests.serve.cards import save_card
+from tests.serve.cluster.words_cluster import REPLICA, p_of
 from tests.serve.guarded import CONVERSATION, save_adapter
 
 RULES = ("medical_advice", "pii_leak")
@@ -69,18 +70,7 @@ class ClusterProcess:
     @property
     def descendants(self) -> set[int]:
         """All processes that it and its children have started, as far as they live."""
-        parents: dict[int, int] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                except OSError:
-                    continue
-                parents[int(entry.name)] = int(fields[1])
-        found = {self.process.pid}
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found - {self.process.pid}
+        return {each.pid for each in psutil.Process(self.process.pid).children(recursive=True)}
 
 
 @pytest.fixture
@@ -113,7 +103,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
     with httpx.Client(base_url=cluster.address, timeout=60, trust_env=False) as client:
         first = checked(client, 3)
         longer = checked(client, 9)
-        assert first.headers["x-guard-replica"] == longer.headers["x-guard-replica"]
+        assert first.headers[REPLICA] == longer.headers[REPLICA]
         usage = first.json()["usage"]
         read = usage["cached_tokens"] + usage["computed_tokens"]
         again = checked(client, 9).json()["usage"]
@@ -123,23 +113,21 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
         assert again["computed_tokens"] < new["computed_tokens"]
         assert again["cached_tokens"] > new["cached_tokens"]
 
-        results: Any = longer.json()["results"]
+        before = p_of(longer.json())
         folder = cluster.runs / "tiny" / "pii_leak" / "alora"
         save_adapter(folder, "pii_leak", seed=7)
-        assert checked(client, 9).json()["results"] == results
+        assert p_of(checked(client, 9).json()) == before
         change = client.post("/admin/rules/pii_leak").json()
         assert change["version"] != change["version_before"]
         by_replica: dict[str, set[float]] = {}
         for number in range(SESSIONS):
             headers = {"x-session-id": str(number)}
             answer = client.post("/v1/check", json={"messages": messages(9)}, headers=headers)
-            p_violation = answer.json()["results"][1]["p_violation"]
-            by_replica.setdefault(answer.headers["x-guard-replica"], set()).add(
-                round(p_violation, 3)
-            )
+            p_violation = round(p_of(answer.json())["pii_leak"], 3)
+            by_replica.setdefault(answer.headers[REPLICA], set()).add(p_violation)
         assert len(by_replica) == 2
         (now,) = set.union(*by_replica.values())
-        assert now != round(results[1]["p_violation"], 3)
+        assert now != round(before["pii_leak"], 3)
         (folder / "adapter_model.safetensors").write_bytes(b"half a file")
         assert client.post("/admin/rules/pii_leak").status_code == 409
         assert client.get("/readyz").json() == client.get("/healthz").json() == {"status": "ok"}
@@ -177,7 +165,6 @@ def test_a_replica_that_does_not_start_ends_the_command_with_its_words(tmp_path:
 def test_without_ray_replicas_say_what_to_do_and_one_process_serves(tmp_path: Path) -> None:
     run = f"""{NO_RAY}
 import serve.up, serve.doctor.__main__, serve.cluster.start
-from pathlib import Path
 from fastapi.testclient import TestClient
 from guard.errors import GuardError
 from serve.api.app import create_app

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
-from guard.weights.card import Card, file_digests, load_card
+from guard.method import PEFT_WEIGHTS
+from guard.weights.card import Card, load_card
 from serve.api.app import create_app
 from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score
 from serve.engine.score import EngineCounters
+from tests.serve.cards import save_card
 
 VIOLATES = "violates"  # in a message: every rule is violated
 BREAKS = "breaks"  # in a message, before the name of a rule: this rule is violated
@@ -33,32 +34,8 @@ def save_words(folder: Path, weights: bytes) -> Path:
     """A folder as training leaves it, with weights that no model can load."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PEFT_WEIGHTS).write_bytes(weights)
-    (folder / PEFT_CONFIG).write_text("{}")
-    card = Card(
-        rule=folder.name,
-        rule_text="Be nice.",
-        rule_hash="",
-        prompt_hash="",
-        answer_hash="",
-        method="alora",
-        model="tiny",
-        base="",
-        base_revision="",
-        data_hash="",
-        test_sha256="",
-        seed=0,
-        recipe={},
-        versions={},
-        metrics={},
-        temperature=1.0,
-        bias=0.0,
-        threshold=0.5,
-        uncertainty_band=(0.4, 0.6),
-        coverage=None,
-        max_fpr=None,
-        files=file_digests(folder, "alora"),
-    )
-    card.save(folder)
+    calibration = {"temperature": 1.0, "threshold": 0.5, "uncertainty_band": (0.4, 0.6)}
+    save_card(folder, folder.name, rule_text="Be nice.", **calibration)
     return folder
 
 

@@ -22,11 +22,12 @@ from guard.recipe import Recipe
 from serve.engine import GuardEngine
 from tests.serve.adapters import save_random_adapter
 from tests.serve.cards import RULE_TEXTS, prompts, recipe
+from tests.serve.engine.shared import runner
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.heads import reference_logit, save_head
-from tests.serve.served import Answer, Served, reference
-from tests.serve.vllm_alora.kv.test_partial_block import steps_of
-from tests.serve.vllm_alora.test_parity import prompt_for, text_ids
+from tests.serve.served import Answer, Served
+from tests.serve.vllm_alora import checked_engine
+from tests.serve.vllm_alora.checked_engine import prompt_for, steps_of, text_ids
 
 BLOCK = 32
 NATS = 0.06  # PEFT's own float16 is up to .017 from its float32; the sums' orders differ too
@@ -42,40 +43,36 @@ SHARE: dict[str, float] = {} if ON_CPU else {"gpu_memory_utilization": 0.1}
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A LoRA and four aLoRAs, ranks 4 to 16."""
     root = tmp_path_factory.mktemp("adapters")
-    rule_turn = prompts().invocation("a rule")
-    return [
-        save_random_adapter(
-            root / str(number),
-            seed=number,
-            rank=4 * (1 + number % 4),
-            invocation=rule_turn if number else None,
-        )
-        for number in range(ADAPTERS)
-    ]
+    saved = [save_random_adapter(root / "0", seed=0, rank=4)]
+    turn = prompts().invocation("a rule")
+    for seed in range(1, ADAPTERS):
+        folder, rank = root / str(seed), 4 * (1 + seed % 4)
+        saved.append(save_random_adapter(folder, seed=seed, rank=rank, invocation=turn))
+    return saved
+
+
+def started(**settings: Any) -> Served:
+    narrow = {"dtype": "float16", "hf_overrides": {"head_dtype": "float32"}}
+    return Served.start(**(narrow | SHARE | settings))
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """Three slots, steps of 96 tokens: prompts are cut, and adapters swapped."""
-    served = Served.start(
-        dtype="float16",
+    served = started(
         max_loras=SLOTS,
         max_cpu_loras=ADAPTERS,
         max_num_seqs=8,
         max_num_batched_tokens=STEP_TOKENS,
         max_model_len=512,
         kv_cache_memory_bytes=2**26,
-        hf_overrides={"head_dtype": "float32"},
-        **SHARE,
     )
     yield served
     served.close()
 
 
 def assert_peft(answers: list[Answer], asked: list[list[int]], folders: list[str | None]) -> None:
-    for answer, prompt, folder in zip(answers, asked, folders, strict=True):
-        expected = reference(prompt, folder, torch.float16)
-        torch.testing.assert_close(answer.log_probs, expected.float(), atol=NATS, rtol=0)
+    checked_engine.assert_peft(answers, asked, folders, NATS, torch.float16)
 
 
 def test_it_is_runner_v2_with_triton_s_kernels(served: Served) -> None:
@@ -103,11 +100,7 @@ def test_prefill_in_chunks_on_shared_and_partial_blocks_answers_as_in_peft(
 
 @pytest.mark.parametrize(("largest_graph", "steps"), [(40, 1), (STEP_TOKENS, 2)])
 def test_only_a_step_larger_than_every_graph_is_shared_and_all_answer_as_in_peft(
-    served: Served,
-    folders: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    largest_graph: int,
-    steps: int,
+    served: Served, folders: list[str], monkeypatch: Any, largest_graph: int, steps: int
 ) -> None:
     """Three aLoRAs on a conversation of a block and a part, all of which a step has room for."""
     monkeypatch.setattr(served.scheduler.connector, "_in_step_above", largest_graph)
@@ -153,9 +146,7 @@ def test_alone_is_together_bit_for_bit(
     states_together = torch.cat(given)
     given.clear()
     served.reset()
-    alone = [
-        served.ask_one(prompt, folder) for prompt, folder in zip(asked, folders[1:3], strict=True)
-    ]
+    alone = [served.ask_one(asked[0], folders[1]), served.ask_one(asked[1], folders[2])]
     assert states_together.shape[0] == len(asked)
     assert torch.equal(states_together, torch.cat(given))
     for one, other in zip(together, alone, strict=True):
@@ -197,17 +188,22 @@ def expected(name: str, folder: Path) -> float:
     return peft_logit(CONVERSATION, RULE_TEXTS[name], folder)
 
 
+def assert_verdicts(engine: Any) -> None:
+    """All three are PEFT's, and not nothing."""
+    check = engine.check(CONVERSATION)
+    assert not check.refused and len(check.verdicts) == 3
+    for verdict in check.verdicts:
+        wanted = expected(verdict.rule, engine.folders[verdict.rule])
+        assert verdict.logit == pytest.approx(wanted, abs=0.1)
+        assert abs(verdict.logit) > 0.0
+
+
 def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
     """The sampler of runner V2 knows nothing of two columns: every verdict was 0.0 nats. And the
     runner keeps no state by itself, which a head reads.
     """
     assert engine.counters.scheduled_tokens == 0  # vLLM's warm-up does not count
-    verdicts = engine.check(CONVERSATION).verdicts
-    assert len(verdicts) == 3
-    for verdict in verdicts:
-        wanted = expected(verdict.rule, engine.folders[verdict.rule])
-        assert verdict.logit == pytest.approx(wanted, abs=0.1)
-        assert abs(verdict.logit) > 0.0
+    assert_verdicts(engine)
     assert engine.counters.scheduled_tokens > 0
 
 
@@ -218,18 +214,13 @@ def test_a_batch_that_fails_leaves_no_blocks_behind(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    core = engine.backend._engine.engine_core.engine_core
-    model = core.model_executor.driver_worker.worker.model_runner.model
     engine.forget()
     with monkeypatch.context() as patch:
-        patch.setattr(model, "forward", fail)
+        patch.setattr(runner(engine).model, "forward", fail)
         with pytest.raises(type(failure)):
             engine.check(CONVERSATION)
-    again = engine.check(CONVERSATION)
-    assert engine.is_usable and not again.refused
-    for verdict in again.verdicts:
-        wanted = expected(verdict.rule, engine.folders[verdict.rule])
-        assert verdict.logit == pytest.approx(wanted, abs=0.1)
+    assert engine.is_usable
+    assert_verdicts(engine)
 
 
 def test_a_setting_that_would_drop_adapters_is_refused_before_anything_starts() -> None:
@@ -239,34 +230,25 @@ def test_a_setting_that_would_drop_adapters_is_refused_before_anything_starts() 
 
 def test_128_aloras_in_one_step_answer_as_one_at_a_time(tmp_path: Path) -> None:
     """Of one layer type: the interpreter takes milliseconds for each of the step's programs."""
-    count, targets = 128, ["o_proj"]
-    invocation = text_ids(2, 7)
-    saved = [
-        save_random_adapter(
-            tmp_path / str(seed), seed=seed, rank=4, invocation=invocation, targets=targets
-        )
-        for seed in range(count)
-    ]
-    large = Served.start(
-        dtype="float16",
-        lora_target_modules=targets,
+    count, layers = 128, {"rank": 4, "targets": ["o_proj"], "invocation": text_ids(2, 7)}
+    saved = []
+    for seed in range(count):
+        saved.append(save_random_adapter(tmp_path / str(seed), seed=seed, **layers))  # type: ignore[arg-type]
+    large = started(
+        lora_target_modules=layers["targets"],
         max_loras=count,
         max_num_seqs=count,
         max_num_batched_tokens=512,  # all of them in one step
         max_model_len=128,
         kv_cache_memory_bytes=2**27,
-        hf_overrides={"head_dtype": "float32"},
-        **SHARE,
     )
     try:
-        prompt = [*text_ids(BLOCK, 1), *invocation, *text_ids(1, 3)]
+        prompt = [*text_ids(BLOCK, 1), *text_ids(2, 7), *text_ids(1, 3)]
         together = large.ask([prompt] * count, saved)
         large.reset()
         for number in (0, 17, 127):
-            alone = large.ask_one(prompt, saved[number])
-            torch.testing.assert_close(
-                together[number].log_probs, alone.log_probs, atol=0.01, rtol=0
-            )
-            assert_peft([together[number]], [prompt], [saved[number]])
+            alone, other = large.ask_one(prompt, saved[number]), together[number]
+            torch.testing.assert_close(other.log_probs, alone.log_probs, atol=0.01, rtol=0)
+            assert_peft([other], [prompt], [saved[number]])
     finally:
         large.close()

@@ -28,11 +28,9 @@ pytestmark = pytest.mark.slow
 
 HF_CONFIG = AutoConfig.from_pretrained(BASE)
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
+A = f"{Q}.lora_A.weight"
+vllm_alora.register()
+Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def folder(tmp_path: Path, adapters: dict[str, str]) -> Path:
     return Path(shutil.copytree(adapters["first"], tmp_path / "adapter"))
 
 
-def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def change_tensors(folder: Path, change: Callable[[Tensors], object]) -> None:
     tensors = load_file(folder / "adapter_model.safetensors")
     change(tensors)
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -81,17 +79,11 @@ def test_good_adapters_pass(adapters: dict[str, str], prompts: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+def test_a_file_that_is_missing_or_cannot_be_read_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     assert f"the adapter has no {name}" in refusal(folder)
-
-
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_file_that_cannot_be_read_is_one_request_s_error(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    (
-        folder / name
-    ).mkdir()  # as a file that goes away between the look at it and the reading: the look succeeds
+    # As a file that goes away between the look at it and the reading: the look succeeds.
+    (folder / name).mkdir()
     assert "cannot be read" in refusal(folder)
 
 
@@ -100,11 +92,12 @@ def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(
 ) -> None:
     asked: list[str] = []
     found: dict[str, str] = {}
-    monkeypatch.setattr(
-        adapter,
-        "get_adapter_absolute_path",
-        lambda path: asked.append(path) or found.get(path, path),
-    )
+
+    def located(path: str) -> str:
+        asked.append(path)
+        return found.get(path, path)
+
+    monkeypatch.setattr(adapter, "get_adapter_absolute_path", located)
     for _ in range(2):
         with pytest.raises(AdapterError, match=r"has no adapter_config\.json"):
             read_adapter("somebody/adapter")
@@ -114,63 +107,70 @@ def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(
     assert asked == ["somebody/adapter"] * 3
 
 
-def test_a_configuration_that_is_not_json_is_refused(folder: Path) -> None:
+NO_IDS = "must be a non-empty list of token ids"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("peft_type", "IA3", "not a LoRA adapter (got IA3)"),
+        *(("alora_invocation_tokens", ids, NO_IDS) for ids in ([], "user", [1.5], [True])),
+        ("r", 8, "needs A [8, in] and B [out, 8] (got A [16,"),
+        ("use_dora", True, "PEFT acts on the adapter's use_dora, and the engine does not"),
+    ],
+)
+def test_a_configuration_that_is_not_served_is_refused(
+    folder: Path, field: str, value: Any, message: str
+) -> None:
+    change_config(folder, **{field: value})
+    assert message in refusal(folder)
+
+
+def test_files_of_another_format_are_refused(folder: Path) -> None:
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "not a safetensors file" in refusal(folder)
     (folder / "adapter_config.json").write_text("{")
     assert "not a LoRA configuration" in refusal(folder)
 
 
-def test_another_kind_of_adapter_is_refused(folder: Path) -> None:
-    change_config(folder, peft_type="IA3")
-    assert "not a LoRA adapter (got IA3)" in refusal(folder)
+def add_layer(tensors: Tensors, name: str) -> None:
+    tensors[f"base_model.model.{name}.lora_A.weight"] = torch.zeros(16, 384)
+    tensors[f"base_model.model.{name}.lora_B.weight"] = torch.zeros(16384, 16)
 
 
-@pytest.mark.parametrize("tokens", [[], "user", [1.5], [True]])
-def test_a_malformed_invocation_is_refused(folder: Path, tokens: Any) -> None:
-    change_config(folder, alora_invocation_tokens=tokens)
-    assert "alora_invocation_tokens must be a non-empty list of token ids" in refusal(folder)
+def move_last_layer(tensors: Tensors) -> None:
+    for name in [name for name in tensors if ".layers.5." in name]:
+        tensors[name.replace(".layers.5.", ".layers.6.")] = tensors.pop(name)
 
 
-def test_a_truncated_weights_file_is_refused(folder: Path) -> None:
-    path = folder / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    assert "not a safetensors file" in refusal(folder)
+CHANGES: dict[str, Callable[[Tensors], object]] = {
+    "the adapter has no tensors": dict.clear,
+    f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)": lambda tensors: (
+        tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)})
+    ),
+    f"NaN, infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.nan),
+    f"infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.inf),
+    "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])": lambda tensors: tensors.pop(
+        f"{Q}.lora_B.weight"
+    ),
+    "does not fit the base model (got no such layer)": move_last_layer,
+    "does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)": (
+        lambda tensors: tensors.update({A: torch.zeros(16, 1024)})
+    ),
+}
 
 
-def test_a_tensor_that_is_no_lora_weight_is_refused(folder: Path) -> None:
-    change_tensors(
-        folder, lambda tensors: tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)})
-    )
-    assert f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)" in refusal(folder)
+@pytest.mark.parametrize("message", CHANGES)
+def test_tensors_that_are_not_served_are_refused(folder: Path, message: str) -> None:
+    change_tensors(folder, CHANGES[message])
+    assert message in refusal(folder)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_tensor_with_a_value_that_is_not_finite_is_refused(folder: Path, bad: float) -> None:
-    change_tensors(folder, lambda tensors: tensors[f"{Q}.lora_A.weight"][0, 0].fill_(bad))
-    assert f"NaN, infinite or integer values (got {Q}.lora_A.weight)" in refusal(folder)
-
-
-def test_a_layer_without_its_b_is_refused(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors.__delitem__(f"{Q}.lora_B.weight"))
-    assert "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])" in refusal(folder)
-
-
-def test_a_rank_that_is_not_the_configurations_is_refused(folder: Path) -> None:
-    change_config(folder, r=8)
-    assert "needs A [8, in] and B [out, 8] (got A [16," in refusal(folder)
-
-
-def test_an_adapter_without_tensors_is_refused(folder: Path) -> None:
-    change_tensors(folder, dict.clear)
-    assert "the adapter has no tensors" in refusal(folder)
-
-
-def test_a_rank_above_the_engines_limit_is_refused(folder: Path) -> None:
-    assert "LoRA rank 16 is greater than max_lora_rank 8" in refusal(folder, max_lora_rank=8)
-
-
-def test_a_feature_vllm_does_not_have_is_refused(folder: Path) -> None:
-    change_config(folder, use_dora=True)
-    assert "PEFT acts on the adapter's use_dora, and the engine does not" in refusal(folder)
+def test_what_the_engine_s_settings_exclude_is_refused(folder: Path) -> None:
+    limit = refusal(folder, max_lora_rank=8)
+    assert "LoRA rank 16 is greater than max_lora_rank 8" in limit
+    assert "Leave lora_dtype at auto" in refusal(folder, lora_dtype=torch.float32)  # on a CPU
 
 
 def test_a_layer_that_peft_would_leave_out_is_refused(folder: Path) -> None:
@@ -187,39 +187,11 @@ def test_a_layer_that_peft_would_leave_out_is_refused(folder: Path) -> None:
         (folder / "adapter_config.json").write_text(kept)
 
 
-def test_a_layer_the_base_does_not_have_is_refused(folder: Path) -> None:
-    def rename(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in tensors if ".layers.5." in name]:
-            tensors[name.replace(".layers.5.", ".layers.6.")] = tensors.pop(name)
-
-    change_tensors(folder, rename)
-    message = refusal(folder)
-    assert (
-        "model.layers.6." in message
-        and "does not fit the base model (got no such layer)" in message
-    )
-
-
-def test_an_adapter_of_a_wider_base_is_refused(folder: Path) -> None:
-    def widen(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[f"{Q}.lora_A.weight"] = torch.zeros(16, 1024)
-
-    change_tensors(folder, widen)
-    assert (
-        "q_proj does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)"
-        in refusal(folder)
-    )
-
-
 @pytest.mark.parametrize("end", ["model.embed_tokens", "lm_head"])
 def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(
     folder: Path, end: str
 ) -> None:
-    def extend(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[f"base_model.model.{end}.lora_A.weight"] = torch.zeros(16, 384)
-        tensors[f"base_model.model.{end}.lora_B.weight"] = torch.zeros(16384, 16)
-
-    change_tensors(folder, extend)
+    change_tensors(folder, lambda tensors: add_layer(tensors, end))
     change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
     assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
 
@@ -230,10 +202,6 @@ def test_an_embedding_is_known_by_its_class_and_not_by_its_name(tmp_path: Path) 
     lora = LoraConfig(r=4, target_modules=["wte", "c_attn"], fan_in_fan_out=True)
     get_peft_model(base, lora).save_pretrained(str(tmp_path), save_embedding_layers=False)
     assert "is not served (got transformer.wte)" in refusal(tmp_path, hf_config=config)
-
-
-def test_adapters_of_another_type_than_the_base_s_are_refused_on_a_cpu(folder: Path) -> None:
-    assert "Leave lora_dtype at auto" in refusal(folder, lora_dtype=torch.float32)
 
 
 def test_the_base_s_layers_are_listed_once(
@@ -251,7 +219,7 @@ def test_content_names_the_weights_and_the_configuration(
 ) -> None:
     before = read_adapter(str(folder)).content
     assert before == read_adapter(adapters["first"]).content
-    change_tensors(folder, lambda tensors: tensors[f"{Q}.lora_A.weight"].add_(1))
+    change_tensors(folder, lambda tensors: tensors[A].add_(1))
     weights = read_adapter(str(folder)).content
     change_config(folder, lora_alpha=1)
     assert len({before, weights, read_adapter(str(folder)).content}) == 3

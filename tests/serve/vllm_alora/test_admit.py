@@ -12,23 +12,12 @@ from vllm.lora.peft_helper import PEFTHelper
 pytestmark = pytest.mark.slow
 
 LIMITS = SimpleNamespace(max_lora_rank=16)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
+vllm_alora.register()
 
 
 def helper(**fields: Any) -> PEFTHelper:
-    return PEFTHelper.from_dict(
-        {
-            "r": 8,
-            "lora_alpha": 16,
-            "target_modules": ["q_proj"],
-            "alora_invocation_tokens": [1, 2],
-            **fields,
-        }
-    )
+    alora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    return PEFTHelper.from_dict({**alora, "alora_invocation_tokens": [1, 2], **fields})
 
 
 def test_an_alora_is_admitted_and_keeps_its_invocation() -> None:

@@ -15,30 +15,23 @@ from vllm_alora import answers
 from vllm_alora.answers import ANSWERS
 
 from tests.serve.cards import prompts
+from tests.serve.engine.shared import runner as runner_of
 from tests.serve.guarded import guard_engine
 from tests.serve.served import Served
 
 pytestmark = pytest.mark.slow
 
 
-def guard_model() -> Any:
-    core: Any = guard_engine().backend
-    return (
-        core._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
-    )
-
-
-def head_of(model: Any) -> tuple[Any, Any]:
-    return model.logits_processor, model.lm_head
-
-
-def test_the_guard_engine_computes_the_two_verdicts_and_nothing_else() -> None:
-    processor, head = head_of(guard_model())
-    states = torch.randn(5, head.weight.shape[1])
-    with torch.inference_mode():
-        found = processor(head, states)
-    every = states @ head.weight.T
-    torch.testing.assert_close(found, every[:, [prompts().yes_id, prompts().no_id]])
+def test_the_guard_engine_computes_the_two_verdicts_and_any_other_engine_all(
+    served: Served,
+) -> None:
+    ids = [prompts().yes_id, prompts().no_id]
+    for model, answered in ((runner_of(guard_engine()).model, ids), (served.runner.model, None)):
+        states = torch.randn(5, model.lm_head.weight.shape[1])
+        with torch.inference_mode():
+            found = model.logits_processor(model.lm_head, states)
+        every = (states @ model.lm_head.weight.T)[:, : model.logits_processor.org_vocab_size]
+        torch.testing.assert_close(found, every if answered is None else every[:, answered])
 
 
 def test_a_bfloat16_base_s_answers_are_computed_in_the_output_layer_s_dtype() -> None:
@@ -52,15 +45,6 @@ def test_a_bfloat16_base_s_answers_are_computed_in_the_output_layer_s_dtype() ->
         assert found.dtype == dtype
         is_exact = torch.allclose(found.float(), every[:, [6, 2]], atol=1e-6)
         assert is_exact == (dtype == torch.float32)
-
-
-def test_any_other_engine_computes_all_of_them(served: Served) -> None:
-    processor, head = head_of(served.runner.model)
-    with torch.inference_mode():
-        assert processor(head, torch.randn(5, head.weight.shape[1])).shape == (
-            5,
-            processor.org_vocab_size,
-        )
 
 
 def runner(wanted: dict[int, list[int]], ids: list[int]) -> Any:
@@ -80,11 +64,8 @@ def sampled(wanted: dict[int, list[int]], logits: torch.Tensor, ids: list[int]) 
 
 
 def test_the_larger_answer_is_given_with_the_logits_of_both() -> None:
-    output = sampled(
-        {0: [7, 9], 1: [7, 9]},
-        torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.bfloat16),
-        [7, 9],
-    )
+    logits = torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.bfloat16)
+    output = sampled({0: [7, 9], 1: [7, 9]}, logits, [7, 9])
     assert output.sampled_token_ids.tolist() == [[7], [9]]
     assert output.logprobs_tensors.logprob_token_ids.tolist() == [[7, 7, 9], [9, 7, 9]]
     assert output.logprobs_tensors.logprobs.tolist() == [[1.5, 1.5, -2.0], [3.0, 0.0, 3.0]]
@@ -108,11 +89,12 @@ def test_where_a_vocabulary_is_shared_out_or_another_runner_samples_all_of_it_is
 ) -> None:
     config = runner({}, [7, 9]).vllm_config
     assert answers._answers_of(config) == [7, 9]
-    config.parallel_config.world_size = 2
-    assert answers._answers_of(config) == []
-    config.parallel_config.world_size = 1
-    config.use_v2_model_runner = True
-    assert answers._answers_of(config) == []
-    config.use_v2_model_runner = False
+    for part, name, value in (
+        (config.parallel_config, "world_size", 2),
+        (config, "use_v2_model_runner", True),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(part, name, value)
+            assert answers._answers_of(config) == []
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     assert answers._answers_of(config) == []

@@ -23,64 +23,47 @@ pytestmark = pytest.mark.slow
 
 Invocation = tuple[int, ...]
 
+vllm_alora.register()
 
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
+
+class Arriving:
+    """An input processor, as far as the seam uses it, and requests of the adapters of the tests."""
+
+    def __init__(self, adapters: dict[str, str]) -> None:
+        model = {"hf_config": AutoConfig.from_pretrained(BASE), "dtype": torch.float32}
+        self.model_config = SimpleNamespace(**model)
+        self.lora_config = SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32)
+        self.adapters = adapters
+
+    def request(self, prompt: Sequence[int], kind: str | None, **fields: Any) -> Any:
+        """The request after the seam; vLLM's own part returns it as given."""
+        lora = kind and LoRARequest("rule", 3, self.adapters[kind])
+        request = SimpleNamespace(
+            prompt_token_ids=list(prompt),
+            lora_request=lora,
+            sampling_params=SamplingParams(extra_args={"mine": 1}),
+            prompt_embeds=None,
+            resumable=False,
+        )
+        vars(request).update(fields)
+        return process_inputs.wrapper(lambda self: request, self)
 
 
 @pytest.fixture
-def processor() -> SimpleNamespace:
-    """What of an input processor the seam uses."""
-    model_config = SimpleNamespace(hf_config=AutoConfig.from_pretrained(BASE), dtype=torch.float32)
-    return SimpleNamespace(
-        lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32),
-        model_config=model_config,
-    )
+def arriving(adapters: dict[str, str]) -> Arriving:
+    return Arriving(adapters)
 
 
-def arrive(processor: Any, prompt: Sequence[int], lora: LoRARequest | None, **fields: Any) -> Any:
-    """The request after the seam; vLLM's own part returns it as given."""
-    request = SimpleNamespace(
-        prompt_token_ids=list(prompt),
-        lora_request=lora,
-        sampling_params=SamplingParams(extra_args={"mine": 1}),
-        prompt_embeds=None,
-        resumable=False,
-    )
-    vars(request).update(fields)
-    return process_inputs.wrapper(lambda self: request, processor)
-
-
-def test_an_alora_is_active_from_the_last_invocation_on(
-    processor: Any, adapters: dict[str, str], prompts: Any
+def test_an_adapter_is_active_from_the_last_invocation_on_or_from_the_start(
+    arriving: Arriving, prompts: Any
 ) -> None:
     turn = prompts.invocation("a rule")
-    request = arrive(processor, [5, *turn, 6, *turn, 7], LoRARequest("rule", 3, adapters["first"]))
-    assert request.sampling_params.extra_args == {
-        "mine": 1,
-        KEY: [2 + len(turn), read_adapter(adapters["first"]).content],
-    }
+    request = arriving.request([5, *turn, 6, *turn, 7], "first")
+    content = read_adapter(arriving.adapters["first"]).content
+    assert request.sampling_params.extra_args == {"mine": 1, KEY: [2 + len(turn), content]}
     assert request.lora_request.lora_int_id == 3
-
-
-def test_a_plain_lora_is_active_from_the_start(processor: Any, adapters: dict[str, str]) -> None:
-    request = arrive(processor, [5, 6], LoRARequest("rule", 3, adapters["lora"]))
-    assert request.sampling_params.extra_args[KEY][0] == 0
-
-
-def test_a_base_request_is_left_alone(processor: Any) -> None:
-    assert arrive(processor, [5, 6], None).sampling_params.extra_args == {"mine": 1}
-
-
-def test_a_prompt_without_the_invocation_is_refused(
-    processor: Any, adapters: dict[str, str]
-) -> None:
-    with pytest.raises(
-        InvocationError, match="'rule': the prompt does not contain the invocation tokens"
-    ) as caught:
-        arrive(processor, [5, 6], LoRARequest("rule", 3, adapters["first"]))
-    assert isinstance(caught.value, ValueError)
+    assert arriving.request([5, 6], "lora").sampling_params.extra_args[KEY][0] == 0
+    assert arriving.request([5, 6], None).sampling_params.extra_args == {"mine": 1}
 
 
 CONVERSATION = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
@@ -101,33 +84,29 @@ def test_a_prompt_that_lost_its_last_turn_is_told_by_what_is_expected(
         active_from(lost, adapter, "rule", expected)
 
 
-@pytest.mark.parametrize("kind", ["lora", "first"])
-def test_a_pooling_request_of_an_adapter_is_refused(
-    processor: Any, adapters: dict[str, str], prompts: Any, kind: str
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("lora", {"sampling_params": None}, "not for pooling"),
+        ("first", {"sampling_params": None}, "not for pooling"),
+        ("first", {"resumable": True}, "generates from a complete prompt of token ids"),
+        ("first", {"prompt_embeds": object()}, "generates from a complete prompt of token ids"),
+        (
+            "first",
+            {"prompt_token_ids": [5, 6]},
+            "'rule': the prompt does not contain the invocation tokens",
+        ),
+    ],
+)
+def test_where_an_adapter_would_not_act_the_request_is_refused(
+    arriving: Arriving, prompts: Any, kind: str, fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvocationError, match="not for pooling"):
-        arrive(
-            processor,
-            prompts.invocation("a rule"),
-            LoRARequest("rule", 3, adapters[kind]),
-            sampling_params=None,
-        )
+    with pytest.raises(InvocationError, match=message) as caught:
+        arriving.request(prompts.invocation("a rule"), kind, **fields)
+    assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("fields", [{"resumable": True}, {"prompt_embeds": object()}])
-def test_what_has_no_complete_prompt_of_ids_is_refused(
-    processor: Any, adapters: dict[str, str], prompts: Any, fields: dict[str, Any]
-) -> None:
-    with pytest.raises(InvocationError, match="generates from a complete prompt of token ids"):
-        arrive(
-            processor,
-            prompts.invocation("a rule"),
-            LoRARequest("rule", 3, adapters["first"]),
-            **fields,
-        )
-
-
-def test_the_callers_request_is_not_changed(processor: Any, adapters: dict[str, str]) -> None:
-    mine = LoRARequest("rule", 3, adapters["lora"], load_inplace=True)
-    assert arrive(processor, [5], mine).lora_request.load_inplace is False
+def test_the_callers_request_is_not_changed(arriving: Arriving) -> None:
+    mine = LoRARequest("rule", 3, arriving.adapters["lora"], load_inplace=True)
+    assert arriving.request([5], None, lora_request=mine).lora_request.load_inplace is False
     assert mine.load_inplace is True

@@ -34,16 +34,13 @@ def test_what_peft_saves_by_default_is_served() -> None:
     assert unserved(as_saved(target_modules=["q_proj"], inference_mode=True)) is None
 
 
-FIELDS = [field.name for field in dataclasses.fields(LoraConfig) if field.init]
-
-
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(
+    "name", [field.name for field in dataclasses.fields(LoraConfig) if field.init]
+)
 def test_every_field_of_peft_s_is_honoured_without_effect_or_refused(name: str) -> None:
-    on = {"on": 1}
     is_served = name in HONOURED or name in WITHOUT_EFFECT
-    assert unserved(as_saved(target_modules=["q_proj"]) | {name: on}) == (
-        None if is_served else name
-    )
+    saved = as_saved(target_modules=["q_proj"]) | {name: {"on": 1}}
+    assert unserved(saved) == (None if is_served else name)
 
 
 def test_a_field_that_is_not_known_is_refused_unless_it_is_off() -> None:
@@ -53,8 +50,7 @@ def test_a_field_that_is_not_known_is_refused_unless_it_is_off() -> None:
 
 
 def test_what_training_takes_is_served() -> None:
-    served = {*HONOURED, *WITHOUT_EFFECT, *ONLY_WITH}
-    assert served >= SERVED
+    assert {*HONOURED, *WITHOUT_EFFECT, *ONLY_WITH} >= SERVED
     assert set(ONLY_WITH["init_lora_weights"]) == set(SERVED_INITS)
 
 
@@ -88,8 +84,7 @@ CASES = [  # PEFT takes no numbers beside a pattern
 @pytest.mark.parametrize(("targets", "others"), CASES)
 def test_the_layers_are_those_that_peft_adapts(targets: Any, others: dict[str, Any]) -> None:
     config = LoraConfig(target_modules=targets, **others)
-    fields = config.to_dict()
-    fields["target_modules"] = targets
+    fields = config.to_dict() | {"target_modules": targets}
     for layer in LAYERS:
         by_peft = check_target_module_exists(config, layer)
         is_excluded = type(by_peft).__name__ == "_ExcludedModule"

@@ -6,18 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from guard.home import ROOT
 from tests.serve.served import Served, reference
 
 pytestmark = pytest.mark.slow
 
 ORDER = [None, "first", "second", "lora", "first"]
-ROOT = Path(__file__).parent.parent.parent.parent
 
 
 def test_an_engine_in_its_own_process_serves_base_lora_and_alora(

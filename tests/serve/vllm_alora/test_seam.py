@@ -4,13 +4,16 @@ before anything is patched.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm_alora
+from vllm_alora import seam as machinery
 from vllm_alora.seam import Seam, SeamError, install, is_installed, seam, uninstall
 
 pytestmark = pytest.mark.slow
@@ -62,13 +65,13 @@ def make_more(original: Callable[..., Any], cls: type, calls: int) -> Any:
     return original(cls, calls + 100)
 
 
-def test_a_wrapped_function_is_replaced_in_every_module_that_holds_it(package: Any) -> None:
-    install([plus_one])
+def test_a_function_is_replaced_wherever_it_is_held_and_methods_as_what_they_are(
+    package: Any,
+) -> None:
+    """Wrapped once, however often it is patched."""
+    for _ in range(2):
+        install([plus_one, count_more, make_more])
     assert package.double(3) == sys.modules["vllm_toy.holder"].double(3) == 7  # type: ignore[attr-defined]
-
-
-def test_methods_and_classmethods_are_wrapped_as_what_they_are(package: Any) -> None:
-    install([count_more, make_more])
     assert package.Counter().count(1, twice=True) == 22
     assert package.Counter.make(5).calls == 105
 
@@ -81,15 +84,9 @@ def test_two_seams_for_one_function_are_refused(package: Any) -> None:
     assert package.Counter().count(1) == 1
 
 
-def test_patching_twice_wraps_once(package: Any) -> None:
-    for _ in range(2):
-        install([plus_one, make_more])
-    assert package.double(3) == 7 and package.Counter.make(5).calls == 105
-    assert is_installed(plus_one) and is_installed(make_more) and not is_installed(count_more)
-
-
 def test_what_was_patched_can_be_taken_back(package: Any) -> None:
     install([plus_one, make_more])
+    assert is_installed(plus_one) and is_installed(make_more) and not is_installed(count_more)
     uninstall(plus_one)
     uninstall(make_more)
     uninstall(count_more)  # never was
@@ -98,18 +95,17 @@ def test_what_was_patched_can_be_taken_back(package: Any) -> None:
     assert not is_installed(plus_one) and not is_installed(make_more)
 
 
-def test_a_renamed_parameter_is_a_clear_stop_and_nothing_is_patched(package: Any) -> None:
+def test_a_renamed_parameter_or_a_lost_function_is_a_clear_stop_and_nothing_is_patched(
+    package: Any,
+) -> None:
     package.Counter.count = lambda self, amount: amount
-    with pytest.raises(
-        SeamError,
-        match=r"vllm_toy:Counter\.count has changed: "
-        r"written for \(self, step, twice\), found \(self, amount\)",
-    ):
+    changed = (
+        r"vllm_toy:Counter\.count has changed: "
+        r"written for \(self, step, twice\), found \(self, amount\)"
+    )
+    with pytest.raises(SeamError, match=changed):
         install([plus_one, count_more])
     assert package.double(3) == 6 and not is_installed(plus_one)
-
-
-def test_a_function_that_is_gone_is_a_clear_stop(package: Any) -> None:
     del package.double
     with pytest.raises(SeamError, match="this vLLM has no vllm_toy:double"):
         install([plus_one])
@@ -122,13 +118,10 @@ def test_every_seam_fits_the_installed_vllm() -> None:
     assert len(patched) == 53 and all(patched.values())
 
 
-@pytest.mark.parametrize("target", sorted(vllm_alora.patched()))
+@pytest.mark.parametrize("one", vllm_alora.seams(), ids=lambda one: one.target)
 def test_every_seam_stops_at_a_changed_signature(
-    target: str, monkeypatch: pytest.MonkeyPatch
+    one: Seam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = [found for found in vllm_alora.seams() if found.target == target]
-    from vllm_alora import seam as machinery
-
     holder, name, _ = machinery._find(one)
     monkeypatch.setattr(holder, name, lambda changed: None)
     with pytest.raises(SeamError, match="has changed"):
@@ -136,18 +129,13 @@ def test_every_seam_stops_at_a_changed_signature(
 
 
 def test_importing_the_plugin_imports_nothing_of_vllm() -> None:
-    import subprocess
-
     # vLLM only logs a plugin that fails to import.
     code = "import sys, vllm_alora; assert not {'vllm', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_module_with_seams_is_registered() -> None:
-    from pathlib import Path
-
     root = Path(str(vllm_alora.__file__)).parent
     with_seams = [path for path in root.rglob("*.py") if "\n@seam(" in path.read_text()]
     files = {".".join(path.relative_to(root).with_suffix("").parts) for path in with_seams}
     assert files == set(vllm_alora.MODULES)
-    assert all(isinstance(one, Seam) for one in vllm_alora.seams())

@@ -34,13 +34,10 @@ SHARED = [*range(10, 10 + BLOCK + 5)]  # a block and a part
 REQUESTS, OWN_TOKENS, ANSWER_TOKENS = 3, BLOCK, 2 * BLOCK
 MOST_STEPS = 2 * REQUESTS * ANSWER_TOKENS
 
+vllm_alora.register()
+kv_cache_utils.init_none_hash(sha256)
+
 NewPrompt = Callable[[Prefix, list[int]], Sequence[int]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
-    kv_cache_utils.init_none_hash(sha256)
 
 
 def as_list(prefix: Prefix, suffix: list[int]) -> list[int]:

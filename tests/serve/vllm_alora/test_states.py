@@ -54,10 +54,8 @@ def sampled(runner: Any) -> dict[str, torch.Tensor]:
 def test_the_row_of_a_prompt_that_ends_in_the_step_is_kept_in_float32_for_who_asks() -> None:
     runner = ToyRunner([("a", 0, 10, 10), (None, 0, 10, 10), ("b", 32, 8, 40)])
     kept = sampled(runner)
-    assert {key: state.tolist() for key, state in kept.items()} == {
-        "a": [0, 1, 2, 3],
-        "b": [8, 9, 10, 11],
-    }
+    found = {key: state.tolist() for key, state in kept.items()}
+    assert found == {"a": [0, 1, 2, 3], "b": [8, 9, 10, 11]}
     assert all(state.dtype == torch.float32 for state in kept.values())
 
 
@@ -66,23 +64,32 @@ def test_a_part_of_a_prompt_and_what_is_generated_after_it_leave_nothing(compute
     assert sampled(ToyRunner([("a", computed, 8, 40)])) == {}
 
 
-def test_what_is_kept_is_a_copy_and_is_given_once() -> None:
+def test_what_is_kept_is_a_copy_is_given_once_and_is_forgotten_with_the_next_step() -> None:
+    """Else a server whose clients may ask for states would keep one for every request."""
     runner = ToyRunner([("a", 0, 10, 10)])
     states.sample_tokens_v1.wrapper(lambda *_: None, runner, None)
     runner.execute_model_state.sample_hidden_states.zero_()
     assert take_states(runner)["a"].tolist() == [0, 1, 2, 3]
     assert take_states(runner) == {}
+    states.sample_tokens_v1.wrapper(lambda *_: None, runner, None)
+    runner.requests["request 0"].sampling_params = SamplingParams(extra_args={STATE: "b"})
+    assert list(sampled(runner)) == ["b"]
 
 
-def test_a_runner_that_speculates_or_has_run_nothing_keeps_nothing() -> None:
+@pytest.mark.parametrize("key", [[1], 7, {"a": "b"}, None])
+def test_a_key_that_is_no_text_asks_for_nothing(key: object) -> None:
+    """`vllm_xargs` of a request over HTTP may be anything."""
+    runner = ToyRunner([(None, 0, 10, 10)])
+    runner.requests["request 0"].sampling_params = SamplingParams(extra_args={STATE: key})
+    assert sampled(runner) == {}
+
+
+def test_a_runner_that_speculates_or_has_run_nothing_or_is_another_keeps_nothing() -> None:
     runner: Any = ToyRunner([("a", 0, 10, 10)])
     runner.speculative_config = object()
     assert not gives_states(runner) and sampled(runner) == {}
     runner.speculative_config = runner.execute_model_state = None
     assert gives_states(runner) and sampled(runner) == {}
-
-
-def test_another_runner_says_that_it_gives_none() -> None:
     assert not gives_states(SimpleNamespace(speculative_config=None))
 
 
@@ -128,41 +135,19 @@ def test_runner_v2_keeps_the_last_token_s_row_of_a_prompt_that_ends_in_the_step(
     )
     assert gives_states(runner)
     assert runner.sampled() == {"a": [9.0], "b": [27.0], "c": [39.0]}
+    runner.add(0, None)  # nobody inherits what the request before him asked: it was "c"
+    assert runner.sampled().keys() == {"a", "b"}
     runner.speculative_config = object()  # type: ignore[assignment]
     assert not gives_states(runner) and runner.sampled() == {}
-
-
-def test_in_runner_v2_nobody_inherits_what_the_request_before_him_asked() -> None:
-    runner = ToyRunnerV2([("a", 0, 10, 10)])
-    runner.add(0, None)
-    assert runner.sampled() == {}
 
 
 def test_a_real_runner_s_state_gives_the_logits_of_its_output_layer(served: Served) -> None:
     """And nothing is kept of those beside it that do not ask."""
     prompt = list(range(100, 170))
-    asks = SamplingParams(
-        max_tokens=1, temperature=0.0, detokenize=False, extra_args={STATE: "mine"}
-    )
-    others = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    plain = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+    asks, others = SamplingParams(**plain, extra_args={STATE: "mine"}), SamplingParams(**plain)
     inputs = [{"prompt_token_ids": prompt}, {"prompt_token_ids": prompt[:50]}]
     outputs = served.llm.generate(inputs, [asks, others], use_tqdm=False)
     (state,) = take_states(served.runner).values()
     logits = served.runner.model.lm_head.weight @ state
     assert int(logits.argmax()) == outputs[0].outputs[0].token_ids[0]
-
-
-def test_what_nobody_takes_is_forgotten_with_the_next_step() -> None:
-    """Else a server whose clients may ask for states would keep one for every request."""
-    runner = ToyRunner([("a", 0, 10, 10)])
-    states.sample_tokens_v1.wrapper(lambda *_: None, runner, None)
-    runner.requests["request 0"].sampling_params = SamplingParams(extra_args={STATE: "b"})
-    assert list(sampled(runner)) == ["b"]
-
-
-@pytest.mark.parametrize("key", [[1], 7, {"a": "b"}, None])
-def test_a_key_that_is_no_text_asks_for_nothing(key: object) -> None:
-    """`vllm_xargs` of a request over HTTP may be anything."""
-    runner = ToyRunner([(None, 0, 10, 10)])
-    runner.requests["request 0"].sampling_params = SamplingParams(extra_args={STATE: key})
-    assert sampled(runner) == {}

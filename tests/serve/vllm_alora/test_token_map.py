@@ -28,10 +28,7 @@ rows = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=6
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
+vllm_alora.register()
 
 
 def alora(adapter_id: int, start: int) -> ActivatedRequest:
@@ -87,27 +84,23 @@ def v1_map(batch: InputBatch, scheduled: list[int]) -> list[int]:
 def test_v1_maps_base_lora_and_alora_of_one_batch() -> None:
     batch = v1_batch()
     add(batch, "base", None)
+    assert v1_map(batch, [3]) == [0, 0, 0]
     add(batch, "lora", alora(3, start=0))
     add(batch, "alora", alora(5, start=2))
     add(batch, "later", alora(7, start=9))
     assert v1_map(batch, [2, 2, 4, 3]) == [0, 0, 3, 3, 0, 0, 5, 5, 0, 0, 0]
 
 
-def test_v1_counts_from_the_tokens_already_computed() -> None:
+def test_v1_counts_from_the_tokens_already_computed_and_samples_with_the_adapter() -> None:
     batch = v1_batch()
     add(batch, "cut in the base part", alora(1, start=10), computed=8)
     add(batch, "cut in the adapter's part", alora(2, start=10), computed=12)
     assert v1_map(batch, [4, 3]) == [0, 0, 1, 1, 2, 2, 2]
+    counts = np.array([1, 1], dtype=np.int32)  # the first one's token is the base's
+    assert list(batch.make_lora_inputs(counts, np.ones_like(counts))[0]) == [1, 2]
 
 
-def test_v1_samples_with_the_adapter_whatever_the_tokens_are() -> None:
-    batch = v1_batch()
-    add(batch, "alora", alora(5, start=15))
-    counts = np.array([4], dtype=np.int32)
-    assert list(batch.make_lora_inputs(counts, np.ones_like(counts))[0]) == [5]
-
-
-def test_v1_keeps_the_activation_point_of_a_row_that_moves() -> None:
+def test_v1_keeps_the_activation_point_of_a_row_that_moves_and_of_no_request_that_left() -> None:
     batch = v1_batch()
     for req_id, start in (("a", 1), ("b", 3), ("c", 2)):
         add(batch, req_id, alora(ord(req_id), start))
@@ -116,16 +109,7 @@ def test_v1_keeps_the_activation_point_of_a_row_that_moves() -> None:
     batch.remove_request("b")
     batch.condense()
     assert v1_map(batch, [3, 3]) == [0, 0, ord("c"), 0, ord("a"), ord("a")]
-
-
-def test_v1_forgets_requests_that_left_the_batch() -> None:
-    batch = v1_batch()
-    add(batch, "a", alora(1, start=1))
-    add(batch, "b", alora(2, start=1))
-    batch.remove_request("a")
-    batch.condense()
-    v1_map(batch, [1])
-    assert set(batch.activation_starts) == {"b"}
+    assert set(batch.activation_starts) == {"a", "c"}
 
 
 def test_v1_remembers_nothing_of_requests_without_an_activation_point() -> None:
@@ -137,12 +121,6 @@ def test_v1_remembers_nothing_of_requests_without_an_activation_point() -> None:
     batch.condense()
     add(batch, "again", None)
     assert not batch.activation_starts
-
-
-def test_v1_leaves_a_batch_without_adapters_alone() -> None:
-    batch = v1_batch()
-    add(batch, "base", None)
-    assert v1_map(batch, [3]) == [0, 0, 0]
 
 
 def v2_state(computed: list[int]) -> LoraState:

@@ -50,8 +50,10 @@ class ServedToy:
         assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
         return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
 
-    def check_mixed_batch(self) -> None:
-        """Every rule, adapters and base, on conversations of three lengths, in one batch."""
+    def check(self) -> None:
+        """Every rule, adapters and base, on conversations of three lengths, in one batch; and a
+        logit alone, and among others of other lengths and adapters.
+        """
         requests: list[ScoreRequest] = []
         expected: list[float] = []
         for messages in (SHORT, WINDOWS, LONGER):
@@ -62,8 +64,6 @@ class ServedToy:
         for request, logit, reference in zip(requests, logits, expected, strict=True):
             assert logit == pytest.approx(reference, abs=PARITY), request.adapter
 
-    def check_isolation(self) -> None:
-        """A logit alone, and among others of other lengths and adapters."""
         for name in ("all", HEAD):
             (alone,) = self.logits([ScoreRequest(SHORT, "", name)])
             mates = [ScoreRequest(WINDOWS, "", mate) for mate in self.rules]

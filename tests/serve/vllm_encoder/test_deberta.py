@@ -62,11 +62,7 @@ def deberta(
 
 
 def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(deberta: ServedToy) -> None:
-    deberta.check_mixed_batch()
-
-
-def test_a_logit_is_independent_of_its_batch_mates(deberta: ServedToy) -> None:
-    deberta.check_isolation()
+    deberta.check()
 
 
 def test_a_tensor_that_has_no_place_is_refused(deberta: ServedToy, tmp_path: Path) -> None:

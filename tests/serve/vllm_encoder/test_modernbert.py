@@ -43,15 +43,11 @@ def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedToy]:
 
 
 def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(modernbert: ServedToy) -> None:
-    modernbert.check_mixed_batch()
-
-
-def test_a_logit_is_independent_of_its_batch_mates(modernbert: ServedToy) -> None:
-    modernbert.check_isolation()
+    modernbert.check()
 
 
 def test_a_compiled_one_says_the_same(tmp_path: Path) -> None:
     """Of two layers, which attend to all and to their neighbours."""
     toy = ToyEncoder.of(config(layers=2), tmp_path / "base")
     with served(toy, tmp_path, TARGETS, is_compiled=True) as engine:
-        engine.check_mixed_batch()
+        engine.check()

@@ -48,15 +48,11 @@ def roberta(
 
 
 def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(roberta: ServedToy) -> None:
-    roberta.check_mixed_batch()
-
-
-def test_a_logit_is_independent_of_its_batch_mates(roberta: ServedToy) -> None:
-    roberta.check_isolation()
+    roberta.check()
 
 
 def test_a_compiled_one_says_the_same(tmp_path: Path) -> None:
     """As MiniLM is compiled: it is the same class of vLLM's, with other embeddings."""
     toy = ToyEncoder.of(RobertaConfig(**fields(layers=2)), tmp_path / "base")
     with served(toy, tmp_path, TARGETS, is_compiled=True) as engine:
-        engine.check_mixed_batch()
+        engine.check()

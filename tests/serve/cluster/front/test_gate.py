@@ -18,7 +18,6 @@ def test_whoever_comes_while_it_is_closed_waits_and_those_inside_end_first() -> 
 
     async def change(gate: Gate) -> None:
         async with gate.closed(5):
-            assert gate.inside == 0
             order.append("changed")
             await asyncio.sleep(0.05)
 
@@ -34,7 +33,7 @@ def test_whoever_comes_while_it_is_closed_waits_and_those_inside_end_first() -> 
     assert order == ["first in", "first out", "changed", "second in", "second out"]
 
 
-def test_a_change_that_would_wait_too_long_opens_the_gate_again() -> None:
+def test_nobody_waits_too_long_and_a_change_that_gives_up_opens_the_gate_again() -> None:
     async def run() -> None:
         gate = Gate()
         async with gate.passing(5):
@@ -42,18 +41,12 @@ def test_a_change_that_would_wait_too_long_opens_the_gate_again() -> None:
                 async with gate.closed(0.05):
                     pytest.fail("somebody is inside")
             async with gate.passing(0.05):
-                assert gate.inside == 2
-
-    asyncio.run(run())
-
-
-def test_who_waits_too_long_is_told_so() -> None:
-    async def run() -> None:
-        gate = Gate()
+                pass
         async with gate.closed(5):
             with pytest.raises(TimeoutError):
                 async with gate.passing(0.05):
                     pytest.fail("it is closed")
-        assert gate.inside == 0
+        async with gate.closed(0.05):  # whoever gave up is not inside
+            pass
 
     asyncio.run(run())

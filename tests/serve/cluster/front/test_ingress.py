@@ -3,84 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
 from serve.api.app import FORMATS
-from serve.cluster.front.ingress import create_ingress
-from serve.cluster.pool import (
-    RelayedCheck,
-    RelayedRequest,
-    RelayedResponse,
-    ReplicaAnswer,
-    ReplicaLost,
-)
-from serve.cluster.shards.rules import ShardedRules
-from serve.cluster.shards.shard import Shard
-from serve.cluster.shards.shard_rules import ShardRules
-from serve.cluster.snapshots import Snapshots
+from serve.cluster.messages import RelayedRequest, RelayedResponse
+from serve.cluster.pool import RelayedCheck, ReplicaAnswer, ReplicaLost
 from serve.policy.rule_set import RuleSet
-from serve.tenants.key_ring import key_hash
-from serve.tenants.tenant_file import load_tenants
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
-from tests.serve.cluster.words_cluster import LocalReplicas, body, kept, local_replicas, trained
-from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words, words
-from tests.serve.serving import serving, waiting_caller
+from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body, p_of, tenants_of
+from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
+from tests.serve.serving import waiting_caller
 from tests.waiting import wait_until
-
-REPLICA = "x-guard-replica"
-
-
-class Cluster:
-    """Two replicas in this process behind an ingress."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.folder = folder
-        self._options = options
-        self.replicas: LocalReplicas
-
-    @contextlib.contextmanager
-    def client(self) -> Iterator[httpx.Client]:
-        """A client of it. Replicas run in the ingress's event loop, so they start with it."""
-        folders = trained(self.folder)
-        snapshots = kept(Snapshots(self.folder / "served"), folders)
-        self.replicas = LocalReplicas([])
-        shard = Shard(self.replicas, ShardRules(self.replicas, snapshots, folders))
-        app = create_ingress(ShardedRules([shard]), words, **self._options)
-        with serving(self._with_replicas(app, snapshots)) as client:
-            yield client
-
-    def _with_replicas(self, app: FastAPI, snapshots: Snapshots) -> FastAPI:
-        inner = app.router.lifespan_context
-
-        @contextlib.asynccontextmanager
-        async def lifespan(app: FastAPI) -> Any:
-            async with inner(app), local_replicas(snapshots) as replicas:
-                self.replicas.replicas = replicas.replicas
-                yield
-
-        app.router.lifespan_context = lifespan
-        return app
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path, timeout_s=10.0)
+def cluster(tmp_path: Path) -> LocalCluster:
+    """Two replicas in this process behind an ingress."""
+    return LocalCluster(tmp_path)
 
 
 def test_checks_are_answered_as_by_one_server_and_a_conversation_by_one_replica(
-    cluster: Cluster,
+    cluster: LocalCluster,
 ) -> None:
     with cluster.client() as client:
         seen: dict[int, set[str]] = {}
@@ -102,7 +53,7 @@ def test_checks_are_answered_as_by_one_server_and_a_conversation_by_one_replica(
         assert "/v1/check" in client.get("/openapi.json").json()["paths"]
 
 
-def test_a_reply_finds_its_conversation_although_it_comes_alone(cluster: Cluster) -> None:
+def test_a_reply_finds_its_conversation_although_it_comes_alone(cluster: LocalCluster) -> None:
     path = "/beta/litellm_basic_guardrail_api"
     with cluster.client() as client:
         for number in range(10):
@@ -116,7 +67,7 @@ def test_a_reply_finds_its_conversation_although_it_comes_alone(cluster: Cluster
 
 
 def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_server(
-    cluster: Cluster,
+    cluster: LocalCluster,
 ) -> None:
     """Each replica knows one of the two."""
     litellm = "/beta/litellm_basic_guardrail_api"
@@ -146,7 +97,7 @@ def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_serve
 
 
 def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
-    cluster: Cluster,
+    cluster: LocalCluster,
 ) -> None:
     paths = {
         "/v1/check": ("verdict", "unjudged"),
@@ -159,7 +110,7 @@ def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
     }
     assert len(paths) == len(FORMATS) - 1  # without the stream
     with cluster.client() as client:
-        cluster.replicas.replicas = []
+        cluster.pools[0].replicas = []
         for path, (key, value) in paths.items():
             answer = client.post(path, json=body("a"))
             assert answer.status_code == 503, path
@@ -172,17 +123,17 @@ def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
 
 
 def test_health_is_down_once_there_was_no_replica_for_long(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve.cluster.front.probes.LOST_S", 0.1)
     with cluster.client() as client:
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
-        there, cluster.replicas.replicas = cluster.replicas.replicas, []
+        there, cluster.pools[0].replicas = cluster.pools[0].replicas, []
         time.sleep(0.15)
         # Nobody has asked meanwhile, so nobody knows for how long there is none.
         assert client.get("/healthz").status_code == 200
         wait_until(lambda: client.get("/healthz").status_code == 503)
-        cluster.replicas.replicas = there
+        cluster.pools[0].replicas = there
         assert client.get("/healthz").status_code == 200
 
 
@@ -193,7 +144,7 @@ OPENING: dict[str, Any] = {
 }
 
 
-def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: Cluster) -> None:
+def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: LocalCluster) -> None:
     async def use(stream: OpenStream) -> None:
         stream.write({"append": "The sea is wide."})
         first = await stream.read()
@@ -207,19 +158,21 @@ def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: Cluster)
         streamed(client, OPENING, use)
         messages = [*OPENING["messages"], {"role": "assistant", "content": "The sea."}]
         client.post("/v1/check", json={"messages": messages})
-        assert len(cluster.replicas.keys) == 3 and len(set(cluster.replicas.keys)) == 1
+        assert len(cluster.pools[0].keys) == 3 and len(set(cluster.pools[0].keys)) == 1
         streamed(client, OPENING, use, {"x-session-id": "mine"})
-        assert len(set(cluster.replicas.keys)) == 2
+        assert len(set(cluster.pools[0].keys)) == 2
         text = client.get("/metrics").text
         assert 'guard_checks_total{rule_set="",tenant="",verdict="violation"} 2.0' in text
         assert 'guard_request_seconds_count{format="stream",status="200"} 2.0' in text
 
 
-def test_nothing_more_of_a_stream_is_released_once_its_replica_is_gone(cluster: Cluster) -> None:
+def test_nothing_more_of_a_stream_is_released_once_its_replica_is_gone(
+    cluster: LocalCluster,
+) -> None:
     async def use(stream: OpenStream) -> None:
         stream.write({"append": "The sea is wide."})
         assert (await stream.read())["release"] == "The sea is wide."
-        cluster.replicas.replicas = []
+        cluster.pools[0].replicas = []
         stream.write({"append": " And deep."})
         event = await stream.read()
         assert event["release"] == "" and event["verdict"] == "unjudged"
@@ -235,10 +188,8 @@ def test_nothing_more_of_a_stream_is_released_once_its_replica_is_gone(cluster: 
 
 def test_a_tenants_stream_and_its_checks_are_on_one_replica(tmp_path: Path) -> None:
     rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
-    file = tmp_path / "tenants.yaml"
-    file.write_text(f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [all]}}}}")
-    tenants = load_tenants(file, rule_sets)
-    cluster = Cluster(tmp_path, timeout_s=10.0, rule_sets=rule_sets, tenants=tenants)
+    tenants = tenants_of(tmp_path, rule_sets, shop="all")
+    cluster = LocalCluster(tmp_path, rule_sets=rule_sets, tenants=tenants)
     salts: list[str | None] = []
 
     async def use(stream: OpenStream) -> None:
@@ -248,38 +199,46 @@ def test_a_tenants_stream_and_its_checks_are_on_one_replica(tmp_path: Path) -> N
 
     shop = {"x-api-key": "shop"}
     with cluster.client() as client:
-        check = LocalReplicas.check
+        check = cluster.pools[0].check
 
-        async def salted(
-            self: LocalReplicas, relayed: RelayedCheck, key: str, version: str
-        ) -> ReplicaAnswer:
+        async def salted(relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
             salts.append(relayed.cache_salt)
-            return await check(self, relayed, key, version)
+            return await check(relayed, key, version)
 
-        cluster.replicas.check = salted.__get__(cluster.replicas)  # type: ignore[method-assign]
+        cluster.pools[0].check = salted  # type: ignore[method-assign]
         opening = OPENING | {"cache_salt": "one"}
         streamed(client, opening, use, shop)
         asked = {"messages": OPENING["messages"], "cache_salt": "one"}
         client.post("/v1/check", json=asked, headers=shop)
-        assert len(set(cluster.replicas.keys)) == 1
+        assert len(set(cluster.pools[0].keys)) == 1
     assert salts == ["shop/one"]
 
 
-def test_a_request_has_its_time_and_its_size(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+def test_a_request_has_its_time_and_its_size_also_where_a_replica_hangs(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
+    # The caller's time bounds the wait, and not this.
+    monkeypatch.setattr("serve.cluster.shards.service.CLOSING_S", 120.0)
+    in_time = {"guard-timeout-ms": "1000"}
+
+    async def hang(*_: object) -> RelayedResponse:
+        await asyncio.sleep(120)
+        raise AssertionError
+
     with cluster.client() as client:
-        late = client.post("/v1/check", json=body(SLOWLY), headers={"guard-timeout-ms": "1000"})
-        assert (late.status_code, late.json()["verdict"]) == (503, "unjudged")
-        assert "too long" in late.json()["error"]
+        late = client.post("/v1/check", json=body(SLOWLY), headers=in_time)
         large = client.post("/v1/check", content=b" " * (16 * 2**20 + 1))
-        assert large.status_code == 413
         wrong = client.post("/v1/check", json=body("a"), headers={"guard-timeout-ms": "soon"})
-        assert wrong.status_code == 400
+        assert (large.status_code, wrong.status_code) == (413, 400)
+        cluster.pools[0].ask = hang  # type: ignore[method-assign,assignment]
+        later = client.post("/v1/check", json=body("a"), headers=in_time, timeout=60)
+    for answer in (late, later):
+        assert (answer.status_code, answer.json()["verdict"]) == (503, "unjudged")
+        assert "too long" in answer.json()["error"]
 
 
-def test_a_body_that_no_route_reads_is_not_read(cluster: Cluster) -> None:
+def test_a_body_that_no_route_reads_is_not_read(cluster: LocalCluster) -> None:
     bodies: list[bytes] = []
 
     async def ask(relayed: RelayedRequest, *_: str) -> RelayedResponse:
@@ -287,7 +246,7 @@ def test_a_body_that_no_route_reads_is_not_read(cluster: Cluster) -> None:
         return RelayedResponse(204, (), b"")
 
     with cluster.client() as client:
-        cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
+        cluster.pools[0].ask = ask  # type: ignore[method-assign,assignment]
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
             client.request(method, "/v1/rules", content=b"as long as the sender likes")
         for path in ("/docs", "/openapi.json", "/nowhere"):  # most need no key
@@ -298,12 +257,12 @@ def test_a_body_that_no_route_reads_is_not_read(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_method_is_answered_as_by_one_server(cluster: Cluster, path: str) -> None:
+def test_every_method_is_answered_as_by_one_server(cluster: LocalCluster, path: str) -> None:
     with cluster.client() as client:
         check_path(client, path, "greeting")
 
 
-def test_a_packed_body_is_passed_on_as_it_was_before(cluster: Cluster) -> None:
+def test_a_packed_body_is_passed_on_as_it_was_before(cluster: LocalCluster) -> None:
     content = json.dumps(body(VIOLATES)).encode()
     packed = {"content-type": "application/json", "content-encoding": "gzip"}
     with cluster.client() as client:
@@ -317,37 +276,14 @@ def test_a_packed_body_is_passed_on_as_it_was_before(cluster: Cluster) -> None:
         assert client.post("/v1/check", content=content, headers=packed).status_code == 415
 
 
-def test_a_replica_that_hangs_is_not_waited_for_much_longer_than_the_caller_waits(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serve.cluster.shards.service.CLOSING_S", 120.0)
-
-    async def ask(*_: object) -> RelayedResponse:
-        await asyncio.sleep(120)
-        raise AssertionError
-
-    with cluster.client() as client:
-        cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
-        late = client.post(
-            "/v1/check", json=body("a"), headers={"guard-timeout-ms": "1000"}, timeout=60
-        )
-    assert late.status_code == 503 and "too long" in late.json()["error"]
-
-
 def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that all have come before one is answered, on a busy machine too.
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
     rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
-    file = tmp_path / "tenants.yaml"
-    file.write_text(
-        f"admin_keys_sha256: ['{key_hash('admin')}']\n"
-        f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [all], "
-        "limits: {concurrent_checks: 2}}}"
-    )
-    tenants = load_tenants(file, rule_sets)
-    cluster = Cluster(tmp_path, timeout_s=10.0, rule_sets=rule_sets, tenants=tenants)
+    tenants = tenants_of(tmp_path, rule_sets, shop="all")
+    cluster = LocalCluster(tmp_path, rule_sets=rule_sets, tenants=tenants)
     shop, admin = {"x-api-key": "shop"}, {"x-api-key": "admin"}
     with cluster.client() as client, ThreadPoolExecutor(8) as pool:
         assert client.post("/v1/check", json=body("a")).status_code == 401
@@ -364,26 +300,25 @@ def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(
     assert statuses.count(200) == 2 and statuses.count(429) == 6
 
 
-def test_an_administrator_changes_a_rule_for_all_replicas(cluster: Cluster) -> None:
+def test_an_administrator_changes_a_rule_for_all_replicas(cluster: LocalCluster) -> None:
     with cluster.client() as client:
 
-        def answers() -> set[tuple[str, float]]:
-            found = set()
+        def answers() -> dict[str, float]:
+            found: dict[str, float] = {}
             for number in range(10):
                 answer = client.post("/v1/check", json=body(f"a {number}", "manners"))
-                result = answer.json()["results"][0]
-                found.add((answer.headers[REPLICA], result["p_violation"]))
+                found[answer.headers[REPLICA]] = p_of(answer.json())["manners"]
             return found
 
         before = answers()
-        save_words(cluster.folder / "manners", b"second")
+        save_words(cluster.root / "manners", b"second")
         assert answers() == before
         change = client.post("/admin/rules/manners").json()
         assert change["version"] != change["version_before"]
         after = answers()
-        assert len(after) == 2 and len({p for _, p in after}) == 1
-        assert not {p for _, p in after} & {p for _, p in before}
-        save_words(cluster.folder / "manners", BAD)
+        assert len(after) == 2 and len(set(after.values())) == 1
+        assert not set(after.values()) & set(before.values())
+        save_words(cluster.root / "manners", BAD)
         assert client.post("/admin/rules/manners").status_code == 409
         assert answers() == after
         assert client.delete("/admin/rules/manners").json()["version"] is None
@@ -397,20 +332,18 @@ def test_a_watching_cluster_serves_what_is_trained_again_by_itself(
 ) -> None:
     monkeypatch.setattr("serve.api.watch.INTERVAL_S", 0.05)
     monkeypatch.setattr("serve.api.watch.watch.__defaults__", (0.05,))
-    cluster = Cluster(tmp_path, timeout_s=10.0, is_watching=True)
+    cluster = LocalCluster(tmp_path, is_watching=True)
     with cluster.client() as client:
 
         def answer() -> float:
-            result = client.post("/v1/check", json=body("a", "manners")).json()["results"][0]
-            p_violation: float = result["p_violation"]
-            return p_violation
+            return p_of(client.post("/v1/check", json=body("a", "manners")).json())["manners"]
 
         before = answer()
-        save_words(cluster.folder / "manners", b"second")
+        save_words(cluster.root / "manners", b"second")
         wait_until(lambda: answer() != before)
 
 
-def test_metrics_are_those_of_all_replicas_and_of_what_none_has_seen(cluster: Cluster) -> None:
+def test_metrics_are_those_of_all_replicas_and_of_what_none_has_seen(cluster: LocalCluster) -> None:
     with cluster.client() as client:
         for number in range(10):
             client.post("/v1/check", json=body(f"a {number}"))
@@ -424,7 +357,7 @@ def test_metrics_are_those_of_all_replicas_and_of_what_none_has_seen(cluster: Cl
 
 
 def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, timeout_s=60.0)
+    cluster = LocalCluster(tmp_path, timeout_s=60.0)
     events: list[str] = []
 
     async def ask(*_: object) -> None:
@@ -436,7 +369,7 @@ def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
             raise ReplicaLost("nobody needs it") from None
 
     with cluster.client() as client:
-        cluster.replicas.ask = ask  # type: ignore[method-assign,assignment]
+        cluster.pools[0].ask = ask  # type: ignore[method-assign,assignment]
         with waiting_caller(client, "/v1/check", body("a")):
             wait_until(lambda: events == ["asked"])
         wait_until(lambda: events == ["asked", "cancelled"], 20)  # by itself in a minute

@@ -85,15 +85,11 @@ def test_whole_messages_have_the_key_of_what_is_read_of_them(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]]
 ) -> None:
     read = turns_of(messages, tools, where="here")
-    asked = relayed("/v1/check", {"messages": messages, "tools": tools})
-    assert SessionKeys().key(asked) == conversation_key(read, None, "")
-
-
-def test_what_comes_after_the_first_user_is_not_read() -> None:
-    head = [{"role": "developer", "content": "You sell shoes."}, ASKED]
-    key = SessionKeys().key(relayed("/v1/check", {"messages": head}))
-    later = [*head, {"role": "assistant", "tool_calls": "no list"}]
-    assert SessionKeys().key(relayed("/v1/check", {"messages": later})) == key
+    key = conversation_key(read, None, "")
+    # Of turns behind the first user's nothing is read.
+    for asked in (messages, [*messages, {"role": "assistant", "tool_calls": "no list"}]):
+        whole = relayed("/v1/check", {"messages": asked, "tools": tools})
+        assert SessionKeys().key(whole) == key
 
 
 def test_the_callers_own_session_counts_before_what_is_said() -> None:
@@ -122,77 +118,62 @@ def test_texts_without_roles_are_spread_by_what_they_begin_with(
     assert keys.key(relayed(path, first)) != keys.key(relayed(path, second))
 
 
-def test_a_reply_goes_where_the_request_of_its_call_went() -> None:
-    keys = SessionKeys()
+def litellm(messages: Any = None, call_id: str = "1", **headers: str) -> RelayedRequest:
+    """The request of a call, or its reply, in the format that has the call's id in the body."""
+    said = {"input_type": "response", "texts": ["Rest."]}
+    if messages:
+        said = {"input_type": "request", "structured_messages": messages}
     path = "/beta/litellm_basic_guardrail_api"
-    request = {"input_type": "request", "structured_messages": GROWN, "litellm_call_id": "1"}
-    reply = {"input_type": "response", "texts": ["Rest."], "litellm_call_id": "1"}
-    unknown = keys.key(relayed(path, reply))
-    key = keys.key(relayed(path, request))
-    assert key == keys.key(relayed("/v1/check", {"messages": GROWN}))
-    assert keys.key(relayed(path, reply)) == key != unknown
-    assert keys.key(relayed(path, reply), "shop") != key
-    webhook = {"body": {"choices": [{"message": {"role": "assistant", "content": "Rest."}}]}}
-    keys.key(relayed("/request", {"body": {"messages": GROWN}}, call_id="2"))
-    assert keys.key(relayed("/response", webhook, call_id="2")) == key
+    return relayed(path, said | {"litellm_call_id": call_id}, **headers)
 
 
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [({"litellm_call_id": "1"}, {}), ({}, {"call_id": "1"})],
-)
-def test_a_reply_goes_where_the_request_of_its_call_went_by_its_session(
-    body: dict[str, Any], headers: dict[str, str]
-) -> None:
+def agentgateway(messages: Any = None, call_id: str = "1", **headers: str) -> RelayedRequest:
+    """The same in the format that has it in a header."""
+    if messages:
+        return relayed("/request", {"body": {"messages": messages}}, call_id=call_id, **headers)
+    return relayed("/response", {"body": {"choices": []}}, call_id=call_id)
+
+
+@pytest.mark.parametrize("call", [litellm, agentgateway])
+def test_a_reply_goes_where_the_request_of_its_call_went(call: Any) -> None:
+    """By its conversation, or its session."""
     keys = SessionKeys()
-    request = {"structured_messages": GROWN} | body
-    key = keys.key(relayed("/request", request, x_session_id="7", **headers))
-    assert key == keys.key(relayed("/v1/check", {"messages": OTHER}, x_session_id="7"))
-    reply = {"input_type": "response", "texts": ["Rest."]} | body
-    assert keys.key(relayed("/response", reply, **headers)) == key
+    unknown = keys.key(call())
+    key = keys.key(call(GROWN))
+    assert key == keys.key(relayed("/v1/check", {"messages": GROWN}))
+    assert keys.key(call()) == key != unknown
+    assert keys.key(call(), "shop") != key
+    in_session = keys.key(call(GROWN, "2", x_session_id="7"))
+    assert in_session == keys.key(relayed("/v1/check", {"messages": OTHER}, x_session_id="7"))
+    assert keys.key(call(call_id="2")) == in_session
 
 
 def test_an_id_of_two_conversations_on_two_replicas_is_unjudged_and_of_one_twice_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = SessionKeys()
-    path = "/beta/litellm_basic_guardrail_api"
-
-    def request(messages: list[dict[str, str]]) -> RelayedRequest:
-        said = {"input_type": "request", "structured_messages": messages, "litellm_call_id": "1"}
-        return relayed(path, said)
-
-    reply = relayed(path, {"input_type": "response", "texts": ["."], "litellm_call_id": "1"})
     for _ in range(2):
-        assert keys.key(request(GROWN)) == keys.key(reply)
+        assert keys.key(litellm(GROWN)) == keys.key(litellm())
     for messages in (OTHER, OTHER, GROWN):
-        keys.key(request(messages))
+        keys.key(litellm(messages))
         with pytest.raises(Unjudged, match="two conversations"):
-            keys.key(reply)
-    assert keys.key(reply, "shop")  # of another tenant it is another call's
+            keys.key(litellm())
+    assert keys.key(litellm(), "shop")  # of another tenant it is another call's
     now = time.monotonic()
     monkeypatch.setattr("serve.cluster.front.session.time.monotonic", lambda: now + 1000)
-    assert keys.key(request(GROWN)) == keys.key(reply)  # of 15 minutes ago nothing is kept
+    assert keys.key(litellm(GROWN)) == keys.key(litellm())  # of 15 minutes ago nothing is kept
 
 
 def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = SessionKeys(max_calls=2)
-
-    def request(call_id: str) -> RelayedRequest:
-        return relayed("/request", {"body": {"messages": GROWN}}, call_id=call_id)
-
-    def reply(call_id: str) -> RelayedRequest:
-        return relayed("/response", {"body": {"choices": []}}, call_id=call_id)
-
-    key = keys.key(request("1"))
-    keys.key(request("2"))
-    keys.key(request("3"))
-    assert [keys.key(reply(call_id)) == key for call_id in "123"] == [False, True, True]
+    (key,) = {keys.key(agentgateway(GROWN, call_id)) for call_id in "123"}
+    found = [keys.key(agentgateway(call_id=call_id)) == key for call_id in "123"]
+    assert found == [False, True, True]
     monkeypatch.setattr("serve.cluster.front.session.CALL_S", -1.0)
-    keys.key(request("4"))
-    assert keys.key(reply("4")) != key
+    keys.key(agentgateway(GROWN, "4"))
+    assert keys.key(agentgateway(call_id="4")) != key
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ def test_a_rule_is_placed_by_its_name_and_not_by_the_order() -> None:
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
 def test_one_more_rule_moves_few_others(shards: int) -> None:
-    moved = []
+    moved = 0
     for count in range(100, 140):
         before, after = placed(names(count), shards), placed(names(count + 1), shards)
-        moved.append(sum(before[rule] != after[rule] for rule in before))
+        moved += sum(before[rule] != after[rule] for rule in before)
     # As many on each of k shards: by number modulo k, in the order of names, most would move.
-    assert sum(moved) / len(moved) <= shards
+    assert moved / 40 <= shards
 
 
 def test_a_rule_that_comes_later_goes_where_there_is_room_and_moves_none() -> None:

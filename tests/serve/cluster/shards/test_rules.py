@@ -13,33 +13,32 @@ from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from guard.weights.card import load_card
-from serve.cluster.shards.rules import ShardedRules
-from tests.serve.cluster.shards.sharded_words import (
-    ON,
-    RULES,
-    find_in,
+from serve.cluster.shards.service import ClusterService
+from tests.serve.cluster.words_cluster import (
+    SIX_RULES,
+    LocalReplicas,
+    local_replicas,
+    noted,
     rules_on,
-    saved,
     sharded,
-    split_snapshots,
+    trained,
 )
-from tests.serve.cluster.words_cluster import LocalReplicas, local_replicas
-from tests.serve.cluster.words_engine import BAD, save_words
+from tests.serve.cluster.words_engine import BAD, save_words, words
 
-Use = Callable[[ShardedRules, list[LocalReplicas]], Awaitable[None]]
+Use = Callable[[ClusterService, list[LocalReplicas]], Awaitable[None]]
 
 
 def with_shards(root: Path, use: Use) -> None:
     """Two shards of two replicas each, used and closed."""
 
     async def run() -> None:
-        folders = saved(root)
-        snapshots = split_snapshots(root, folders)
+        folders = trained(root, SIX_RULES)
+        snapshots = noted(root, folders, shards=2)
         async with contextlib.AsyncExitStack() as until_closed:
             pools: list[LocalReplicas] = []
-            for noted in snapshots:
-                pools.append(await until_closed.enter_async_context(local_replicas(noted)))
-            await use(sharded(pools, snapshots, folders, find_in(root)), pools)
+            for served in snapshots:
+                pools.append(await until_closed.enter_async_context(local_replicas(served)))
+            await use(sharded(pools, snapshots, folders), pools)
 
     asyncio.run(run())
 
@@ -52,37 +51,31 @@ def served(pool: LocalReplicas) -> list[set[str]]:
 def test_each_shard_serves_its_own_rules_and_they_are_listed_as_they_were_named(
     tmp_path: Path,
 ) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
-        assert tuple(rules.cards) == RULES
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
+        assert tuple(rules.cards) == SIX_RULES
         for number, pool in enumerate(pools):
             assert served(pool) == [set(rules_on(number))] * 2
-        assert rules.by_shard(reversed(RULES)) == {
+        assert rules.by_shard(reversed(SIX_RULES)) == {
             number: list(reversed(rules_on(number))) for number in (1, 0)
         }
         assert rules.by_shard(["unknown"]) == {}
-
-    with_shards(tmp_path, use)
-
-
-def test_a_rule_on_two_shards_is_refused(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
         with pytest.raises(GuardError, match="two shards have the rule"):
-            ShardedRules([rules.shards[0], *rules.shards])
+            ClusterService([rules.shards[0], *rules.shards], words)
 
     with_shards(tmp_path, use)
 
 
 def test_a_rule_that_is_trained_again_changes_on_its_shard_alone(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         rule = rules_on(1)[0]
-        versions = [shard.rules.version for shard in rules.shards]
+        versions = [shard.version for shard in rules.shards]
         save_words(tmp_path / rule, b"second")
         card = await rules.serve(rule)
         assert rules.cards[rule] == card == load_card(tmp_path / rule)
         for replica in pools[1].replicas:
             assert replica.service.cards[rule] == card
-        assert rules.shards[0].rules.version == versions[0]
-        assert rules.shards[1].rules.version != versions[1]
+        assert rules.shards[0].version == versions[0]
+        assert rules.shards[1].version != versions[1]
         save_words(tmp_path / rule, BAD)
         with pytest.raises(GuardError):
             await rules.serve(rule)
@@ -92,7 +85,7 @@ def test_a_rule_that_is_trained_again_changes_on_its_shard_alone(tmp_path: Path)
 
 
 def test_a_new_rule_comes_to_one_shard_and_stays_there(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         removed = rules_on(0)[0]
         await rules.remove(removed)
         assert removed not in rules.cards and rules.by_shard([removed]) == {}
@@ -120,7 +113,7 @@ def test_a_new_rule_comes_to_one_shard_and_stays_there(tmp_path: Path) -> None:
 def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) -> None:
     """Ray Serve cancels the task of a request whose sender has closed the connection."""
 
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         have_switched, may_go_on = asyncio.Event(), asyncio.Event()
 
         async def each(self: LocalReplicas, *arguments: Any, **options: Any) -> Any:
@@ -141,21 +134,23 @@ def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) ->
             while "new" not in rules.cards:
                 await asyncio.sleep(0.01)
         for shard, pool in zip(rules.shards, pools, strict=True):
-            assert {replica.version for replica in pool.replicas} == {shard.rules.version}
-        again = ShardedRules(rules.shards, RULES)
+            assert {replica.version for replica in pool.replicas} == {shard.version}
+        again = ClusterService(rules.shards, words, SIX_RULES)  # as an ingress that starts again
+        assert tuple(again.cards) == (*SIX_RULES, "new")
         assert again.by_shard(["new"]) == rules.by_shard(["new"])
+        assert again.by_shard(SIX_RULES) == {number: rules_on(number) for number in (0, 1)}
 
     with_shards(tmp_path, use)
 
 
 def test_a_new_rule_comes_to_a_shard_that_has_its_base(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         # Only the second shard has a rule on another base: it has one rule more, and gets the new.
         for number, rule in enumerate(("other", "third")):
             folder = save_words(tmp_path / rule, rule.encode())
             load_card(folder).model_copy(update={"model": "another"}).save(folder)
             if not number:
-                await rules.shards[1].rules.serve(rule)
+                await rules.shards[1].serve(rule)
         assert await rules.serve("third")
         assert rules.by_shard(["third"]) == {1: ["third"]}
 
@@ -163,26 +158,12 @@ def test_a_new_rule_comes_to_a_shard_that_has_its_base(tmp_path: Path) -> None:
 
 
 def test_the_last_rule_of_a_shard_stays(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
+    async def use(rules: ClusterService, pools: list[LocalReplicas]) -> None:
         *others, last = rules_on(0)
         for rule in others:
             await rules.remove(rule)
         with pytest.raises(HTTPException, match="last rule of its shard") as refusal:
             await rules.remove(last)
         assert refusal.value.status_code == 409 and last in rules.cards
-
-    with_shards(tmp_path, use)
-
-
-def test_what_was_added_is_where_it_was_for_an_ingress_that_starts_again(tmp_path: Path) -> None:
-    async def use(rules: ShardedRules, pools: list[LocalReplicas]) -> None:
-        save_words(tmp_path / "new", b"new")
-        await rules.serve("new")
-        again = ShardedRules(rules.shards, RULES)
-        assert tuple(again.cards) == (*RULES, "new")
-        assert again.by_shard(["new"]) == rules.by_shard(["new"])
-        assert {rule: ON[rule] for rule in RULES} == {
-            rule: number for number, some in again.by_shard(RULES).items() for rule in some
-        }
 
     with_shards(tmp_path, use)

@@ -15,23 +15,21 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.api.app import FORMATS
+from serve.api.app import FORMATS, create_app
 from serve.api.observe.audit import AuditLog
 from serve.cluster.pool import ReplicaAnswer, ReplicaLost
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
-from serve.tenants.key_ring import key_hash
-from serve.tenants.tenant_file import load_tenants
-from tests.serve.cluster.shards.sharded_words import (
+from tests.serve.cluster.words_cluster import (
     REPLICA,
-    RULES,
-    LocalShards,
-    one_server,
+    SIX_RULES,
+    LocalCluster,
+    body,
     rules_on,
+    tenants_of,
 )
-from tests.serve.cluster.words_cluster import body
-from tests.serve.cluster.words_engine import BREAKS, SLOWLY, VIOLATES
-from tests.serve.serving import waiting_caller
+from tests.serve.cluster.words_engine import BREAKS, SLOWLY, VIOLATES, WordsEngine
+from tests.serve.serving import serving, waiting_caller
 from tests.waiting import wait_until
 
 FIRST, SECOND = rules_on(0), rules_on(1)
@@ -76,6 +74,10 @@ REQUESTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, str]]] = {
 OWN = ("latency_ms", "id", "created")  # of every answer
 
 
+def two_shards(root: Path, **options: Any) -> LocalCluster:
+    return LocalCluster(root, SIX_RULES, shards=2, **options)
+
+
 def without_its_own(answer: Any) -> Any:
     """The answer without what no two have alike."""
     if isinstance(answer, dict):
@@ -95,8 +97,9 @@ def answered(client: httpx.Client, name: str) -> tuple[int, Any]:
 
 
 def test_every_format_is_answered_as_by_one_server_that_has_all_rules(tmp_path: Path) -> None:
-    cluster = LocalShards(tmp_path, rule_sets=SETS)
-    with cluster.client() as client, one_server(cluster.folders, rule_sets=SETS) as alone:
+    cluster = two_shards(tmp_path, rule_sets=SETS)
+    one_server = create_app(WordsEngine(cluster.folders), 10.0, rule_sets=SETS)
+    with cluster.client() as client, serving(one_server) as alone:
         for name in REQUESTS:
             assert answered(client, name) == answered(alone, name), name
         described = client.get("/openapi.json").json()
@@ -113,7 +116,7 @@ def test_every_format_is_answered_as_by_one_server_that_has_all_rules(tmp_path: 
 def test_only_the_shards_of_the_rules_are_asked_and_each_by_the_same_session(
     tmp_path: Path,
 ) -> None:
-    cluster = LocalShards(tmp_path)
+    cluster = two_shards(tmp_path)
     with cluster.client() as client:
         messages: list[dict[str, str]] = []
         places = set()
@@ -135,7 +138,7 @@ def test_only_the_shards_of_the_rules_are_asked_and_each_by_the_same_session(
 def test_a_reply_that_comes_alone_is_judged_with_its_conversation_by_both_shards(
     tmp_path: Path,
 ) -> None:
-    cluster = LocalShards(tmp_path)
+    cluster = two_shards(tmp_path)
     path, call = REQUESTS["litellm"][0], {"litellm_call_id": "7", "request_data": {}}
     with cluster.client() as client:
         said = [{"role": "user", "content": f"this {BREAKS} {SECOND[0]}"}]
@@ -153,7 +156,7 @@ def test_a_reply_that_comes_alone_is_judged_with_its_conversation_by_both_shards
 
 
 def test_a_lost_shard_has_unjudged_rules_and_the_others_verdicts_stand(tmp_path: Path) -> None:
-    cluster = LocalShards(tmp_path, rule_sets=SETS)
+    cluster = two_shards(tmp_path, rule_sets=SETS)
     with cluster.client() as client:
         cluster.pools[1].replicas = []
         answer = client.post("/v1/check", json=body("Hello."))
@@ -196,7 +199,7 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(
 ) -> None:
     # The caller's time bounds the wait, and not this.
     monkeypatch.setattr("serve.cluster.shards.service.CLOSING_S", 120.0)
-    cluster = LocalShards(tmp_path)
+    cluster = two_shards(tmp_path)
 
     async def hangs(*_: object) -> ReplicaAnswer:
         await asyncio.sleep(300)
@@ -236,24 +239,26 @@ def test_a_shard_that_is_late_or_cannot_answer_is_unjudged_too(
         assert "no replica is there" in unasked.text and unasked.headers["retry-after"] == "1"
 
 
-@pytest.mark.parametrize("failure", ["engine_failed", "too_late", "overloaded"])
-def test_a_shard_s_failure_is_counted_as_one_server_counts_it(tmp_path: Path, failure: str) -> None:
-    cluster = LocalShards(tmp_path)
-
-    async def failed(*_: object) -> ReplicaAnswer:
-        return ReplicaAnswer("a replica", error="not now", code=failure, retry_after_s=2.0)
-
+def test_a_shard_s_failure_is_counted_as_one_server_counts_it(tmp_path: Path) -> None:
+    cluster = two_shards(tmp_path)
     with cluster.client() as client:
-        cluster.pools[1].check = failed  # type: ignore[method-assign]
-        refused = client.post("/v1/check", json=body("Hello.", *SECOND))
-        counts = client.get("/metrics").text
-    assert refused.status_code == 503
-    assert refused.headers.get("retry-after") == ("2" if failure == "overloaded" else None)
-    assert f'guard_check_failures_total{{code="{failure}"}} 1.0' in counts
+        for failure in ("engine_failed", "too_late", "overloaded"):
+            answer = ReplicaAnswer("a replica", error="not now", code=failure, retry_after_s=2.0)
+
+            async def failed(*_: object, answer: ReplicaAnswer = answer) -> ReplicaAnswer:
+                return answer
+
+            cluster.pools[1].check = failed  # type: ignore[method-assign]
+            refused = client.post("/v1/check", json=body("Hello.", *SECOND))
+            assert refused.status_code == 503
+            may_retry = "2" if failure == "overloaded" else None
+            assert refused.headers.get("retry-after") == may_retry
+            counts = client.get("/metrics").text
+            assert f'guard_check_failures_total{{code="{failure}"}} 1.0' in counts
 
 
 def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    cluster = LocalShards(tmp_path, timeout_s=60.0)
+    cluster = two_shards(tmp_path, timeout_s=60.0)
     events: list[str] = []
 
     async def hangs(*_: object) -> ReplicaAnswer:
@@ -279,20 +284,9 @@ def test_tenants_are_told_apart_and_their_checks_written_once(
 ) -> None:
     # So that all have come before one is answered, on a busy machine too.
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
-    file = tmp_path / "tenants.yaml"
-    file.write_text(
-        f"admin_keys_sha256: ['{key_hash('admin')}']\n"
-        f"tenants: {{shop: {{keys_sha256: ['{key_hash('shop')}'], rule_sets: [both], "
-        f"limits: {{concurrent_checks: 2}}}}, bank: {{keys_sha256: ['{key_hash('bank')}'], "
-        "rule_sets: [either]}}"
-    )
     audit = tmp_path / "audit.jsonl"
-    cluster = LocalShards(
-        tmp_path,
-        rule_sets=SETS,
-        tenants=load_tenants(file, SETS),
-        observers=[AuditLog(audit)],
-    )
+    tenants = tenants_of(tmp_path, SETS, shop="both", bank="either")
+    cluster = two_shards(tmp_path, rule_sets=SETS, tenants=tenants, observers=[AuditLog(audit)])
     shop, bank = {"x-api-key": "shop"}, {"x-api-key": "bank"}
     with cluster.client() as client, ThreadPoolExecutor(8) as pool:
         assert client.post("/v1/check", json=body("a")).status_code == 401
@@ -315,12 +309,12 @@ def test_tenants_are_told_apart_and_their_checks_written_once(
 
 
 def test_an_administrator_changes_a_rule_on_its_shard(tmp_path: Path) -> None:
-    cluster = LocalShards(tmp_path)
+    cluster = two_shards(tmp_path)
     with cluster.client() as client:
         change = client.post(f"/admin/rules/{FIRST[0]}").json()
         assert change["version"] == change["version_before"]
         assert client.delete(f"/admin/rules/{FIRST[0]}").status_code == 200
         assert client.post("/v1/check", json=body("a", FIRST[0])).status_code == 422
         names = [rule["rule"] for rule in client.get("/v1/rules").json()]
-        assert names == [rule for rule in RULES if rule != FIRST[0]]
+        assert names == [rule for rule in SIX_RULES if rule != FIRST[0]]
         assert client.post("/admin/rules/nothing").status_code == 404

@@ -1,17 +1,23 @@
-"""Small KV caches of vLLM's own, and requests for them. Tests only."""
+"""Small KV caches of vLLM's own with the plugin's seams, and requests for them. Tests only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import vllm_alora
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
 BLOCK = 4
+vllm_alora.register()
+kv_cache_utils.init_none_hash(sha256)
 
 
 def cache_of(blocks: int, *, watermark: float = 0.0) -> KVCacheManager:
@@ -23,8 +29,16 @@ def cache_of(blocks: int, *, watermark: float = 0.0) -> KVCacheManager:
     return KVCacheManager(KVCacheConfig(blocks, [], groups), 64, BLOCK, BLOCK, watermark=watermark)
 
 
+def new_hasher(hash_block: Callable[[Any], bytes] = sha256) -> Any:
+    return kv_cache_utils.get_request_block_hasher(BLOCK, hash_block)
+
+
 def request_of(
-    number: int, prompt: list[int], hasher: Any, lora: LoRARequest | None = None
+    number: int,
+    prompt: Any,
+    hasher: Any,
+    lora: LoRARequest | None = None,
+    cache_salt: str | None = None,
 ) -> Request:
     """A request of the id `number`."""
     return Request(
@@ -33,5 +47,14 @@ def request_of(
         SamplingParams(max_tokens=1),
         None,
         lora_request=lora,
+        cache_salt=cache_salt,
         block_hasher=hasher,
     )
+
+
+def tokens_of(blocks: Sequence[int], behind: Sequence[int] = ()) -> list[int]:
+    """Whole blocks of tokens, by their numbers, and tokens behind them."""
+    token_ids: list[int] = []
+    for block in blocks:
+        token_ids += range(100 * block, 100 * block + BLOCK)
+    return [*token_ids, *behind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,19 @@ import torch
 from vllm_alora.kv.shared_context import Batch
 
 HEADS, KEY_HEADS, SIZE = 6, 2, 64
+
+
+def threads_of(*counts: int) -> Iterator[int]:
+    """Compute with so many threads, one number after the other."""
+    before = torch.get_num_threads()
+    try:
+        for count in counts:
+            torch.set_num_threads(count)
+            yield count
+    finally:
+        torch.set_num_threads(before)
+
+
 # Where requests begin in a step, and how many rows they have.
 STEPS = {
     "side by side": ([2, 5, 8, 11], [3, 3, 3, 3]),
@@ -37,6 +50,14 @@ def batch_of(first_rows: Sequence[int], lengths: Sequence[int]) -> Batch:
         np.zeros(count),
         32,
     )
+
+
+def assert_attention(
+    attention: Any, step: Step, first_rows: Sequence[int], lengths: Sequence[int], tolerance: float
+) -> None:
+    """Of the requests' rows, and nothing of others is written."""
+    attended, expected = step.attend(attention), step.row_by_row(first_rows, lengths)
+    torch.testing.assert_close(attended.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @dataclass

@@ -7,26 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import vllm_alora
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.utils.hashing import sha256
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import RequestStatus
 from vllm_alora.kv.allocation import allocate_slots
 
-from tests.serve.vllm_alora.kv.caches import BLOCK, cache_of, request_of
+from tests.serve.vllm_alora.kv.caches import BLOCK, cache_of, new_hasher, request_of, tokens_of
 
 pytestmark = pytest.mark.slow
 
 EXTERNAL = "num_external_computed_tokens"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
-    kv_cache_utils.init_none_hash(sha256)
 
 
 def state(cache: KVCacheManager, ids: list[str]) -> Any:
@@ -53,10 +44,7 @@ class Allocation:
 
     def prompt(self, number: int) -> list[int]:
         """The token ids of the request of this number."""
-        token_ids = []
-        for block in self.blocks:
-            token_ids += range(100 * block, 100 * block + BLOCK)
-        return token_ids + [7 + number] * self.behind
+        return tokens_of(self.blocks, [7 + number] * self.behind)
 
     def arguments(self, cache: KVCacheManager, request: Any) -> dict[str, Any]:
         """As the scheduler gives them."""
@@ -99,7 +87,7 @@ class TwoCaches:
 
     def admit(self, number: int, asked: Allocation) -> None:
         """A request that waits, in the step that admits it; then its rest in another."""
-        hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+        hasher = new_hasher()
         mine, theirs = (request_of(number, asked.prompt(number), hasher) for _ in range(2))
         given = asked.arguments(self._ours, mine), asked.arguments(self._vllms, theirs)
         self._held.append((mine, theirs))
@@ -152,58 +140,39 @@ def test_whatever_is_asked_the_blocks_are_vllms(
         caches.admit(number, asked)
 
 
-def test_who_begins_with_blocks_that_others_hold_is_not_vllms_business() -> None:
-    cache = cache_of(16)
-    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+def read(original: Any, *, gives_held_blocks: bool = True, **changed: Any) -> tuple[Any, Any, Any]:
+    """A cache in which a request of three blocks is held, and the blocks of another one that begins
+    with these; `original` is vLLM's allocation.
+    """
+    cache, hasher = cache_of(16), new_hasher()
+    cache.gives_held_blocks = gives_held_blocks  # type: ignore[attr-defined]
     asked = Allocation([0, 1, 2], behind=1)
-    leader = request_of(1, asked.prompt(1), hasher)
+    leader, reader = (request_of(number, asked.prompt(number), hasher) for number in (1, 2))
     given = asked.arguments(cache, leader)
     assert cache.allocate_slots(leader, given.pop("num_new_tokens"), **given) is not None
-    reader = request_of(2, asked.prompt(2), hasher)
-    given = asked.arguments(cache, reader)
+    given = asked.arguments(cache, reader) | changed
     new_tokens = given.pop("num_new_tokens")
-    blocks = allocate_slots.wrapper(pytest.fail, cache, reader, new_tokens, **given)
+    return cache, reader, allocate_slots.wrapper(original, cache, reader, new_tokens, **given)
+
+
+def test_who_begins_with_blocks_that_others_hold_is_not_vllms_business() -> None:
+    cache, _, blocks = read(pytest.fail)
     assert len(blocks.get_block_ids()[0]) == 1
     assert cache.get_block_ids("2")[0][:3] == cache.get_block_ids("1")[0][:3]
-
-
-def test_an_engine_that_is_to_give_none_directly_asks_vllm_and_notes_the_step() -> None:
-    cache = cache_of(16)
-    cache.gives_held_blocks = False  # type: ignore[attr-defined]
-    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    asked = Allocation([0, 1, 2], behind=1)
-    leader = request_of(1, asked.prompt(1), hasher)
-    given = asked.arguments(cache, leader)
-    cache.allocate_slots(leader, given.pop("num_new_tokens"), **given)
-    reader = request_of(2, asked.prompt(2), hasher)
-    given = asked.arguments(cache, reader)
-    vllms, new_tokens = SimpleNamespace(), given.pop("num_new_tokens")
-    assert (
-        allocate_slots.wrapper(lambda *_, **__: vllms, cache, reader, new_tokens, **given) is vllms
-    )
-    assert (reader.computed_after_step, reader.tokens_in_step) == (3 * BLOCK + 1, 1)
 
 
 @pytest.mark.parametrize(
     "changed",
     [
+        {"gives_held_blocks": False},
         {"num_lookahead_tokens": 2},
         {"delay_cache_blocks": True},
         {"num_encoder_tokens": 1},
         {"an argument of a later version": 1},
     ],
 )
-def test_what_is_not_plain_is_left_to_vllm(changed: dict[str, Any]) -> None:
-    cache = cache_of(16)
-    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    asked = Allocation([0, 1, 2], behind=1)
-    leader = request_of(1, asked.prompt(1), hasher)
-    given = asked.arguments(cache, leader)
-    cache.allocate_slots(leader, given.pop("num_new_tokens"), **given)
-    reader = request_of(2, asked.prompt(2), hasher)
-    given = asked.arguments(cache, reader) | changed
+def test_what_is_not_plain_is_left_to_vllm_and_the_step_is_noted(changed: dict[str, Any]) -> None:
     vllms = SimpleNamespace()
-    new_tokens = given.pop("num_new_tokens")
-    assert (
-        allocate_slots.wrapper(lambda *_, **__: vllms, cache, reader, new_tokens, **given) is vllms
-    )
+    _, reader, blocks = read(lambda *_, **__: vllms, **changed)
+    assert blocks is vllms
+    assert (reader.computed_after_step, reader.tokens_in_step) == (3 * BLOCK + 1, 1)

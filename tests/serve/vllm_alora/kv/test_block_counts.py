@@ -19,9 +19,7 @@ from vllm_alora.kv.partial_block import SharedPartialBlocks
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
+vllm_alora.register()
 
 
 def block(ref_cnt: int, hashed_tokens: int | None) -> Any:

@@ -6,49 +6,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.request import Request
 from vllm_alora.activation import ActivatedRequest
 from vllm_alora.kv.block_hash import Hashed
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
-from tests.serve.vllm_alora.kv.caches import BLOCK, cache_of, request_of
+from tests.serve.vllm_alora.kv.caches import BLOCK, cache_of, new_hasher, request_of, tokens_of
 
 pytestmark = pytest.mark.slow
 
 PROMPT = list(range(20))  # five full blocks
 
 
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
-    kv_cache_utils.init_none_hash(sha256)
-
-
 def hashes(
     lora: LoRARequest | None,
     cache_salt: str | None = None,
-    prompt: list[int] = PROMPT,
+    prompt: Any = PROMPT,
     hasher: Any = None,
 ) -> list[Any]:
-    params = SamplingParams(max_tokens=1)
-    hasher = hasher or kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    return Request(
-        "request",
-        prompt,
-        params,
-        None,
-        lora_request=lora,
-        cache_salt=cache_salt,
-        block_hasher=hasher,
-    ).block_hashes
+    return request_of(0, prompt, hasher or new_hasher(), lora, cache_salt).block_hashes
 
 
 def alora(
@@ -57,59 +38,30 @@ def alora(
     return ActivatedRequest(name, adapter_id, f"/{name}", activation_start=start, content=content)
 
 
-def shared(one: LoRARequest | None, other: LoRARequest | None) -> list[bool]:
-    """Block for block, whether the two requests have the same key."""
-    return [left == right for left, right in zip(hashes(one), hashes(other), strict=True)]
-
-
-def test_blocks_before_the_activation_point_are_the_bases() -> None:
-    assert shared(alora(start=12), None) == [True, True, True, False, False]
-
-
-def test_a_block_that_straddles_the_activation_point_is_not_shared() -> None:
-    assert (
-        shared(alora(start=13), None)
-        == shared(alora(start=15), None)
-        == [True, True, True, False, False]
-    )
-    assert shared(alora(start=11), None) == [True, True, False, False, False]
-
-
-def test_a_block_that_is_cut_elsewhere_is_another() -> None:
-    assert shared(alora(start=13), alora(start=15)) == [True, True, True, False, False]
-
-
-def test_a_prompt_that_starts_with_the_invocation_shares_nothing() -> None:
-    assert not any(shared(alora(start=0), None))
-
-
-def test_adapters_share_the_blocks_before_their_activation_points_only() -> None:
-    assert shared(alora("one", 1), alora("other", 2)) == [True, True, True, False, False]
-
-
-def test_adapters_that_activate_elsewhere_share_up_to_the_first_of_them() -> None:
-    assert shared(alora("one", 1, start=8), alora("other", 2, start=16)) == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
-def test_a_plain_lora_shares_nothing_with_the_base() -> None:
-    assert not any(shared(alora(start=0), None)) and not any(
-        shared(LoRARequest("lora", 1, "/lora"), None)
-    )
-
-
-def test_other_weights_under_the_same_name_and_path_share_no_block_of_the_adapter() -> None:
-    assert shared(alora(content="old"), alora(content="new")) == [True, True, True, False, False]
-    assert not any(shared(alora(start=0, content="old"), alora(start=0, content="new")))
-
-
-def test_the_same_adapter_shares_all_its_blocks() -> None:
-    assert all(shared(alora(), alora()))
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        (alora(), None, 3),
+        # A block that the activation point cuts is not shared.
+        (alora(start=13), None, 3),
+        (alora(start=15), None, 3),
+        (alora(start=11), None, 2),
+        (alora(start=13), alora(start=15), 3),  # nor with one that is cut elsewhere
+        (alora(start=0), None, 0),
+        (LoRARequest("lora", 1, "/lora"), None, 0),
+        (alora("one", 1), alora("other", 2), 3),
+        (alora("one", 1, start=8), alora("other", 2, start=16), 2),
+        # Other weights under the same name and path are another adapter.
+        (alora(content="old"), alora(content="new"), 3),
+        (alora(start=0, content="old"), alora(start=0, content="new"), 0),
+        (alora(), alora(), 5),
+    ],
+)
+def test_blocks_before_the_activation_point_are_the_bases_and_no_others(
+    one: LoRARequest, other: LoRARequest | None, shared: int
+) -> None:
+    pairs = zip(hashes(one), hashes(other), strict=True)
+    assert [left == right for left, right in pairs] == [number < shared for number in range(5)]
 
 
 def test_a_cache_salt_still_parts_the_base_blocks() -> None:
@@ -124,12 +76,11 @@ def test_a_conversation_is_hashed_once_whatever_the_number_of_adapters() -> None
         calls.append(block)
         return sha256(block)
 
-    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, counted)
+    hasher = new_hasher(counted)
     for number in range(10):
         hashes(alora(f"rule {number}", 1 + number, start=13), hasher=hasher)
-    assert (
-        len(calls) == 3 + 10 * 2
-    )  # the base's blocks, then the one that is cut and the one behind it, by every adapter
+    # The base's blocks once; the one that is cut and the one behind it, by every adapter.
+    assert len(calls) == 3 + 10 * 2
     calls.clear()
     hashes(alora(start=25), prompt=[*PROMPT[:13], *range(50, 65)], hasher=hasher)
     assert len(calls) == 4  # a conversation that grew: what is new
@@ -149,13 +100,9 @@ def test_a_prompt_that_says_what_it_shares_is_not_compared_and_has_the_same_keys
     assert not hashed.begins(request, base_tokens=11)
     request.cache_salt = "tenant"
     assert not hashed.begins(request, base_tokens=13)
-
-
-def test_prompts_that_say_what_they_share_have_the_keys_of_plain_lists() -> None:
-    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
-    same, other = Prefix(PROMPT[:13]), Prefix([*PROMPT[:11], 99, 98])
-    for number, prefix in enumerate([same, same, other, same, other, other]):
-        prompt = SharedPrompt(prefix, [50, 51, 52, 53])
+    hasher, same, other = new_hasher(), Prefix(PROMPT[:13]), Prefix([*PROMPT[:11], 99, 98])
+    for number, each in enumerate([same, same, other, same, other, other]):
+        prompt = SharedPrompt(each, [50, 51, 52, 53])
         lora = alora(f"rule {number}", start=13)
         assert hashes(lora, prompt=prompt, hasher=hasher) == hashes(lora, prompt=list(prompt))
 
@@ -164,9 +111,7 @@ asked = st.tuples(
     st.sampled_from([None, "lora", "one", "other"]),
     st.integers(0, 24),  # activation point
     st.sampled_from([None, "tenant"]),
-    st.lists(
-        st.integers(0, 1), min_size=1, max_size=6
-    ),  # which of two blocks' worth of tokens stands where
+    st.lists(st.integers(0, 1), min_size=1, max_size=6),  # which of two blocks stands where
     st.integers(0, BLOCK),  # tokens beyond whole blocks
 )
 
@@ -175,72 +120,53 @@ asked = st.tuples(
 def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(
     requests: list[Any],
 ) -> None:
-    hasher = kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    hasher = new_hasher()
     for name, start, salt, blocks, beyond in requests:
-        prompt = [
-            token for block in blocks for token in range(100 * block, 100 * block + BLOCK)
-        ] + [7] * beyond
-        lora = (
-            {None: None, "lora": LoRARequest("lora", 3, "/lora")}.get(name)
-            if name in (None, "lora")
-            else alora(name, start=start)
-        )
+        prompt = tokens_of(blocks, [7] * beyond)
+        lora: LoRARequest | None = alora(name, start=start)
+        if name in (None, "lora"):
+            lora = name and LoRARequest("lora", 3, "/lora")
         assert hashes(lora, salt, prompt, hasher) == hashes(lora, salt, prompt)
 
 
 def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, hasher = cache_of(64), kv_cache_utils.get_request_block_hasher(BLOCK, sha256)
+    cache, hasher = cache_of(64), new_hasher()
     looked_up = list[bytes]()
     found = cache.block_pool.get_cached_block
-    monkeypatch.setattr(
-        cache.block_pool,
-        "get_cached_block",
-        lambda name, groups: looked_up.append(name) or found(name, groups),
-    )
+
+    def counted(name: Any, groups: Any) -> Any:
+        looked_up.append(name)
+        return found(name, groups)
+
+    monkeypatch.setattr(cache.block_pool, "get_cached_block", counted)
     for number in range(10):
         request = request_of(number, PROMPT, hasher, alora(f"rule {number}", 1 + number, start=13))
         computed, tokens, _ = cache.get_computed_blocks(request)
         assert tokens == (12 if number else 0)
         assert cache.allocate_slots(request, len(PROMPT) - tokens, tokens, computed) is not None
-    assert (
-        len(looked_up) == 1 + 4 + 8
-    )  # the first finds none, the second three, and each of the others asks for the one behind
+    # The first finds none, the second three; each other one asks for the one behind.
+    assert len(looked_up) == 1 + 4 + 8
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.integers(0, 1), min_size=1, max_size=6),
-            st.integers(0, BLOCK),
-            st.booleans(),
-        ),
-        max_size=12,
-    )
+found_blocks = st.tuples(
+    st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(0, BLOCK), st.booleans()
 )
+
+
+@given(st.lists(found_blocks, max_size=12))
 def test_whatever_was_asked_before_the_blocks_found_are_vllms(requests: list[Any]) -> None:
-    """In a cache that has to give blocks away, with requests that end at once and others that
-    stay.
-    """
-    cache, hasher, held = (
-        cache_of(12),
-        kv_cache_utils.get_request_block_hasher(BLOCK, sha256),
-        list[Request](),
-    )
+    """In a cache that has to give blocks away; some requests end at once, others stay."""
+    cache, hasher, held = cache_of(12), new_hasher(), list[Request]()
     plain = UnitaryKVCacheCoordinator.find_longest_cache_hit.__wrapped__
     for number, (blocks, beyond, stays) in enumerate(requests):
-        request = request_of(
-            number,
-            [token for block in blocks for token in range(100 * block, 100 * block + BLOCK)]
-            + [7] * beyond,
-            hasher,
-        )
-        want, length, _ = plain(cache.coordinator, request.block_hashes, request.num_tokens - 1)
+        request = request_of(number, tokens_of(blocks, [7] * beyond), hasher)
+        (want,), length, _ = plain(cache.coordinator, request.block_hashes, request.num_tokens - 1)
         computed, tokens, _ = cache.get_computed_blocks(request)
-        assert tokens == length and [block.block_hash for block in computed.blocks[0]] == [
-            block.block_hash for block in want[0]
-        ]
+        assert tokens == length
+        found = [block.block_hash for block in computed.blocks[0]]
+        assert found == [block.block_hash for block in want]
         if cache.allocate_slots(request, request.num_tokens - tokens, tokens, computed) is None:
             while held:
                 cache.free(held.pop())

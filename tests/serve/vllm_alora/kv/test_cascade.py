@@ -20,7 +20,7 @@ from vllm_alora.kv.tiled_attention import TiledAttention
 
 from tests.serve.adapters import save_variant
 from tests.serve.served import Served
-from tests.serve.vllm_alora.test_parity import assert_peft, invocation_of, text_ids
+from tests.serve.vllm_alora.checked_engine import CheckedEngine, invocation_of, text_ids
 
 pytestmark = pytest.mark.slow
 
@@ -79,70 +79,68 @@ def attention(
         monkeypatch.setattr(builder, "native_attention", request.param)
 
 
-def variants(adapters: dict[str, str], folder: Path, count: int) -> list[str]:
-    return [
-        save_variant(folder / str(seed), adapters["second"], seed=seed) for seed in range(count)
-    ]
+ALORAS = [str(seed) for seed in range(6)]
+
+
+@pytest.fixture
+def variants(adapters: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """The adapters of all tests, and ALORAS."""
+    second = adapters["second"]
+    return adapters | {
+        name: save_variant(tmp_path / name, second, seed=int(name)) for name in ALORAS
+    }
+
+
+@pytest.fixture
+def checked(served: Served, variants: dict[str, str]) -> CheckedEngine:
+    return CheckedEngine(served, variants)
 
 
 @pytest.mark.usefixtures("attention")
 def test_rules_on_a_conversation_read_it_once_and_answer_as_in_peft(
-    served: Served,
-    adapters: dict[str, str],
-    tmp_path: Path,
-    contexts: list[tuple[int, bool]],
+    checked: CheckedEngine, contexts: list[tuple[int, bool]]
 ) -> None:
     """New, then from the cache, where other suffixes read it; of several lengths each."""
-    folders: list[str | None] = [*variants(adapters, tmp_path, 6)]
-    conversation = [*text_ids(75, seed=8), *invocation_of(adapters["second"])]
-    served.ask([conversation] * 6, folders)  # reads the adapters
-    served.reset()
+    conversation = [*text_ids(75, seed=8), *checked.invocation]
+    checked.ask([conversation] * 6, ALORAS)  # reads the adapters
+    checked.served.reset()
     for seed, is_new in ((0, True), (100, False)):  # computed by the first of them, then cached
         prompts = [[*conversation, *text_ids(3 + number % 5, seed + number)] for number in range(6)]
         contexts.clear()
-        assert_peft(served.ask(prompts, folders), prompts, folders)
+        checked.ask(prompts, ALORAS)
         readers, was_new = contexts[0]
         assert readers > 1 and was_new == is_new  # how many have their adapter by then may differ
 
 
 @pytest.mark.usefixtures("attention")
 def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_peft(
-    served: Served,
-    adapters: dict[str, str],
-    tmp_path: Path,
-    contexts: list[tuple[int, bool]],
+    checked: CheckedEngine, contexts: list[tuple[int, bool]]
 ) -> None:
-    aloras = variants(adapters, tmp_path, 4)
-    prompts, folders = [], list[str | None]()
+    prompts: list[list[int]] = []
+    kinds: list[str | None] = [None, *ALORAS[:4], "lora", None]
     for seed in range(3):
-        conversation = [*text_ids(64 + 9 * seed, seed), *invocation_of(adapters["second"])]
-        for number, folder in enumerate([None, *aloras, adapters["lora"], None]):
+        conversation = [*text_ids(64 + 9 * seed, seed), *checked.invocation]
+        for number in range(len(kinds)):
             prompts.append([*conversation, *text_ids(4, 10 * seed + number)])
-            folders.append(folder)
-    served.ask(prompts, folders)  # reads the adapters
-    served.reset()
+    checked.ask(prompts, kinds * 3)  # reads the adapters
+    checked.served.reset()
     contexts.clear()
-    assert_peft(served.ask(prompts, folders), prompts, folders)
-    assert_peft(served.ask(prompts, folders), prompts, folders)
+    for _ in range(2):
+        checked.ask(prompts, kinds * 3)
     assert len([readers for readers, _ in contexts if readers >= 4]) >= 3
     assert len({is_new for _, is_new in contexts}) == 2
 
 
 def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
-    adapters: dict[str, str],
-    tmp_path: Path,
-    contexts: list[tuple[int, bool]],
-    monkeypatch: pytest.MonkeyPatch,
+    variants: dict[str, str], contexts: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26)
     try:
-        folders = variants(adapters, tmp_path, 4)
-        prompts, asked = [], list[str | None]()
-        for number, folder in enumerate([*folders, *folders]):
+        asked = [variants[name] for name in ALORAS[:4]] * 2
+        prompts = []
+        for number, folder in enumerate(asked):
             conversation = text_ids(75, seed=number % 2)  # two conversations in turn
-            ids = [*conversation, *invocation_of(adapters["second"]), *text_ids(3, number)]
-            prompts.append(ids)
-            asked.append(folder)
+            prompts.append([*conversation, *invocation_of(folder), *text_ids(3, number)])
         engine.ask(prompts, asked)
         assert [readers for readers, _ in contexts if readers > 1]
         contexts.clear()  # the second time all of it is in the cache
@@ -157,26 +155,25 @@ def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
 
 
 def test_layers_that_attend_otherwise_are_left_to_vllm(
-    served: Served, monkeypatch: pytest.MonkeyPatch, contexts: list[tuple[int, bool]]
+    checked: CheckedEngine, monkeypatch: pytest.MonkeyPatch, contexts: list[tuple[int, bool]]
 ) -> None:
     prompts = [[*text_ids(75, 8), *text_ids(4, number)] for number in range(4)]
-    served.reset()
-    served.ask(prompts, [None] * 4)
+    checked.ask(prompts, [None] * 4)
     assert contexts  # which the same prompts have in common where layers are plain
     with monkeypatch.context() as patched:
         patched.setattr(cascade, "_is_plain", lambda attention: False)
-        others = [cascade._can_cascade(builder) for builder in builders(served)]
-    for builder, can_cascade in zip(builders(served), others, strict=True):
+        others = [cascade._can_cascade(builder) for builder in builders(checked.served)]
+    for builder, can_cascade in zip(builders(checked.served), others, strict=True):
         monkeypatch.setattr(builder, "can_cascade", can_cascade)
-    served.reset()
+    checked.served.reset()
     contexts.clear()
-    assert_peft(served.ask(prompts, [None] * 4), prompts, [None] * 4)
+    checked.ask(prompts, [None] * 4)
     assert contexts == []
 
 
 @pytest.mark.parametrize("runner", ["supports_mm_inputs", "enable_prompt_embeds"])
 def test_of_images_and_embeddings_the_ids_say_too_little(
-    served: Served, monkeypatch: pytest.MonkeyPatch, contexts: list[tuple[int, bool]], runner: str
+    served: Served, monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
     tokens = dict.fromkeys(served.runner.input_batch.req_ids, 4)
     lent: list[Any] = []
@@ -198,24 +195,21 @@ PLAIN = {
     "is_fp8_kv_cache": False,
     "kv_sharing_target_layer_name": None,
 }
+OTHERS = {
+    "attn_type": AttentionType.ENCODER_ONLY,
+    "sliding_window": 128,
+    "logits_soft_cap": 30.0,
+    "alibi_slopes": torch.ones(6),
+    "sinks": torch.ones(6),
+    "is_fp8_kv_cache": True,
+    "kv_sharing_target_layer_name": "model.layers.3.self_attn.attn",
+}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"attn_type": AttentionType.ENCODER_ONLY},
-        {"sliding_window": 128},
-        {"logits_soft_cap": 30.0},
-        {"alibi_slopes": torch.ones(6)},
-        {"sinks": torch.ones(6)},
-        {"is_fp8_kv_cache": True},
-        {"kv_sharing_target_layer_name": "model.layers.3.self_attn.attn"},
-    ],
-    ids=str,
-)
-def test_a_plain_layer_attends_to_everything_before_a_token(change: dict[str, Any]) -> None:
+def test_a_plain_layer_attends_to_everything_before_a_token() -> None:
     assert cascade._is_plain(SimpleNamespace(**PLAIN))
-    assert not cascade._is_plain(SimpleNamespace(**(PLAIN | change)))
+    for name, other in OTHERS.items():
+        assert not cascade._is_plain(SimpleNamespace(**(PLAIN | {name: other}))), name
 
 
 def test_a_builder_that_makes_requests_of_its_own_is_left_to_vllm(served: Served) -> None:

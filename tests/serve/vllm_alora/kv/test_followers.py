@@ -4,7 +4,6 @@ vLLM, random adapters and conversations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,14 +104,9 @@ class Asking:
         leader = None
         ids = []
         for index, rule in enumerate(conversation.rules):
-            adapter = read_adapter(self._adapters[rule.adapter])
-            prompt = SharedPrompt(prefix, [*adapter.invocation, *rule.tail])
-            lora = activated(
-                core,
-                self.served.request(self._adapters[rule.adapter]),
-                conversation.tokens,
-                adapter.content,
-            )
+            invocation = read_adapter(self._adapters[rule.adapter]).invocation
+            prompt = SharedPrompt(prefix, [*invocation, *rule.tail])
+            lora = self.lora(rule.adapter, conversation.tokens)
             request_id = f"{number}.{index}"
             ids.append(request_id)
             is_led = self.in_groups and leader is not None
@@ -123,8 +117,18 @@ class Asking:
             core.add_request(leader)
         return ids
 
+    def queue_each(self, seed: int, tokens: int, *names: str) -> list[str]:
+        """Queue a conversation's requests of these adapters; their ids."""
+        return self.queue(0, Conversation(seed, tokens, tuple(map(Rule, names))))
+
+    def lora(self, name: str, start: int) -> Any:
+        """What a request of the adapter has that acts from `start` on."""
+        folder = self._adapters[name]
+        content = read_adapter(folder).content
+        return activated(self.served.core, self.served.request(folder), start, content)
+
     def request(
-        self, request_id: str, prompt: Any, lora: Any, salt: str | None, priority: int = 0
+        self, request_id: str, prompt: Any, lora: Any, salt: str | None = None, priority: int = 0
     ) -> Request:
         return Request(
             request_id,
@@ -153,6 +157,18 @@ class Asking:
         while self.served.scheduler.has_requests():
             self.step()
             assert len(self.steps) < most_steps, "somebody waits for ever"
+
+
+@pytest.fixture
+def asking(served: Served, adapters: dict[str, str]) -> Asking:
+    return Asking(served, adapters, in_groups=True)
+
+
+def assert_nothing_left(asking: Asking) -> None:
+    """Neither a request nor a group, nor a block that anybody holds."""
+    scheduler = asking.served.scheduler
+    assert not scheduler.has_unfinished_requests() and not groups_of(scheduler)
+    assert set(cache_state(asking.served)[0][1:]) == {0}
 
 
 def cache_state(served: Served) -> tuple[list[int], set[Any]]:
@@ -221,26 +237,11 @@ def test_whatever_is_asked_a_group_answers_as_its_requests_do_alone(
 
 
 def test_a_conversation_and_its_rules_are_one_step(
-    served: Served, adapters: dict[str, str]
+    asking: Asking, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conversation = Conversation(3, 2 * BLOCK + 9, (Rule("first"), Rule("second"), Rule("first")))
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, conversation)
-    assert asking.followed == ["0.1", "0.2"]
-    asking.finish()
-    suffixes = sum(
-        len(read_adapter(adapters[rule.adapter]).invocation) for rule in conversation.rules
-    )
-    assert [tokens for tokens in asking.steps if tokens] == [conversation.tokens + suffixes]
-    assert [cached for _, cached in asking.answers.values()] == [0, 73, 73]
-
-
-def test_vllms_scheduler_plans_the_leader_alone(
-    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or the group would have brought nothing."""
+    """And vLLM's scheduler plans the leader alone, or the group would have brought nothing."""
     looked_up: list[str] = []
-    manager = served.scheduler.kv_cache_manager
+    manager = asking.served.scheduler.kv_cache_manager
     allocate = manager.allocate_slots
 
     def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -248,19 +249,21 @@ def test_vllms_scheduler_plans_the_leader_alone(
         return allocate(request, *args, **kwargs)
 
     monkeypatch.setattr(manager, "allocate_slots", counted)
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(4, 50, (Rule("first"), Rule("second"), Rule("second"))))
+    names = ("first", "second", "first")
+    tokens = 2 * BLOCK + 9
+    asking.queue_each(3, tokens, *names)
+    assert asking.followed == ["0.1", "0.2"]
     asking.finish()
+    suffixes = sum(len(read_adapter(adapters[name]).invocation) for name in names)
+    assert [step for step in asking.steps if step] == [tokens + suffixes]
+    assert [cached for _, cached in asking.answers.values()] == [0, 73, 73]
     assert looked_up == ["0.0"]
 
 
-def test_room_of_a_step_is_kept_for_the_followers_of_those_whose_turn_it_is(
-    served: Served, adapters: dict[str, str]
-) -> None:
+def test_room_of_a_step_is_kept_for_the_followers_of_those_whose_turn_it_is(asking: Asking) -> None:
     """A later conversation does not take it."""
     rules = (Rule("first"), Rule("second"))
-    served.limit_step(120)
-    asking = Asking(served, adapters, in_groups=True)
+    asking.served.limit_step(120)
     asking.queue(0, Conversation(5, 80, rules))
     asking.queue(1, Conversation(6, 80, rules))
     asking.step()
@@ -270,77 +273,71 @@ def test_room_of_a_step_is_kept_for_the_followers_of_those_whose_turn_it_is(
 
 
 @pytest.fixture
-def by_priority(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
-    """The engine with the guard engine's policy: a virtual time, ahead by what is cached."""
-    scheduler = served.scheduler
+def by_priority(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    """With the guard engine's policy: a virtual time, ahead by what is cached."""
+    scheduler = asking.served.scheduler
     monkeypatch.setattr(scheduler, "policy", SchedulingPolicy.PRIORITY)
     monkeypatch.setattr(scheduler, "waiting", create_request_queue(SchedulingPolicy.PRIORITY))
     config = scheduler.vllm_config
     ours = {**(config.additional_config or {}), RESIDENT_FIRST: True}
     monkeypatch.setattr(config, "additional_config", ours)
-    return served
+    return asking
 
 
 def test_those_left_behind_go_with_the_next_step_before_whoever_came_later(
-    by_priority: Served, adapters: dict[str, str]
+    by_priority: Asking,
 ) -> None:
     """Of a conversation longer than a step, whose last part leaves room for one of five."""
-    by_priority.limit_step(200)
+    by_priority.served.limit_step(200)
     tail = tuple(range(300, 330))
     asked = tuple(Rule(name, tail) for name in ALORAS)
-    asking = Asking(by_priority, adapters, in_groups=True)
-    first = asking.queue(0, Conversation(11, 330, asked), priority=0)
+    first = by_priority.queue(0, Conversation(11, 330, asked), priority=0)
     for number in (1, 2, 3):
-        asking.queue(number, Conversation(11 + number, 150, asked[:2]), priority=number)
+        by_priority.queue(number, Conversation(11 + number, 150, asked[:2]), priority=number)
     for _ in range(3):
-        asking.step()
-    assert set(first) <= set(asking.answers)
-    assert not any(request_id.startswith(("2.", "3.")) for request_id in asking.answers)
-    asking.finish()
-    assert len(asking.answers) == len(ALORAS) + 6
+        by_priority.step()
+    assert set(first) <= set(by_priority.answers)
+    assert not any(request_id.startswith(("2.", "3.")) for request_id in by_priority.answers)
+    by_priority.finish()
+    assert len(by_priority.answers) == len(ALORAS) + 6
 
 
-def test_no_room_is_kept_for_followers_whose_turn_it_is_not(
-    by_priority: Served, adapters: dict[str, str]
-) -> None:
+def test_no_room_is_kept_for_followers_whose_turn_it_is_not(by_priority: Asking) -> None:
     """A long prompt that is being computed goes on in full steps."""
-    by_priority.limit_step(100)
-    asking = Asking(by_priority, adapters, in_groups=True)
-    asking.queue(0, Conversation(21, 395, (Rule("first"),)), priority=0)
-    asking.step()
-    asking.queue(1, Conversation(22, 40, tuple(map(Rule, ALORAS))), priority=1)
-    asking.step()
-    asking.step()
-    assert asking.steps == [100, 100, 100]
-    asking.finish()
+    by_priority.served.limit_step(100)
+    by_priority.queue(0, Conversation(21, 395, (Rule("first"),)), priority=0)
+    by_priority.step()
+    by_priority.queue(1, Conversation(22, 40, tuple(map(Rule, ALORAS))), priority=1)
+    by_priority.step()
+    by_priority.step()
+    assert by_priority.steps == [100, 100, 100]
+    by_priority.finish()
 
 
 def test_a_leader_that_is_cancelled_while_it_is_computed_leaves_its_followers_to_vllm(
-    served: Served, adapters: dict[str, str]
+    asking: Asking,
 ) -> None:
-    served.limit_step(40)
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(23, 90, (Rule("first"), Rule("second"), Rule("third"))))
+    asking.served.limit_step(40)
+    asking.queue_each(23, 90, "first", "second", "third")
     asking.step()
-    served.core.abort_requests(["0.0"])
+    asking.served.core.abort_requests(["0.0"])
     asking.finish()
     assert set(asking.answers) == {"0.1", "0.2"}
-    assert set(cache_state(served)[0][1:]) == {0}
+    assert_nothing_left(asking)
 
 
 @pytest.mark.parametrize("when", ["planned", "admitted"])
 def test_an_error_of_the_scheduler_leaves_nothing_behind(
-    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch, when: str
+    asking: Asking, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Neither a smaller step, nor a request that cannot be cancelled, nor its blocks."""
-    scheduler = served.scheduler
+    scheduler = asking.served.scheduler
     limits = scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs
 
     def fail(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    asking = Asking(served, adapters, in_groups=True)
-    ids = asking.queue(0, Conversation(24, 70, (Rule("first"), Rule("second"), Rule("third"))))
+    ids = asking.queue_each(24, 70, "first", "second", "third")
     with monkeypatch.context() as patch:
         if when == "planned":
             patch.setattr(scheduler.kv_cache_manager, "allocate_slots", fail)
@@ -349,46 +346,32 @@ def test_an_error_of_the_scheduler_leaves_nothing_behind(
         with pytest.raises(KeyboardInterrupt):
             asking.step()
     assert (scheduler.max_num_scheduled_tokens, scheduler.max_num_active_reqs) == limits
-    served.core.abort_requests(ids)
-    assert not scheduler.has_unfinished_requests() and not groups_of(scheduler)
-    assert set(cache_state(served)[0][1:]) == {0}
+    asking.served.core.abort_requests(ids)
+    assert_nothing_left(asking)
 
 
-@pytest.mark.parametrize("dropped", [["0.0"], ["0.1"], ["0.0", "0.2"], ["0.0", "0.1", "0.2"]])
+@pytest.mark.parametrize("dropped", [["0.0"], ["0.1"], ["0.0", "0.2"], ["0.0", "0.1", "0.2"], None])
 def test_those_that_are_cancelled_take_nobody_with_them(
-    served: Served, adapters: dict[str, str], dropped: list[str]
+    asking: Asking, dropped: list[str] | None
 ) -> None:
-    asking = Asking(served, adapters, in_groups=True)
-    ids = asking.queue(0, Conversation(7, 70, (Rule("first"), Rule("second"), Rule("first"))))
-    served.core.abort_requests(dropped)
+    """None: all that is in the scheduler."""
+    ids = asking.queue_each(7, 70, "first", "second", "first")
+    asking.served.scheduler.finish_requests(dropped, RequestStatus.FINISHED_ABORTED)
+    if dropped is None:
+        assert not asking.served.scheduler.has_unfinished_requests()
     asking.finish()
-    assert set(asking.answers) == set(ids) - set(dropped)
-    assert not groups_of(served.scheduler)
-    assert set(cache_state(served)[0][1:]) == {0}
-
-
-def test_all_that_is_in_the_scheduler_is_cancelled_with_its_followers(
-    served: Served, adapters: dict[str, str]
-) -> None:
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(7, 70, (Rule("first"), Rule("second"))))
-    served.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
-    assert not served.scheduler.has_unfinished_requests() and not groups_of(served.scheduler)
+    assert set(asking.answers) == set(ids) - set(ids if dropped is None else dropped)
+    assert_nothing_left(asking)
 
 
 @pytest.mark.parametrize(
     ("waits", "steps", "answered"), [("0.0", 2, {"0.1", "0.2"}), ("0.1", 1, {"0.0", "0.2"})]
 )
 def test_who_waits_for_an_adapter_holds_nobody_up(
-    served: Served,
-    adapters: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    waits: str,
-    steps: int,
-    answered: set[str],
+    asking: Asking, monkeypatch: pytest.MonkeyPatch, waits: str, steps: int, answered: set[str]
 ) -> None:
     """Neither the leader nor a follower; it comes later."""
-    connector = served.scheduler.connector
+    connector = asking.served.scheduler.connector
     has_adapter = connector.has_adapter
     is_read = False
 
@@ -396,73 +379,55 @@ def test_who_waits_for_an_adapter_holds_nobody_up(
         return bool((is_read or request.request_id != waits) and has_adapter(request))
 
     monkeypatch.setattr(connector, "has_adapter", unread)
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(8, 70, (Rule("first"), Rule("second"), Rule("third"))))
+    ids = asking.queue_each(8, 70, "first", "second", "third")
     for _ in range(steps):
         asking.step()
     assert set(asking.answers) == answered
     is_read = True
     asking.finish()
-    assert set(asking.answers) == {"0.0", "0.1", "0.2"}
+    assert set(asking.answers) == set(ids)
 
 
 @pytest.mark.parametrize(
-    ("holder_of", "limit", "most", "answered"),
-    [
-        (lambda scheduler: scheduler.lora_config, "max_loras", 1, {"0.0", "0.2"}),
-        (lambda scheduler: scheduler, "max_num_active_reqs", 2, {"0.0", "0.1"}),
-    ],
-    ids=["adapter slots", "sequences"],
+    ("limit", "answered"),
+    [("max_loras", {"0.0", "0.2"}), ("max_num_active_reqs", {"0.0", "0.1"}), ("blocks", {"0.0"})],
 )
 def test_no_more_go_into_a_step_than_it_has_room_for(
-    served: Served,
-    adapters: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    holder_of: Callable[[Any], Any],
-    limit: str,
-    most: int,
-    answered: set[str],
+    asking: Asking, monkeypatch: pytest.MonkeyPatch, limit: str, answered: set[str]
 ) -> None:
-    monkeypatch.setattr(holder_of(served.scheduler), limit, most)
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(9, 70, (Rule("first"), Rule("second"), Rule("first"))))
+    scheduler = asking.served.scheduler
+    manager = scheduler.kv_cache_manager
+    if limit == "max_loras":
+        monkeypatch.setattr(scheduler.lora_config, limit, 1)
+    elif limit == "max_num_active_reqs":
+        monkeypatch.setattr(scheduler, limit, 2)
+    else:
+        free = manager.block_pool.get_num_free_blocks()
+        monkeypatch.setattr(manager, "watermark_blocks", free - 4)
+    ids = asking.queue_each(9, 70, "first", "second", "first")
     asking.step()
-    assert set(asking.answers) == answered
-    asking.finish()
-    assert set(asking.answers) == {"0.0", "0.1", "0.2"}
-
-
-def test_followers_that_find_no_block_come_later(
-    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = served.scheduler.kv_cache_manager
-    monkeypatch.setattr(manager, "watermark_blocks", manager.block_pool.get_num_free_blocks() - 4)
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(9, 70, tuple(Rule("first") for _ in range(4))))
-    asking.step()
-    assert 0 < len(asking.answers) < 4
+    assert answered <= set(asking.answers) < set(ids)
     monkeypatch.undo()
     asking.finish()
-    assert len(asking.answers) == 4
+    assert set(asking.answers) == set(ids)
 
 
-def leader_of(served: Served, adapters: dict[str, str], **changed: Any) -> tuple[Any, ...]:
+def leader_of(asking: Asking, adapters: dict[str, str]) -> tuple[Request, SharedPrompt, Any]:
     """A queued leader, and the arguments of one that may follow it."""
-    asking = Asking(served, adapters, in_groups=False)
-    asking.queue(0, Conversation(10, 70, (Rule("first"),)))
-    leader = served.scheduler.requests["0.0"]
-    adapter = read_adapter(adapters["second"])
-    prompt = SharedPrompt(leader.prompt_token_ids.prefix, adapter.invocation)
-    lora = activated(served.core, served.request(adapters["second"]), 70, adapter.content)
-    return leader, prompt, lora
+    asking.queue_each(10, 70, "first")
+    leader = asking.served.scheduler.requests["0.0"]
+    prompt = SharedPrompt(
+        leader.prompt_token_ids.prefix, read_adapter(adapters["second"]).invocation
+    )
+    return leader, prompt, asking.lora("second", 70)
 
 
 def test_a_follower_is_what_vllms_constructor_makes(
-    served: Served, adapters: dict[str, str]
+    asking: Asking, adapters: dict[str, str]
 ) -> None:
-    leader, prompt, lora = leader_of(served, adapters)
+    leader, prompt, lora = leader_of(asking, adapters)
     follower = followers._follower(leader, "1", prompt, lora, 70 // BLOCK)
-    made = Asking(served, adapters, in_groups=False).request("1", prompt, lora, None)
+    made = asking.request("1", prompt, lora)
     of_its_own = {"arrival_time", "sampling_params", "_block_hasher", "priority"}
     unlike = {"output_token_ids", "all_token_ids"}  # compare by identity
     assert vars(follower).keys() == vars(made).keys()
@@ -478,43 +443,33 @@ def test_a_follower_is_what_vllms_constructor_makes(
     for request in (leader, follower):
         request.append_output_token_ids(7)
     assert len(follower.all_token_ids) == len(made.all_token_ids) + 1
-    served.core.abort_requests(["0.0"])
+    asking.served.core.abort_requests(["0.0"])
 
 
-def test_who_cannot_follow_is_not_queued(served: Served, adapters: dict[str, str]) -> None:
-    leader, prompt, lora = leader_of(served, adapters)
-    scheduler = served.scheduler
-    base, plain, elsewhere = (
-        None,
-        served.request(adapters["lora"]),
-        activated(served.core, served.request(adapters["second"]), 71, lora.content),
-    )
-    for other in (base, plain, elsewhere):
+def test_who_cannot_follow_is_not_queued(asking: Asking, adapters: dict[str, str]) -> None:
+    leader, prompt, lora = leader_of(asking, adapters)
+    scheduler = asking.served.scheduler
+    plain = asking.served.request(adapters["lora"])
+    for other in (None, plain, asking.lora("second", 71)):
         assert not follow(scheduler, leader, "1", prompt, other, 0)
     other_words = SharedPrompt(Prefix([*prompt.prefix.token_ids]), prompt[70:])
     assert not follow(scheduler, leader, "1", other_words, lora, 0)
+    plain_leader = asking.request("2", prompt, asking.lora("lora", 0))
+    assert isinstance(plain_leader.lora_request, ActivatedRequest)
+    assert not follow(scheduler, plain_leader, "3", prompt, lora, 0)
     assert not groups_of(scheduler)
     assert follow(scheduler, leader, "1", prompt, lora, 0)
-    served.core.abort_requests(["0.0", "1"])
+    asking.served.core.abort_requests(["0.0", "1"])
     assert not follow(scheduler, leader, "2", prompt, lora, 0)
-    assert not scheduler.has_unfinished_requests()
-
-
-def test_a_plain_lora_leads_nobody(served: Served, adapters: dict[str, str]) -> None:
-    _, prompt, lora = leader_of(served, adapters)
-    served.core.abort_requests(["0.0"])
-    plain = activated(served.core, served.request(adapters["lora"]), 0, "c0" * 32)
-    leader = Asking(served, adapters, in_groups=False).request("2", prompt, plain, None)
-    assert isinstance(leader.lora_request, ActivatedRequest)
-    assert not follow(served.scheduler, leader, "3", prompt, lora, 0)
+    assert_nothing_left(asking)
 
 
 @pytest.mark.parametrize("why", ["off", "nothing shared", "counted events", "asynchronous"])
 def test_an_engine_that_is_to_have_no_followers_has_none(
-    served: Served, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch, why: str
+    asking: Asking, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    leader, prompt, lora = leader_of(served, adapters)
-    scheduler = served.scheduler
+    leader, prompt, lora = leader_of(asking, adapters)
+    scheduler = asking.served.scheduler
     config = scheduler.vllm_config
     if why == "off":
         ours = {**(config.additional_config or {}), FOLLOWERS: False}
@@ -527,22 +482,20 @@ def test_an_engine_that_is_to_have_no_followers_has_none(
         monkeypatch.setattr(scheduler, "__class__", AsyncScheduler)
     assert not follow(scheduler, leader, "1", prompt, lora, 0)
     monkeypatch.undo()
-    served.core.abort_requests(["0.0"])
+    asking.served.core.abort_requests(["0.0"])
 
 
 def test_of_a_request_that_runs_what_was_cached_when_it_came_is_not_taken_as_computed(
-    served: Served, adapters: dict[str, str]
+    asking: Asking, adapters: dict[str, str]
 ) -> None:
     """It may have been evicted since: the step would be kept free for followers who cannot come."""
-    rules = (Rule("first"), Rule("second"))
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(30, 20, rules))
+    asking.queue_each(30, 20, "first", "second")
     asking.finish()  # now nobody waits for an adapter
-    served.limit_step(40)
-    asking = Asking(served, adapters, in_groups=True)
-    asking.queue(0, Conversation(31, 200, rules))
-    served.scheduler.requests["0.0"].resident_tokens = 192
+    asking.served.limit_step(40)
+    again = Asking(asking.served, adapters, in_groups=True)
+    again.queue_each(31, 200, "first", "second")
+    again.served.scheduler.requests["0.0"].resident_tokens = 192
     for _ in range(3):
-        asking.step()
-    assert asking.steps[1:] == [40, 40]
-    asking.finish()
+        again.step()
+    assert again.steps[1:] == [40, 40]
+    again.finish()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from vllm_alora.compiler import compiled
 from vllm_alora.kv.native_attention import NativeAttention, is_faster
 
-from tests.serve.vllm_alora.kv.contexts import STEPS, Step, batch_of
+from tests.serve.vllm_alora.kv import contexts
+from tests.serve.vllm_alora.kv.contexts import STEPS, Step, batch_of, threads_of
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +28,9 @@ def attention_of(first_rows: list[int], lengths: list[int]) -> NativeAttention:
 def assert_attention(
     step: Step, first_rows: list[int], lengths: list[int], tolerance: float = 0.0
 ) -> None:
-    """Of the requests' rows, and nothing of others is written."""
     tolerance = tolerance or TOLERANCES[step.query.dtype]
-    attended = step.attend(attention_of(first_rows, lengths))
-    expected = step.row_by_row(first_rows, lengths)
-    torch.testing.assert_close(attended.double(), expected, atol=tolerance, rtol=tolerance)
+    attention = attention_of(first_rows, lengths)
+    contexts.assert_attention(attention, step, first_rows, lengths, tolerance)
 
 
 @pytest.mark.parametrize(("first_rows", "lengths"), STEPS.values(), ids=STEPS)
@@ -118,14 +117,7 @@ def test_a_context_s_nan_reaches_all_its_readers(dtype: torch.dtype) -> None:
 def test_any_number_of_threads_gives_the_same_bits(dtype: torch.dtype) -> None:
     step = Step.random(130, 333, dtype)
     attention = attention_of(*STEPS["several tiles"])
-    threads = torch.get_num_threads()
-    outputs = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            outputs.append(step.attend(attention))
-    finally:
-        torch.set_num_threads(threads)
+    outputs = [step.attend(attention) for _ in threads_of(1, 2, 3)]
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
 

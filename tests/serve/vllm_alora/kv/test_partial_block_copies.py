@@ -4,7 +4,6 @@ are PEFT's: test_partial_block.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +26,10 @@ def runner_of(layers: list[torch.Tensor], blocks: int = 6) -> Any:
     )
 
 
+def step_of(copies: Copies | None) -> Any:
+    return SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
+
+
 @pytest.mark.parametrize(
     "execute", [partial_block_copies.execute_model_v1, partial_block_copies.execute_model_v2]
 )
@@ -36,20 +39,14 @@ def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, p
     before = [layer.clone().unflatten(0, (6, pieces)) for layer in layers]
     runner = runner_of(layers)
 
-    def run(copies: Copies | None, forward: Callable[[], object] = lambda: None) -> None:
-        execute.wrapper(
-            lambda *_: forward(),
-            runner,
-            SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7),
-        )
+    def fill(*_: Any) -> None:
+        for layer in layers:
+            layer.unflatten(0, (6, pieces))[2].fill_(5)
 
-    run(Copies(saves={0: 1}))
-    run(
-        Copies(loads={0: [3, 4]}, saves={0: 2}),
-        forward=lambda: [layer.unflatten(0, (6, pieces))[2].fill_(5) for layer in layers],
-    )
-    run(None)
-    run(Copies(loads={0: [5]}))
+    execute.wrapper(lambda *_: None, runner, step_of(Copies(saves={0: 1})))
+    execute.wrapper(fill, runner, step_of(Copies(loads={0: [3, 4]}, saves={0: 2})))
+    for copies in (None, Copies(loads={0: [5]})):
+        execute.wrapper(lambda *_: None, runner, step_of(copies))
     for layer, old in zip(layers, before, strict=True):
         now = layer.unflatten(0, (6, pieces))
         assert torch.equal(now[[0, 1, 3, 4]], old[[0, 1, 1, 1]]) and bool((now[[2, 5]] == 5).all())
@@ -60,23 +57,29 @@ def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
     [blocks, heads, slots, size].
     """
 
-    def plain(
-        _layer: Any,
-        key: torch.Tensor,
-        _value: Any,
-        cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> None:
+    def plain(_layer: Any, key: Any, _value: Any, cache: torch.Tensor, slot_mapping: Any) -> None:
+        size = cache.shape[2]
         for row, slot in zip(key, slot_mapping.tolist(), strict=True):
-            cache[slot // BLOCK, :, slot % BLOCK] = row
+            cache[slot // size, :, slot % size] = row
 
     partial_block_copies.write_and_share(plain, None, rows, rows, layer, slots)
 
 
-def forward(
-    layers: list[torch.Tensor], rows: torch.Tensor, slots: torch.Tensor
-) -> Callable[..., None]:
-    return lambda *_: [write(layer, rows, slots) for layer in layers] and None
+def execute(
+    layers: list[torch.Tensor],
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    copies: Copies,
+    runner: Any = None,
+) -> None:
+    """A step that writes these rows in these layers; all are the runner's, but for a test's own."""
+
+    def forward(*_: Any) -> None:
+        for layer in layers:
+            write(layer, rows, slots)
+
+    runner = runner or runner_of(layers)
+    partial_block_copies.execute_model_v1.wrapper(forward, runner, step_of(copies))
 
 
 @pytest.mark.parametrize(
@@ -90,16 +93,13 @@ def test_every_layer_copies_a_shared_tail_into_all_blocks_that_begin_with_it(
     """
     layers = [torch.randn(8, HEADS, BLOCK, size).to(dtype) for _ in range(2)]
     old = [layer.clone() for layer in layers]
-    slots = torch.tensor(
-        [*range(1 * BLOCK, 1 * BLOCK + 12), *range(2 * BLOCK + 4, 2 * BLOCK + 9), 3 * BLOCK + 9]
-    )  # the last is a sharer's own
+    of_first = range(BLOCK, BLOCK + 12)
+    of_second = range(2 * BLOCK + 4, 2 * BLOCK + 9)
+    slots = torch.tensor([*of_first, *of_second, 3 * BLOCK + 9])  # the last is a sharer's own
     rows = torch.randn(len(slots), HEADS, size).to(dtype)
     shares = [Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,)), Share(6, 7, 7, (7,))]
     copies = Copies(saves={0: 1, 1: 2}, shares=shares)
-    step = SimpleNamespace(kv_connector_metadata=copies, total_num_scheduled_tokens=7)
-    partial_block_copies.execute_model_v1.wrapper(
-        forward(layers, rows, slots), runner_of(layers, blocks=8), step
-    )
+    execute(layers, rows, slots, copies, runner_of(layers, blocks=8))
     for layer, before in zip(layers, old, strict=True):
         assert torch.equal(layer[1, :, :12], rows[:12].transpose(0, 1))
         assert torch.equal(layer[[4, 5], :, :12], layer[[1, 1], :, :12])
@@ -114,57 +114,24 @@ def test_blocks_that_a_kernel_cuts_are_copied_whole() -> None:
     """Each is two of the kernel's."""
     layer = torch.randn(12, HEADS, BLOCK // 2, SIZE)
     before = layer.clone()
-
-    def write_halves(_layer: Any, key: torch.Tensor, _value: Any, cache: Any, slots: Any) -> None:
-        for row, slot in zip(key, slots.tolist(), strict=True):
-            cache[slot // (BLOCK // 2), :, slot % (BLOCK // 2)] = row
-
     rows, slots = torch.randn(20, HEADS, SIZE), torch.arange(BLOCK, BLOCK + 20)
-    step = SimpleNamespace(
-        kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 20, (4,))]),
-        total_num_scheduled_tokens=7,
-    )
-    partial_block_copies.execute_model_v1.wrapper(
-        lambda *_: partial_block_copies.write_and_share(
-            write_halves, None, rows, rows, layer, slots
-        ),
-        runner_of([layer]),
-        step,
-    )
+    execute([layer], rows, slots, Copies(saves={0: 1}, shares=[Share(1, 0, 20, (4,))]))
     assert torch.equal(layer[8], rows[:16].transpose(0, 1))
     assert torch.equal(layer[9, :, :4], rows[16:].transpose(0, 1))
     untouched = [0, 1, 4, 5, 6, 7, 10, 11]
     assert torch.equal(layer[untouched], before[untouched])
 
 
-def test_a_layer_that_shares_nothing_is_an_error() -> None:
+def test_a_layer_that_shares_nothing_and_a_step_without_the_shared_tokens_are_errors() -> None:
     layers = [torch.randn(6, HEADS, BLOCK, SIZE) for _ in range(2)]
-    slots = torch.arange(BLOCK, BLOCK + 5)
-    step = SimpleNamespace(
-        kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]),
-        total_num_scheduled_tokens=7,
-    )
+    rows, slots = torch.randn(5, HEADS, SIZE), torch.arange(BLOCK, BLOCK + 5)
+    copies = Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))])
     with pytest.raises(RuntimeError, match="1 of 2 layers"):
-        partial_block_copies.execute_model_v1.wrapper(
-            forward(layers[:1], torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step
-        )
-    write(
-        layers[1], torch.randn(5, HEADS, SIZE), slots
-    )  # and what it left behind reaches no other step
+        execute(layers[:1], rows, slots, copies, runner_of(layers))
+    write(layers[1], rows, slots)  # and what it left behind reaches no other step
     assert partial_block_copies._shared_blocks.get() is None
-
-
-def test_a_step_without_the_tokens_that_are_shared_is_an_error() -> None:
-    layers = [torch.randn(6, HEADS, BLOCK, SIZE)]
-    slots = torch.arange(BLOCK + 1, BLOCK + 6)
-    step = SimpleNamespace(
-        kv_connector_metadata=Copies(saves={0: 1}, shares=[Share(1, 0, 5, (4,))]),
-        total_num_scheduled_tokens=7,
-    )
     with pytest.raises(RuntimeError, match="nonzero"):
-        partial_block_copies.execute_model_v1.wrapper(
-            forward(layers, torch.randn(5, HEADS, SIZE), slots), runner_of(layers), step
-        )
+        execute(layers[:1], rows, slots + 1, copies)
 
 
 @pytest.mark.parametrize(

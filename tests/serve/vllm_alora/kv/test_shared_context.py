@@ -41,38 +41,28 @@ def batch(requests: int = 3, **changes: Any) -> Batch:
 
 def test_requests_with_the_same_blocks_and_the_same_tokens_behind_them_share_a_context() -> None:
     assert shared_contexts(batch(), WORTH) == [SharedContext(CONTEXT, (0, 1, 2), None)]
+    two = batch(6)
+    two.blocks[3:, 0] = 9
+    assert shared_contexts(two, WORTH) == [
+        SharedContext(CONTEXT, (0, 1, 2), None),
+        SharedContext(CONTEXT, (3, 4, 5), None),
+    ]
 
 
-def test_other_blocks_are_another_context() -> None:
+@pytest.mark.parametrize(
+    ("field", "place", "value"),
+    [
+        ("blocks", (1, 0), 8),
+        ("token_ids", (1, CONTEXT - 1), 99),  # behind the last whole block
+        ("computed", 1, CONTEXT - 1),
+        ("base_tokens", 1, CONTEXT - 1),  # an adapter has computed some of it
+        ("scheduled", 1, MAX_QUERY + 1),  # much of its own: it reads alone
+    ],
+)
+def test_what_differs_is_another_context(field: str, place: Any, value: int) -> None:
     other = batch(4)
-    other.blocks[1, 0] = 8
+    getattr(other, field)[place] = value
     assert shared_contexts(other, WORTH) == [SharedContext(CONTEXT, (0, 2, 3), None)]
-
-
-def test_other_tokens_behind_the_last_whole_block_are_another_context() -> None:
-    other = batch(4)
-    other.token_ids[2, CONTEXT - 1] = 99
-    assert shared_contexts(other, WORTH) == [SharedContext(CONTEXT, (0, 1, 3), None)]
-
-
-def test_another_length_is_another_context() -> None:
-    assert shared_contexts(batch(computed=np.array([CONTEXT, CONTEXT - 1, CONTEXT])), WORTH) == [
-        SharedContext(CONTEXT, (0, 2), None)
-    ]
-
-
-def test_what_an_adapter_has_computed_is_nobody_else_s() -> None:
-    base_tokens = np.array([CONTEXT, CONTEXT - 1, CONTEXT])
-    assert shared_contexts(batch(base_tokens=base_tokens), WORTH) == [
-        SharedContext(CONTEXT, (0, 2), None)
-    ]
-
-
-def test_a_request_that_computes_much_of_its_own_reads_alone() -> None:
-    scheduled = np.array([3, MAX_QUERY + 1, 3])
-    assert shared_contexts(batch(scheduled=scheduled), WORTH) == [
-        SharedContext(CONTEXT, (0, 2), None)
-    ]
 
 
 @pytest.mark.parametrize("worth", [Worth(CONTEXT + 1, 0), Worth(0, 3 * 3 * CONTEXT + 1)])
@@ -80,39 +70,21 @@ def test_little_is_not_worth_it(worth: Worth) -> None:
     assert shared_contexts(batch(), worth) == []
 
 
-def with_leader(**changes: Any) -> Batch:
-    """The same after a request that computes all of the context in this step."""
-    return batch(
+@pytest.mark.parametrize(
+    ("computed", "base_tokens", "computed_at"),
+    [(0, CONTEXT, 0), (BLOCK, CONTEXT, None), (0, BLOCK, None)],
+)
+def test_a_context_of_which_the_base_computes_all_in_the_step_is_found_in_it(
+    computed: int, base_tokens: int, computed_at: int | None
+) -> None:
+    with_leader = batch(
         4,
-        computed=np.array([0, CONTEXT, CONTEXT, CONTEXT]),
+        computed=np.array([computed, CONTEXT, CONTEXT, CONTEXT]),
         scheduled=np.array([13, 3, 3, 3]),
-        **changes,
+        base_tokens=np.array([base_tokens, CONTEXT, CONTEXT, CONTEXT]),
     )
-
-
-def test_a_context_that_the_step_computes_is_found_in_it() -> None:
-    assert shared_contexts(with_leader(), WORTH) == [SharedContext(CONTEXT, (1, 2, 3), 0)]
-
-
-def test_a_context_of_which_the_step_computes_a_part_is_not() -> None:
-    part = with_leader()
-    part.computed[0] = BLOCK
-    assert shared_contexts(part, WORTH) == [SharedContext(CONTEXT, (1, 2, 3), None)]
-
-
-def test_nor_is_one_that_an_adapter_computes() -> None:
-    base_tokens = np.array([BLOCK, CONTEXT, CONTEXT, CONTEXT])
-    shared = shared_contexts(with_leader(base_tokens=base_tokens), WORTH)
-    assert shared == [SharedContext(CONTEXT, (1, 2, 3), None)]
-
-
-def test_two_conversations_are_two_contexts() -> None:
-    two = batch(6)
-    two.blocks[3:, 0] = 9
-    assert shared_contexts(two, WORTH) == [
-        SharedContext(CONTEXT, (0, 1, 2), None),
-        SharedContext(CONTEXT, (3, 4, 5), None),
-    ]
+    expected = SharedContext(CONTEXT, (1, 2, 3), computed_at)
+    assert shared_contexts(with_leader, WORTH) == [expected]
 
 
 @pytest.mark.parametrize(

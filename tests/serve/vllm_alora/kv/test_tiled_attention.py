@@ -6,7 +6,14 @@ import pytest
 import torch
 from vllm_alora.kv.tiled_attention import TiledAttention, own_rows
 
-from tests.serve.vllm_alora.kv.contexts import HEADS, KEY_HEADS, STEPS, Step, batch_of
+from tests.serve.vllm_alora.kv.contexts import (
+    HEADS,
+    KEY_HEADS,
+    STEPS,
+    Step,
+    assert_attention,
+    batch_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +30,9 @@ def attention_of(first_rows: list[int], lengths: list[int], dtype: torch.dtype) 
 def test_attention_in_two_parts_is_attention(
     first_rows: list[int], lengths: list[int], dtype: torch.dtype, tolerance: float
 ) -> None:
+    attention = attention_of(first_rows, lengths, dtype)
     step = Step.random(130, 70, dtype)
-    attended = step.attend(attention_of(first_rows, lengths, dtype))
-    expected = step.row_by_row(first_rows, lengths)
-    torch.testing.assert_close(attended.double(), expected, atol=tolerance, rtol=tolerance)
+    assert_attention(attention, step, first_rows, lengths, tolerance)
 
 
 @pytest.mark.parametrize("spoilt", ["key", "value"])

@@ -25,35 +25,44 @@ pytestmark = pytest.mark.slow
 
 NATS = 2e-3  # float32: two ways to compute the same logit
 NARROW_NATS = 0.1  # bfloat16 against float32
+COMPILED = ENGINE | {"max_loras": 2, "enforce_eager": False}
+
+
+def assert_peft(
+    engine: GuardEngine,
+    names: list[str] | None = None,
+    messages: tuple[Message, ...] = CONVERSATION,
+    nats: float = NATS,
+) -> dict[str, float]:
+    """The logits of these rules, or all, are PEFT's."""
+    logits: dict[str, float] = {}
+    for verdict in engine.check(messages, names).verdicts:
+        text, folder = RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule]
+        assert verdict.logit == pytest.approx(peft_logit(messages, text, folder), abs=nats)
+        logits[verdict.rule] = verdict.logit
+    return logits
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Iterator[GuardEngine]:
     """Two adapters in slots at a time, of four."""
-    engine = ENGINE | {"max_loras": 2, "enforce_eager": False}
-    with GuardEngine(recipe(), adapter_folders(), **engine) as compiled:
+    with GuardEngine(recipe(), adapter_folders(), **COMPILED) as compiled:
         yield compiled
 
 
-def test_the_model_is_compiled_with_adapters_on(compiled: GuardEngine) -> None:
+def test_every_adapter_s_logit_is_peft_s_in_every_step_of_a_compiled_model(
+    compiled: GuardEngine,
+) -> None:
+    """Other adapters in the slots, other tokens, a step without any: nothing was baked in."""
     config = core_of(compiled).vllm_config
     assert config.compilation_config.mode == CompilationMode.DYNAMO_TRACE_ONCE
     assert config.lora_config is not None
-
-
-def test_every_adapter_s_logit_is_peft_s_in_every_step(compiled: GuardEngine) -> None:
-    """Other adapters in the slots, other tokens, a step without any: nothing was baked in."""
     names = list(RULE_TEXTS)
     for asked in (names, names[:1], names[2:], [*reversed(names)]):
         compiled.forget()
-        for verdict in compiled.check(CONVERSATION, asked).verdicts:
-            text = RULE_TEXTS[verdict.rule]
-            expected = peft_logit(CONVERSATION, text, adapter_folders()[verdict.rule])
-            assert verdict.logit == pytest.approx(expected, abs=NATS)
+        assert_peft(compiled, asked)
     longer = (*CONVERSATION, Message("user", "and what if it hurts again tomorrow?"))
-    for verdict in compiled.check(longer).verdicts:
-        expected = peft_logit(longer, RULE_TEXTS[verdict.rule], adapter_folders()[verdict.rule])
-        assert verdict.logit == pytest.approx(expected, abs=NATS)
+    assert_peft(compiled, messages=longer)
 
 
 def test_the_operator_asks_the_layer_of_its_name_in_the_pass_under_way() -> None:
@@ -91,29 +100,19 @@ def test_two_compiled_engines_side_by_side_each_have_their_own_adapters(
 ) -> None:
     """Of one base and one configuration: what is compiled for one may be kept for the other."""
     swapped = {"pii_leak": adapter_folders()["pii_leak"]}
-    engine = ENGINE | {"max_loras": 2, "enforce_eager": False}
-    expected = {
-        name: peft_logit(CONVERSATION, text, adapter_folders()[name])
-        for name, text in RULE_TEXTS.items()
-    }
-    with GuardEngine(recipe(), swapped, **engine) as second:
+    with GuardEngine(recipe(), swapped, **COMPILED) as second:
         for served in (second, compiled, second):
             served.forget()
-            for verdict in served.check(CONVERSATION).verdicts:
-                assert verdict.logit == pytest.approx(expected[verdict.rule], abs=NATS)
+            assert_peft(served)
 
 
 def test_a_compiled_engine_in_bfloat16_computes_in_chunks_and_begins_again_after_a_failure() -> (
     None
 ):
     """As it is served by default where the processor multiplies bfloat16."""
-    engine = ENGINE | {"max_loras": 2, "enforce_eager": False, "dtype": "bfloat16"}
-    with GuardEngine(recipe(), adapter_folders(), **engine) as narrow:
-        whole = {verdict.rule: verdict.logit for verdict in narrow.check(CONVERSATION).verdicts}
-        for name, logit in whole.items():
-            text = RULE_TEXTS[name]
-            plain = peft_logit(CONVERSATION, text, adapter_folders()[name])
-            assert logit == pytest.approx(plain, abs=NARROW_NATS)
+    narrow_engine = COMPILED | {"dtype": "bfloat16"}
+    with GuardEngine(recipe(), adapter_folders(), **narrow_engine) as narrow:
+        whole = assert_peft(narrow, nats=NARROW_NATS)
         narrow.forget()
         model_runner = runner(narrow)
         model_runner._model_forward, forward = None, model_runner._model_forward

@@ -7,6 +7,8 @@ import pytest
 import torch
 from vllm_alora.low_rank.native import PIECE_TOKENS, NativeLayer, pieces_of
 
+from tests.serve.vllm_alora.kv.contexts import threads_of
+
 pytestmark = pytest.mark.slow
 
 
@@ -21,28 +23,21 @@ def test_many_tokens_of_one_adapter_are_shared_out() -> None:
     assert pieces.last == 92
 
 
-def test_weights_and_rows_that_lie_otherwise_are_refused() -> None:
-    """They would be read as if they did not."""
+def test_weights_and_rows_that_lie_otherwise_or_are_not_the_step_s_are_refused() -> None:
+    """They would be read as if they did not, or written beyond their end."""
     a, b = torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 16).mT
     ranks = np.full((1, 2), 4, np.int32)
     with pytest.raises(ValueError, match="B by columns"):
         NativeLayer([a], [b.contiguous()], [16], ranks)
     with pytest.raises(ValueError, match="other shapes"):
         NativeLayer([a], [b], [15], ranks)
-    layer = NativeLayer([a], [b], [16], ranks)
+    layer, pieces = NativeLayer([a], [b], [16], ranks), pieces_of({0: [2]})
     with pytest.raises(ValueError, match="rows must lie"):
-        layer.add(torch.zeros(16, 3).mT, torch.zeros(3, 8), pieces_of({0: [0]}))
-
-
-@pytest.mark.parametrize(("rows", "width", "inputs"), [(2, 16, 8), (3, 15, 8), (3, 16, 9)])
-def test_rows_that_are_not_the_step_s_are_refused(rows: int, width: int, inputs: int) -> None:
-    """They would be written beyond their end."""
-    a, b = torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 16).mT
-    layer = NativeLayer([a], [b], [16], np.full((1, 2), 4, np.int32))
-    pieces = pieces_of({0: [2]})
+        layer.add(torch.zeros(16, 3).mT, torch.zeros(3, 8), pieces)
     layer.add(torch.zeros(3, 16), torch.zeros(3, 8), pieces)
-    with pytest.raises(ValueError, match="not the rows of the step"):
-        layer.add(torch.zeros(rows, width), torch.zeros(rows, inputs), pieces)
+    for rows, width, inputs in ((2, 16, 8), (3, 15, 8), (3, 16, 9)):
+        with pytest.raises(ValueError, match="not the rows of the step"):
+            layer.add(torch.zeros(rows, width), torch.zeros(rows, inputs), pieces)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -61,13 +56,7 @@ def test_the_threads_share_the_work_and_the_bits_are_the_same(
     pieces = pieces_of({slot: list(range(7 * slot, 7 * slot + 7)) for slot in range(slots)})
     x, start = torch.randn(7 * slots, 73).to(dtype), torch.randn(7 * slots, sum(widths)).to(dtype)
     sums = []
-    before = torch.get_num_threads()
-    try:
-        for number in (1, threads):
-            torch.set_num_threads(number)
-            y = start.clone()
-            layer.add(y, x, pieces)
-            sums.append(y)
-    finally:
-        torch.set_num_threads(before)
+    for _ in threads_of(1, threads):
+        sums.append(start.clone())
+        layer.add(sums[-1], x, pieces)
     assert torch.equal(*sums) and not torch.equal(sums[0], start)

@@ -39,9 +39,7 @@ segments = st.lists(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def patched() -> None:
-    vllm_alora.register()
+vllm_alora.register()
 
 
 @pytest.fixture(params=[True, False], ids=["cpp", "pytorch"])
@@ -58,12 +56,8 @@ def wrapper_for(
     tokens = [slot + 1 for slot, length in segments for _ in range(length)]
     wrapper = PunicaWrapperCPU(12 * (LONG + 2), max_batches=max_batches, device="cpu")
     wrapper.native = native
-    wrapper.update_metadata(
-        LoRAMapping(tuple(tokens), (0,), is_prefill=True),
-        [slot + 1 for slot in range(SLOTS)],
-        SLOTS + 1,
-        100,
-    )
+    mapping = LoRAMapping(tuple(tokens), (0,), is_prefill=True)
+    wrapper.update_metadata(mapping, [slot + 1 for slot in range(SLOTS)], SLOTS + 1, 100)
     return wrapper
 
 
@@ -72,6 +66,24 @@ def know(wrapper: PunicaWrapperCPU, a: Any, b: Any) -> LayerAdapters:
     layer = know_layer(wrapper, a, b)
     layer.ranks[:] = RANKS
     return layer
+
+
+def add(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    a: Any,
+    b: Any,
+    segments: list[tuple[int, int]],
+    *,
+    native: bool,
+    without_weights: int | None = None,
+) -> None:
+    """Add the products in place; a slot may have weights in the first slice alone."""
+    wrapper = wrapper_for(segments, native)
+    ranks = know(wrapper, a, b).ranks
+    if without_weights is not None:
+        ranks[1:, without_weights] = 0
+    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
 
 
 def stacked(dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
@@ -123,25 +135,19 @@ def test_every_token_is_multiplied_with_its_own_adapter(
     a, b = stacked(torch.float32)
     x, y = torch.randn(tokens, INPUTS), torch.randn(tokens, sum(OUTPUTS))
     wanted = expected(y, x, a, b, segments)
-    wrapper = wrapper_for(segments, native)
-    know(wrapper, a, b)
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    add(y, x, a, b, segments, native=native)
     torch.testing.assert_close(y.double(), wanted, atol=2e-4, rtol=1e-5)
 
 
 def test_in_bfloat16_the_error_is_that_of_rounding_once(native: bool) -> None:
     segments = [(2, 30), (-1, 5), (0, 30), (4, 30), (1, 3), (3, 1), (2, LONG + 1)]
     a, b = stacked(torch.bfloat16)
-    x, y = (
-        torch.randn(100 + LONG, INPUTS).bfloat16(),
-        torch.randn(100 + LONG, sum(OUTPUTS)).bfloat16(),
-    )
+    x = torch.randn(100 + LONG, INPUTS).bfloat16()
+    y = torch.randn(100 + LONG, sum(OUTPUTS)).bfloat16()
     wanted = expected(y, x, a, b, segments)
-    wrapper = wrapper_for(segments, native)
-    know(wrapper, a, b)
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
-    largest = wanted.abs().max()
-    assert (y.double() - wanted).abs().max() < largest * 2**-7  # bfloat16 keeps 8 bits
+    add(y, x, a, b, segments, native=native)
+    # bfloat16 keeps 8 bits.
+    assert (y.double() - wanted).abs().max() < wanted.abs().max() * 2**-7
 
 
 def test_base_tokens_are_not_touched_at_all(native: bool) -> None:
@@ -149,40 +155,23 @@ def test_base_tokens_are_not_touched_at_all(native: bool) -> None:
     x, y = torch.full((9, INPUTS), torch.nan), torch.randn(9, sum(OUTPUTS))
     before = y.clone()
     x[3:6] = 1.0
-    wrapper = wrapper_for([(-1, 3), (1, 3), (-1, 3)], native)
-    know(wrapper, a, b)
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
-    assert (
-        torch.equal(y[:3], before[:3])
-        and torch.equal(y[6:], before[6:])
-        and torch.isfinite(y).all()
-    )
+    add(y, x, a, b, [(-1, 3), (1, 3), (-1, 3)], native=native)
+    of_base = [0, 1, 2, 6, 7, 8]
+    assert torch.equal(y[of_base], before[of_base]) and torch.isfinite(y).all()
 
 
-def test_an_adapter_is_computed_at_its_own_rank(native: bool) -> None:
-    a, b = stacked(torch.float32)
-    for one, other in zip(a, b, strict=True):
-        one[3, :, RANKS[3] :] = other[3, :, :, RANKS[3] :] = (
-            torch.nan
-        )  # what is never read cannot spoil the result
-    x, y = torch.randn(4, INPUTS), torch.zeros(4, sum(OUTPUTS))
-    wrapper = wrapper_for([(3, 4)], native)
-    know(wrapper, a, b)
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
-    assert torch.isfinite(y).all() and y.abs().max() > 0
-
-
-def test_where_an_adapter_has_no_weights_nothing_is_computed(native: bool) -> None:
+def test_an_adapter_is_computed_at_its_own_rank_and_only_where_it_has_weights(native: bool) -> None:
     """Neither in a layer that it has not, nor in a slice of one; beside adapters that have them
     all.
     """
     a, b = stacked(torch.float32)
-    for index in (1, 2):
-        a[index][3] = b[index][3] = torch.nan  # what is never read cannot spoil the result
+    # What is never read cannot spoil the result.
+    for index, (down, up) in enumerate(zip(a, b, strict=True)):
+        from_rank = 0 if index else RANKS[3]
+        down[3, :, from_rank:] = up[3, :, :, from_rank:] = torch.nan
     x, y = torch.randn(8, INPUTS), torch.zeros(8, sum(OUTPUTS))
-    wrapper = wrapper_for([(3, 4), (0, 4)], native)
-    know(wrapper, a, b).ranks[1:, 3] = 0
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    add(y, x, a, b, [(3, 4), (0, 4)], native=native, without_weights=3)
+    assert torch.isfinite(y).all()
     assert y[:4, : OUTPUTS[0]].all() and not y[:4, OUTPUTS[0] :].any()
     assert y[4:].all()
 
@@ -232,16 +221,13 @@ def test_not_a_number_stays_one_and_large_numbers_stay_large(native: bool) -> No
     x, y = torch.zeros(3, INPUTS).bfloat16(), torch.zeros(3, sum(OUTPUTS)).bfloat16()
     y[:, 0], y[:, 1], y[:, 2], y[:, 3] = torch.nan, torch.inf, 3.3895e38, torch.nan
     before = y.clone()
-    wrapper = wrapper_for([(0, 3)], native)
-    know(wrapper, a, b)
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    add(y, x, a, b, [(0, 3)], native=native)
     torch.testing.assert_close(y, before, rtol=0, atol=0, equal_nan=True)
     x[0], x[1] = torch.nan, torch.inf
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
-    of_numbers, of_nan = y[2], y[0]
-    torch.testing.assert_close(of_numbers, before[2], rtol=0, atol=0, equal_nan=True)
+    add(y, x, a, b, [(0, 3)], native=native)
+    torch.testing.assert_close(y[2], before[2], rtol=0, atol=0, equal_nan=True)
     has_weights = (b[0][0, 0] != 0).any(dim=1)
-    assert of_nan[: OUTPUTS[0]][has_weights].isnan().all()
+    assert y[0, : OUTPUTS[0]][has_weights].isnan().all()
     assert not y[1, : OUTPUTS[0]][has_weights].isfinite().any()
 
 
@@ -259,21 +245,18 @@ def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native:
     x[:, 0] = torch.tensor([half, half, 1.5 * half, 1.5 * half])
     y[1] = 1 + 2 * half
     x[3, 1], y[3] = 1, -1
-    wrapper = wrapper_for([(0, 4)], native)
-    know(wrapper, a, b)
-    wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
+    add(y, x, a, b, [(0, 4)], native=native)
     rows = [row.unique().tolist() for row in y]
     assert rows == [[1.0], [1 + 4 * half], [1 + 2 * half], [2 * half]]
 
 
-def test_base_segments_are_nowhere() -> None:
+def test_base_segments_are_nowhere_and_tokens_that_follow_one_another_are_used_where_they_lie() -> (
+    None
+):
     assert plain(segments_of([-1, 2, -1], [5, 3, 1], native=False)) == [(2, [5, 6, 7])]
     (row,) = segments_of([-1, 2, -1], [5, 3, 1], native=True).pieces.table.tolist()
     assert row == [2, 0, 3]
     assert segments_of([-1], [9], native=True) == (None, [])
-
-
-def test_tokens_that_follow_one_another_are_used_where_they_lie() -> None:
     assert segments_of([1, 1], [2, 3], native=False).by_pytorch == [Segment(1, slice(0, 5))]
 
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ from vllm_alora.weights.prefetch import PREFETCH, Prefetch, connect
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import save_random_adapter
 from tests.serve.served import Served
-from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for
+from tests.serve.vllm_alora.checked_engine import assert_peft, prompt_for
 
 pytestmark = pytest.mark.slow
 
@@ -43,89 +42,73 @@ class ToyManager:
         self.prefetch = Prefetch(self, max_ahead=2)
 
     def _load_adapter(self, lora_request: Any) -> str:
-        assert self.prefetch.take(lora_request.lora_int_id) is None, (
-            "the reading thread must not wait for itself"
-        )
+        # The reading thread must not wait for itself.
+        assert self.prefetch.take(lora_request.lora_int_id) is None
         assert self.go.wait(10)
         self.read.append(lora_request.lora_int_id)
         if lora_request.lora_int_id == 13:
             raise OSError("broken")
         return f"adapter {lora_request.lora_int_id}"
 
+    def is_ready(self, *numbers: int) -> list[bool]:
+        return [self.prefetch.is_ready(asked(number)) for number in numbers]
+
+    def until_ready(self, *numbers: int) -> None:
+        self.go.set()
+        end = time.monotonic() + 10
+        while not all(self.is_ready(*numbers)):
+            assert time.monotonic() < end
+            self.prefetch.wait()
+
 
 def asked(number: int) -> Any:
     return SimpleNamespace(lora_int_id=number)
 
 
-def until_ready(prefetch: Prefetch, number: int) -> None:
-    end = time.monotonic() + 10
-    while not prefetch.is_ready(asked(number)):
-        assert time.monotonic() < end
-        prefetch.wait()
-
-
 def test_what_is_in_memory_is_ready_and_the_rest_is_read_once_and_in_order() -> None:
     manager = ToyManager()
-    prefetch = manager.prefetch
-    assert prefetch.is_ready(asked(1))
-    assert [prefetch.is_ready(asked(number)) for number in (5, 4, 5, 4)] == [False] * 4
-    manager.go.set()
-    until_ready(prefetch, 4)
-    until_ready(prefetch, 5)
+    assert manager.is_ready(1, 5, 4, 5, 4) == [True, *[False] * 4]
+    manager.until_ready(5, 4)
     assert manager.read == [5, 4]
     assert manager.packed == ["adapter 5", "adapter 4"]
-    assert (prefetch.take(4), prefetch.take(4), prefetch.take(5)) == (
-        "adapter 4",
-        None,
-        "adapter 5",
-    )
+    taken = [manager.prefetch.take(number) for number in (4, 4, 5)]
+    assert taken == ["adapter 4", None, "adapter 5"]
     assert manager.packed == ["adapter 5", "adapter 4"]
+    manager.prefetch.wait()  # which ends when nothing is read
 
 
 def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> None:
     manager = ToyManager()
-    prefetch = manager.prefetch
-    assert not any(prefetch.is_ready(asked(number)) for number in (4, 5, 6, 7))
-    manager.go.set()
-    until_ready(prefetch, 4)
-    until_ready(prefetch, 5)
+    assert not any(manager.is_ready(4, 5, 6, 7))
+    manager.until_ready(4, 5)
     for _ in range(2):
-        assert not prefetch.is_ready(asked(6))
-        assert manager.read == [
-            4,
-            5,
-        ]  # both were asked for in the step that is being scheduled, or in the one before
-        prefetch.begin_step()
-    until_ready(prefetch, 6)
+        assert manager.is_ready(6) == [False]
+        # Both were asked for in the step that is being scheduled, or in the one before.
+        assert manager.read == [4, 5]
+        manager.prefetch.begin_step()
+    manager.until_ready(6)
     assert manager.read == [4, 5, 6]
-    assert prefetch.take(4) is None
-    assert prefetch.take(6) == "adapter 6"
+    assert manager.prefetch.take(4) is None
+    assert manager.prefetch.take(6) == "adapter 6"
 
 
 def test_what_is_asked_for_again_is_not_dropped_for_others_although_it_is_read_in_between() -> None:
     manager = ToyManager()
-    prefetch = manager.prefetch
-    for number in (4, 5):
-        assert not prefetch.is_ready(asked(number))
+    assert manager.is_ready(4, 5) == [False, False]
     manager.go.set()
-    wait([prefetch._read_ahead[number] for number in (4, 5)])
-    assert not prefetch.is_ready(asked(6))
-    prefetch.begin_step()
-    assert prefetch.is_ready(asked(4)) and prefetch.is_ready(asked(5))
+    wait([manager.prefetch._read_ahead[number] for number in (4, 5)])
+    assert manager.is_ready(6) == [False]
+    manager.prefetch.begin_step()
+    assert manager.is_ready(4, 5) == [True, True]
     assert manager.read == [4, 5]
 
 
 def test_an_error_is_raised_to_whoever_takes_the_adapter_and_the_next_one_is_read() -> None:
     manager = ToyManager()
-    manager.go.set()
-    until_ready(manager.prefetch, 13)
+    manager.until_ready(13)
     with pytest.raises(OSError, match="broken"):
         manager.prefetch.take(13)
-    until_ready(manager.prefetch, 4)
-
-
-def test_waiting_ends_when_nothing_is_read() -> None:
-    ToyManager().prefetch.wait()
+    manager.until_ready(4)
 
 
 def toy_core(ahead: int) -> Any:
@@ -169,44 +152,41 @@ def small(
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> list[str]:
-    root: Path = tmp_path_factory.mktemp("four")
-    return [
-        save_random_adapter(
-            root / str(n), seed=n, rank=(16, 4)[n % 2], invocation=prompts.invocation("a rule")
-        )
-        for n in range(4)
-    ]
+    root, invocation = tmp_path_factory.mktemp("four"), prompts.invocation("a rule")
+    folders = []
+    for seed, rank in enumerate((16, 4, 16, 4)):
+        folder = root / str(seed)
+        folders.append(save_random_adapter(folder, seed=seed, rank=rank, invocation=invocation))
+    return folders
+
+
+@pytest.fixture
+def prompt(prompts: PromptBuilder) -> list[int]:
+    return prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
 
 
 def test_adapters_that_are_read_again_and_again_answer_as_peft_does(
     small: Served, four: list[str], prompts: PromptBuilder
 ) -> None:
     """Both ways: read ahead, and in the step."""
-    asked = [
-        prompt_for(prompts.invocation("a rule"), before=40 + number, after=9, seed=number)
-        for number in range(8)
-    ]
-    folders = [four[number % 4] for number in range(8)]
+    invocation = prompts.invocation("a rule")
+    asked = [prompt_for(invocation, before=40 + n, after=9, seed=n) for n in range(8)]
     for _ in range(2):
-        assert_peft(small.ask(asked, folders), asked, folders)
+        assert_peft(small.ask(asked, four * 2), asked, four * 2)
     small.reset()
 
 
 def test_nobody_waits_for_an_adapter_of_another_request(
-    small: Served, four: list[str], prompts: PromptBuilder
+    small: Served, four: list[str], prompt: list[int]
 ) -> None:
     """A cold adapter takes long to read: those that are in memory are answered meanwhile, if it is
     read ahead.
     """
     is_ahead = small.scheduler.connector.prefetch is not None
-    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
     small.ask([prompt] * 2, four[:2])
-    manager = small.runner.lora_manager
-    engine, params, read = (
-        small.llm.llm_engine,
-        SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
-        type(manager)._load_adapter,
-    )
+    manager, engine = small.runner.lora_manager, small.llm.llm_engine
+    read = type(manager)._load_adapter
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
     answered: set[str] = set()
     warm_answered = threading.Event()
     were_answered: list[bool] = []  # those in memory, before each adapter that was read
@@ -218,9 +198,8 @@ def test_nobody_waits_for_an_adapter_of_another_request(
     manager._load_adapter = read_slowly
     try:
         for name, folder in (("cold", four[3]), ("warm 0", four[0]), ("warm 1", four[1])):
-            engine.add_request(
-                name, {"prompt_token_ids": prompt}, params, lora_request=small.request(folder)
-            )
+            inputs, lora = {"prompt_token_ids": prompt}, small.request(folder)
+            engine.add_request(name, inputs, params, lora_request=lora)
         while engine.has_unfinished_requests():
             answered |= {output.request_id for output in engine.step() if output.finished}
             if {"warm 0", "warm 1"} <= answered:
@@ -254,15 +233,11 @@ def made_ready_by(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 
 def test_a_step_packs_scales_and_pins_nothing_that_was_read_ahead(
-    small: Served,
-    four: list[str],
-    prompts: PromptBuilder,
-    made_ready_by: list[threading.Thread],
+    small: Served, four: list[str], prompt: list[int], made_ready_by: list[threading.Thread]
 ) -> None:
     """The steps are the main thread's. Without prefetch it does all of it, with it nothing."""
     is_ahead = small.scheduler.connector.prefetch is not None
     loads = small.runner.lora_manager.adapter_loads
-    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=5)
     small.ask([prompt] * 4, four)
     assert small.runner.lora_manager.adapter_loads - loads >= 2  # two of four are in memory
     assert made_ready_by
@@ -282,12 +257,6 @@ def test_what_is_packed_ahead_has_the_bits_of_what_a_step_packs(
     for name, weights in ahead.loras.items():
         other = in_step.loras[name]
         assert weights.scaling == other.scaling and weights.is_packed == other.is_packed
-        for one, another in zip(parts(weights), parts(other), strict=True):
-            assert torch.equal(one, another)
-
-
-def parts(weights: LoRALayerWeights) -> list[torch.Tensor]:
-    """The A and B of a layer, those of all slices of a packed one."""
-    if weights.is_packed:
-        return [*weights.lora_a, *weights.lora_b]
-    return [weights.lora_a, weights.lora_b]
+        for part in ("lora_a", "lora_b"):  # a tensor, or one for each slice of a packed layer
+            for one, another in zip(getattr(weights, part), getattr(other, part), strict=True):
+                assert torch.equal(one, another)

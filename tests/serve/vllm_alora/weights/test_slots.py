@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,7 @@ from vllm_alora.weights.slots import HALF_LIFE, Heat
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import save_random_adapter
 from tests.serve.served import Served
-from tests.serve.vllm_alora.test_parity import assert_peft, prompt_for
+from tests.serve.vllm_alora.checked_engine import assert_peft, prompt_for
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +40,8 @@ def swap_ins(steps: Sequence[Sequence[int]], slots: int) -> int:
 
 def test_of_adapters_asked_round_robin_most_keep_their_slot() -> None:
     steps = [[number % 64] for number in range(64 * 20)]
-    assert swap_ins(steps, 32) < 0.6 * len(
-        steps
-    )  # the least recently used would always be the next one asked
+    # The least recently used would always be the next one asked.
+    assert swap_ins(steps, 32) < 0.6 * len(steps)
     assert swap_ins(steps, 64) == 64
 
 
@@ -51,9 +49,8 @@ def test_a_rare_adapter_evicts_no_popular_one() -> None:
     rng = random.Random(0)
     popular = [[rng.randrange(3)] for _ in range(200)]
     rare = [[10 + number] for number in range(50)]
-    assert swap_ins(
-        [*popular, *itertools.chain.from_iterable(zip(rare, popular, strict=False))], 4
-    ) == 3 + len(rare)
+    in_turn = itertools.chain.from_iterable(zip(rare, popular, strict=False))
+    assert swap_ins([*popular, *in_turn], 4) == 3 + len(rare)
 
 
 def test_what_was_popular_long_ago_is_evicted() -> None:
@@ -96,86 +93,79 @@ def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_slot() -
     assert set(manager._registered_adapters) == {1}  # without a slot, and not needed
 
 
+class Slots:
+    """An engine with four slots and memory for six of its eight adapters."""
+
+    def __init__(self, served: Served, folders: list[str], invocation: Sequence[int]) -> None:
+        self.served = served
+        self.folders = folders
+        self.manager = served.runner.lora_manager._adapter_manager
+        self._invocation = invocation
+
+    def ask(self, numbers: Sequence[int], *, seed: int | None = None) -> int:
+        """Ask these adapters at once, of one prompt, or each of its own; how many came into slots.
+
+        All answers are PEFT's.
+        """
+        before = self.manager.swap_ins
+        prompts = []
+        for number in numbers:
+            own = 40 + 3 * number if seed is None else 40
+            own_seed = number if seed is None else seed
+            prompts.append(prompt_for(self._invocation, before=own, after=9, seed=own_seed))
+        folders = [self.folders[number] for number in numbers]
+        assert_peft(self.served.ask(prompts, folders), prompts, folders)
+        return int(self.manager.swap_ins - before)
+
+    def adapter_id(self, number: int) -> int:
+        return int(self.served.request(self.folders[number]).lora_int_id)
+
+
 @pytest.fixture(scope="module")
-def small() -> Iterator[Served]:
+def small(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> Iterator[Slots]:
+    root, invocation = tmp_path_factory.mktemp("many"), prompts.invocation("a rule")
+    folders = []
+    for seed, rank in enumerate((16, 8, 4, 16) * 2):
+        folder = root / str(seed)
+        folders.append(save_random_adapter(folder, seed=seed, rank=rank, invocation=invocation))
     engine = Served.start(max_loras=SLOTS, max_cpu_loras=KEPT, kv_cache_memory_bytes=2**26)
-    yield engine
+    yield Slots(engine, folders, invocation)
     engine.close()
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> list[str]:
-    root: Path = tmp_path_factory.mktemp("many")
-    ranks = (16, 8, 4, 16)
-    return [
-        save_random_adapter(
-            root / str(number),
-            seed=number,
-            rank=ranks[number % 4],
-            invocation=prompts.invocation("a rule"),
-        )
-        for number in range(ADAPTERS)
-    ]
-
-
-def filled(engine: Served) -> int:
-    return engine.runner.lora_manager._adapter_manager.swap_ins
-
-
 def test_more_adapters_than_slots_and_than_fit_into_memory_answer_as_peft_does(
-    small: Served, many: list[str], prompts: PromptBuilder
+    small: Slots,
 ) -> None:
     """All at once, in waves, in another order each time: what comes back was read again, and its
     rank with it.
     """
     rng = random.Random(1)
-    asked = [
-        prompt_for(prompts.invocation("a rule"), before=40 + 3 * number, after=9, seed=number)
-        for number in range(ADAPTERS)
-    ]
     for _ in range(3):
-        order = rng.sample(range(ADAPTERS), ADAPTERS)
-        answers = small.ask([asked[number] for number in order], [many[number] for number in order])
-        assert_peft(
-            answers, [asked[number] for number in order], [many[number] for number in order]
-        )
-    manager = small.runner.lora_manager._adapter_manager
-    assert len(manager._active_adapters) == SLOTS
-    assert len(manager._registered_adapters) == KEPT
+        small.ask(rng.sample(range(ADAPTERS), ADAPTERS))
+    assert len(small.manager._active_adapters) == SLOTS
+    assert len(small.manager._registered_adapters) == KEPT
 
 
-def test_a_step_copies_only_what_has_no_slot(
-    small: Served, many: list[str], prompts: PromptBuilder
-) -> None:
-    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=3)
-    small.runner.lora_manager._adapter_manager.adapter_heat = (
-        Heat()
-    )  # as if nothing had been asked before
+def test_a_step_copies_only_what_has_no_slot(small: Slots) -> None:
+    small.manager.adapter_heat = Heat()  # as if nothing had been asked before
     for _ in range(2):
-        small.ask(
-            [prompt] * 6, many[:6]
-        )  # in memory from here on: one that is read beside the steps comes a step later
-    small.ask([prompt] * 4, many[:4])
-    for first, second in itertools.pairwise((many[:4], many[1:5], many[2:6])):
-        before = filled(small)
-        answers = small.ask([prompt] * 4, second)
-        assert filled(small) - before == len(set(second) - set(first))
-        assert_peft(answers, [prompt] * 4, second)
+        # In memory from here on: one that is read beside the steps comes a step later.
+        small.ask(range(6), seed=3)
+    small.ask(range(4), seed=3)
+    for first in (1, 2):
+        assert small.ask(range(first, first + 4), seed=3) == 1
 
 
 def test_an_adapter_whose_swap_in_failed_is_copied_anew(
-    small: Served, many: list[str], prompts: PromptBuilder, monkeypatch: pytest.MonkeyPatch
+    small: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it is in a slot that held another one."""
-    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=5)
-    small.ask([prompt] * KEPT, many[:KEPT])
-    manager = small.runner.lora_manager._adapter_manager
-    folder = next(
-        folder
-        for folder in many[:KEPT]
-        if small.request(folder).lora_int_id not in manager._active_adapters
-    )
-    adapter_id = small.request(folder).lora_int_id
+    small.ask(range(KEPT), seed=5)
+    manager = small.manager
+    cold = [
+        number for number in range(KEPT) if small.adapter_id(number) not in manager._active_adapters
+    ]
+    adapter_id = small.adapter_id(cold[0])
     *_, last_layer = manager.modules.values()
     with monkeypatch.context() as patch:
         patch.setattr(last_layer, "set_lora", lambda *_: 1 / 0)
@@ -183,17 +173,13 @@ def test_an_adapter_whose_swap_in_failed_is_copied_anew(
             manager.activate_adapter(adapter_id)
     assert adapter_id not in manager._active_adapters
     assert adapter_id not in manager.lora_index_to_id
-    assert_peft([small.ask_one(prompt, folder)], [prompt], [folder])
+    small.ask([cold[0]], seed=5)
 
 
-def test_a_pinned_adapter_stays(small: Served, many: list[str], prompts: PromptBuilder) -> None:
-    prompt = prompt_for(prompts.invocation("a rule"), before=40, after=9, seed=4)
-    small.ask_one(prompt, many[0])
-    small.llm.llm_engine.pin_lora(small.request(many[0]).lora_int_id)
+def test_a_pinned_adapter_stays(small: Slots) -> None:
+    small.ask([0], seed=4)
+    small.served.llm.llm_engine.pin_lora(small.adapter_id(0))
     for _ in range(3):
-        for folder in many[1:]:
-            small.ask_one(prompt, folder)
-    before = filled(small)
-    answer = small.ask_one(prompt, many[0])
-    assert filled(small) == before
-    assert_peft([answer], [prompt], [many[0]])
+        for number in range(1, ADAPTERS):
+            small.ask([number], seed=4)
+    assert small.ask([0], seed=4) == 0
