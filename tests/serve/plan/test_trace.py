@@ -83,7 +83,7 @@ def _record(began_s: float, failure: str | None) -> CheckRecord:
         ([{"time": 1, "tokens": 9, "rules": 0}], "at least one"),
         ([{"time": 1, "tokens": 9, "rules": 1}], "at least two checks.*got 1 checks"),
         ([{"time": 1, "tokens": 9, "rules": 1}] * 2, "every check has the same timestamp"),
-        ([{"time": "noon", "tokens": 9, "rules": 1}], "'time'.*got noon"),
+        ([{"time": "noon", "tokens": 9, "rules": 1}], "'time'.*got 'noon'"),
         ([{"time": 1, "tokens": 9, "rules": "toxic"}], r":1: 'rules.*toxic"),
         ([{"time": 1, "tokens": 9, "rules": {"pii": 1}}], "'rules"),
         ([{"time": 1, "tokens": 9, "rules": True}], "'rules"),
