@@ -64,8 +64,7 @@ ROOMS = {
     "serve/api/input": ("serve/policy",),
     "serve/api/observe": ("serve/policy",),
     "serve/plan/device": ("serve/engine/backends",),
-    "serve/plan/traffic": (),
-    "serve/plan/replay": ("serve/plan/device", "serve/plan/traffic"),
+    "serve/plan/replay": ("serve/plan/device",),
     "serve/scan": (),
     "serve/replay": ("serve/scan", "serve/engine/backends"),
     "serve/bench/workload": (),
@@ -73,7 +72,6 @@ ROOMS = {
         "serve/bench/workload",
         "serve/bench/load",
         "serve/plan/device",
-        "serve/plan/traffic",
         "serve/plan/replay",
     ),
     "serve/cluster": (

@@ -31,7 +31,6 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
     "serve/bench/http/overhead.py": "tests/serve/bench/http/test_run.py runs it on an engine",
-    "serve/plan/traffic/arrival.py": "values only; tests/serve/plan/replay reads them",
     "serve/bench/http/reload/measure.py": "tests/serve/bench/http/reload/test_run.py runs it",
     "serve/bench/http/server.py": "tests/serve/bench/http/test_run.py starts it",
 }

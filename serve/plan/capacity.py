@@ -6,12 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from serve.plan.deployment import PlannedMethod
 from serve.plan.replay.replica import Replay, ReplicaSimulation
-from serve.plan.traffic.arrival import CheckArrival
-from serve.plan.traffic.generate import DrawnTraffic, TrafficShape, draw_traffic
+from serve.plan.traffic import CheckArrival, DrawnTraffic, TrafficShape, draw_traffic
 
 BACKLOGS = 4  # so many find the rate of saturation to within a tenth, and rather too low
 BISECTIONS = 7  # so many find the greatest rate to within a hundredth
@@ -158,13 +155,3 @@ def _greatest_rate(
         else:
             high = middle
     return best
-
-
-def mean_rules(arrivals: Sequence[CheckArrival]) -> float:
-    """The average number of rules in a check."""
-    return float(np.mean([len(arrival.rules) for arrival in arrivals]))
-
-
-def mean_tokens(arrivals: Sequence[CheckArrival]) -> float:
-    """The average number of a conversation's tokens at a check."""
-    return float(np.mean([arrival.tokens for arrival in arrivals]))

@@ -24,13 +24,17 @@ from serve.plan.device.architecture import (
     adapter_targets,
     shape_of,
 )
-from serve.plan.device.calibration import COMMAND, DeviceCalibration, load_calibration
+from serve.plan.device.calibration import (
+    COMMAND,
+    DeviceCalibration,
+    FittedCost,
+    load_calibration,
+)
 from serve.plan.device.memory import MemorySplit, memory_left, sizes_by_shape, split_memory
-from serve.plan.device.step_cost import StepCost
-from serve.plan.figure import Basis, Figure
 from serve.plan.plan_file import HERE, Plan
 from serve.plan.replay.replica import ReplicaSizes
 from serve.plan.replay.scheduler import MAX_SEQUENCES, STEP_TOKENS, StepLimits
+from serve.plan.report import Basis, Figure
 
 RULE_TITLE = "The assistant must not give the user advice on their own case."
 
@@ -40,7 +44,7 @@ class PlannedMethod:
     """A replica that serves one method."""
 
     name: str
-    cost: StepCost
+    cost: FittedCost | ComputedCost
     sizes: ReplicaSizes
     suffix_tokens: int
     memory: MemorySplit
@@ -66,7 +70,6 @@ class Deployment:
     basis: Basis
     source: str
     price: Figure
-    calibration: DeviceCalibration | None = None
     device: Device | None = None
 
 
@@ -95,7 +98,7 @@ def _deploy_here(
         remedy = f"Leave suffix_tokens out: it is {suffix}"
         raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
     if plan.price_an_hour is None:
-        remedy = "State `price_an_hour` in the plan, or give --price"
+        remedy = "State `price_an_hour` in the plan"
         raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
     methods = []
     for name in plan.methods:
@@ -115,7 +118,6 @@ def _deploy_here(
         "measured here",
         f"{COMMAND}, commit {calibration.commit}",
         _price(plan, plan.price_an_hour, plan.price_source),
-        calibration=calibration,
     )
 
 

@@ -26,7 +26,7 @@ class Finite(Strict):
 
 
 class PlannedTraffic(Finite):
-    """The traffic: recorded in the file `trace`, or drawn as `traffic.generate.TrafficShape` says.
+    """The traffic: recorded in the file `trace`, or drawn as `traffic.TrafficShape` says.
 
     `rate`: checks per second of the whole deployment; a trace has its own rate by default.
     """
@@ -111,7 +111,7 @@ class Plan(Finite):
 def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Plan:
     """The plan of this name, or in this file, with options over its keys.
 
-    An option of a section has its name: `traffic.rate`. A trace that is given as an option has its
+    The key of a section has its name: `traffic.rate`. A trace that is given as an option has its
     own rate, whatever the plan says, unless the rate is an option too. Raises GuardError for an
     unknown name or bad value.
     """
@@ -124,11 +124,13 @@ def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Pl
     # Keys that the file leaves out stay left out: only then does a trace's own rate count.
     content = plan.model_dump(mode="json", exclude_unset=True)
     for key, value in options.items():
-        outer, _, last = key.rpartition(".")
-        if outer and getattr(plan, outer) is None:
-            remedy = f"Add a section `{outer}` to the plan"
-            raise GuardError("the plan has no such section", where=path, got=key, remedy=remedy)
-        section = content.setdefault(outer, {}) if outer else content
+        section = content
+        *outer, last = key.split(".")
+        for name in outer:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                remedy = f"Leave out `.{last}`: `{name}` is a value"
+                raise GuardError("the plan has no such section", got=key, remedy=remedy)
         section[last] = value
     if "traffic.trace" in options and "traffic.rate" not in options:
         content["traffic"].pop("rate", None)

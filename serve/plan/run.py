@@ -1,4 +1,4 @@
-"""`python -m serve.plan.run --plan tiny_here`, entry of `make plan`.
+"""`python -m serve.plan.run --plan tiny_here traffic.rate=200 p95_ms=300`, entry of `make plan`.
 
 What a deployment costs: checks a second, latencies with queueing, memory, replicas, dollars.
 """
@@ -6,80 +6,29 @@ What a deployment costs: checks a second, latencies with queueing, memory, repli
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
-from guard.errors import exits_cleanly
+from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 
-Parsed = Callable[[str], Any]
 
+def replaced_keys(words: list[str]) -> dict[str, Any]:
+    """The plan's keys that the command line replaces: `traffic.lengths=[87,289,740]`.
 
-def _whole_numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-# Flag -> the plan's key that it replaces, the type of its value, and its help text.
-OPTIONS: dict[str, tuple[str, Parsed, str]] = {
-    "--model": ("model", str, "a base of recipes/models"),
-    "--device": ("device", str, "here, or a name of recipes/devices"),
-    "--rate": ("traffic.rate", float, "checks per second of the whole deployment"),
-    "--lengths": (
-        "traffic.lengths",
-        _whole_numbers,
-        "tokens of a conversation, as quantiles at equal steps: 87,289,740",
-    ),
-    "--turns": ("traffic.turns", float, "mean number of checks of a conversation as it grows"),
-    "--think": ("traffic.think_s", float, "mean seconds between two turns"),
-    "--rules-a-check": (
-        "traffic.rules_a_check",
-        _whole_numbers,
-        "rules of a check, least and most: 5,20",
-    ),
-    "--fleet": ("traffic.rules", int, "rules that are served"),
-    "--zipf": ("traffic.zipf", float, "how much popularity falls; 0: all rules alike"),
-    "--trace": (
-        "traffic.trace",
-        str,
-        "a file of recorded checks: JSON lines, or an audit log",
-    ),
-    "--p95": ("p95_ms", float, "the target in ms for the 95th percentile of latency"),
-    "--most-busy": (
-        "most_busy",
-        float,
-        "largest share of its saturation rate a replica gets: 0.85",
-    ),
-    "--price": ("price_an_hour", float, "USD an hour of a device"),
-    "--rank": ("rank", int, "rank of the adapters; on `here` the recipe's alone"),
-    "--suffix": ("suffix_tokens", int, "tokens that a rule adds"),
-    "--memory": (
-        "memory_gib",
-        float,
-        "GiB of the device's memory that serving may take, with the base's weights and a named "
-        "device's workspace",
-    ),
-    "--host-memory": ("host_gib", float, "GiB of host memory for adapters"),
-    "--slots": ("slots", int, "adapters on the device; default: as memory allows"),
-    "--judge-input": ("judge.input", float, "the judge's USD per million tokens that it reads"),
-    "--judge-output": (
-        "judge.output",
-        float,
-        "the judge's USD per million tokens that it writes",
-    ),
-    "--policy": ("judge.policy_tokens", int, "tokens of a rule's policy in the judge's prompt"),
-    "--checks": ("checks", int, "simulated checks at each rate"),
-    "--seed": ("seed", int, "seed of the simulation's draws"),
-}
-
-
-def plan_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The plan's keys that the command line replaces."""
-    replaced = {}
-    for flag, (key, _, _) in OPTIONS.items():
-        value = getattr(arguments, flag.strip("-").replace("-", "_"))
-        if value is not None:
-            replaced[key] = value
+    Raises GuardError for what is not `key=value`.
+    """
+    replaced: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            remedy = "Write `key=value` with a key of docs/planning.md, as traffic.rate=200"
+            raise GuardError("not a key of the plan with its value", got=word, remedy=remedy)
+        try:
+            replaced[key] = json.loads(value)
+        except ValueError:
+            replaced[key] = value  # a name or a path, without JSON's quotes
     return replaced
 
 
@@ -90,11 +39,16 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    plan = "a plan of recipes/plans, or a YAML file (default: tiny_here)"
-    made.add_argument("--plan", default="tiny_here", help=plan)
-    for flag, (key, type_, text) in OPTIONS.items():
-        made.add_argument(flag, type=type_, help=f"{text} (the plan's {key})")
+    made.add_argument(
+        "--plan",
+        default="tiny_here",
+        help="a plan of recipes/plans, or a YAML file (default: tiny_here)",
+    )
+    made.add_argument("--trace", help="a file of recorded checks: JSON lines, or an audit log")
     made.add_argument("--runs", type=Path, default=Runs().root, help="where results go")
+    made.add_argument(
+        "keys", nargs="*", metavar="key=value", help="instead of the plan's own: traffic.rate=200"
+    )
     return made
 
 
@@ -104,7 +58,10 @@ def main() -> None:
     arguments = parser().parse_args()
     from serve.plan.plan_file import load_plan
 
-    plan = load_plan(arguments.plan, plan_options(arguments))
+    replaced = replaced_keys(arguments.keys)
+    if arguments.trace is not None:
+        replaced["traffic.trace"] = arguments.trace
+    plan = load_plan(arguments.plan, replaced)
     from serve.plan.build import build
     from serve.plan.plot import draw
     from serve.plan.report import table

@@ -16,7 +16,7 @@ import numpy as np
 from serve.plan.device.step_cost import StepCost, StepWork
 from serve.plan.replay.scheduler import StepLimits, StepScheduler
 from serve.plan.replay.slots import AdapterSlots
-from serve.plan.traffic.arrival import CheckArrival
+from serve.plan.traffic import CheckArrival
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from serve.plan.device.calibration import FEATURES, SUBMIT_FEATURES, FittedCost
 from serve.plan.device.step_cost import StepWork
 from serve.plan.replay.replica import ReplicaSizes
 from serve.plan.replay.scheduler import StepLimits
-from serve.plan.traffic.arrival import CheckArrival
+from serve.plan.traffic import CheckArrival
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.plan.build import build
+from serve.plan.build import build, judge_prices, per_million_checks
+from serve.plan.plan_file import JudgePricing
 from serve.plan.report import table
 from tests.serve.plan.deployments import calibrated, plan
 
@@ -72,12 +73,34 @@ def test_a_target_that_nothing_keeps_has_no_price(tmp_path: Path) -> None:
     assert "replicas" not in cost.rows[0].figures and "checks, always full" in cost.rows[0].figures
 
 
-def test_shards_are_compared_where_not_every_rule_has_a_slot(tmp_path: Path) -> None:
+def test_copies_and_reads_of_adapters_without_a_slot_are_told(tmp_path: Path) -> None:
     calibrated(tmp_path)
-    titles = [section.title for section in build(plan(traffic=SEVERAL), tmp_path).sections]
-    assert "shards" not in titles
-    few = build(plan(traffic=SEVERAL, slots=10, methods=["alora"], checks=100), tmp_path)
-    assert few.section("shards").value("aLoRA, sharded", "devices") == 2
+    few = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
+    replica = few.section("one replica")
+    assert replica.value("aLoRA", "swap-ins") > 1 and replica.value("aLoRA", "reads") == 0
+
+
+def test_devices_cost_by_the_hour() -> None:
+    # 3 devices at 2 USD answer 50 checks a second: 180,000 an hour for 6 USD.
+    assert per_million_checks(2.0, 3, 50.0) == pytest.approx(6 / 180_000 * 1e6)
+
+
+def test_a_judge_costs_by_the_token() -> None:
+    judge = JudgePricing(
+        input=0.4,
+        cached_input=0.1,
+        output=1.6,
+        policy_tokens=150,
+        scaffold_tokens=50,
+        output_tokens=5,
+    )
+    prices = judge_prices(judge, tokens=1000, rules=10)
+    # A million checks: each token at a price a million costs that price.
+    answers = 10 * 5 * 1.6
+    cached = 1050 * 0.4 + 9 * 1050 * 0.1 + 10 * 150 * 0.4
+    expected = [10 * 1200 * 0.4, cached, (1050 + 1500) * 0.4]
+    assert list(prices.values()) == pytest.approx([usd + answers for usd in expected])
+    assert len(judge_prices(judge.model_copy(update={"cached_input": None}), 100, 2)) == 2
 
 
 def test_a_trace_brings_its_own_rate_and_rules(tmp_path: Path) -> None:

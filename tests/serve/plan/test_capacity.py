@@ -10,14 +10,12 @@ from serve.plan.capacity import (
     TrafficSource,
     at_rate,
     capacity,
-    mean_rules,
-    mean_tokens,
     replay,
     saturation,
     trace_rate,
 )
 from serve.plan.deployment import PlannedMethod, deploy
-from serve.plan.traffic.generate import TrafficShape
+from serve.plan.traffic import TrafficShape
 from tests.serve.plan.deployments import calibrated, plan
 from tests.serve.plan.on_paper import check
 
@@ -91,11 +89,6 @@ def test_a_trace_is_stretched_to_the_rate() -> None:
     drawn = source.at(1.5)
     assert [arrival.due_s for arrival in drawn.arrivals] == pytest.approx([0, 0.5, 2])
     assert {arrival.due_s for arrival in source.backlog(1.5)} == {0.0}
-
-
-def test_means_are_by_check() -> None:
-    arrivals = [check(0, 100, rules=2), check(1, 300, rules=4)]
-    assert (mean_tokens(arrivals), mean_rules(arrivals)) == (200, 3)
 
 
 def test_adapters_without_a_slot_lower_the_rate(tmp_path: Path) -> None:

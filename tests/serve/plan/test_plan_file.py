@@ -25,7 +25,7 @@ def test_a_file_anywhere_is_a_plan_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nprice_an_hour: 1\n", encoding="utf-8")
     assert load_plan(str(path), {}).price_an_hour == 1
-    with pytest.raises(GuardError, match="Add a section `judge`"):
+    with pytest.raises(GuardError, match=r"missing key 'judge.output'"):
         load_plan(str(path), {"judge.input": 1.0})
 
 
@@ -68,6 +68,9 @@ def test_a_trace_that_is_an_option_has_its_own_rate_unless_one_is_given(tmp_path
         ({"price_an_hour": math.inf}, "'price_an_hour'.*finite number"),
         ({"judge.input": math.inf}, "'judge.input'.*finite number"),
         ({"memory_gib": math.inf}, "'memory_gib'.*finite number"),
+        ({"p95_ms.most": 1}, "no such section.*got p95_ms.most"),
+        ({"trafic.rate": 1.0}, "unknown key 'trafic'. Did you mean 'traffic'"),
+        ({"rat": 1.0}, "unknown key 'rat'"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(options: dict[str, object], words: str) -> None:

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from serve.plan.figure import Figure, FigureRow, Section
-from serve.plan.report import CurvePoint, PlanReport, section_lines, table
+from serve.plan.report import (
+    CurvePoint,
+    Figure,
+    FigureRow,
+    PlanReport,
+    Section,
+    rounded,
+    section_lines,
+    table,
+)
 
 
 def report() -> PlanReport:
@@ -60,6 +68,13 @@ def test_the_file_says_of_every_number_how_it_is_known(tmp_path: Path) -> None:
     assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == report()
 
 
-def test_a_section_that_is_not_there_is_an_error() -> None:
+def test_what_is_not_there_is_an_error() -> None:
     with pytest.raises(KeyError):
         report().section("none")
+    with pytest.raises(KeyError):
+        report().section("cost").value("none", "price")
+
+
+def test_a_number_is_shown_with_three_digits() -> None:
+    texts = [rounded(value) for value in (0.01234, 1.234, 12.34, 1234.5, 40.0, float("inf"))]
+    assert texts == ["0.0123", "1.23", "12.3", "1,234", "40", "-"]

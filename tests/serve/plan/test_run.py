@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from serve.plan.plan_file import load_plan
-from serve.plan.run import OPTIONS, main, parser, plan_options
+from guard.errors import GuardError
+from serve.plan.run import main, replaced_keys
 from tests.serve.plan.deployments import calibrated
 
-SMALL = "--rate 5 --rules-a-check 1,2 --fleet 3 --lengths 100,200 --checks 100 --p95 900"
+SMALL = "traffic.rate=5 traffic.rules_a_check=[1,2] traffic.rules=3 checks=100 p95_ms=900"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, runs: Path, *words: str) -> None:
@@ -19,16 +19,17 @@ def run(monkeypatch: pytest.MonkeyPatch, runs: Path, *words: str) -> None:
     main()
 
 
-def test_every_option_replaces_a_key_that_exists() -> None:
-    content = load_plan("tiny_here", {}).model_dump()
-    for key, _, _ in OPTIONS.values():
-        section, _, inner = key.rpartition(".")
-        assert inner in (content[section] if section else content), key
-
-
-def test_only_what_is_given_replaces_a_key() -> None:
-    arguments = parser().parse_args(["--rate", "5", "--rules-a-check", "1,2"])
-    assert plan_options(arguments) == {"traffic.rate": 5.0, "traffic.rules_a_check": [1, 2]}
+def test_values_are_numbers_lists_and_words() -> None:
+    words = ["traffic.rate=5", "traffic.rules_a_check=[1, 2]", "device=l4", "price_source=a=b"]
+    assert replaced_keys(words) == {
+        "traffic.rate": 5,
+        "traffic.rules_a_check": [1, 2],
+        "device": "l4",
+        "price_source": "a=b",
+    }
+    for word in ("rate", "=5"):
+        with pytest.raises(GuardError, match="not a key of the plan with its value"):
+            replaced_keys([word])
 
 
 def test_a_plan_is_printed_kept_and_drawn(
@@ -44,7 +45,7 @@ def test_a_plan_is_printed_kept_and_drawn(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--rate", "0"], "'traffic.rate'"),
+        (["traffic.rate=0"], "'traffic.rate'"),
         (["--plan", "none"], "no such file"),
         (["--trace", "none.jsonl"], "no such trace"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serve.plan.replay.replica import ConversationCache, Replay, ReplicaSimulation, ReplicaSizes
-from serve.plan.traffic.arrival import CheckArrival
+from serve.plan.traffic import CheckArrival
 from tests.serve.plan.on_paper import ByTokens, check, sizes
 
 SERVICE_S = 0.01

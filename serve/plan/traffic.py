@@ -1,15 +1,30 @@
-"""Traffic drawn from distributions. Knows nothing of what answers it."""
+"""Checks that arrive, drawn from distributions. Knows nothing of what answers them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from serve.plan.traffic.arrival import CheckArrival
-
 STILL_OPEN = 0.01  # share of the conversations that do not end within `session_s`
+
+
+class CheckArrival(NamedTuple):
+    """One check of a replica's or a deployment's traffic.
+
+    `due_s` counts from the beginning of the traffic. `tokens`: the length of the conversation's
+    prompt so far, up to where the rules' suffixes begin. Checks of one `session` are turns of one
+    conversation that grows. `cached_tokens`: how many of them the cache held, where a log says so,
+    for methods that share conversations; None leaves that to the simulation.
+    """
+
+    due_s: float
+    session: int
+    tokens: int
+    rules: tuple[int, ...]
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -29,14 +44,6 @@ class TrafficShape:
     zipf: float = 0.0
     turns: float = 1.0
     think_s: float = 20.0
-
-    @property
-    def mean_length(self) -> float:
-        """The mean of a whole conversation's tokens: lengths between two quantiles are drawn evenly
-        from between them.
-        """
-        ends = (self.lengths[0] + self.lengths[-1]) / 2
-        return (sum(self.lengths) - ends) / (len(self.lengths) - 1)
 
     @property
     def session_s(self) -> float:

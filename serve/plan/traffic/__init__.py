@@ -1,1 +1,0 @@
-"""Checks that arrive: drawn from distributions, or read from a trace."""
