@@ -47,10 +47,6 @@ class DecidedCheck(NamedTuple):
     check: Check
     decision: Decision
 
-    @property
-    def rulings(self) -> dict[str, Ruling]:
-        return rulings_of(self.check)
-
 
 class SeveralChecks(NamedTuple):
     """The checks of several conversations that were answered, in their order.

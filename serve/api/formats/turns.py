@@ -26,7 +26,7 @@ from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.input.limits import MAX_TURNS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService, DecidedCheck, Question, SeveralChecks
+from serve.api.service import CheckService, DecidedCheck, Question, SeveralChecks, rulings_of
 from serve.api.wire_format import WireFormat
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
@@ -155,9 +155,9 @@ def _rulings(
     by the new messages alone, where these could be judged.
     """
     for whole_check, new_check in zip_longest(whole, alone):
-        rulings = whole_check.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)
+        rulings = rulings_of(whole_check.check) | dict.fromkeys(violated_before, Ruling.UNJUDGED)
         if new_check is not None:
-            rulings |= new_check.rulings
+            rulings |= rulings_of(new_check.check)
         yield rulings
 
 

@@ -63,12 +63,18 @@ ANSWERED = {
     "health": request("GET", "/healthz"),
     "head": request("HEAD", "/readyz"),
 }
-# What is behind these has no answer; tests/serve/api/input/test_bounded_heads.py has all of them.
+# What is behind these has no answer.
 ENDING = {
     "close": check(CHECK, b"connection: close"),
     "1.0 kept": check(CHECK, b"connection: keep-alive", b"expect: 100-continue", version="1.0"),
     "two lengths": check(CHECK, b"content-length: 5"),
     "length and chunks": check(CHUNKS, b"content-length: 5", CHUNKED),
+    "chunks and length": check(CHUNKS, CHUNKED, b"content-length: 5"),
+    "no chunks": check(b"", b"transfer-encoding: identity"),
+    "signed length": check(b"", b"content-length: +5"),
+    "space before a colon": check(b"", b"content-length : 5"),
+    "line feeds": request("GET", "/v1/rules").replace(b"\r\n", b"\n"),
+    "trailer with a length": check(b"0\r\ncontent-length: 5\r\n\r\n", CHUNKED),
     "packed transfer": check(CHUNKS, b"transfer-encoding: gzip, chunked"),
     "folded": check(b"", b"x-more: a\r\n b"),
     "tunnel": request("CONNECT", "here:80", SMUGGLED),
