@@ -44,8 +44,10 @@ def from_chat(
     return conversation
 
 
-def from_text(text: str) -> tuple[Message, ...]:
-    """A text that nobody said to anybody: one message of the user's. Raises as `from_chat`."""
+def from_text(text: str | list[ContentPart]) -> tuple[Message, ...]:
+    """A text, or one in parts, that nobody said to anybody: a message of the user's. Raises as
+    `from_chat`.
+    """
     return from_chat([ChatMessage(role="user", content=text)])
 
 
@@ -58,10 +60,6 @@ def from_texts(texts: Iterable[str], key: str) -> list[tuple[Message, ...]]:
         except Unjudged as error:
             raise Unjudged(f"{key}.{index}: {error.reason}", error.code) from error
     return conversations
-
-
-def from_parts(parts: list[ContentPart]) -> tuple[Message, ...]:
-    return from_chat([ChatMessage(role="user", content=parts)])
 
 
 class KnownKeys(BaseModel):

@@ -21,7 +21,7 @@ from guard.conversation.chat import ContentPart
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.formats.conversation import KnownKeys, from_parts, from_text, from_texts
+from serve.api.formats.conversation import KnownKeys, from_text, from_texts
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.input.limits import MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
@@ -117,7 +117,7 @@ def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Mes
     parts = [part for part in texts if not isinstance(part, str)]
     conversations = from_texts(whole, "input")
     if parts:
-        conversations.append(from_parts(parts))
+        conversations.append(from_text(parts))
     return conversations
 
 

@@ -11,7 +11,7 @@ from guard.conversation.chat import ChatMessage, ContentPart, PartlyRead
 from guard.conversation.example import Message
 from serve.api.errors import NAMED_PROBLEMS, Unjudged
 from serve.api.formats.check import CheckRequest
-from serve.api.formats.conversation import from_chat, from_parts, from_text
+from serve.api.formats.conversation import from_chat, from_text
 from serve.api.input.limits import MAX_CHARACTERS
 
 
@@ -19,7 +19,7 @@ def test_messages_texts_and_parts_are_turns() -> None:
     assert from_chat([ChatMessage(role="developer", content="Hi")]) == (Message("system", "Hi"),)
     assert from_text("Hi") == (Message("user", "Hi"),)
     parts = [ContentPart(type="text", text="Look:"), ContentPart(type="image_url")]
-    assert from_parts(parts) == (PartlyRead("user", "Look:", ("message 0 has an image",)),)
+    assert from_text(parts) == (PartlyRead("user", "Look:", ("message 0 has an image",)),)
 
 
 def test_nothing_a_long_text_and_half_a_character_are_unjudged() -> None:
@@ -31,7 +31,7 @@ def test_nothing_a_long_text_and_half_a_character_are_unjudged() -> None:
         assert from_text(nothing) == (Message("user", nothing),)  # of which no rule has a verdict
     (named,) = from_chat([ChatMessage(role="user", name="bob", content="")])
     assert named.content == "From bob:"
-    assert from_parts([ContentPart(type="image_url")])[0].content == ""  # the engine says that
+    assert from_text([ContentPart(type="image_url")])[0].content == ""  # the engine says that
     with pytest.raises(Unjudged, match="message 0: the content is not Unicode text"):
         from_text("\ud800")
 

@@ -20,10 +20,9 @@ OWN = '''
 import json
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 
 from serve.api.access import Caller
-from serve.api.formats.conversation import ChatMessages, from_chat
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, Question
 from serve.api.wire_format import ASKED, RULE, ExampleRequest, WireFormat
@@ -31,7 +30,7 @@ from serve.api.wire_format import ASKED, RULE, ExampleRequest, WireFormat
 router = APIRouter(route_class=StrictRoute)
 
 
-class Asked(BaseModel):
+class Asked(NoHiddenWords):
     chat: ChatMessages
     rule: str
 
