@@ -1,9 +1,8 @@
 """A LoRA folded into the base's weights: `python -m serve.merge --rule medical_advice`.
 
-Entry of `make merge`. For a server of one rule (`make up RULE=medical_advice MERGED=1`), or of one
-main rule beside one of the others. The merged checkpoint is a base of its own in a folder beside
-the adapter. Base and adapter stay as they are, so there is nothing to undo: whoever wants the base
-again loads it. Knows nothing of how fast it is.
+Entry of `make merge`, for a server of one rule (`make up RULE=medical_advice MERGED=1`). The merged
+checkpoint is a base of its own in a folder beside the adapter; base and adapter stay as they are.
+Knows nothing of how fast it is.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def mergeable_method(recipe: Recipe) -> str:
 
 
 def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
-    """The folder of a rule's adapter of the mergeable method.
-
-    Raises GuardError if it is not trained, or `rule` names several.
-    """
+    """The rule's adapter. Raises GuardError if it is not trained, or `rule` names several."""
     folders = trained(runs, recipe.name, mergeable_method(recipe), rule)
     if len(folders) > 1:
         raise GuardError(
@@ -102,7 +98,6 @@ def _write_checkpoint(recipe: Recipe, adapter: Path, folder: Path) -> None:
 
 
 def _put_in_place(part: Path, folder: Path) -> None:
-    """Rename `part` to `folder`, and drop what was there."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -125,10 +120,8 @@ def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> Guar
 
 
 def _card(recipe: Recipe, folder: Path) -> Card:
-    """The card of a merged checkpoint, with the adapter's current threshold.
-
-    Raises GuardError if the checkpoint is not the recipe's base with the adapter beside it, or not
-    as it was written.
+    """The checkpoint's card, with the adapter's current threshold. Raises GuardError if it is not
+    the recipe's base with the adapter beside it, or not as it was written.
     """
     merged = _read_card(folder)
     again = f"Run `make merge RULE={merged.rule} MODEL={recipe.name}`"

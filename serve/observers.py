@@ -23,8 +23,6 @@ def open_observers(audit_log: Path | None, traces: str | None) -> list[Observer]
 
 
 def _process_path(path: Path) -> Path:
-    """The path with {hostname} and {pid} filled in: on a file system of several machines, lines
-    that two of them append to one file may mix.
-    """
+    """The path with {hostname} and {pid} filled in: lines of two machines to one file may mix."""
     name = str(path).replace("{hostname}", socket.gethostname())
     return Path(name.replace("{pid}", str(os.getpid())))

@@ -27,7 +27,7 @@ def private_ray(
 ) -> Iterator[None]:
     """A Ray with `places` CPUs to give away, its files in `scratch`, a folder with a short path.
 
-    `environment`: what its processes find in theirs, unless this process's own says otherwise.
+    Its processes find `environment` in theirs, unless this process's own says otherwise.
     """
     settings = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     settings |= environment or {}

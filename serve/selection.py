@@ -29,9 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Selection:
-    """What the command line names: `models` and `rules` are several separated by commas, and
-    without `rules` every trained one is meant.
-    """
+    """What the command line names: models and rules separated by commas; by default all rules."""
 
     models: str = "tiny"
     rules: str | None = None
@@ -50,8 +48,7 @@ class ServedPart:
 
 
 def served_parts(selection: Selection) -> list[ServedPart]:
-    """What each of the named bases serves. A rule that is trained on several is answered by the
-    first of them.
+    """What each of the named bases serves; the first one that has a rule answers it.
 
     Raises GuardError if a base has nothing to serve, or a rule is trained on none.
     """
@@ -115,17 +112,14 @@ def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart
 
 
 def _checked(part: ServedPart) -> ServedPart:
-    """The part, checked. Raises GuardError for a folder that is another rule's."""
     for rule, folder in part.folders.items():
         check_rule(read_card(folder), rule, folder)
     return part
 
 
 def served_method(recipe: Recipe, name: str | None) -> str:
-    """The method of this name; without one the recipe's first adapter that shares conversations.
-
-    Where the recipe has no such adapter, its first method. Raises GuardError if there is no such
-    method, or the recipe does not list it.
+    """The method of this name; without one the recipe's first adapter that shares conversations,
+    else its first method. Raises GuardError for a method that the recipe does not list.
     """
     if name is not None:
         recipe.settings(method_named(name).name)

@@ -10,10 +10,7 @@ from guard.errors import GuardError
 
 
 def tls_settings(cert: Path | None, key: Path | None, client_ca: Path | None) -> dict[str, Any]:
-    """The settings of uvicorn for these files; none without a certificate.
-
-    Raises GuardError for files that are not a certificate and its key.
-    """
+    """uvicorn's settings for these files, if any. Raises GuardError for no certificate or key."""
     if cert is None:
         if key or client_ca:
             remedy = "Name the certificate with --tls-cert (TLSCERT=)"

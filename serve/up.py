@@ -95,7 +95,6 @@ def _print_loading(parts: Sequence[ServedPart]) -> None:
 
 
 def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, RuleSet]:
-    """The rule sets of the file, if there is one. Raises GuardError for what is wrong with it."""
     if path is None:
         return {}
     served = [name for part in parts for name in part.folders]
@@ -103,7 +102,6 @@ def _rule_sets(path: Path | None, parts: Sequence[ServedPart]) -> dict[str, Rule
 
 
 def _tenants(path: Path | None, rule_sets: Mapping[str, RuleSet]) -> Tenants | None:
-    """The tenants of the file, if there is one. Raises GuardError for what is wrong with it."""
     if path is None:
         return None
     if not rule_sets:
@@ -123,7 +121,6 @@ class EngineBoundServer(uvicorn.Server):
         self._service = service
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; uvicorn asks ten times a second."""
         is_over = await super().on_tick(counter)
         return is_over or self._service.thread.failure is not None
 
@@ -143,9 +140,7 @@ def _serve_single(
     listener: socket.socket,
     tls: Mapping[str, Any],
 ) -> None:
-    """Serve from an engine in this process. Raises GuardError if it does not start, or fails for
-    good.
-    """
+    """Serve from an engine in this process. Raises GuardError if it does not start, or fails."""
 
     def start(folders: Mapping[str, Path] | None) -> list[GuardEngine]:
         return start_warm(options.parts, folders, is_merged=arguments.merged)
@@ -200,7 +195,6 @@ def _config(app: FastAPI, timeout_s: float, tls: Mapping[str, Any]) -> uvicorn.C
 
 
 def _answer(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Answer on the socket until a signal, or the server itself, ends it."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if server.config.is_ssl else "http"
     name = f"[{host}]" if ":" in host else host
@@ -213,9 +207,8 @@ def _answer(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def _end_with_its_engine(thread: EngineThread) -> None:
-    """Raise GuardError if the engine has failed for good, so that the process ends with an error.
-
-    Its batch may hang: nothing of it can be closed, so the process ends here.
+    """Raise GuardError if the engine has failed for good; end the process where its batch hangs, of
+    which nothing can be closed.
     """
     if thread.failure is None:
         return
@@ -226,10 +219,7 @@ def _end_with_its_engine(thread: EngineThread) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """The server's socket, bound before the engine starts.
-
-    A port in use should not cost the user that wait.
-    """
+    """The server's socket, bound before the engine starts, so a port in use costs no wait."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

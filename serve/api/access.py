@@ -1,15 +1,15 @@
-"""Who may ask: the caller of every request, by its key, before anything of it is read.
+"""Who may ask: the caller of every request, known by its key before the body is read.
 
-With tenants a check needs a tenant's key, `/metrics` and `/admin/` an admin's, as `Authorization:
-Bearer KEY` or `x-api-key: KEY`. Without, there is one caller, who may ask everything, and change
-rules from this machine. Knows nothing of what is asked.
+With tenants a check needs a tenant's key, and `/metrics` and `/admin/` need an administrator's. A
+key comes as `Authorization: Bearer KEY` or as `x-api-key: KEY`. Without tenants there is one
+caller: it may ask everything, and change rules from this machine. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import ip_address
 
@@ -21,21 +21,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from guard.conversation.example import Message
 from serve.api.calls import MAX_KEPT_CHARACTERS, CallsUnderWay
 from serve.api.catalogue import Catalogue
-from serve.api.input.limits import (
-    MAX_REQUESTS,
-    MAX_STREAMS,
-    RETRY_AFTER,
-    Refuse,
-    RequestKind,
-    kind_of,
-    route_path,
-)
+from serve.api.input import limits
 from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the path, and a prefix
-# Headers of a browser's requests, which come from this machine whoever wrote the page.
+# A browser on this machine sends requests for pages of any site; this header tells which.
 SITES = ("same-origin", "none")
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 LISTS = ("/v1/rules", "/v1/rule_sets")  # for both
@@ -45,17 +37,16 @@ ADMIN_FROM_HERE = (
 )
 NO_KEY = "no key, or an unknown one: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 WITHOUT_KEY = {"www-authenticate": "Bearer"}
-# Starlette finds a route by a path with a line break behind it too, and who may ask by the path.
+# Starlette finds a route also by a path that ends with a line break; the rights here are by path.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 NO_PATH = "no path has control characters"
 
 
 class Caller:
-    """Who sent a request: what may be asked, and what of it is under way.
+    """The sender of a request: what it may ask, and what it has under way.
 
-    `tenant` is None on a server without tenants. `shares` are how many requests and streams a
-    tenant may have at once that has no limit of its own for both together; of checks in the engine
-    as many as of requests.
+    `tenant` is None on a server without tenants. `shares` bound the requests and the streams of a
+    tenant without a limit of its own; its checks in the engine have the bound of its requests.
     """
 
     def __init__(
@@ -63,14 +54,14 @@ class Caller:
         catalogue: Catalogue,
         tenant: Tenant | None = None,
         kept_characters: int = MAX_KEPT_CHARACTERS,
-        shares: Mapping[RequestKind, int] | None = None,
+        shares: Mapping[limits.RequestKind, int] | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.tenant = tenant
         self.limits = tenant.limits if tenant else TenantLimits()
         self.calls = CallsUnderWay(kept_characters)
         self.shares = shares or {}
-        self.under_way: dict[RequestKind, int] = {"request": 0, "stream": 0}
+        self.under_way: dict[limits.RequestKind, int] = {"request": 0, "stream": 0}
         self._checks: AbstractAsyncContextManager[object] = nullcontext()
         # A request may have many checks, so a share of the requests would leave others no room.
         checks = self.limits.concurrent_checks or self.shares.get("request")
@@ -79,11 +70,10 @@ class Caller:
 
     @classmethod
     def of(cls, request: Request) -> Caller:
-        """The sender of `request`."""
         caller: Caller = request.scope["caller"]
         return caller
 
-    def reached_limit(self, kind: RequestKind) -> int | None:
+    def reached_limit(self, kind: limits.RequestKind) -> int | None:
         """The limit that one more request would exceed; None if it may come."""
         together = self.limits.concurrent_checks
         if together is not None:
@@ -99,17 +89,16 @@ class Caller:
         return self._checks
 
     def salted(self, cache_salt: str | None) -> str | None:
-        """The engine's cache salt for this caller, from the salt in the request."""
         if self.tenant is None:
             return cache_salt
         return self.tenant.salted(cache_salt)
 
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
-        """Raise HTTPException 413 if a request has more characters than the caller may send.
+        """Raise HTTPException 413 for more characters than the caller may send.
 
-        Each of its `conversations` counts from where it leaves the one before, at least by its last
-        message: one that grows, or that several replies end, was sent once, and equal texts were
-        each sent.
+        A conversation counts from the first message that the one before it does not share, and
+        always with its last message. So a conversation that grows counts once, and equal texts
+        count each.
         """
         limit = self.limits.characters
         if limit is None:
@@ -125,7 +114,6 @@ class Caller:
 
 
 def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> int:
-    """The number of leading messages that both share."""
     for index, (earlier, message) in enumerate(zip(before, messages, strict=False)):
         if earlier != message:
             return index
@@ -133,11 +121,9 @@ def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> 
 
 
 class Access:
-    """ASGI middleware that identifies the caller, and refuses those who may not ask, or not so much
-    at once.
+    """ASGI middleware that finds the caller, and refuses one who may not ask, or not so much.
 
-    Where there are several tenants, one without a limit may have half of `max_requests` and half of
-    MAX_STREAMS under way.
+    Of several tenants, one without a limit may have half of `max_requests` and half of MAX_STREAMS.
     """
 
     def __init__(
@@ -145,24 +131,21 @@ class Access:
         app: ASGIApp,
         catalogue: Catalogue,
         tenants: Tenants | None,
-        refuse: Refuse,
-        *,
-        max_requests: int = MAX_REQUESTS,
-        stream_paths: Collection[str] = (),
+        refuse: limits.Refuse,
+        max_requests: int = limits.MAX_REQUESTS,
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._tenants = tenants
-        self._stream_paths = stream_paths
         self._everybody = Caller(catalogue)
         self._callers: dict[str, Caller] = {}
         if tenants is None:
             return
         kept_characters = MAX_KEPT_CHARACTERS // len(tenants.all)
         divisor = min(2, len(tenants.all))
-        shares: dict[RequestKind, int] = {
+        shares: dict[limits.RequestKind, int] = {
             "request": max_requests // divisor,
-            "stream": MAX_STREAMS // divisor,
+            "stream": limits.MAX_STREAMS // divisor,
         }
         for tenant in tenants.all:
             limited = catalogue.limited_to(tenant.rule_sets)
@@ -177,11 +160,10 @@ class Access:
         try:
             caller = self._caller(scope)
         except HTTPException as error:
-            response = self._refuse(scope, error.status_code, error.detail, error.headers)
-            await response(scope, receive, send)
+            await self._refuse(scope, error)(scope, receive, send)
             return
         scope["caller"] = caller
-        kind = kind_of(scope, self._stream_paths)
+        kind = limits.kind_of(scope)
         caller.under_way[kind] += 1
         try:
             await self._app(scope, receive, send)
@@ -189,10 +171,10 @@ class Access:
             caller.under_way[kind] -= 1
 
     def _caller(self, scope: Scope) -> Caller:
-        """Raises HTTPException 401, 403 or 429 for who may not ask, and 404 for what is no path."""
+        """Raises HTTPException 401, 403 or 429 for one who may not ask, 404 for no path."""
         if CONTROL.search(scope["path"]):
             raise HTTPException(404, NO_PATH)
-        path = route_path(scope)
+        path = limits.route_path(scope)
         if self._tenants is None:
             if path.startswith(ADMIN) and not _is_from_here(scope):
                 raise HTTPException(403, ADMIN_FROM_HERE)
@@ -208,16 +190,14 @@ class Access:
         if isinstance(owner, Admin) or is_for_admins:
             raise HTTPException(403, "not with this key: checks and administration have their own")
         caller = self._callers[owner.name]
-        limit = caller.reached_limit(kind_of(scope, self._stream_paths))
+        limit = caller.reached_limit(limits.kind_of(scope))
         if limit is not None:
-            raise HTTPException(429, f"your limit is {limit} requests at once", RETRY_AFTER)
+            raise HTTPException(429, f"your limit is {limit} requests at once", limits.RETRY_AFTER)
         return caller
 
 
 def _is_from_here(scope: Scope) -> bool:
-    """Whether the request was sent on this machine, and neither by a proxy that says so nor by a
-    page of another site.
-    """
+    """Whether this machine sent the request: no proxy, and no page of another site."""
     headers = Headers(scope=scope)
     if any(name in headers for name in PROXY_HEADERS) or _is_of_another_site(headers):
         return False

@@ -40,7 +40,6 @@ class ChangedRule(BaseModel):
 
     @classmethod
     def of(cls, rule: str, now: Card | None, before: Card | None) -> ChangedRule:
-        """The change from the weights of one card to those of another."""
         return cls(
             rule=rule,
             version=now.version if now else None,

@@ -10,24 +10,16 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.api import admin, probes
 from serve.api.access import Access
 from serve.api.catalogue import Catalogue
 from serve.api.engine_service import EngineService
-from serve.api.errors import ErrorResponses, WireFormat
-from serve.api.formats import (
-    agentgateway,
-    check,
-    detectors,
-    litellm,
-    moderations,
-    openai_chat,
-    stream,
-    turns,
-)
+from serve.api.errors import ErrorResponses
+from serve.api.formats import check
+from serve.api.formats.table import FORMATS
 from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
-from serve.api.input.methods import HeadAsGet
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
@@ -40,16 +32,6 @@ from serve.tenants.tenant_file import Tenants
 
 TITLE = "Centurion"
 DESCRIPTION = "Policy rules, one prefill, one verdict each."
-FORMATS: dict[str, WireFormat] = {
-    "check": check,
-    "turns": turns,
-    "stream": stream,
-    "openai_chat": openai_chat,
-    "moderations": moderations,
-    "detectors": detectors,
-    "litellm": litellm,
-    "agentgateway": agentgateway,
-}
 
 
 def create_app(
@@ -103,24 +85,17 @@ def put_in_front(
 
     `max_requests` may be under way at once, by default MAX_REQUESTS.
     """
-    errors = ErrorResponses(FORMATS, fallback=check)
+    errors = ErrorResponses(FORMATS, fallback=check.FORMAT)
     errors.handle_all(app)
-    streams = (stream.PATH,)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(
-        BoundedBodies,
-        refuse=errors.response,
-        timeout_s=timeout_s,
-        max_requests=max_requests,
-        stream_paths=streams,
-    )
+    refuse = errors.refusal
+    app.add_middleware(BoundedBodies, refuse=refuse, timeout_s=timeout_s, max_requests=max_requests)
     app.add_middleware(
         Access,
         catalogue=catalogue,
         tenants=tenants,
-        refuse=errors.response,
+        refuse=refuse,
         max_requests=max_requests or MAX_REQUESTS,
-        stream_paths=streams,
     )
     # Added last, it is the first to see a request.
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
@@ -142,3 +117,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         watching.cancel()
     metrics.registry.unregister(collector)
     await asyncio.to_thread(service.close)
+
+
+class HeadAsGet:
+    """ASGI middleware that has HEAD answered as GET; the server leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)

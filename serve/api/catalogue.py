@@ -27,17 +27,14 @@ class SelectedCards(Mapping[str, Card]):
         self._cards, self._rules = cards, dict.fromkeys(rules)
 
     def __getitem__(self, rule: str) -> Card:
-        """The card of one of the rules."""
         if rule not in self._rules:
             raise KeyError(rule)
         return self._cards[rule]
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the rules."""
         return iter(self._rules)
 
     def __len__(self) -> int:
-        """The number of rules."""
         return len(self._rules)
 
 
@@ -49,7 +46,6 @@ class Catalogue:
     rule_sets: Mapping[str, RuleSet]
 
     def limited_to(self, names: Sequence[str]) -> Catalogue:
-        """The catalogue of these rule sets and their rules alone."""
         rule_sets = {name: self.rule_sets[name] for name in names}
         rules: list[str] = []
         for rule_set in rule_sets.values():
@@ -57,7 +53,6 @@ class Catalogue:
         return Catalogue(SelectedCards(self.rules, rules), rule_sets)
 
     def not_served(self, names: Sequence[str]) -> list[str]:
-        """The members of `names` that are not served rules."""
         return [name for name in names if name not in self.rules]
 
     def nearest_rule(self, name: str) -> str:

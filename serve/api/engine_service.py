@@ -48,11 +48,9 @@ class EngineService(CheckService):
 
     @property
     def thread(self) -> EngineThread:
-        """The engine's thread, while the service runs."""
         return self._thread
 
     def start(self) -> None:
-        """Take checks."""
         self._thread = EngineThread(self._engine, self._timeout_s, self._started_again)
 
     def close(self) -> None:
@@ -61,7 +59,6 @@ class EngineService(CheckService):
         super().close()
 
     def text_tokens(self, text: str) -> int:
-        """How many tokens the engine makes of a text by itself."""
         return self._engine.text_tokens(text)
 
     def _started_again(self) -> None:
@@ -69,7 +66,6 @@ class EngineService(CheckService):
         self._served.update(self._engine.rules)
 
     def folder(self, rule: str) -> Path:
-        """Where a rule's weights are. Raises GuardError if it has no folder."""
         return self._engine.folder(rule)
 
     async def serve(self, rule: str, folder: Path | None = None) -> Card:
@@ -127,11 +123,9 @@ class EngineService(CheckService):
 
 
 def _check_card(folder: Path, rule: str) -> None:
-    """Raise GuardError for weights of another rule."""
     check_rule(read_card(folder), rule, folder)
 
 
 async def _is_done(answer: asyncio.Future[Check]) -> bool:
-    """Wait for the answer, POLL_S at most; True once it is there."""
     done, _ = await asyncio.wait([answer], timeout=POLL_S)
     return bool(done)

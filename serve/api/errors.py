@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -21,8 +21,9 @@ from starlette.types import Scope
 from guard.errors import GuardError
 from guard.files.strict_json import place
 from guard.wrong_values import WrongValue, wrong_values
-from serve.api.input.methods import allowed_methods
+from serve.api.input.limits import route_path
 from serve.api.observe.requests import REQUEST_ID
+from serve.api.wire_format import WireFormat, format_of
 from serve.engine.codes import Code, code_of, code_of_status
 from serve.engine.refusals import CallerGone, Overloaded, TooLate
 
@@ -31,16 +32,6 @@ log = logging.getLogger(__name__)
 SERVER_FAILED = "the server failed; its log says why"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")  # in Starlette's words
 NAMED_PROBLEMS = 5  # problems of one body that are named; the rest are counted
-
-
-class WireFormat(Protocol):
-    """A wire format: what one kind of client speaks. Each module of `formats` is one."""
-
-    router: APIRouter  # its paths are its own, and no other format's
-    MALFORMED: int  # the HTTP status of a request whose fields are not the format's
-
-    def error_body(self, status: int, message: str, code: Code) -> dict[str, Any]:
-        """The JSON body of a response with this HTTP status; `code`: why there is no verdict."""
 
 
 class Unjudged(HTTPException):
@@ -80,22 +71,21 @@ class ErrorResponses:
         body = self._format_of(scope).error_body(status, words, code or code_of_status(status))
         return JSONResponse(body, status_code=status, headers=headers)
 
+    def refusal(self, scope: Scope, error: HTTPException) -> JSONResponse:
+        """The response to a request that is refused."""
+        return self.response(scope, error.status_code, error.detail, error.headers, code_of(error))
+
     def name_of(self, scope: Scope) -> str:
         """The name of the format with a route of this path; "none" if no format has one."""
-        for name, wire_format in self._formats.items():
-            if _has_route(wire_format, scope):
-                return name
-        return "none"
+        return format_of(self._formats, route_path(scope)) or "none"
 
     def handle_all(self, app: FastAPI) -> None:
-        """Answer whatever is raised while `app` handles a request."""
         app.add_exception_handler(RequestValidationError, self._malformed)
         app.add_exception_handler(HTTPException, self._refused)
         app.add_exception_handler(GuardError, self._failed)
         app.add_exception_handler(Exception, self._broken)
 
     def _format_of(self, scope: Scope) -> WireFormat:
-        """The format with a route of this path, whatever the HTTP method."""
         return self._formats.get(self.name_of(scope), self._fallback)
 
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
@@ -104,14 +94,14 @@ class ErrorResponses:
         message = "; ".join(problems[:NAMED_PROBLEMS])
         if len(problems) > NAMED_PROBLEMS:
             message += f"; and {len(problems) - NAMED_PROBLEMS} more"
-        status = self._format_of(request.scope).MALFORMED
+        status = self._format_of(request.scope).malformed
         return self.response(request.scope, status, message)
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message, headers = error.detail, error.headers
         if error.status_code == 405:
-            headers = {"allow": allowed_methods(request)}  # Starlette names those of one route
+            headers = {"allow": _allowed_methods(request)}  # Starlette names those of one route
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=headers)
         if message in NO_SUCH_CALL:
@@ -156,12 +146,6 @@ def engine_failure(error: Exception) -> str:
     return "the engine failed; the server's log says why"
 
 
-def _has_route(wire_format: WireFormat, scope: Scope) -> bool:
-    """Whether one of the format's routes has the path, whatever the HTTP method."""
-    routes = wire_format.router.routes
-    return any(route.matches(scope)[0] != Match.NONE for route in routes)
-
-
 def _problems(error: RequestValidationError) -> list[str]:
     """What is wrong with a request: where in the body or its head, and what."""
     words: list[str] = []
@@ -189,3 +173,14 @@ def value_in_words(value: WrongValue) -> str:
     if value.kind == "extra_forbidden":
         return f"{value.key}: there is no such key; GET /docs lists the known ones"
     return str(value)
+
+
+def _allowed_methods(request: Request) -> str:
+    """The value of `Allow` for the request's path: the methods of all its routes."""
+    methods = {"OPTIONS"}
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] != Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    if "GET" in methods:
+        methods.add("HEAD")
+    return ", ".join(sorted(methods))

@@ -42,7 +42,6 @@ async def metrics(request: Request) -> Response:
 
 
 def up_or_down(is_ok: bool) -> JSONResponse:
-    """The response to a probe."""
     if is_ok:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "down"}, status_code=503)

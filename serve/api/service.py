@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -27,7 +27,6 @@ from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
 from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, Purpose
-from serve.api.observe.timing import wants_timing
 from serve.engine import Check, Refusal
 from serve.engine.codes import code_of
 from serve.engine.refusals import too_late
@@ -48,11 +47,6 @@ class DecidedCheck(NamedTuple):
     check: Check
     decision: Decision
 
-    @property
-    def rulings(self) -> dict[str, Ruling]:
-        """The ruling of each rule."""
-        return rulings_of(self.check)
-
 
 class SeveralChecks(NamedTuple):
     """The checks of several conversations that were answered, in their order.
@@ -70,6 +64,19 @@ class SeveralChecks(NamedTuple):
         return self.answered
 
 
+@dataclass(frozen=True)
+class Question:
+    """What conversations are put to: a rule set, and `metadata` that its conditions read.
+
+    Conversations of different `cache_salt` share nothing in the cache.
+    """
+
+    rule_set: RuleSet
+    metadata: Mapping[str, str] | None = None
+    cache_salt: str | None = None
+    purpose: Purpose = "answer"
+
+
 class CheckService(ABC):
     """Puts conversations to rules, and tells the observers of each check when it is over.
 
@@ -82,18 +89,15 @@ class CheckService(ABC):
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        """The service of the app that handles `request`."""
         service: Self = request.app.state.service
         return service
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        """The cards of the rules that are served, by name."""
         return self._cards
 
     @abstractmethod
-    def text_tokens(self, text: str) -> int:
-        """How many tokens a text has by itself."""
+    def text_tokens(self, text: str) -> int: ...
 
     @abstractmethod
     def folder(self, rule: str) -> Path:
@@ -126,64 +130,42 @@ class CheckService(ABC):
         """The verdicts of these rules, under the caller's own cache salt. Raises as `check`."""
 
     def close(self) -> None:
-        """Let the observers write what is still to be written."""
         for observer in self._observers:
             observer.close()
 
     async def check(
-        self,
-        request: Request,
-        messages: Sequence[Message],
-        rule_set: RuleSet,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        cache_salt: str | None = None,
-        purpose: Purpose = "answer",
+        self, request: Request, messages: Sequence[Message], question: Question
     ) -> DecidedCheck:
-        """Put a conversation to `rule_set`, as long as the sender of `request` waits.
+        """Put a conversation to the question, as long as the sender of `request` waits.
 
-        `metadata` are what the set's conditions read. Raises HTTPException 413 for more characters
-        than the caller may send, and GuardError if there is no verdict at all: too much work, too
-        late, a failed batch. Where nothing is said no rule has a verdict.
+        Raises HTTPException 413 for more characters than the caller may send, and GuardError if
+        there is no verdict at all: too much work, too late, a failed batch. Where nothing is said
+        no rule has a verdict.
         """
         caller = Caller.of(request)
         caller.check_size([messages])
-        began_s, clock = time.time(), time.perf_counter()  # from before the wait for room
-        cards = _served(caller.catalogue, rule_set)
+        rules = question.rule_set.rules
+        record = _begun(request, question)
+        clock = time.perf_counter()  # from before the wait for room
         try:
             async with _room(request):
-                cards = _served(caller.catalogue, rule_set)  # another version may answer by now
+                # Another version may answer by now.
+                record = replace(record, cards=_served(caller.catalogue, rules))
                 if says_nothing(messages):
-                    answered = _nothing_said(rule_set)
+                    answered = _nothing_said(rules)
                 else:
-                    answered = await self._answer(request, messages, rule_set.rules, cache_salt)
+                    answered = await self._answer(request, messages, rules, question.cache_salt)
             check = _without_internals(answered)
         except BaseException as error:
-            record = self._record(request, rule_set, cards, began_s, clock)
-            self._tell(replace(record, failure=code_of(error), purpose=purpose))
+            self._tell(replace(record, failure=code_of(error)), clock)
             raise
-        if purpose == "answer" and wants_timing(request.scope):
-            request.scope["checks"].append(check)
-        decision = rule_set.decide(rulings_of(check), metadata or {})
-        record = self._record(request, rule_set, cards, began_s, clock)
-        self._tell(replace(record, check=check, decision=decision, purpose=purpose))
+        decision = question.rule_set.decide(rulings_of(check), question.metadata or {})
+        self._tell(replace(record, check=check, decision=decision), clock)
         return DecidedCheck(check, decision)
 
-    def _record(
-        self,
-        request: Request,
-        rule_set: RuleSet,
-        cards: Mapping[str, Card],
-        began_s: float,
-        clock: float,
-    ) -> CheckRecord:
-        """The record of a check without its outcome; `clock` is by time.perf_counter."""
-        caller = Caller.of(request)
-        tenant = caller.tenant.name if caller.tenant else None
-        facts = replace(request.scope["facts"], tenant=tenant)
-        return CheckRecord(facts, rule_set, cards, began_s, time.perf_counter() - clock)
-
-    def _tell(self, record: CheckRecord) -> None:
+    def _tell(self, record: CheckRecord, clock: float) -> None:
+        """Tell the observers of a check that began at `clock`, by time.perf_counter."""
+        record = replace(record, latency_s=time.perf_counter() - clock)
         for observer in self._observers:
             observer.checked(record)
 
@@ -191,11 +173,7 @@ class CheckService(ABC):
         self,
         request: Request,
         conversations: Sequence[Sequence[Message]],
-        rule_set: RuleSet,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        cache_salt: str | None = None,
-        purpose: Purpose = "answer",
+        question: Question,
     ) -> SeveralChecks:
         """A check for each conversation, TEXTS_AT_ONCE at a time.
 
@@ -211,14 +189,7 @@ class CheckService(ABC):
                 if failures:
                     return None
                 try:
-                    return await self.check(
-                        request,
-                        messages,
-                        rule_set,
-                        metadata=metadata,
-                        cache_salt=cache_salt,
-                        purpose=purpose,
-                    )
+                    return await self.check(request, messages, question)
                 except Exception as failure:
                     failures.append(failure)
                     return None
@@ -231,23 +202,30 @@ class CheckService(ABC):
         self,
         request: Request,
         conversations: Sequence[Sequence[Message]],
-        rule_set: RuleSet,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        cache_salt: str | None = None,
+        question: Question,
     ) -> list[DecidedCheck]:
         """`check_each`, where every rule has a verdict.
 
         Raises as `check`, and Unjudged if a rule has none.
         """
-        several = await self.check_each(
-            request, conversations, rule_set, metadata=metadata, cache_salt=cache_salt
-        )
-        checks = several.all()
+        checks = (await self.check_each(request, conversations, question)).all()
         for number, (check, decision) in enumerate(checks, start=1):
             if check.refused or decision.ruling is Ruling.UNJUDGED:
                 raise unjudged(check, decision, _place(number, checks))
         return checks
+
+
+def _begun(request: Request, question: Question) -> CheckRecord:
+    """The record of a check that begins now."""
+    caller = Caller.of(request)
+    tenant = caller.tenant.name if caller.tenant else None
+    return CheckRecord(
+        replace(request.scope["facts"], tenant=tenant),
+        question.rule_set,
+        _served(caller.catalogue, question.rule_set.rules),
+        time.time(),
+        purpose=question.purpose,
+    )
 
 
 def not_trained(rule: str, cards: Mapping[str, Card]) -> HTTPException:
@@ -327,15 +305,15 @@ async def _room(request: Request) -> AsyncIterator[None]:
         yield
 
 
-def _nothing_said(rule_set: RuleSet) -> Check:
+def _nothing_said(rules: Sequence[str]) -> Check:
     """The check of a conversation without a word: no engine is asked."""
     refusal = Refusal("conversation", NOTHING_SAID, "nothing_said")
-    return Check((), dict.fromkeys(rule_set.rules, refusal), 0, 0, 0.0)
+    return Check((), dict.fromkeys(rules, refusal), 0, 0, 0.0)
 
 
-def _served(catalogue: Catalogue, rule_set: RuleSet) -> dict[str, Card]:
-    """The cards of the set's rules, without those that are removed by now."""
-    return {rule: catalogue.rules[rule] for rule in rule_set.rules if rule in catalogue.rules}
+def _served(catalogue: Catalogue, rules: Sequence[str]) -> dict[str, Card]:
+    """The cards of the rules, without those that are removed by now."""
+    return {rule: catalogue.rules[rule] for rule in rules if rule in catalogue.rules}
 
 
 def _without_internals(check: Check) -> Check:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from guard.errors import GuardError
-from guard.weights.card import Card, read_card
+from guard.weights.card import read_card
+from serve.api.service import CheckService
 from serve.engine.refusals import Overloaded
 
 log = logging.getLogger(__name__)
@@ -22,24 +22,7 @@ UNREAD_LOOKS = 2
 MAX_PAUSE_S = 300.0  # before what there is no room for is tried again
 
 
-class ChangeableRules(Protocol):
-    """What serves rules, and can serve one by other weights: one server, or several together."""
-
-    @property
-    def cards(self) -> Mapping[str, Card]:
-        """The cards of the rules that are served, by name."""
-        ...
-
-    def folder(self, rule: str) -> Path:
-        """Where training leaves a rule's weights. Raises GuardError if it has no folder."""
-        ...
-
-    async def serve(self, rule: str) -> Card:
-        """Serve a rule by its weights as they are in its folder now. Raises GuardError."""
-        ...
-
-
-async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> None:
+async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
     """Look every `interval_s` seconds, until cancelled.
 
     A rule is served by its new files once two looks find them the same: before, they may still be
@@ -76,7 +59,7 @@ async def watch(service: ChangeableRules, interval_s: float = INTERVAL_S) -> Non
 class Replacements:
     """Has rules served by new weights, and knows when one is to be tried again."""
 
-    def __init__(self, service: ChangeableRules, interval_s: float) -> None:
+    def __init__(self, service: CheckService, interval_s: float) -> None:
         self._service = service
         self._interval_s = interval_s
         self._refused: dict[str, FilesOfRule] = {}
@@ -113,15 +96,8 @@ class Postponement(NamedTuple):
     until: float
 
 
-class FileState(NamedTuple):
-    """What changes with a file's content."""
-
-    name: str
-    size: int
-    modified_ns: int
-
-
-FilesOfRule = frozenset[FileState]
+# Of each file its name, size and time of change in ns: what changes with its content.
+FilesOfRule = frozenset[tuple[str, int, int]]
 
 
 class WatchedFolders(NamedTuple):
@@ -133,7 +109,7 @@ class WatchedFolders(NamedTuple):
     unreadable: dict[str, str]
 
 
-def _look(service: ChangeableRules) -> WatchedFolders:
+def _look(service: CheckService) -> WatchedFolders:
     look = WatchedFolders({}, {})
     for rule, served in list(service.cards.items()):
         try:
@@ -152,9 +128,8 @@ def _look(service: ChangeableRules) -> WatchedFolders:
 
 
 def _files(folder: Path) -> FilesOfRule:
-    """The files of a folder as they are now. Raises OSError."""
     files = []
     for path in folder.iterdir():
         state = path.stat()
-        files.append(FileState(path.name, state.st_size, state.st_mtime_ns))
+        files.append((path.name, state.st_size, state.st_mtime_ns))
     return frozenset(files)

@@ -1,18 +1,24 @@
-"""One conversation in every wire format, and what each answers about it. Tests only."""
+"""Any conversation in every wire format, by the examples that the formats state. Tests only."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-RULE = "medical_advice"
-LITELLM = "/beta/litellm_basic_guardrail_api"
+from serve.api.formats.table import FORMATS
+from serve.api.wire_format import RULE, ExampleRequest, WireFormat, format_of
+
 Json = dict[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+JSON = {"content-type": "application/json"}
+HI = {"role": "user", "content": "Hi"}
+_CALLS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -21,77 +27,115 @@ class WireRequest:
 
     path: str
     bodies: tuple[Json, ...]
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str]
 
-    def send(self, client: httpx.Client) -> httpx.Response:
-        """Send it as JSON."""
-        return self.send_content(client, "\n".join(map(json.dumps, self.bodies)))
+    @property
+    def content(self) -> bytes:
+        """The body."""
+        return "\n".join(map(json.dumps, self.bodies)).encode()
 
-    def send_content(self, client: httpx.Client, content: str) -> httpx.Response:
+    def send(self, client: httpx.Client, **headers: str) -> httpx.Response:
+        """Send it as JSON, with more headers."""
+        return self.send_content(client, self.content, **headers)
+
+    def send_content(self, client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
         """Send another content in its place."""
-        headers = {"content-type": "application/json"} | self.headers
-        return client.post(self.path, content=content.encode(), headers=headers)
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        return client.post(self.path, content=content, headers={**JSON, **self.headers, **more})
+
+    def renamed(self, rule: str) -> WireRequest:
+        """The same request, put to another rule."""
+        bodies = json.loads(json.dumps(self.bodies).replace(RULE, rule))
+        headers = {name: value.replace(RULE, rule) for name, value in self.headers.items()}
+        return WireRequest(self.path.replace(RULE, rule), tuple(bodies), headers)
 
 
-def requests_of(messages: Messages, call_id: str) -> dict[str, list[WireRequest]]:
-    """The requests by which each format of whole messages puts one conversation to RULE, by the
-    name of the format; the last one's answer is about it. `call_id`, new each time, joins two.
+@dataclass(frozen=True)
+class Case:
+    """An example of a format; a reply comes after `before`, a request of its conversation."""
+
+    name: str
+    example: ExampleRequest
+    before: ExampleRequest | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.example.path} {self.example.conversation[-1]}"
+
+    @property
+    def wire_format(self) -> WireFormat:
+        return FORMATS[self.name]
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether whole messages are sent, and not texts alone."""
+        stated = _at(self.example.body, self.example.conversation)
+        return isinstance(stated, dict) or (
+            isinstance(stated, list) and isinstance(stated[0], dict)
+        )
+
+    def requests(self, messages: Messages) -> list[WireRequest]:
+        """What is sent of the conversation, of texts the last; the last answer is about it."""
+        call_id = f"call-{next(_CALLS)}"
+        if self.before is None:
+            return [self._about(self.example, messages, call_id)]
+        before = self._about(self.before, messages[:-1] or [HI], call_id)
+        return [before, self._about(self.example, messages, call_id)]
+
+    def ask(self, client: httpx.Client, messages: Messages, **headers: str) -> httpx.Response:
+        """The answer about a conversation."""
+        for request in self.requests(messages):
+            response = request.send(client, **headers)
+        return response
+
+    def say(self, client: httpx.Client, text: str, **headers: str) -> httpx.Response:
+        """The answer about one message."""
+        return self.ask(client, [{"role": "user", "content": text}], **headers)
+
+    def _about(self, example: ExampleRequest, messages: Messages, call_id: str) -> WireRequest:
+        stated = _at(example.body, example.conversation)
+        said: Any = list(messages)
+        if isinstance(stated, dict):
+            said = {**messages[-1], "role": "assistant"}
+        elif isinstance(stated, str):
+            said = messages[-1]["content"]
+        elif isinstance(stated[0], str):
+            said = [messages[-1]["content"]]
+        body = copy.deepcopy(dict(example.body))
+        *outer, key = example.conversation
+        _at(body, outer)[key] = said
+        joining = self.wire_format.call_id
+        if joining in body:
+            body[joining] = call_id
+        headers = {**example.headers}
+        if joining in headers:
+            headers[joining] = call_id
+        return WireRequest(example.path, (body, *map(dict, example.lines)), headers)
+
+
+def _at(body: Any, keys: Sequence[str | int]) -> Any:
+    for key in keys:
+        body = body[key]
+    return body
+
+
+CASES: list[Case] = []
+for _name, _format in FORMATS.items():
+    CASES += [Case(_name, example) for example in _format.requests]
+    CASES += [Case(_name, example, _format.requests[0]) for example in _format.replies]
+WHOLE = [case for case in CASES if case.has_messages]  # the formats of whole messages
+
+
+def readings(path: str, status: int, text: str) -> Sequence[str]:
+    """What the answer means to a client of its format, first as a whole: allow, violation or
+    unjudged. What has no verdict is unjudged, whatever its body says.
     """
-    rules = {"guard-rules": RULE}
-    call = {"call-id": call_id} | rules
-    *before, last = messages
-    replies = {"body": {"choices": [{"index": 0, "message": last}]}}
-    return {
-        "check": [WireRequest("/v1/check", (_check(messages),))],
-        "turns": [WireRequest("/v1/check/turns", (_check(messages),))],
-        "stream": [WireRequest("/v1/check/stream", (_check(messages), {"end": True}))],
-        "openai_chat": [
-            WireRequest("/v1/chat/completions", ({"model": RULE, "messages": messages},))
-        ],
-        "detectors": [WireRequest(f"/{RULE}/api/v1/text/chat", ({"messages": messages},))],
-        "litellm": [WireRequest(LITELLM, (_litellm(messages),))],
-        "agentgateway": [WireRequest("/request", ({"body": {"messages": messages}},), rules)],
-        "agentgateway reply": [
-            WireRequest("/request", ({"body": {"messages": before}},), call),
-            WireRequest("/response", (replies,), call),
-        ],
-    }
+    name = format_of(FORMATS, path)
+    if status != httpx.codes.OK or name is None:
+        return ["unjudged"]
+    return FORMATS[name].reading(text)
 
 
-def _check(messages: Messages) -> Json:
-    return {"messages": messages, "rules": [RULE]}
-
-
-def _litellm(messages: Messages) -> Json:
-    return {
-        "input_type": "request",
-        "structured_messages": messages,
-        "request_data": {"user_api_key_hash": "88dc28"},
-        "additional_provider_specific_params": {"rules": [RULE]},
-    }
-
-
-def outcome(request: WireRequest, response: httpx.Response) -> str:
-    """What the answer means to a client of its format: allow, violation or unjudged."""
-    if response.status_code != httpx.codes.OK:
-        return "unjudged"
-    body = json.loads(response.text.splitlines()[-1])
-    if request.path.startswith(f"/{RULE}/"):
-        return "violation" if any(body) else "allow"
-    return OUTCOMES[request.path](body)
-
-
-OUTCOMES: dict[str, Callable[[Any], str]] = {
-    "/v1/check": lambda body: str(body["verdict"]),
-    "/v1/check/turns": lambda body: str(body["verdict"]),
-    "/v1/check/stream": lambda body: str(body["judgement"]["verdict"]),
-    "/v1/chat/completions": lambda body: (
-        "violation" if body["choices"][0]["message"]["content"] == "yes" else "allow"
-    ),
-    "/v1/moderations": lambda body: (
-        "violation" if any(result["flagged"] for result in body["results"]) else "allow"
-    ),
-    LITELLM: lambda body: "violation" if body["action"] == "BLOCKED" else "allow",
-    "/request": lambda body: "violation" if "status_code" in body["action"] else "allow",
-    "/response": lambda body: "violation" if "status_code" in body["action"] else "allow",
-}
+def outcome(request: Case | WireRequest, response: httpx.Response) -> str:
+    """What the answer as a whole means."""
+    path = request.example.path if isinstance(request, Case) else request.path
+    return readings(path, response.status_code, response.text)[0]

@@ -17,6 +17,7 @@ https://github.com/agentgateway/agentgateway
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -27,16 +28,15 @@ from guard.conversation import keys
 from guard.conversation.chat import ChatMessage
 from guard.conversation.example import Message
 from serve.api.access import Caller
-from serve.api.formats.conversation import ChatMessages, from_chat
-from serve.api.formats.known_keys import NoHiddenWords
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat
 from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService, violated
+from serve.api.service import CheckService, Question, violated
+from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
 from serve.engine.codes import Code
 from serve.policy.rule_set import RuleSet
 
 router = APIRouter(route_class=StrictRoute)
-MALFORMED = 422
 
 CallId = Annotated[str | None, Header(alias="call-id", max_length=MAX_CALL_ID)]
 
@@ -133,16 +133,45 @@ async def reply(
 
 
 def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-    """The error body: a reason with its code, and no action."""
     return {"error": message, "code": code}
 
 
 async def _action(
     request: Request, conversations: Sequence[Sequence[Message]], rule_set: RuleSet
 ) -> WebhookResponse:
-    checks = await CheckService.of(request).check_each(request, conversations, rule_set)
+    question = Question(rule_set)
+    checks = await CheckService.of(request).check_each(request, conversations, question)
     violations = violated(checks)
     if not violations:
         return WebhookResponse(action=PassAction())
     reason = f"violates {', '.join(violations)}"
     return WebhookResponse(action=RejectAction(body=f"Refused: {reason}", reason=reason))
+
+
+def _reading(text: str) -> list[str]:
+    action = json.loads(text)["action"]
+    return ["violation" if "status_code" in action else "allow"]
+
+
+FORMAT = WireFormat(
+    router,
+    error_body,
+    _reading,
+    requests=(
+        ExampleRequest(
+            "/request",
+            {"body": {"messages": [ASKED, REPLY]}},
+            ("body", "messages"),
+            {"guard-rules": RULE, "call-id": "1"},
+        ),
+    ),
+    replies=(
+        ExampleRequest(
+            "/response",
+            {"body": {"choices": [{"index": 0, "message": REPLY}]}},
+            ("body", "choices", 0, "message"),
+            {"guard-rules": RULE, "call-id": "1"},
+        ),
+    ),
+    call_id="call-id",
+)

@@ -13,42 +13,34 @@ an "allow". Knows nothing of other formats.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from starlette.exceptions import HTTPException
 
-from guard.conversation.chat import ChatMessage, says_nothing, turns
+from guard.conversation.chat import ChatMessage, says_nothing
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.verdict import Verdict
 from serve.api.access import Caller
-from serve.api.catalogue import Catalogue
-from serve.api.errors import engine_failure
-from serve.api.explain import explained
-from serve.api.formats.known_keys import KnownKeys
-from serve.api.input.limits import (
-    MAX_CHARACTERS,
-    MAX_MESSAGES,
-    MAX_RULES,
-    MAX_SALT,
-    MAX_TOOLS,
-    MAX_TURNS,
-    Metadata,
-)
+from serve.api.errors import Unjudged, engine_failure
+from serve.api.explain import Explanation, explained
+from serve.api.formats.conversation import KnownKeys, from_chat
+from serve.api.input import limits
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService, DecidedCheck
+from serve.api.service import CheckService, DecidedCheck, Question
+from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
 from serve.engine import Check
 from serve.engine.codes import Code
-from serve.policy.rule_set import RuleSet
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(route_class=StrictRoute)
-MALFORMED = 422
 EXPLAINING_SHARE = 0.7  # of the time that is left once the verdicts are known
 
 
@@ -91,15 +83,17 @@ class CheckRequest(StrictBody):
     """
 
     messages: Annotated[
-        list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+        list[MessageBody], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
     ]
-    tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
+    tools: Annotated[list[dict[str, Any]] | None, Field(max_length=limits.MAX_TOOLS)] = None
     rules: Annotated[
-        list[str] | None, Field(min_length=1, max_length=MAX_RULES), AfterValidator(_distinct)
+        list[str] | None,
+        Field(min_length=1, max_length=limits.MAX_RULES),
+        AfterValidator(_distinct),
     ] = None
     rule_set: str | None = None
-    metadata: Metadata | None = None
-    cache_salt: Annotated[str | None, Field(min_length=1, max_length=MAX_SALT)] = None
+    metadata: limits.Metadata | None = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=limits.MAX_SALT)] = None
 
     _conversation: tuple[Message, ...] = PrivateAttr()
 
@@ -110,20 +104,14 @@ class CheckRequest(StrictBody):
 
     @property
     def tool_turns(self) -> tuple[Message, ...]:
-        """The turns that describe the tools."""
         return self._conversation[: -len(self.messages)]
 
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
         try:
-            self._conversation = turns(self.messages, self.tools or ())
-        except GuardError as error:
-            raise ValueError(str(error)) from error
-        characters = sum(len(message.content) for message in self._conversation)
-        if characters > MAX_CHARACTERS:
-            raise ValueError(
-                f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
-            )
+            self._conversation = from_chat(self.messages, self.tools or ())
+        except Unjudged as error:
+            raise ValueError(error.reason) from error
         if says_nothing(self._conversation):
             raise ValueError("no message has any text")
         return self
@@ -144,19 +132,9 @@ class ExplainedCheckRequest(CheckRequest):
 
     @model_validator(mode="after")
     def _has_turns_to_check(self) -> Self:
-        if self.explain and len(self.messages) > MAX_TURNS:
-            raise ValueError(f"at most {MAX_TURNS} messages can be explained")
+        if self.explain and len(self.messages) > limits.MAX_TURNS:
+            raise ValueError(f"at most {limits.MAX_TURNS} messages can be explained")
         return self
-
-
-class Explanation(BaseModel):
-    """The turn, counted from 0, at whose end the rule's logit rises most, and the probabilities at
-    the ends of the turn before, if that was judged, and of this one.
-    """
-
-    turn: int
-    p_before: float | None
-    p_after: float
 
 
 class RuleResult(BaseModel):
@@ -174,7 +152,6 @@ class RuleResult(BaseModel):
 
     @classmethod
     def of(cls, verdict: Verdict) -> RuleResult:
-        """The engine's verdict in this format."""
         return cls(
             rule=verdict.rule,
             verdict="violation" if verdict.violates else "allow",
@@ -193,7 +170,6 @@ class UnjudgedRule(BaseModel):
 
 
 def unjudged_rules(check: Check) -> list[UnjudgedRule]:
-    """The rules of a check that have no verdict."""
     unjudged: list[UnjudgedRule] = []
     for rule, refusal in check.refused.items():
         unjudged.append(UnjudgedRule(rule=rule, code=refusal.code, reason=refusal.why))
@@ -205,6 +181,14 @@ class TokenUsage(BaseModel):
 
     cached_tokens: int
     computed_tokens: int
+
+    @classmethod
+    def of(cls, checks: Iterable[Check]) -> TokenUsage:
+        cached, computed = 0, 0
+        for check in checks:
+            cached += check.cached_tokens
+            computed += check.computed_tokens
+        return cls(cached_tokens=cached, computed_tokens=computed)
 
 
 class CheckResponse(BaseModel):
@@ -227,7 +211,6 @@ class CheckResponse(BaseModel):
 
     @classmethod
     def of(cls, decided: DecidedCheck, rule_set: str | None) -> CheckResponse:
-        """The engine's check in this format."""
         check, decision = decided
         return cls(
             verdict=decision.ruling.value,
@@ -235,9 +218,7 @@ class CheckResponse(BaseModel):
             rule_set=rule_set,
             results=[RuleResult.of(verdict) for verdict in check.verdicts],
             unjudged=unjudged_rules(check),
-            usage=TokenUsage(
-                cached_tokens=check.cached_tokens, computed_tokens=check.computed_tokens
-            ),
+            usage=TokenUsage.of([check]),
             latency_ms=check.wall_ms,
         )
 
@@ -261,11 +242,9 @@ class ServedRuleSet(BaseModel):
 @router.post("/v1/check", response_model_exclude_none=True)
 async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
     """Put a conversation to the rules."""
-    rule_set = selected(body, Caller.of(request).catalogue)
-    decided = await CheckService.of(request).check(
-        request, body.conversation, rule_set, metadata=body.metadata, cache_salt=body.cache_salt
-    )
-    response = CheckResponse.of(decided, rule_set.name)
+    question = asked(body, request)
+    decided = await CheckService.of(request).check(request, body.conversation, question)
+    response = CheckResponse.of(decided, question.rule_set.name)
     if body.explain:
         try:
             response.explanations = await _explanations(body, request, decided)
@@ -308,18 +287,12 @@ async def _explanations(
     now = time.monotonic()
     deadline = now + EXPLAINING_SHARE * (request.scope["deadline"] - now)
     explaining = Request({**request.scope, "deadline": deadline}, request.receive)
-    carrying = await explained(explaining, messages, decided, body.cache_salt, tools=tools)
-    explanations: dict[str, Explanation] = {}
-    for rule, turn in carrying.items():
-        explanations[rule] = Explanation(**turn._asdict())
-    return explanations
+    return await explained(explaining, messages, decided, body.cache_salt, tools=tools)
 
 
-def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
-    """The rules or the rule set that the body names. A misspelt name is the caller's mistake.
-
-    Raises HTTPException 422 for it.
-    """
+def asked(body: CheckRequest, request: Request) -> Question:
+    """What the body asks, of what is served now. Raises HTTPException 422 for a misspelt name."""
+    catalogue = Caller.of(request).catalogue
     if unknown := catalogue.not_served(body.rules or ()):
         nearest = catalogue.nearest_rule(unknown[0])
         message = f"rules: not served: {', '.join(unknown)}; {nearest}"
@@ -328,9 +301,24 @@ def selected(body: CheckRequest, catalogue: Catalogue) -> RuleSet:
         nearest = catalogue.nearest_rule_set(body.rule_set)
         message = f"rule_set: there is no {body.rule_set!r}; {nearest}"
         raise HTTPException(422, message)
-    return catalogue.selected(body.rules, body.rule_set)
+    rule_set = catalogue.selected(body.rules, body.rule_set)
+    return Question(rule_set, body.metadata, body.cache_salt)
 
 
 def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-    """The error body: a check without a verdict, and why."""
     return {"verdict": "unjudged", "error": message, "code": code}
+
+
+def rulings(judgement: dict[str, Any], parts: str) -> list[str]:
+    """The ruling of an answer, and of each of its parts under this key."""
+    return [judgement["verdict"], *(part["verdict"] for part in judgement.get(parts, ()))]
+
+
+FORMAT = WireFormat(
+    router,
+    error_body,
+    lambda text: rulings(json.loads(text), "results"),
+    requests=(
+        ExampleRequest("/v1/check", {"messages": [ASKED, REPLY], "rules": [RULE]}, ("messages",)),
+    ),
+)

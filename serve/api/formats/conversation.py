@@ -1,19 +1,19 @@
-"""OpenAI's messages and plain texts as the engine's conversation, for the formats that have them.
-
-`guard/conversation/chat.py` renders a message.
+"""What several formats have in their bodies: OpenAI's messages and plain texts, as the engine's
+conversation, and keys that nobody knows. `guard/conversation/chat.py` renders a message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from guard.conversation import keys
 from guard.conversation.chat import ChatMessage, ContentPart, turns
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.api.errors import Unjudged
+from serve.api.errors import NAMED_PROBLEMS, Unjudged
 from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES
 
 # The first wrong message is enough: ten thousand would take seconds to name.
@@ -44,8 +44,10 @@ def from_chat(
     return conversation
 
 
-def from_text(text: str) -> tuple[Message, ...]:
-    """A text that nobody said to anybody: one message of the user's. Raises as `from_chat`."""
+def from_text(text: str | list[ContentPart]) -> tuple[Message, ...]:
+    """A text, or one in parts, that nobody said to anybody: a message of the user's. Raises as
+    `from_chat`.
+    """
     return from_chat([ChatMessage(role="user", content=text)])
 
 
@@ -60,6 +62,36 @@ def from_texts(texts: Iterable[str], key: str) -> list[tuple[Message, ...]]:
     return conversations
 
 
-def from_parts(parts: list[ContentPart]) -> tuple[Message, ...]:
-    """A text in parts, as `from_text`."""
-    return from_chat([ChatMessage(role="user", content=parts)])
+class KnownKeys(BaseModel):
+    """A body whose unknown keys are refused: each by name, or as one error where there are more
+    than an answer names. Of a body full of them pydantic would make an error each, for seconds.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_unknown_keys(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        unknown = body.keys() - cls.model_fields.keys()
+        if len(unknown) > NAMED_PROBLEMS:
+            raise ValueError(f"{len(unknown)} keys are unknown; GET /docs lists the known ones")
+        return body
+
+
+class NoHiddenWords(BaseModel):
+    """A body as a gateway sends it. An unknown key that may hold words, which no rule would read,
+    is refused, unless it is one of `silent_keys`, which carry no text that is judged.
+    """
+
+    silent_keys: ClassVar[keys.Shapes] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hides_no_words(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for key in keys.unread_keys(body, cls.silent_keys, cls.model_fields):
+            raise ValueError(f"the key {key!r} is unknown, and no rule would read what it says")
+        return body

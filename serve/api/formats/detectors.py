@@ -15,6 +15,7 @@ https://github.com/foundation-model-stack/fms-guardrails-orchestrator
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,15 +29,14 @@ from guard.conversation.example import Message
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.formats.conversation import ChatMessages, from_chat, from_texts
-from serve.api.formats.known_keys import NoHiddenWords
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat, from_texts
 from serve.api.input.limits import MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService
+from serve.api.service import CheckService, Question
+from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat, any_flagged
 from serve.engine.codes import Code
 
 router = APIRouter(route_class=StrictRoute)
-MALFORMED = 422
 
 
 def _rule(
@@ -173,9 +173,9 @@ async def _judge(
     request: Request, rule: str, conversations: Sequence[Sequence[Message]]
 ) -> list[list[Detection]]:
     """The detections in each conversation: one, or none."""
-    rule_set = Caller.of(request).catalogue.selected([rule])
+    question = Question(Caller.of(request).catalogue.selected([rule]))
     detections = []
-    for check, _ in await CheckService.of(request).judge_each(request, conversations, rule_set):
+    for check, _ in await CheckService.of(request).judge_each(request, conversations, question):
         violations = []
         for verdict in check.verdicts:
             if verdict.violates:
@@ -194,3 +194,27 @@ def _detection(verdict: Verdict, version: str) -> Detection:
         score=verdict.p_violation,
         metadata=metadata,
     )
+
+
+def _reading(text: str) -> list[str]:
+    """An empty list is an allow: of one text among several, or of all that was sent."""
+    return any_flagged(map(bool, json.loads(text)))
+
+
+_TEXT = "/api/v1/text"
+_NAMED = {"detector-id": RULE}
+_CONTENTS = {"contents": [REPLY["content"]]}
+_GENERATED = {"prompt": ASKED["content"], "generated_text": REPLY["content"]}
+_DOCUMENTS = {"content": REPLY["content"], "context_type": "docs", "context": [ASKED["content"]]}
+
+FORMAT = WireFormat(
+    router,
+    error_body,
+    _reading,
+    requests=(
+        ExampleRequest(f"/{RULE}{_TEXT}/chat", {"messages": [ASKED, REPLY]}, ("messages",)),
+        ExampleRequest(f"{_TEXT}/contents", _CONTENTS, ("contents",), _NAMED),
+        ExampleRequest(f"{_TEXT}/generation", _GENERATED, ("prompt",), _NAMED),
+        ExampleRequest(f"{_TEXT}/context/doc", _DOCUMENTS, ("context",), _NAMED),
+    ),
+)

@@ -16,6 +16,7 @@ other formats.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -38,32 +39,23 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.formats.conversation import from_chat
-from serve.api.formats.known_keys import NoHiddenWords
-from serve.api.input.limits import (
-    MAX_CALL_ID,
-    MAX_CHARACTERS,
-    MAX_MESSAGES,
-    MAX_RULES,
-    MAX_SALT,
-    MAX_TEXTS,
-    MAX_TOOLS,
-    Metadata,
-)
+from serve.api.formats.conversation import NoHiddenWords, from_chat
+from serve.api.input import limits
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService, violated
+from serve.api.service import CheckService, Question, violated
+from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
 from serve.engine.codes import Code
 
 router = APIRouter(route_class=StrictRoute)
-MALFORMED = 422
+PATH = "/beta/litellm_basic_guardrail_api"
 
 
 class GuardrailParams(NoHiddenWords):
     """What the gateway's configuration of this guardrail says."""
 
-    rules: Annotated[list[str], Field(min_length=1, max_length=MAX_RULES)] | None = None
+    rules: Annotated[list[str], Field(min_length=1, max_length=limits.MAX_RULES)] | None = None
     rule_set: str | None = None
-    metadata: Metadata | None = None
+    metadata: limits.Metadata | None = None
 
 
 class GatewayCaller(NoHiddenWords):
@@ -76,7 +68,7 @@ class GatewayCaller(NoHiddenWords):
         "user_api_key_user_email": keys.ANYTHING,
     }
 
-    user_api_key_team_id: Annotated[str, Field(max_length=MAX_SALT)] | None = None
+    user_api_key_team_id: Annotated[str, Field(max_length=limits.MAX_SALT)] | None = None
 
 
 class Replies(NamedTuple):
@@ -100,23 +92,23 @@ class GuardrailRequest(NoHiddenWords):
     }
 
     input_type: Literal["request", "response"]
-    litellm_call_id: Annotated[str, Field(max_length=MAX_CALL_ID)] | None = None
+    litellm_call_id: Annotated[str, Field(max_length=limits.MAX_CALL_ID)] | None = None
     # For a chat, the texts, images and tool calls of all its messages.
     texts: Annotated[list[str], Field(fail_fast=True)] | None = None
     images: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
     structured_messages: (
-        Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
+        Annotated[list[ChatMessage], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)] | None
     ) = None
     tool_calls: ToolCalls | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS)] | None = None
     request_data: GatewayCaller = GatewayCaller()
     additional_provider_specific_params: GuardrailParams | None = None
 
     @model_validator(mode="after")
     def _has_few_texts(self) -> Self:
         is_read = self.input_type == "response" or not self.structured_messages
-        if is_read and self.texts and len(self.texts) > MAX_TEXTS:
-            raise ValueError(f"there are {len(self.texts)} texts; the limit is {MAX_TEXTS}")
+        if is_read and self.texts and len(self.texts) > limits.MAX_TEXTS:
+            raise ValueError(f"there are {len(self.texts)} texts; the limit is {limits.MAX_TEXTS}")
         return self
 
     @property
@@ -147,8 +139,8 @@ class GuardrailRequest(NoHiddenWords):
         for text in self._spoken or [""]:
             content = "\n".join(part for part in (text, calls) if part)
             characters += len(content)
-            if characters > MAX_CHARACTERS:
-                why = f"the replies have more than {MAX_CHARACTERS} characters"
+            if characters > limits.MAX_CHARACTERS:
+                why = f"the replies have more than {limits.MAX_CHARACTERS} characters"
                 too_long = Unjudged(why, "too_long")
                 problem = problem or too_long
                 break
@@ -196,21 +188,18 @@ class GuardrailRequest(NoHiddenWords):
 
     @property
     def _spoken(self) -> list[str]:
-        """The texts that are not empty. Those beyond MAX_CHARACTERS are not looked at: what is too
-        long is refused, whatever it says.
-        """
+        """The texts that are not empty. Beyond MAX_CHARACTERS none is looked at: it is refused."""
         spoken: list[str] = []
         characters = 0
         for text in self.texts or ():
             characters += len(text)
-            is_too_long = characters > MAX_CHARACTERS
+            is_too_long = characters > limits.MAX_CHARACTERS
             if is_too_long or is_seen(text):
                 spoken.append(text)
         return spoken
 
     @property
     def _unread_images(self) -> list[ContentPart]:
-        """The images, as parts of a message that no rule reads."""
         return [ContentPart(type="image_url") for _ in self.images or ()]
 
 
@@ -259,7 +248,7 @@ class GuardrailResponse(BaseModel):
     blocked_reason: str | None = None
 
 
-@router.post("/beta/litellm_basic_guardrail_api", response_model_exclude_none=True)
+@router.post(PATH, response_model_exclude_none=True)
 async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     """Put a request, or the replies to it, to the rules."""
     caller = Caller.of(request)
@@ -277,9 +266,8 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
         salt = call.cache_salt
         conversations, problem = body.replies_after(call.messages)
     with caller.calls.kept_if_it_fails(sent_id, sent, salt):
-        checks = await CheckService.of(request).check_each(
-            request, conversations, rule_set, metadata=params.metadata, cache_salt=salt
-        )
+        question = Question(rule_set, params.metadata, salt)
+        checks = await CheckService.of(request).check_each(request, conversations, question)
         rules = violated(checks)
     if rules:
         return GuardrailResponse(action="BLOCKED", blocked_reason=f"violates {', '.join(rules)}")
@@ -291,5 +279,28 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
 
 
 def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-    """The error body: a reason with its code, and no action."""
     return {"error": message, "code": code}
+
+
+def _reading(text: str) -> list[str]:
+    return ["violation" if json.loads(text).get("action") == "BLOCKED" else "allow"]
+
+
+def _example(input_type: str, key: str, content: list[Any]) -> ExampleRequest:
+    body = {"input_type": input_type, "litellm_call_id": "1", key: content}
+    params = {"additional_provider_specific_params": {"rules": [RULE]}}
+    return ExampleRequest(PATH, body | params, (key,))
+
+
+FORMAT = WireFormat(
+    router,
+    error_body,
+    _reading,
+    requests=(
+        _example("request", "structured_messages", [ASKED, REPLY]),
+        _example("request", "texts", [REPLY["content"]]),
+    ),
+    replies=(_example("response", "texts", [REPLY["content"]]),),
+    call_id="litellm_call_id",
+    is_reply=lambda body: body.get("input_type") == "response",
+)

@@ -10,6 +10,7 @@ category that is missing would read as one that is not flagged. Knows nothing of
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Annotated, Literal
 
@@ -20,16 +21,14 @@ from guard.conversation.chat import ContentPart
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.formats.conversation import from_parts, from_text, from_texts
-from serve.api.formats.known_keys import KnownKeys
+from serve.api.formats.conversation import KnownKeys, from_text, from_texts
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.input.limits import MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService, DecidedCheck
+from serve.api.service import CheckService, DecidedCheck, Question
+from serve.api.wire_format import REPLY, RULE, ExampleRequest, WireFormat, any_flagged
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
-
-__all__ = ["MALFORMED", "error_body", "router"]
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -93,7 +92,7 @@ async def moderate(body: ModerationRequest, request: Request) -> ModerationRespo
     model = body.model or DEFAULT_MODEL
     rule_set = _selected(Caller.of(request).catalogue, model)
     conversations = _conversations(body.input)
-    checks = await CheckService.of(request).judge_each(request, conversations, rule_set)
+    checks = await CheckService.of(request).judge_each(request, conversations, Question(rule_set))
     return ModerationResponse(
         id=f"modr-{uuid.uuid4().hex}",
         model=model,
@@ -118,5 +117,20 @@ def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Mes
     parts = [part for part in texts if not isinstance(part, str)]
     conversations = from_texts(whole, "input")
     if parts:
-        conversations.append(from_parts(parts))
+        conversations.append(from_text(parts))
     return conversations
+
+
+def _reading(text: str) -> list[str]:
+    return any_flagged(result["flagged"] for result in json.loads(text)["results"])
+
+
+FORMAT = WireFormat(
+    router,
+    error_body,
+    _reading,
+    requests=(
+        ExampleRequest("/v1/moderations", {"model": RULE, "input": REPLY["content"]}, ("input",)),
+    ),
+    malformed=MALFORMED,
+)

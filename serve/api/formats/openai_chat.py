@@ -20,21 +20,24 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
+from openai.types import CompletionUsage, Model
+from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionTokenLogprob
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
+from openai.types.chat.chat_completion_token_logprob import TopLogprob
+from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from guard.prompt.decoder import NO, YES
 from guard.verdict import Verdict
 from serve.api.access import Caller
-from serve.api.formats.conversation import ChatMessages, from_chat
-from serve.api.formats.known_keys import NoHiddenWords
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat
 from serve.api.formats.openai_error import MALFORMED, error_body
 from serve.api.input.limits import MAX_SALT, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService
+from serve.api.service import CheckService, Question
+from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
 from serve.engine import Check
-
-__all__ = ["MALFORMED", "error_body", "router"]
 
 router = APIRouter(route_class=StrictRoute)
 MAX_CHOICES = 128
@@ -43,25 +46,10 @@ STARTED = int(time.time())
 
 # Parameters of the API that steer how text is generated, and change no verdict.
 WITHOUT_EFFECT = (
-    "frequency_penalty",
-    "function_call",
-    "metadata",
-    "parallel_tool_calls",
-    "presence_penalty",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "reasoning_effort",
-    "safety_identifier",
-    "seed",
-    "service_tier",
-    "stop",
-    "store",
-    "temperature",
-    "tool_choice",
-    "top_p",
-    "user",
-    "verbosity",
+    *("frequency_penalty", "presence_penalty", "seed", "stop", "temperature", "top_p", "verbosity"),
+    *("function_call", "tool_choice", "parallel_tool_calls", "reasoning_effort", "service_tier"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("metadata", "safety_identifier", "store", "user"),
 )
 
 
@@ -101,107 +89,16 @@ class ChatCompletionRequest(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
 
 
-class WordLogprob(BaseModel):
-    """A word that the answer could have been, and its log-probability in nats."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-    @classmethod
-    def of(cls, word: str, p: float) -> WordLogprob:
-        """The word with the probability `p`."""
-        logprob = LEAST_LOGPROB
-        if p > 0:
-            logprob = math.log(p)
-        return cls(token=word, logprob=logprob, bytes=list(word.encode()))
-
-
-class TokenLogprob(WordLogprob):
-    """The answer's token, and the likeliest words in its place."""
-
-    top_logprobs: list[WordLogprob]
-
-
-class AnswerLogprobs(BaseModel):
-    """The log-probabilities of an answer, which has one token."""
-
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class AnswerMessage(BaseModel):
-    """The answer: "yes" if the rule is violated, else "no"."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class CompletionChoice(BaseModel):
-    """One answer. Where `n` asks for several, they are all the same."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: AnswerLogprobs | None
-    finish_reason: Literal["stop"] = "stop"
-
-
-class CachedTokens(BaseModel):
-    """The prompt tokens that were not computed again."""
-
-    cached_tokens: int
-
-
-class CompletionUsage(BaseModel):
-    """The tokens of the prompt and of the answer."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-    @classmethod
-    def of(cls, check: Check, choices: int) -> CompletionUsage:
-        """The tokens of the check, and one token per choice."""
-        prompt_tokens = check.cached_tokens + check.computed_tokens
-        return cls(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=choices,
-            total_tokens=prompt_tokens + choices,
-            prompt_tokens_details=CachedTokens(cached_tokens=check.cached_tokens),
-        )
-
-
-class ChatCompletion(BaseModel):
-    """A verdict as a completion; `system_fingerprint` names the weights that gave it."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: CompletionUsage
-
-
-class RuleModel(BaseModel):
-    """A rule that is served, as a model; `created` is when the server started, in Unix seconds."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int = STARTED
-    owned_by: str = "centurion"
-
-
 class RuleModels(BaseModel):
     """The rules that are served."""
 
-    object: Literal["list"] = "list"
-    data: list[RuleModel]
+    object: Literal["list"]
+    data: list[Model]
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post(
+    "/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_unset=True
+)
 async def complete(
     body: ChatCompletionRequest, request: Request
 ) -> ChatCompletion | StreamingResponse:
@@ -209,17 +106,17 @@ async def complete(
     _refuse_contradictions(body)
     rule_set = Caller.of(request).catalogue.selected([body.model])
     conversation = from_chat(body.messages, [*(body.tools or ()), *(body.functions or ())])
-    ((check, _),) = await CheckService.of(request).judge_each(
-        request, [conversation], rule_set, cache_salt=body.cache_salt
-    )
+    question = Question(rule_set, cache_salt=body.cache_salt)
+    ((check, _),) = await CheckService.of(request).judge_each(request, [conversation], question)
     choices = _choices(check.verdicts[0], body)
     completion = ChatCompletion(
         id=f"chatcmpl-{uuid.uuid4().hex}",
+        object="chat.completion",
         created=int(time.time()),
         model=body.model,
         system_fingerprint=f"fp_{check.versions[body.model][:12]}",
         choices=choices,
-        usage=CompletionUsage.of(check, len(choices)),
+        usage=_usage(check, len(choices)),
     )
     if body.stream:
         options = body.stream_options or StreamOptions()
@@ -228,17 +125,22 @@ async def complete(
     return completion
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model_exclude_unset=True)
 async def models(request: Request) -> RuleModels:
     """The rules that are served, as models."""
-    return RuleModels(data=[RuleModel(id=rule) for rule in Caller.of(request).catalogue.rules])
+    rules = Caller.of(request).catalogue.rules
+    return RuleModels(object="list", data=[_model(rule) for rule in rules])
 
 
-@router.get("/v1/models/{model}")
-async def model(model: str, request: Request) -> RuleModel:
+@router.get("/v1/models/{model}", response_model_exclude_unset=True)
+async def model(model: str, request: Request) -> Model:
     """One rule, as a model."""
     Caller.of(request).catalogue.card(model)
-    return RuleModel(id=model)
+    return _model(model)
+
+
+def _model(rule: str) -> Model:
+    return Model(id=rule, object="model", created=STARTED, owned_by="centurion")
 
 
 def _refuse_contradictions(body: ChatCompletionRequest) -> None:
@@ -252,26 +154,44 @@ def _refuse_contradictions(body: ChatCompletionRequest) -> None:
         raise HTTPException(MALFORMED, "stream_options needs stream to be true")
 
 
-def _choices(verdict: Verdict, body: ChatCompletionRequest) -> list[CompletionChoice]:
+def _choices(verdict: Verdict, body: ChatCompletionRequest) -> list[Choice]:
     """The verdict as the answer, as often as it was asked for."""
-    answer = AnswerMessage(content=YES if verdict.violates else NO)
+    answer = YES if verdict.violates else NO
+    message = ChatCompletionMessage(role="assistant", content=answer, refusal=None)
     logprobs = None
     if body.logprobs:
-        logprobs = _logprobs(verdict, answer.content, body.top_logprobs or 0)
-    count = body.n or 1
-    return [
-        CompletionChoice(index=index, message=answer, logprobs=logprobs) for index in range(count)
-    ]
+        logprobs = _logprobs(verdict, answer, body.top_logprobs or 0)
+    choices: list[Choice] = []
+    for index in range(body.n or 1):
+        choice = Choice(index=index, message=message, logprobs=logprobs, finish_reason="stop")
+        choices.append(choice)
+    return choices
 
 
-def _logprobs(verdict: Verdict, answer: str, alternatives: int) -> AnswerLogprobs:
-    words = {
-        YES: WordLogprob.of(YES, verdict.p_violation),
-        NO: WordLogprob.of(NO, 1 - verdict.p_violation),
-    }
+def _logprobs(verdict: Verdict, answer: str, alternatives: int) -> ChoiceLogprobs:
+    words = {YES: _word(YES, verdict.p_violation), NO: _word(NO, 1 - verdict.p_violation)}
     likeliest = sorted(words.values(), key=lambda word: -word.logprob)[:alternatives]
-    token = TokenLogprob(**words[answer].model_dump(), top_logprobs=likeliest)
-    return AnswerLogprobs(content=[token])
+    word = words[answer].model_dump()
+    token = ChatCompletionTokenLogprob(**word, top_logprobs=likeliest)
+    return ChoiceLogprobs(content=[token], refusal=None)
+
+
+def _word(word: str, p: float) -> TopLogprob:
+    logprob = LEAST_LOGPROB
+    if p > 0:
+        logprob = math.log(p)
+    return TopLogprob(token=word, logprob=logprob, bytes=list(word.encode()))
+
+
+def _usage(check: Check, choices: int) -> CompletionUsage:
+    """The tokens of the check, and one token per choice."""
+    prompt_tokens = check.cached_tokens + check.computed_tokens
+    return CompletionUsage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=choices,
+        total_tokens=prompt_tokens + choices,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=check.cached_tokens),
+    )
 
 
 def _events(completion: ChatCompletion, *, include_usage: bool) -> Iterator[str]:
@@ -284,15 +204,41 @@ def _events(completion: ChatCompletion, *, include_usage: bool) -> Iterator[str]
         "system_fingerprint": completion.system_fingerprint,
     }
     for choice in completion.choices:
-        answer = choice.model_dump(include={"index", "logprobs"})
-        answer |= {"delta": choice.message.model_dump(), "finish_reason": None}
-        yield _event(chunk | {"choices": [answer]})
+        answer = choice.model_dump(include={"index", "logprobs"}, exclude_unset=True)
+        delta = choice.message.model_dump(exclude_unset=True)
+        yield _event(chunk | {"choices": [answer | {"delta": delta, "finish_reason": None}]})
         end = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": "stop"}
         yield _event(chunk | {"choices": [end]})
-    if include_usage:
-        yield _event(chunk | {"choices": [], "usage": completion.usage.model_dump()})
+    if include_usage and completion.usage:
+        usage = completion.usage.model_dump(exclude_unset=True)
+        yield _event(chunk | {"choices": [], "usage": usage})
     yield "data: [DONE]\n\n"
 
 
 def _event(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk)}\n\n"
+
+
+def _reading(text: str) -> list[str]:
+    answers: list[str | None] = []
+    if text.startswith("data: "):
+        for line in text.splitlines():
+            if line.startswith("data: {"):
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                answers += [choice["delta"].get("content") for choice in choices]
+    else:
+        answers = [choice["message"]["content"] for choice in json.loads(text)["choices"]]
+    return ["violation" if answer == YES else "allow" for answer in answers if answer is not None]
+
+
+FORMAT = WireFormat(
+    router,
+    error_body,
+    _reading,
+    requests=(
+        ExampleRequest(
+            "/v1/chat/completions", {"model": RULE, "messages": [ASKED, REPLY]}, ("messages",)
+        ),
+    ),
+    malformed=MALFORMED,
+)

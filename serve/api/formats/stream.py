@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
@@ -40,18 +41,19 @@ from serve.api.formats.check import (
     UnjudgedRule,
 )
 from serve.api.input.limits import MAX_CHARACTERS
+from serve.api.input.limits import STREAM_PATH as PATH
 from serve.api.input.lines import BodyLines
 from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_body
 from serve.api.service import CheckService, DecidedCheck
+from serve.api.wire_format import WireFormat
+from serve.engine import Check, Refusal
 from serve.engine.codes import Code, code_of
 from serve.engine.prompts import CHARACTERS_PER_TOKEN
 from serve.engine.refusals import Overloaded
-from serve.policy.rule_set import RuleSet
+from serve.policy.logic import Decision
 from serve.policy.ruling import Ruling
 
 router = APIRouter()
-PATH = "/v1/check/stream"
-MALFORMED = check.MALFORMED
 
 SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f")  # the last three full-width
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
@@ -122,7 +124,6 @@ class GrowingReply:
         self._expect_new()
 
     def _expect_new(self) -> None:
-        """Begin to collect what no check has seen."""
         self._new: list[str] = []  # joined once a check, however many pieces come
         self._new_bytes = 0
         self._ends_sentence = False
@@ -138,11 +139,9 @@ class GrowingReply:
 
     @property
     def checked_characters(self) -> int:
-        """How much of the reply a check has seen."""
         return len(self._checked)
 
     def _unchecked(self) -> str:
-        """The text that no check has seen."""
         self._new = ["".join(self._new)]
         return self._new[0]
 
@@ -202,7 +201,7 @@ async def check_stream(request: Request) -> Response:
     lines = BodyLines(request.scope, request.receive)
     try:
         opening = _read(StreamRequest, await lines.next(), "the first line")
-        check.selected(opening, Caller.of(request).catalogue)
+        check.asked(opening, request)
         Caller.of(request).check_size([GrowingReply(opening).conversation])
     except BaseException:
         lines.close()
@@ -265,7 +264,7 @@ class CheckedStream(Response):
             try:
                 decided = await self._check()
             except Overloaded as error:  # a later check reads all that this one would have
-                yield self._unjudged_event(str(error), error.code)
+                yield self._event("", self._unanswered(error))
                 continue
             ruling = decided.decision.ruling
             if ruling is Ruling.VIOLATION:
@@ -297,20 +296,12 @@ class CheckedStream(Response):
 
         Raises HTTPException 422 where a rule that the first line names is not served any more.
         """
-        # The header with what the checks took was sent, so their list is no longer read.
-        scope = {**self._request.scope, "deadline": self._lines.deadline(), "checks": []}
+        scope = {**self._request.scope, "deadline": self._lines.deadline()}
         return await self._service.check(
             Request(scope, self._lines.until_gone),
             self._reply.conversation,
-            self._rule_set,
-            metadata=self._opening.metadata,
-            cache_salt=self._opening.cache_salt,
+            check.asked(self._opening, self._request),
         )
-
-    @property
-    def _rule_set(self) -> RuleSet:
-        """What the first line names, of the rules that are served now."""
-        return check.selected(self._opening, Caller.of(self._request).catalogue)
 
     def _event(self, release: str, decided: DecidedCheck) -> StreamEvent:
         verdicts = decided.check.verdicts
@@ -321,24 +312,14 @@ class CheckedStream(Response):
             p_violation={verdict.rule: verdict.p_violation for verdict in verdicts},
             unjudged=check.unjudged_rules(decided.check),
             checked_characters=self._reply.checked_characters,
-            usage=TokenUsage(
-                cached_tokens=decided.check.cached_tokens,
-                computed_tokens=decided.check.computed_tokens,
-            ),
+            usage=TokenUsage.of([decided.check]),
         )
 
-    def _unjudged_event(self, why: str, code: Code) -> StreamEvent:
-        """The event for a check that no rule has answered."""
-        rules = self._rule_set.rules
-        unjudged = [UnjudgedRule(rule=rule, code=code, reason=why) for rule in rules]
-        return StreamEvent(
-            release="",
-            verdict="unjudged",
-            p_violation={},
-            unjudged=unjudged,
-            checked_characters=self._reply.checked_characters,
-            usage=TokenUsage(cached_tokens=0, computed_tokens=0),
-        )
+    def _unanswered(self, error: Overloaded) -> DecidedCheck:
+        """A check that no rule has answered."""
+        rules = check.asked(self._opening, self._request).rule_set.rules
+        refusals = dict.fromkeys(rules, Refusal("the stream", str(error), error.code))
+        return DecidedCheck(Check((), refusals, 0, 0, 0.0), Decision(Ruling.UNJUDGED, ()))
 
     def _end(self, release: str, decided: DecidedCheck) -> StreamEnd:
         judgement = CheckResponse.of(decided, self._opening.rule_set)
@@ -352,8 +333,7 @@ class CheckedStream(Response):
 
 
 def _unjudged(message: str, code: Code) -> StreamEnd:
-    """The end of a stream that could not be judged."""
-    return StreamEnd(release="", judgement=error_body(422, message, code))
+    return StreamEnd(release="", judgement=check.error_body(422, message, code))
 
 
 def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
@@ -376,6 +356,16 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
         raise HTTPException(422, f"{where} is not JSON: {in_words(error)}") from None
 
 
-def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-    """The error body, as for a check."""
-    return check.error_body(status, message, code)
+def _reading(text: str) -> list[str]:
+    *_, last = text.strip().splitlines()
+    return check.rulings(json.loads(last)["judgement"], "results")
+
+
+FORMAT = WireFormat(
+    router,
+    check.error_body,
+    _reading,
+    requests=tuple(
+        replace(example, path=PATH, lines=({"end": True},)) for example in check.FORMAT.requests
+    ),
+)

@@ -10,10 +10,11 @@ it judges the messages from `since` on, without those before them. Knows nothing
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
@@ -25,14 +26,14 @@ from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.input.limits import MAX_TURNS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService, DecidedCheck, SeveralChecks
-from serve.engine.codes import Code
+from serve.api.service import CheckService, DecidedCheck, Question, SeveralChecks, rulings_of
+from serve.api.wire_format import WireFormat
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling, any_of
 
 router = APIRouter(route_class=StrictRoute)
-MALFORMED = check.MALFORMED
+PATH = "/v1/check/turns"
 
 
 class TurnsRequest(CheckRequest):
@@ -90,10 +91,11 @@ class TurnsResponse(BaseModel):
     usage: TokenUsage
 
 
-@router.post("/v1/check/turns")
+@router.post(PATH)
 async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     """Put a conversation to the rules at the end of every turn."""
-    rule_set = check.selected(body, Caller.of(request).catalogue)
+    question = check.asked(body, request)
+    rule_set, since = question.rule_set, replace(question, purpose="since")
     Caller.of(request).check_size([body.conversation])
     conversation, tools = body.conversation, body.tool_turns
     start = len(tools) + body.since  # of what is new
@@ -101,24 +103,22 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     before: list[DecidedCheck] = []
     violated_before: list[str] = []
     if body.since:
-        before = (await _in_turn(body, request, [conversation[:start]], rule_set, "since")).all()
+        before = (await _in_turn(request, [conversation[:start]], since)).all()
         violated_before = _violated(before[0])
-    whole = await _in_turn(body, request, (conversation[:end] for end in ends), rule_set)
+    whole = await _in_turn(request, (conversation[:end] for end in ends), question)
     alone = SeveralChecks([])
     if violated_before:  # at every turn: a rule may judge the last one only
         new = ((*tools, *conversation[start:end]) for end in ends[: len(whole.answered)])
         rules = replace(RuleSet.any_of(violated_before), name=rule_set.name)
-        alone = await _in_turn(body, request, new, rules, "since")
-    decisions: list[Decision] = []
-    for rulings in _rulings(whole.answered, alone.answered, violated_before):
-        decisions.append(rule_set.decide(rulings, body.metadata or {}))
+        alone = await _in_turn(request, new, replace(since, rule_set=rules))
+    at_ends = _rulings(whole.answered, alone.answered, violated_before)
+    decisions = [rule_set.decide(rulings, body.metadata or {}) for rulings in at_ends]
     failure = whole.failure or alone.failure
-    is_violated = any(decision.ruling is Ruling.VIOLATION for decision in decisions)
-    if failure is not None and not is_violated:
+    if failure and not any(decision.ruling is Ruling.VIOLATION for decision in decisions):
         raise failure
     decision = _together(decisions)
-    checks = [*before, *whole.answered, *alone.answered]
     turns = dict(enumerate(whole.answered, start=body.since))
+    every_check = (*before, *whole.answered, *alone.answered)
     return TurnsResponse(
         verdict=decision.ruling.value,
         decided_by=list(decision.decided_by),
@@ -126,36 +126,21 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
         turns=[TurnResult.of(turn, decided) for turn, decided in turns.items()],
         first_violation=_first_violations(turns, violated_before),
         judged_alone=_highest(alone.answered, violated_before),
-        usage=TokenUsage(
-            cached_tokens=sum(decided.check.cached_tokens for decided in checks),
-            computed_tokens=sum(decided.check.computed_tokens for decided in checks),
-        ),
+        usage=TokenUsage.of(decided.check for decided in every_check),
     )
 
 
 async def _in_turn(
-    body: TurnsRequest,
-    request: Request,
-    conversations: Iterable[Sequence[Message]],
-    rule_set: RuleSet,
-    purpose: Literal["answer", "since"] = "answer",
+    request: Request, conversations: Iterable[Sequence[Message]], question: Question
 ) -> SeveralChecks:
     """A check of each conversation, one after the other, up to the first that fails."""
     service = CheckService.of(request)
     answered: list[DecidedCheck] = []
     for messages in conversations:
         try:
-            decided = await service.check(
-                request,
-                messages,
-                rule_set,
-                metadata=body.metadata,
-                cache_salt=body.cache_salt,
-                purpose=purpose,
-            )
+            answered.append(await service.check(request, messages, question))
         except GuardError as failure:
             return SeveralChecks(answered, failure)
-        answered.append(decided)
     return SeveralChecks(answered)
 
 
@@ -170,9 +155,9 @@ def _rulings(
     by the new messages alone, where these could be judged.
     """
     for whole_check, new_check in zip_longest(whole, alone):
-        rulings = whole_check.rulings | dict.fromkeys(violated_before, Ruling.UNJUDGED)
+        rulings = rulings_of(whole_check.check) | dict.fromkeys(violated_before, Ruling.UNJUDGED)
         if new_check is not None:
-            rulings |= new_check.rulings
+            rulings |= rulings_of(new_check.check)
         yield rulings
 
 
@@ -206,6 +191,9 @@ def _first_violations(
     return first
 
 
-def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-    """The error body, as for a check."""
-    return check.error_body(status, message, code)
+FORMAT = WireFormat(
+    router,
+    check.error_body,
+    lambda text: check.rulings(json.loads(text), "turns"),
+    requests=tuple(replace(example, path=PATH) for example in check.FORMAT.requests),
+)

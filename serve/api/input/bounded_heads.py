@@ -52,7 +52,6 @@ class BoundedHeads(HttpToolsProtocol):
         self._last_answer: bytes | None = None  # what ends the connection; then no more is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first head."""
         super().connection_made(transport)
         # By the kernel: what is not sent yet outlives both the request and a close of the transport
         # that TLS may have in between.
@@ -62,7 +61,6 @@ class BoundedHeads(HttpToolsProtocol):
         self._end_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer, and tell the request that is being answered."""
         self._disarm()
         if self._current is not None and self._is_answering:
             self.cycle = self._current
@@ -103,14 +101,12 @@ class BoundedHeads(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
-        """Start the timer of a head."""
         super().on_message_begin()
         self._is_in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
         if not self._is_answering:  # else uvicorn may have paused reading
             self._end_after(self.patience_s)
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the URL."""
         self._make_room_for(len(url))
         super().on_url(url)
 
@@ -159,13 +155,11 @@ class BoundedHeads(HttpToolsProtocol):
         return True
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         self._unparsed_bytes = 0
         if self.cycle is not None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
         self._unparsed_bytes = 0
         if self.cycle is not None and not self.parser.should_upgrade():
             super().on_message_complete()
@@ -209,7 +203,6 @@ class BoundedHeads(HttpToolsProtocol):
             self.transport.close()
 
     def _stop(self, status: HTTPStatus) -> NoReturn:
-        """Refuse what is being parsed."""
         self._refuse(status)
         raise RequestRefused(status)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -37,6 +37,7 @@ MAX_SALT = 200  # characters
 MAX_CALL_ID = 200  # characters by which a reply's conversation is found
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
 MAX_TURNS = 500  # of a conversation that is checked at the end of each
+STREAM_PATH = "/v1/check/stream"  # its bodies are written slowly
 STREAM_S = 1800.0  # that a reply may be written for
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
 
@@ -65,8 +66,7 @@ Metadata = Annotated[
 
 RequestKind = Literal["request", "stream"]
 
-# The response to a request that gets an HTTP status and a message instead of an answer.
-Refuse = Callable[[Scope, int, str, Mapping[str, str] | None], Response]
+Refuse = Callable[[Scope, HTTPException], Response]  # in the words of the request's format
 
 
 def route_path(scope: Scope) -> str:
@@ -78,9 +78,8 @@ def route_path(scope: Scope) -> str:
     return path
 
 
-def kind_of(scope: Scope, stream_paths: Collection[str]) -> RequestKind:
-    """The kind that a request is counted as."""
-    return "stream" if route_path(scope) in stream_paths else "request"
+def kind_of(scope: Scope) -> RequestKind:
+    return "stream" if route_path(scope) == STREAM_PATH else "request"
 
 
 class NotRead(Exception):
@@ -90,16 +89,14 @@ class NotRead(Exception):
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES, or less if the caller's is, for what is sent and for what it is once
-    unpacked. A request that comes while `max_requests`,
-    by default MAX_REQUESTS, are under way is refused too; those of `stream_paths` are counted by
-    themselves, up to MAX_STREAMS, so that replies that are written slowly keep no other out. Each
-    has `timeout_s` seconds from its head on, for its body and its checks together, or what
-    TIMEOUT_HEADER says: its `scope["deadline"]`, by time.monotonic. A format whose bodies are
-    written slowly moves that, by `scope["seconds"]` each time.
+    The limit is MAX_BYTES, or the caller's own if that is less. It holds for what is sent, and for
+    what that is once unpacked. A request is refused too while `max_requests`, by default
+    MAX_REQUESTS, are under way. Streams are counted by themselves, up to MAX_STREAMS, so replies
+    that are written slowly keep no other request out.
 
-    A piece of the answer that the client does not read within `timeout_s` is the last: it ends the
-    request, and leaves its place to others.
+    Body and checks together have `timeout_s` seconds from the head on, or what TIMEOUT_HEADER says:
+    until `scope["deadline"]`, by time.monotonic. A stream moves that by `scope["seconds"]` a line.
+    A client that reads nothing for `timeout_s` ends its request, and leaves its place to others.
     """
 
     def __init__(
@@ -107,15 +104,12 @@ class BoundedBodies:
         app: ASGIApp,
         refuse: Refuse,
         timeout_s: float,
-        *,
         max_requests: int | None = None,
-        stream_paths: Collection[str] = (),
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._timeout_s = timeout_s
         self._max_requests = max_requests
-        self._stream_paths = stream_paths
         self._under_way: dict[RequestKind, int] = {"request": 0, "stream": 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,32 +117,11 @@ class BoundedBodies:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        kind = kind_of(scope, self._stream_paths)
-        limit = MAX_STREAMS if kind == "stream" else self._max_requests or MAX_REQUESTS
-        if self._under_way[kind] >= limit:
-            await self._refuse(scope, 503, TOO_MANY, RETRY_AFTER)(scope, receive, send)
-        elif _content_length(scope) > _max_bytes(scope):
-            message = _too_large(_max_bytes(scope))
-            await self._refuse(scope, 413, message, None)(scope, receive, send)
-        else:
-            await self._pass_on(kind, scope, receive, send)
-
-    async def _pass_on(self, kind: RequestKind, scope: Scope, receive: Receive, send: Send) -> None:
-        seconds = _seconds(scope, self._timeout_s)
-        if seconds is None:
-            stated = Headers(scope=scope)[TIMEOUT_HEADER][:60]
-            message = (
-                f"{TIMEOUT_HEADER}: not a whole number of milliseconds above 0, got {stated!r}"
-            )
-            await self._refuse(scope, 400, message, None)(scope, receive, send)
-            return
-        scope["seconds"] = seconds
-        scope["deadline"] = time.monotonic() + seconds
+        kind = kind_of(scope)
         try:
-            bounded = unpacked(_bounded(receive, scope), scope, _max_bytes(scope))
+            bounded = self._admitted(kind, scope, receive)
         except HTTPException as error:
-            refused = self._refuse(scope, error.status_code, error.detail, error.headers)
-            await refused(scope, receive, send)
+            await self._refuse(scope, error)(scope, receive, send)
             return
         self._under_way[kind] += 1
         try:
@@ -157,6 +130,19 @@ class BoundedBodies:
             log.warning("a client has not read its answer within %g s", self._timeout_s)
         finally:
             self._under_way[kind] -= 1
+
+    def _admitted(self, kind: RequestKind, scope: Scope, receive: Receive) -> Receive:
+        """The request's bounded body; `scope` has its deadline. Raises HTTPException."""
+        limit = self._max_requests or MAX_REQUESTS
+        if kind == "stream":
+            limit = MAX_STREAMS
+        if self._under_way[kind] >= limit:
+            raise HTTPException(503, TOO_MANY, RETRY_AFTER)
+        if _content_length(scope) > _max_bytes(scope):
+            raise HTTPException(413, _too_large(_max_bytes(scope)))
+        scope["seconds"] = _seconds(scope, self._timeout_s)
+        scope["deadline"] = time.monotonic() + scope["seconds"]
+        return unpacked(_bounded(receive, scope), scope, _max_bytes(scope))
 
 
 def _read_in_time(send: Send, seconds: float) -> Send:
@@ -172,18 +158,18 @@ def _read_in_time(send: Send, seconds: float) -> Send:
     return sent
 
 
-def _seconds(scope: Scope, timeout_s: float) -> float | None:
-    """How long the request may take; None where the header that says it cannot be read."""
+def _seconds(scope: Scope, timeout_s: float) -> float:
+    """How long the request may take. Raises HTTPException 400 for a header that cannot be read."""
     stated = Headers(scope=scope).get(TIMEOUT_HEADER)
     if stated is None:
         return timeout_s
     if not MILLISECONDS.fullmatch(stated):
-        return None
+        problem = f"not a whole number of milliseconds above 0, got {stated[:60]!r}"
+        raise HTTPException(400, f"{TIMEOUT_HEADER}: {problem}")
     return min(timeout_s, int(stated) / 1000)
 
 
 def _max_bytes(scope: Scope) -> int:
-    """The largest body that this caller may send, in bytes."""
     caller_limit: int | None = scope["caller"].limits.body_bytes
     return min(MAX_BYTES, caller_limit or MAX_BYTES)
 
@@ -193,7 +179,6 @@ def _too_large(max_bytes: int) -> str:
 
 
 def _content_length(scope: Scope) -> int:
-    """The Content-Length of the request in bytes; 0 without one."""
     value = dict(scope.get("headers", ())).get(b"content-length", b"")
     if not value.isdigit():
         return 0

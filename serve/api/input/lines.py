@@ -32,12 +32,10 @@ class BodyLines:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the sender is known to have closed the connection."""
         return self._gone.is_set()
 
     @property
     def has_more(self) -> bool:
-        """Whether `next` would not wait."""
         return not self._lines.empty()
 
     async def next(self) -> bytes | None:
@@ -59,7 +57,6 @@ class BodyLines:
         return {"type": "http.disconnect"}
 
     def deadline(self) -> float:
-        """The deadline of what begins now, by time.monotonic."""
         seconds: float = self._scope["seconds"]
         return min(time.monotonic() + seconds, self._until)
 

@@ -1,5 +1,7 @@
-"""Bodies of HTTP, and lines of them, as `guard/files/strict_json.py` reads JSON. None has so many
-values that reading them holds up everybody else. Knows nothing of what a body says.
+"""JSON that came over HTTP: a body, or a line of one. `guard/files/strict_json.py` reads it.
+
+A body with very many values is refused: reading it would hold up everybody else. Knows nothing of
+what a body says.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from guard.files.strict_json import STRING, decoded, read_json
 from guard.files.text_file import GZIP, no_text
 from serve.api.input.encodings import ENCODING, TYPE, charsets
 
-# Of a body: ten thousand messages with all of their fields, or a thousand tools, have half as many.
+# Twice as many as ten thousand messages with all of their fields have, or a thousand tools.
 MAX_VALUES = 300_000
 TOO_DEEP = "nested too deeply to be read"
 NOT_UNICODE = "not Unicode"
 
 
 class TooManyValues(ValueError):
-    """What a body, or a line of one, has that is too large to be read beside others."""
+    """The JSON has more than MAX_VALUES values."""
 
     def __str__(self) -> str:
         return f"more than {MAX_VALUES:,} values"
@@ -42,8 +44,10 @@ def read_body(content: bytes) -> Any:
 
 
 def _refuse_many_signs(text: str) -> None:
-    """Raise TooManyValues where that can be said without reading the values: n of them have less
-    than n commas and no more than n + 1 brackets that open.
+    """Raise TooManyValues where signs alone show it, before anything is parsed.
+
+    n values have less than n commas, and at most n + 1 opening brackets. Signs inside of texts do
+    not count; they are looked for only where there are many signs.
     """
     if _signs(text) > 2 * MAX_VALUES and _signs(STRING.sub("", text)) > 2 * MAX_VALUES:
         raise TooManyValues
@@ -54,7 +58,7 @@ def _signs(text: str) -> int:
 
 
 def _refuse_many(value: Any) -> None:
-    """Raise TooManyValues for more than MAX_VALUES values, in lists too."""
+    """Raise TooManyValues for a value with so many others in it, at any depth."""
     count = 0
     containers = [value] if isinstance(value, (dict, list)) else []
     while containers:
@@ -89,7 +93,6 @@ class StrictRoute(APIRoute):
     """A route whose body is read by `read_body`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, which gets a request that is read by `read_body`."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:

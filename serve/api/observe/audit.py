@@ -46,7 +46,6 @@ class AuditLog:
             raise OSError(f"the audit log took {written} of {len(content)} bytes")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _opened(self) -> FileIO:
@@ -54,7 +53,6 @@ class AuditLog:
         return self._path.open("ab", buffering=0)
 
     def _is_in_place(self) -> bool:
-        """Whether the open file is the one of that name."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
         except FileNotFoundError:

@@ -86,7 +86,6 @@ class Metrics:
             self._tokens.labels(source)
 
     def responded(self, wire_format: str, status: int, latency_s: float) -> None:
-        """Count a request."""
         self._requests.labels(wire_format, str(status)).observe(latency_s)
 
     def checked(self, record: CheckRecord) -> None:
@@ -109,8 +108,7 @@ class Metrics:
             self._verdicts.labels(rule, "unjudged").inc()
             self._unjudged.labels(refusal.code).inc()
 
-    def close(self) -> None:
-        """Nothing is left to write."""
+    def close(self) -> None: ...
 
     def exposition(
         self, accept: str, registry: CollectorRegistry | None = None
@@ -159,7 +157,6 @@ class EngineCollector(Collector):
         yield self._rule_info()
 
     def _restarts(self) -> Metric:
-        """How often the engine was started again, and how often that failed."""
         text = "Starts of the engine after it had died, by outcome."
         counts = CounterMetricFamily("guard_engine_restarts", text, labels=["outcome"])
         restarts = self._thread.restarts

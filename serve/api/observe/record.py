@@ -42,7 +42,7 @@ class CheckRecord:
     rule_set: RuleSet
     cards: Mapping[str, Card]
     began_s: float
-    latency_s: float
+    latency_s: float = 0.0
     check: Check | None = None
     decision: Decision | None = None
     failure: Code | None = None
@@ -72,6 +72,4 @@ class Observer(Protocol):
         """Note a check that is over. If this raises, its caller gets the error, not the verdict."""
         ...
 
-    def close(self) -> None:
-        """Write what is still to be written."""
-        ...
+    def close(self) -> None: ...

@@ -17,7 +17,6 @@ from starlette.types import Message as AsgiMessage
 
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import RequestFacts
-from serve.api.observe.timing import HEADER, server_timing
 
 REQUEST_ID = "x-request-id"
 WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # too short to hold text, which an id must not
@@ -32,25 +31,19 @@ class ObservedRequests:
         self._format_of = format_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on: its facts are `scope["facts"]`, `scope["checks"]` takes the
-        checks that are answered.
-        """
+        """Pass the request on; its facts are `scope["facts"]`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        facts = _facts(scope, self._format_of(scope))
-        scope["facts"], scope["checks"] = facts, []
+        facts = scope["facts"] = _facts(scope, self._format_of(scope))
         status = 500
 
         async def named(message: AsgiMessage) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = facts.request_id
-                if scope["checks"]:
-                    headers[HEADER] = server_timing(scope["checks"])
+                MutableHeaders(scope=message)[REQUEST_ID] = facts.request_id
             await send(message)
 
         try:

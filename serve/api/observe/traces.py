@@ -49,7 +49,6 @@ class Traces:
         span.end(ended_ns)
 
     def close(self) -> None:
-        """Hand over what is left."""
         self._provider.shutdown()
 
 

@@ -22,9 +22,10 @@ from starlette.types import Message as AsgiMessage
 
 from serve.api import admin
 from serve.api.access import Caller
-from serve.api.app import DESCRIPTION, FORMATS, TITLE, put_in_front
+from serve.api.app import DESCRIPTION, TITLE, put_in_front
 from serve.api.catalogue import Catalogue
 from serve.api.formats import stream
+from serve.api.formats.table import FORMATS
 from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
 from serve.api.observe.requests import REQUEST_ID
 from serve.api.service import POLL_S

@@ -26,7 +26,9 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.calls import AMBIGUOUS, CALL_S
 from serve.api.errors import Unjudged
+from serve.api.formats.table import FORMATS
 from serve.api.input.strict_json import read_body
+from serve.api.wire_format import WireFormat, format_of
 from serve.cluster.messages import RelayedRequest
 
 SESSION_HEADER = "x-session-id"
@@ -55,10 +57,11 @@ class SessionKeys:
         """
         session = relayed.header(SESSION_HEADER)
         body = _json_object(relayed.body)
-        call_id = _call_id(relayed, body)
+        wire_format = FORMATS.get(format_of(FORMATS, relayed.path) or "")
+        call_id = _call_id(wire_format, relayed, body)
         if session:
             key = _hashed(tenant, "session", session)
-        elif head := _head(body):
+        elif head := _head(wire_format, body):
             key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
         else:  # a reply alone, or what a replica will refuse
             return self._call_key(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
@@ -117,37 +120,34 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _call_id(relayed: RelayedRequest, body: dict[str, Any]) -> str:
-    call_id = relayed.header("call-id") or body.get("litellm_call_id")
+def _call_id(wire_format: WireFormat | None, relayed: RelayedRequest, body: dict[str, Any]) -> str:
+    """What joins a reply to its request, in the formats that send them one by one."""
+    if wire_format is None or not wire_format.call_id:
+        return ""
+    call_id = relayed.header(wire_format.call_id) or body.get(wire_format.call_id)
     return call_id if isinstance(call_id, str) else ""
 
 
-def _head(body: dict[str, Any]) -> list[Any]:
-    """The beginning of the conversation, wherever the wire format has it; empty if it has none."""
-    if body.get("input_type") == "response":  # LiteLLM's reply, whose texts are no beginning
+def _head(wire_format: WireFormat | None, body: dict[str, Any]) -> list[Any]:
+    """What the conversation begins with; empty if the body has none."""
+    beginning = wire_format.beginning(body) if wire_format else None
+    if beginning is None:
         return []
-    inner = body.get("body")  # agentgateway's
-    for content in (body, inner if isinstance(inner, dict) else {}):
-        for name in ("messages", "structured_messages"):
-            messages = content.get(name)
-            if isinstance(messages, list) and messages:
-                return _rendered(_until_first_user(messages), content.get("tools"))
-    for name in ("texts", "input", "contents", "context", "prompt"):
-        text = body.get(name)
-        if text:
-            return [text[0] if isinstance(text, list) else text]
-    return []
+    if beginning.messages:
+        return _rendered(_until_first_user(beginning.messages), beginning.tools)
+    return [beginning.text]
 
 
-def _rendered(messages: list[Any], tools: Any) -> list[Any]:
+def _rendered(messages: Sequence[Any], tools: Any) -> list[Any]:
     """The messages as a stream's key has them; as they are where a replica will refuse them."""
     try:
         return _roles_and_contents(turns_of(messages, tools or (), where="messages"))
     except (GuardError, TypeError, AttributeError):
-        return messages
+        return list(messages)
 
 
-def _until_first_user(messages: list[Any]) -> list[Any]:
+def _until_first_user(messages: Sequence[Any]) -> Sequence[Any]:
+    """The messages up to the first one of the user's, that included."""
     for number, message in enumerate(messages):
         if isinstance(message, dict) and message.get("role") == "user":
             return messages[: number + 1]

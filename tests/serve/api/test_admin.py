@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import time
@@ -45,9 +44,18 @@ def folder(versions: list[Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(folder: Path) -> Iterator[httpx.Client]:
-    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(create_app(engine)) as http:
-        yield http
+def trained(tmp_path: Path) -> dict[str, Path]:
+    """Rules that are trained and not served."""
+    return {}
+
+
+@pytest.fixture
+def client(folder: Path, trained: dict[str, Path], tmp_path: Path) -> Iterator[httpx.Client]:
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine:
+        log = AuditLog(tmp_path / "audit.jsonl")
+        app = create_app(engine, observers=[log], find_trained=trained.get)
+        with serving(app) as http:
+            yield http
 
 
 def train(folder: Path, version: Path) -> None:
@@ -72,11 +80,16 @@ def expected(versions: list[Path]) -> list[float]:
 
 
 def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
-    client: httpx.Client, folder: Path, versions: list[Path]
+    client: httpx.Client, folder: Path, versions: list[Path], tmp_path: Path
 ) -> None:
     of_version = expected(versions)
     assert probability(client) == pytest.approx(of_version[0], abs=TOLERANCE)
     before = client.get("/v1/rules").json()[0]["version"]
+    # One digest names the version everywhere.
+    assert before == load_card(folder).version
+    assert json.loads((tmp_path / "audit.jsonl").read_text())["rules"][0]["version"] == before
+    named = f'guard_rule_info{{rule="{RULE}",version="{before}"}} 1.0'
+    assert named in client.get("/metrics").text
     for number in (1, 0, 1):
         train(folder, versions[number])
         answer = client.post(f"/admin/rules/{RULE}").json()
@@ -115,97 +128,72 @@ def test_weights_that_cannot_be_served_leave_the_rule_as_it_was(
     assert len(answer["results"]) + len(answer["unjudged"]) == 1
 
 
-def test_one_digest_names_the_version_everywhere(folder: Path, tmp_path: Path) -> None:
-    log = tmp_path / "audit.jsonl"
-    with GuardEngine(small_recipe(), {RULE: folder}) as engine:
-        app = create_app(engine, observers=[AuditLog(log)])
-        with serving(app) as client:
-            probability(client)
-            version = client.get("/v1/rules").json()[0]["version"]
-            metrics = client.get("/metrics").text
-    assert version == load_card(folder).version
-    assert f'guard_rule_info{{rule="{RULE}",version="{version}"}} 1.0' in metrics
-    assert json.loads(log.read_text())["rules"][0]["version"] == version
+EDITS = [
+    ("adapter_config.json", "use_rslora", True),
+    ("adapter_config.json", "lora_alpha", 1),
+    ("card.json", "threshold", 0.9),
+    ("card.json", "temperature", 9.0),
+    ("card.json", "uncertainty_band", [0.0, 0.1]),
+]
 
 
-@pytest.mark.parametrize(
-    ("file", "key", "value"),
-    [
-        ("adapter_config.json", "use_rslora", True),
-        ("adapter_config.json", "lora_alpha", 1),
-        ("card.json", "threshold", 0.9),
-        ("card.json", "temperature", 9.0),
-        ("card.json", "uncertainty_band", [0.0, 0.1]),
-    ],
-)
 def test_an_edited_folder_is_not_served_and_signed_it_is_another_version(
-    client: httpx.Client, folder: Path, file: str, key: str, value: object
+    client: httpx.Client, folder: Path
 ) -> None:
-    before = client.get("/v1/rules").json()
-    content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(content | {key: value}))
-    assert client.post(f"/admin/rules/{RULE}").status_code == 409
-    assert client.get("/v1/rules").json() == before
-    with pytest.raises(GuardError, match=f"the card was edited|card: {file} is another file"):
-        GuardEngine(small_recipe(), {RULE: folder})
-    sign(folder)
-    changed = client.post(f"/admin/rules/{RULE}").json()
-    assert changed["version"] == load_card(folder).version != changed["version_before"]
+    for file, key, value in EDITS:
+        before = client.get("/v1/rules").json()
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(content | {key: value}))
+        assert client.post(f"/admin/rules/{RULE}").status_code == 409
+        assert client.get("/v1/rules").json() == before
+        with pytest.raises(GuardError, match=f"the card was edited|card: {file} is another file"):
+            GuardEngine(small_recipe(), {RULE: folder})
+        sign(folder)
+        changed = client.post(f"/admin/rules/{RULE}").json()
+        assert changed["version"] == load_card(folder).version != changed["version_before"]
 
 
-def test_a_rule_that_is_neither_served_nor_trained_is_not_found(client: httpx.Client) -> None:
+def test_no_rule_is_added_that_is_not_trained_or_not_by_its_own_sound_weights(
+    client: httpx.Client, folder: Path, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    broken, foreign = (
+        save_adapter(tmp_path / name, name, seed=3) for name in ("broken", "foreign")
+    )
+    (broken / "adapter_model.safetensors").write_bytes(b"")
+    trained |= {"broken": broken, "new": foreign}
     for name in ("nobody", "..", "%2e%2e%2fplain"):
         assert client.post(f"/admin/rules/{name}").status_code == 404
         assert client.delete(f"/admin/rules/{name}").status_code == 404
+    for name in trained:
+        assert client.post(f"/admin/rules/{name}").status_code == 409
+    train(folder, foreign)
+    assert client.post(f"/admin/rules/{RULE}").status_code == 409
+    assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
 
 
 def test_a_rule_is_added_and_removed_while_others_are_checked(
-    folder: Path, versions: list[Path], tmp_path: Path
+    client: httpx.Client, trained: dict[str, Path], tmp_path: Path
 ) -> None:
-    new = save_adapter(tmp_path / "new", "new", seed=3)
-    app_of = functools.partial(create_app, find_trained={"new": new}.get)
-    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(app_of(engine)) as client:
-        before = probability(client)
-        with ThreadPoolExecutor(4) as pool:
-            answers = [pool.submit(probability, client) for _ in range(20)]
-            added = client.post("/admin/rules/new").json()
-            assert added["version"] == load_card(new).version
-            assert added["version_before"] is None
-            both = client.post("/v1/check", json={"messages": MESSAGES}).json()
-            removed = client.delete("/admin/rules/new").json()
-            assert removed["version_before"] == added["version"]
-            assert removed["version"] is None
-            values = [answer.result() for answer in answers]
-            assert values == pytest.approx([before] * 20, abs=1e-3)
-        logit = peft_logit(CONVERSATION, load_card(new).rule_text, new)
-        expected_p = load_card(new).calibration.verdict("new", logit).p_violation
-        assert [result["rule"] for result in both["results"]] == [RULE, "new"]
-        assert both["results"][1]["p_violation"] == pytest.approx(expected_p, abs=TOLERANCE)
-        asked = {"messages": MESSAGES, "rules": ["new"]}
-        assert client.post("/v1/check", json=asked).status_code == 422
-        assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
-
-
-def test_weights_that_cannot_be_served_add_no_rule(folder: Path, tmp_path: Path) -> None:
-    broken = save_adapter(tmp_path / "broken", "broken", seed=3)
-    (broken / "adapter_model.safetensors").write_bytes(b"")
-    app_of = functools.partial(create_app, find_trained={"broken": broken}.get)
-    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(app_of(engine)) as client:
-        assert client.post("/admin/rules/broken").status_code == 409
-        assert list(engine.rules) == [RULE]
-        assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
-
-
-def test_another_rule_s_weights_are_served_under_no_other_name(
-    folder: Path, tmp_path: Path
-) -> None:
-    foreign = save_adapter(tmp_path / "foreign", "foreign", seed=3)
-    app_of = functools.partial(create_app, find_trained={"new": foreign}.get)
-    with GuardEngine(small_recipe(), {RULE: folder}) as engine, serving(app_of(engine)) as client:
-        assert client.post("/admin/rules/new").status_code == 409
-        train(folder, foreign)
-        assert client.post(f"/admin/rules/{RULE}").status_code == 409
-        assert list(engine.rules) == [RULE]
+    new = trained["new"] = save_adapter(tmp_path / "new", "new", seed=3)
+    before = probability(client)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(probability, client) for _ in range(20)]
+        added = client.post("/admin/rules/new").json()
+        assert added["version"] == load_card(new).version
+        assert added["version_before"] is None
+        both = client.post("/v1/check", json={"messages": MESSAGES}).json()
+        removed = client.delete("/admin/rules/new").json()
+        assert removed["version_before"] == added["version"]
+        assert removed["version"] is None
+        values = [answer.result() for answer in answers]
+        assert values == pytest.approx([before] * 20, abs=1e-3)
+    logit = peft_logit(CONVERSATION, load_card(new).rule_text, new)
+    expected_p = load_card(new).calibration.verdict("new", logit).p_violation
+    assert [result["rule"] for result in both["results"]] == [RULE, "new"]
+    assert both["results"][1]["p_violation"] == pytest.approx(expected_p, abs=TOLERANCE)
+    asked = {"messages": MESSAGES, "rules": ["new"]}
+    assert client.post("/v1/check", json=asked).status_code == 422
+    assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
 
 
 def test_a_rule_of_a_rule_set_and_the_last_rule_stay() -> None:

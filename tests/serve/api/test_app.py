@@ -1,51 +1,47 @@
-"""The app as a whole: formats that keep out of each other's way, and observers."""
+"""HEAD is answered as GET is, OPTIONS by what there is, and another method by the same."""
 
 from __future__ import annotations
 
-from serve.api.app import FORMATS, create_app
-from serve.api.observe.record import CheckRecord
-from tests.serve.serving import MESSAGES, serving
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from serve.api.app import create_app
+from tests.serve.api.input.every_method import PATHS, check_path
+from tests.serve.api.tenants import RULE_SETS, shop_and_bank
+from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
 
-PROBES = {"/health", "/healthz", "/readyz", "/metrics"}
-ADMIN = {"/admin/rules/{rule}"}
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with serving(create_app(ToyEngine({"fine": -2.0, "more": -2.0}))) as client:  # type: ignore[arg-type]
+        yield client
 
 
-def test_no_two_formats_answer_the_same_path() -> None:
-    paths = []
-    for wire_format in FORMATS.values():
-        paths += [route.path for route in wire_format.router.routes]
-    assert paths and len(paths) == len(set(paths))
-    assert not PROBES & set(paths)
+@pytest.mark.parametrize("path", PATHS)
+def test_every_method_of_a_path_is_answered_by_what_the_path_has(path: str) -> None:
+    """A server of its own: one of the methods removes a rule."""
+    with serving(create_app(ToyEngine({"fine": -2.0, "more": -2.0}))) as client:  # type: ignore[arg-type]
+        check_path(client, path, "fine")
 
 
-class ToyObserver:
-    def __init__(self) -> None:
-        self.records: list[CheckRecord] = []
-        self.is_closed = False
-
-    def checked(self, record: CheckRecord) -> None:
-        self.records.append(record)
-
-    def close(self) -> None:
-        self.is_closed = True
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
+def test_by_no_method_is_there_a_path_that_is_none_or_administration_for_a_proxy(
+    client: httpx.Client, method: str
+) -> None:
+    assert client.request(method, "/v1/checks").status_code == 404
+    passed_on = {"x-forwarded-for": "192.0.2.1"}
+    response = client.request(method, "/admin/rules/fine", headers=passed_on)
+    assert response.status_code == 403
 
 
-def test_observers_are_told_of_every_check_and_closed_with_the_server() -> None:
-    observer = ToyObserver()
-    app = create_app(ToyEngine(), observers=[observer])  # type: ignore[arg-type]
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
+def test_no_method_goes_past_the_keys(method: str) -> None:
+    engine = ToyEngine({"fine": -2.0, "flagged": -2.0})
+    app = create_app(engine, rule_sets=RULE_SETS, tenants=shop_and_bank())  # type: ignore[arg-type]
     with serving(app) as client:
-        for rules in (["fine"], ["crash"]):
-            client.post("/v1/check", json={"messages": MESSAGES, "rules": rules})
-        assert not observer.is_closed
-    assert observer.is_closed
-    assert [record.failure for record in observer.records] == [None, "engine_failed"]
-    assert [list(record.cards) for record in observer.records] == [["fine"], ["crash"]]
-    assert all(0 < record.latency_s < 60 for record in observer.records)
-
-
-def test_every_route_is_described() -> None:
-    described = create_app(ToyEngine()).openapi()["paths"]  # type: ignore[arg-type]
-    routes = {route.path for format_ in FORMATS.values() for route in format_.router.routes}
-    assert {"/v1/check", "/v1/rules"} <= routes
-    assert set(described) == routes | PROBES | ADMIN
+        for path in ("/metrics", "/v1/rules", "/v1/check", "/admin/rules/fine"):
+            assert client.request(method, path).status_code == 401
+        assert client.request(method, "/healthz").status_code in (200, 204)

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, Request
-from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
-from serve.api.app import FORMATS, create_app
-from serve.engine.codes import Code
+from serve.api.app import create_app
 from serve.engine.refusals import Overloaded, TooLate
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
@@ -70,15 +64,6 @@ def test_of_many_things_that_are_wrong_the_first_are_named_and_the_others_counte
     assert error.endswith("; and 1 more")
 
 
-@pytest.mark.parametrize("path", ["/v1/check", "/v1/chat/completions"])
-def test_a_key_that_is_no_unicode_text_is_refused_and_no_crash(
-    client: httpx.Client, path: str
-) -> None:
-    kind = {"content-type": "application/json"}
-    body = '{"model": "fine", "messages": [{"role": "user", "content": "Hi"}], "\\ud800": 1}'
-    assert client.post(path, content=body, headers=kind).status_code in (400, 422)
-
-
 def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(
     client: httpx.Client,
 ) -> None:
@@ -100,19 +85,6 @@ def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.Monke
         response = client.post("/v1/check", json=body, headers={"x-request-id": "a3f9"})
         assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
         assert response.headers["x-request-id"] == "a3f9"
-
-
-def test_a_failing_engine_is_a_503_without_a_verdict_and_without_internals() -> None:
-    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
-        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["crash"]})
-        assert response.status_code == 503
-        assert response.json()["verdict"] == "unjudged"
-        assert response.json()["error"] == "the engine failed; the server's log says why"
-        assert "retry-after" not in response.headers
-        assert (
-            client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]}).status_code
-            == 200
-        )
 
 
 @pytest.mark.parametrize(("kind", "stated"), [(Overloaded, "3"), (TooLate, None)])
@@ -141,15 +113,10 @@ def test_a_failure_that_nobody_has_logged_is_logged_and_not_told(
     monkeypatch.setattr(engine, "open_check", fail)
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
-    assert response.status_code == 503 and "weights" not in response.text
+    assert response.status_code == 503 and response.json()["verdict"] == "unjudged"
+    assert response.json()["error"] == "the engine failed; the server's log says why"
+    assert "retry-after" not in response.headers
     assert "no such file" in caplog.text
-
-
-def test_a_body_nested_without_end_is_refused_and_no_crash(client: httpx.Client) -> None:
-    kind = {"content-type": "application/json"}
-    body = f'{{"messages": {"[" * 200_000}'
-    for path in ("/v1/check", "/v1/moderations", "/request"):
-        assert client.post(path, content=body, headers=kind).status_code in (400, 422)
 
 
 def test_tools_nested_about_as_deeply_as_can_be_read_are_refused_and_no_crash(
@@ -165,59 +132,3 @@ def test_tools_nested_about_as_deeply_as_can_be_read_are_refused_and_no_crash(
         assert response.status_code in (200, 400, 422), response.text
         errors.append(response.json().get("error", ""))
     assert any("nested too deeply" in error for error in errors)
-
-
-class ToyBody(BaseModel):
-    fails: str
-
-
-@pytest.fixture
-def toy_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
-    """A client of an app with another format, whose one route fails as it is asked to."""
-    router = APIRouter()
-
-    @router.post("/toy/{rule}")
-    async def toy(rule: str, body: ToyBody, request: Request) -> dict[str, bool]:
-        raise {
-            "unknown rule": HTTPException(404, f"no rule {rule}"),
-            "engine": GuardError("the file is gone", where="runs/tiny"),
-            "bug": ZeroDivisionError(),
-        }[body.fails]
-
-    def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-        return {"code": status, "message": message}
-
-    toy_format = SimpleNamespace(router=router, error_body=error_body, MALFORMED=422)
-    monkeypatch.setitem(FORMATS, "toy", toy_format)  # type: ignore[arg-type]
-    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
-        yield client
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "message"),
-    [
-        ({"fails": "unknown rule"}, 404, "no rule pii"),
-        ({"fails": "engine"}, 503, "the engine failed; the server's log says why"),
-        ({"fails": "bug"}, 500, "the server failed"),
-        ({}, 422, "fails: Field required"),
-    ],
-)
-def test_a_format_says_every_error_in_its_own_body(
-    toy_client: httpx.Client, body: dict[str, str], code: int, message: str
-) -> None:
-    response = toy_client.post("/toy/pii", json=body)
-    assert response.status_code == code
-    assert set(response.json()) == {"code", "message"} and response.json()["code"] == code
-    assert message in response.json()["message"]
-
-
-def test_what_never_reaches_a_route_is_said_in_the_format_of_its_path(
-    toy_client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert toy_client.get("/toy/pii").json()["code"] == 405
-    monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 0)
-    assert toy_client.post("/toy/pii", json={}).json()["code"] == 503
-    assert toy_client.post("/v1/check", json={}).json()["verdict"] == "unjudged"
-    monkeypatch.undo()
-    assert toy_client.post("/v1/check", json={}).json()["verdict"] == "unjudged"
-    assert toy_client.post("/nowhere", json={}).json()["verdict"] == "unjudged"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,6 @@ from tests.serve.serving import serving
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def engine() -> Censor:
-    return Censor()
-
-
-@pytest.fixture
-def client(engine: Censor) -> Iterator[httpx.Client]:
-    with serving(create_app(engine)) as client:
-        yield client
-
-
 def asked(client: httpx.Client, *contents: str, **body: Any) -> httpx.Response:
     messages = [{"role": "user", "content": content} for content in contents]
     return client.post("/v1/check", json={"messages": messages} | body)
@@ -39,11 +27,11 @@ def asked(client: httpx.Client, *contents: str, **body: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("turn", [0, 1, 4])
 def test_a_violated_rule_names_its_turn_and_no_other_rule_does(
-    client: httpx.Client, turn: int
+    censored: httpx.Client, turn: int
 ) -> None:
     contents = ["hello"] * 5
     contents[turn] = "forbidden"
-    answer = asked(client, *contents, explain=True).json()
+    answer = asked(censored, *contents, explain=True).json()
     assert answer["verdict"] == "violation"
     (explanation,) = answer["explanations"].values()
     assert answer["explanations"].keys() == {"words"} and explanation["turn"] == turn
@@ -52,11 +40,14 @@ def test_a_violated_rule_names_its_turn_and_no_other_rule_does(
     assert explanation.get("p_before", 0.0) < 0.1
 
 
-def test_only_violated_rules_are_asked_again(client: httpx.Client, engine: Censor) -> None:
-    assert asked(client, "hello", "good day", explain=True).json()["explanations"] == {}
-    assert len(engine.conversations) == 1
-    assert "explanations" not in asked(client, "hello", "forbidden").json()
-    assert len(engine.conversations) == 2
+def test_only_violated_rules_are_asked_again(censored: httpx.Client, censor: Censor) -> None:
+    assert asked(censored, "hello", "good day", explain=True).json()["explanations"] == {}
+    assert len(censor.conversations) == 1
+    assert "explanations" not in asked(censored, "hello", "forbidden").json()
+    assert len(censor.conversations) == 2
+    refused = asked(censored, *["a"] * (MAX_TURNS + 1), explain=True)
+    assert refused.status_code == 422 and "can be explained" in refused.text
+    assert len(censor.conversations) == 2
 
 
 def test_the_checks_of_an_explanation_are_counted_as_no_answers(tmp_path: Path) -> None:
@@ -71,50 +62,43 @@ def test_the_checks_of_an_explanation_are_counted_as_no_answers(tmp_path: Path) 
     assert 'guard_checks_total{rule_set="",tenant="",verdict="violation"} 1.0' in metrics
 
 
-def test_what_could_not_be_judged_has_no_explanation(client: httpx.Client) -> None:
-    answer = asked(client, "hello", "cannot be judged", "forbidden", explain=True).json()
+def test_what_could_not_be_judged_has_no_explanation_and_a_verdict_stands_without(
+    censored: httpx.Client,
+) -> None:
+    answer = asked(censored, "hello", "cannot be judged", "forbidden", explain=True).json()
     assert answer["verdict"] == "unjudged" and answer["explanations"] == {}
-
-
-def test_where_explaining_fails_the_verdict_is_answered_without(client: httpx.Client) -> None:
-    response = asked(client, "hello", "breaks", "forbidden", explain=True)
-    assert response.status_code == 200 and response.json()["verdict"] == "violation"
-    assert "explanations" not in response.json()
+    failed = asked(censored, "hello", "breaks", "forbidden", explain=True)
+    assert failed.status_code == 200 and failed.json()["verdict"] == "violation"
+    assert "explanations" not in failed.json()
 
 
 def test_explanations_that_take_too_long_leave_a_client_its_verdict(
-    client: httpx.Client, engine: Censor, monkeypatch: pytest.MonkeyPatch
+    censored: httpx.Client, censor: Censor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = engine.step
+    step = censor.step
 
     def step_once() -> None:
-        if len(engine.conversations) == 1:
+        if len(censor.conversations) == 1:
             step()
         else:
             time.sleep(0.01)  # what explains is never answered
 
-    monkeypatch.setattr(engine, "step", step_once)
+    monkeypatch.setattr(censor, "step", step_once)
     monkeypatch.setattr("serve.api.formats.check.EXPLAINING_SHARE", 0.1)
     messages = [{"role": "user", "content": text} for text in ("hello", "forbidden")]
     with httpx.Client(trust_env=False) as own:
-        guard = GuardClient(str(client.base_url), deadline_s=20, http_client=own)
+        guard = GuardClient(str(censored.base_url), deadline_s=20, http_client=own)
         answer = guard.check(messages, explain=True)
     assert answer.verdict == "violation" and not answer.explanations
-    assert len(engine.conversations) == 2
+    assert len(censor.conversations) == 2
 
 
 def test_after_a_turn_that_could_not_be_judged_there_is_no_probability_before(
-    client: httpx.Client,
+    censored: httpx.Client,
 ) -> None:
     image = {"role": "user", "content": [{"type": "image_url"}]}
     said = [{"role": "user", "content": text} for text in ("hello", "forbidden")]
     body = {"messages": [said[0], image, said[1]], "explain": True}
-    explanation = client.post("/v1/check", json=body).json()["explanations"]["words"]
+    explanation = censored.post("/v1/check", json=body).json()["explanations"]["words"]
     assert explanation["turn"] == 2 and explanation["p_after"] > 0.9
     assert "p_before" not in explanation
-
-
-def test_too_many_turns_are_refused_at_once(client: httpx.Client, engine: Censor) -> None:
-    response = asked(client, *["a"] * (MAX_TURNS + 1), explain=True)
-    assert response.status_code == 422 and "can be explained" in response.text
-    assert not engine.conversations

@@ -53,19 +53,6 @@ def test_a_full_queue_is_alive_and_not_ready(monkeypatch: pytest.MonkeyPatch) ->
         assert probe(client) == (200, 200)
 
 
-@pytest.mark.slow
-def test_a_batch_that_hangs_is_neither_until_it_ends() -> None:
-    engine = ToyEngine()
-    engine.may_step.clear()
-    with serving(create_app(engine, timeout_s=1.0)) as client:  # type: ignore[arg-type]
-        client.post("/v1/check", json=BODY)
-        assert probe(client) == (503, 503)
-        engine.may_step.set()
-        while client.get("/readyz").status_code != 200:
-            time.sleep(0.01)
-        assert probe(client) == (200, 200)
-
-
 def test_while_a_dead_engine_is_started_again_checks_are_unjudged_and_the_server_alive() -> None:
     engine = MortalEngine()
     engine.may_start.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +10,9 @@ import pytest
 
 from serve.api.app import create_app
 from serve.api.input.limits import TEXTS_AT_ONCE
-from serve.api.observe.record import CheckRecord
 from serve.engine import Refusal
 from serve.engine.rules import part_of_base
+from tests.serve.api.observe.toy_record import Records
 from tests.serve.serving import MESSAGES, serving, waiting_caller
 from tests.serve.toy_engine import ToyEngine
 from tests.waiting import wait_until
@@ -39,7 +38,8 @@ def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
         response = client.post("/v1/check", json=body, timeout=60)
         assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
         assert "took too long" in response.json()["error"]
-        assert client.get("/health").status_code == 503
+        for path in ("/health", "/healthz", "/readyz"):
+            assert client.get(path).status_code == 503
         engine.may_step.set()
         wait_until(lambda: client.get("/health").status_code == 200)
         # On a busy machine one check may take longer than this server lets it.
@@ -49,49 +49,19 @@ def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
 def test_an_internal_reason_stays_on_this_machine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ToyEngine()
-    reasons = {"crash": "runs/tiny/crash: no such file", "fine": "it has 3,000 tokens and/or signs"}
+    engine = ToyEngine({"broken": 0.0, "long": 0.0})
+    inside, said = "runs/tiny/broken: no such file", "it has 3,000 tokens and/or signs"
     refusals = {
-        "crash": Refusal("crash", reasons["crash"], "weights_unavailable", is_internal=True),
-        "fine": Refusal("fine", reasons["fine"], "too_long"),
+        "broken": Refusal("broken", inside, "weights_unavailable", is_internal=True),
+        "long": Refusal("long", said, "too_long"),
     }
     monkeypatch.setattr(engine, "_outcome", lambda name, _: refusals[name])
-    monkeypatch.setattr(engine, "step", engine_step_without_crash(engine))
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         unjudged = client.post("/v1/check", json={"messages": MESSAGES}).json()["unjudged"]
-    said = {rule["rule"]: rule["reason"] for rule in unjudged}
-    assert said["fine"] == reasons["fine"]
-    assert said["crash"] == "what answers it cannot be used now; the server's log says why"
-    assert reasons["crash"] in caplog.text and reasons["fine"] not in caplog.text
-
-
-def engine_step_without_crash(engine: ToyEngine) -> Callable[[], None]:
-    """A step that answers the rule "crash" too."""
-
-    def step() -> None:
-        for names, call in engine.open:
-            if names and not call.done:
-                name = names.pop(0)
-                call.waiting.pop(name)
-                call.outcomes[-1 - len(names)] = engine._outcome(name, call)
-
-    return step
-
-
-@pytest.mark.slow
-def test_a_caller_s_own_deadline_counts_where_it_is_sooner() -> None:
-    engine = ToyEngine()
-    engine.may_step.clear()
-    body = {"messages": MESSAGES, "rules": ["fine"]}
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        # The server's own time is a minute.
-        response = client.post(
-            "/v1/check", json=body, headers={"guard-timeout-ms": "1000"}, timeout=30
-        )
-        assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
-        engine.may_step.set()
-        generous = {"guard-timeout-ms": "999999999"}
-        assert client.post("/v1/check", json=body, headers=generous).status_code == 200
+    reasons = {rule["rule"]: rule["reason"] for rule in unjudged}
+    assert reasons["long"] == said
+    assert reasons["broken"] == "what answers it cannot be used now; the server's log says why"
+    assert inside in caplog.text and said not in caplog.text
 
 
 def test_of_several_texts_few_are_begun_and_none_after_the_time_is_over() -> None:
@@ -105,9 +75,12 @@ def test_of_several_texts_few_are_begun_and_none_after_the_time_is_over() -> Non
         assert late.status_code == 503
         engine.may_step.set()
         wait_until(lambda: client.get("/health").status_code == 200)
+        generous = {"guard-timeout-ms": "999999999"}
+        body_of_one = {"messages": MESSAGES, "rules": ["fine"]}
+        assert client.post("/v1/check", json=body_of_one, headers=generous).status_code == 200
         assert client.post("/v1/moderations", json={"input": "last"}).status_code == 200
     begun = {messages[0].content for messages in engine.conversations}
-    assert begun <= {*body["input"][:TEXTS_AT_ONCE], "last"}
+    assert begun <= {*body["input"][:TEXTS_AT_ONCE], MESSAGES[0]["content"], "last"}
 
 
 def test_a_rule_without_weights_is_not_found_and_the_command_that_trains_it_is_named() -> None:
@@ -141,17 +114,18 @@ def test_beside_the_rule_of_a_merged_base_no_command_helps(
     assert "make train" not in response.json()["error"]
 
 
-class Records:
-    """An Observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.kept: list[CheckRecord] = []
-
-    def checked(self, record: CheckRecord) -> None:
-        self.kept.append(record)
-
-    def close(self) -> None:
-        pass
+def test_observers_are_told_of_every_check_and_closed_with_the_server() -> None:
+    records = Records()
+    app = create_app(ToyEngine(), observers=[records])  # type: ignore[arg-type]
+    with serving(app) as client:
+        for rules in (["fine"], ["crash"]):
+            client.post("/v1/check", json={"messages": MESSAGES, "rules": rules})
+        assert not records.is_closed
+    assert records.is_closed
+    assert [record.failure for record in records.kept] == [None, "engine_failed"]
+    assert [record.verdict for record in records.kept] == ["unjudged"] * 2
+    assert [list(record.cards) for record in records.kept] == [["fine"], ["crash"]]
+    assert all(0 < record.latency_s < 60 for record in records.kept)
 
 
 def test_a_check_beside_one_that_fails_is_answered_and_its_caller_is_not_gone() -> None:

@@ -59,21 +59,16 @@ def train_again(folder: Path) -> None:
     save_card(folder, folder.name)
 
 
-def test_what_is_as_it_was_is_left_alone(engine: ToyEngine) -> None:
+def test_a_rule_that_was_trained_again_or_calibrated_anew_is_replaced_and_no_other(
+    engine: ToyEngine,
+) -> None:
     watched(engine, 0.3)
     assert engine.replaced == []
-
-
-def test_a_rule_that_was_trained_again_is_replaced(engine: ToyEngine) -> None:
     train_again(engine.folders["other"])
     watched(engine, 0.1, lambda: wait_until(lambda: engine.replaced))
     assert set(engine.replaced) == {"other"}
-
-
-def test_a_rule_that_was_calibrated_anew_is_replaced(engine: ToyEngine) -> None:
     save_card(engine.folders["fine"], "fine", threshold=0.75)
-    watched(engine, 0.1, lambda: wait_until(lambda: engine.replaced))
-    assert set(engine.replaced) == {"fine"}
+    watched(engine, 0.1, lambda: wait_until(lambda: "fine" in engine.replaced))
 
 
 def checked(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -167,37 +162,37 @@ def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
         assert pause >= at_least
 
 
-def test_a_folder_that_is_being_written_is_looked_at_again_later(engine: ToyEngine) -> None:
-    (engine.folders["fine"] / "card.json").write_text("{")
-    watched(engine, 0.2)
-    assert engine.replaced == []
-
-
-def test_a_card_that_stays_unreadable_is_logged_once(
+def test_a_card_that_cannot_be_read_is_not_served_and_is_logged_once(
     engine: ToyEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     (engine.folders["fine"] / "card.json").write_text("{")
     watched(engine, 0.2, lambda: wait_until(lambda: caplog.records))
     (record,) = caplog.records
     assert "fine is served as before" in record.getMessage()
-    assert "card.json" in record.getMessage()
+    assert "card.json" in record.getMessage() and engine.replaced == []
 
 
-def test_after_a_look_that_fails_there_is_another(
+def test_after_a_look_or_a_change_that_fails_there_is_another(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, failures = engine.folder, [KeyError("fine")]
+    folder, failures, calls = engine.folder, [KeyError("fine")], []
 
     def changed_meanwhile(rule: str) -> Path:
         if failures:
             raise failures.pop()
         return folder(rule)
 
+    async def serve(self: EngineService, rule: str) -> None:
+        calls.append(rule)
+        raise HTTPException(404, "removed meanwhile")
+
     monkeypatch.setattr(engine, "folder", changed_meanwhile)
+    monkeypatch.setattr(EngineService, "serve", serve)
     train_again(engine.folders["other"])
-    watched(engine, 0.1, lambda: wait_until(lambda: engine.replaced, 20))
-    (record,) = [record for record in caplog.records if record.exc_info]
-    assert "whether rules were trained again" in record.getMessage()
+    watched(engine, 0.1, lambda: wait_until(lambda: len(calls) > 1, 20))
+    assert set(calls) == {"other"}
+    logged = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert "whether rules were trained again" in logged[0]
 
 
 def test_why_looks_fail_is_logged_once_until_it_is_another_reason(
@@ -214,18 +209,3 @@ def test_why_looks_fail_is_logged_once_until_it_is_another_reason(
     watched(engine, 0.1, lambda: wait_until(lambda: len(looks) >= len(reasons), 20))
     logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert logged == ["gone", "away"]
-
-
-def test_whatever_goes_wrong_the_watch_goes_on(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    async def serve(self: EngineService, rule: str) -> None:
-        calls.append(rule)
-        raise HTTPException(404, "removed meanwhile")
-
-    monkeypatch.setattr(EngineService, "serve", serve)
-    train_again(engine.folders["other"])
-    watched(engine, 0.1, lambda: wait_until(lambda: len(calls) > 1))
-    assert set(calls) == {"other"}

@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 
 from serve.api.app import create_app
+from serve.api.wire_format import RULE
 from tests.serve.serving import serving
-from tests.serve.wire_requests import LITELLM, RULE, WireRequest, outcome, requests_of
+from tests.serve.wire_requests import CASES, WireRequest, outcome
 from tests.serve.word_engine import WORDS, WordEngine
 
 WORD = WORDS[RULE]
@@ -28,6 +29,7 @@ KEYS = (
 )
 FUNCTION = {"name": "pay", "description": "Pays.", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": FUNCTION}
+TAKE_TOOLS = ("check", "turns", "stream", "openai_chat", "detectors", "litellm")
 
 
 class Repeated(dict[str, Any]):
@@ -57,21 +59,19 @@ class HiddenWords:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._calls = 0
 
     def requests(self) -> Iterator[list[WireRequest]]:
-        """One conversation in every format, and the formats of texts."""
-        self._calls += 1
+        """One conversation in every format; of texts alone its last."""
         messages = [self._message(role) for role in ("user", *self._roles(), "assistant")]
-        for name, sequence in requests_of(messages, f"call {self._calls}").items():
-            if name.startswith("agentgateway") or self._random.random() < 0.5:
-                yield sequence
+        for case in CASES:
+            if not case.has_messages:
+                yield case.requests([{"role": "user", "content": self._text()}])
                 continue
-            (request,) = sequence
-            first, *more = request.bodies
-            yield [replace(request, bodies=(first | {"tools": [TOOL]}, *more))]
-        for path, body in self._texts().items():
-            yield [WireRequest(path, (body,))]
+            *before, last = case.requests(messages)
+            if case.name in TAKE_TOOLS and self._random.random() < 0.5:
+                first, *more = last.bodies
+                last = replace(last, bodies=(first | {"tools": [TOOL]}, *more))
+            yield [*before, last]
 
     def hide(self, request: WireRequest) -> str:
         """What the request sends, with the word hidden in one of its objects."""
@@ -104,8 +104,11 @@ class HiddenWords:
     def _roles(self) -> list[str]:
         return self._random.choices(("system", "user", "assistant"), k=self._random.randrange(3))
 
+    def _text(self) -> str:
+        return self._random.choice(("Hi", "Two\nlines.", "caf\u00e9", "{}"))
+
     def _message(self, role: str) -> dict[str, Any]:
-        text = self._random.choice(("Hi", "Two\nlines.", "caf\u00e9", "{}"))
+        text = self._text()
         part = {"type": "text", "text": text}
         message = {"role": role, "content": self._random.choice((text, [part], [part, part]))}
         if role == "assistant" and self._random.random() < 0.5:
@@ -114,24 +117,6 @@ class HiddenWords:
         if self._random.random() < 0.3:
             message["name"] = "bo"
         return message
-
-    def _texts(self) -> dict[str, dict[str, Any]]:
-        """The bodies of texts, by path."""
-        part = {"type": "text", "text": "Hi"}
-        detector = f"/{RULE}/api/v1/text"
-        params = {"rules": [RULE]}
-        return {
-            "/v1/moderations": {"model": RULE, "input": self._random.choice(("Hi", [part, part]))},
-            f"{detector}/contents": {"contents": ["Hi", "Hello"]},
-            f"{detector}/generation": {"prompt": "Hi", "generated_text": "Hello"},
-            f"{detector}/context/doc": {"content": "a", "context_type": "docs", "context": ["b"]},
-            LITELLM: {
-                "input_type": "request",
-                "texts": ["Hi"],
-                "request_data": {"user_api_key_team_id": "7"},
-                "additional_provider_specific_params": params,
-            },
-        }
 
 
 def _replaced(value: Any, target: dict[str, Any], hidden: dict[str, Any]) -> Any:
@@ -161,5 +146,5 @@ def _asked(client: httpx.Client, sequence: list[WireRequest], source: HiddenWord
         if plain != "allow":
             yield f"{request.path} {request.bodies}: {plain}, and nothing is hidden in it"
     content = source.hide(request)
-    if outcome(request, request.send_content(client, content)) == "allow":
+    if outcome(request, request.send_content(client, content.encode())) == "allow":
         yield f"{request.path} {content}: allow"

@@ -2,8 +2,8 @@
 
 A server on an engine without a model is asked by schemathesis what its description says, and what
 it forbids. No answer may be a server's error, and none an allow: the engine has none to give. Then
-it is asked several requests on one connection (`sequences.py`), and sent packed bodies
-(`packed.py`), and what is allowed with a violating word hidden in it (`hidden_words.py`).
+it is asked several requests on one connection (`sequences.py`), and what is allowed with a
+violating word hidden in it (`hidden_words.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from guard.home import ROOT
 from serve.api.app import create_app
 from tests.serve.fuzz.hidden_words import hide_words
 from tests.serve.fuzz.never_allows import NeverAllows
-from tests.serve.fuzz.packed import fuzz_packed
 from tests.serve.fuzz.sequences import fuzz_sequences
 from tests.serve.serving import serving
 
 CHECKS = "not_a_server_error,nothing_is_allowed"
 ROUND_S = 120.0  # a round of its own seed
-CONNECTIONS_S = 20.0  # of a round: for sequences, and for packed bodies
+CONNECTIONS_S = 20.0  # of a round: for sequences
 CONVERSATIONS = 100  # of a round, in which words are hidden: about 25 s
 
 
@@ -57,8 +56,7 @@ def main() -> None:
     logging.disable(logging.WARNING)  # of every request that is refused
     while (left := until - time.monotonic()) > 1:
         seconds = min(CONNECTIONS_S, left / 4)
-        asked, sent = fuzz_sequences(seed, seconds), fuzz_packed(seed, seconds)
-        print(f"seed {seed}: {asked} sequences, {sent} packed bodies", flush=True)
+        print(f"seed {seed}: {fuzz_sequences(seed, seconds)} sequences", flush=True)
         limits = f"--max-time={min(left / 2, ROUND_S):.0f}", "--max-examples=100000"
         status, checks = fuzz(seed, *limits)
         print(f"seed {seed}: {checks} checks reached the engine", flush=True)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.serve.fuzz.hidden_words import Repeated, hide_words, written
 from tests.serve.fuzz.run import fuzz
+from tests.serve.fuzz.sequences import fuzz_sequences
 
 pytestmark = pytest.mark.slow
 
@@ -27,3 +28,7 @@ def test_no_word_is_hidden_under_an_unknown_key_or_one_that_stands_twice() -> No
 def test_an_object_is_written_with_its_key_twice() -> None:
     for is_first, text in ((True, '[{"a": "b", "a": 1}]'), (False, '[{"a": 1, "a": "b"}]')):
         assert written([Repeated({"a": 1}, "a", "b", is_first=is_first)]) == text
+
+
+def test_every_request_of_a_sequence_has_the_answer_that_it_gets_alone() -> None:
+    assert fuzz_sequences(1, seconds=60, most=60) == 60

@@ -5,19 +5,14 @@ LiteLLM itself wants an older openai than ours, so it is not among the pins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from guard.conversation.example import Message
-from serve.api.app import create_app
-from serve.engine import GuardEngine
-from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
-from tests.serve.client.censor import Censor
 from tests.serve.guarded import CONVERSATION
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import MESSAGES
 from tests.serve.toy_engine import ToyEngine
 
 URL = "/beta/litellm_basic_guardrail_api"
@@ -27,17 +22,6 @@ CALL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "pay", "arguments": '{"to": "Bo"}'},
 }
-
-
-@pytest.fixture(scope="module")
-def engine() -> ToyEngine:
-    return ToyEngine(LOGITS)
-
-
-@pytest.fixture(scope="module")
-def client(engine: ToyEngine) -> Iterator[httpx.Client]:
-    with serving(create_app(engine, rule_sets=RULE_SETS)) as client:  # type: ignore[arg-type]
-        yield client
 
 
 def body(input_type: str, call_id: str | None, *rules: str, **fields: Any) -> dict[str, Any]:
@@ -76,14 +60,17 @@ def answer(client: httpx.Client, call_id: str | None, *rules: str, **fields: Any
     return client.post(URL, json=body("response", call_id, *rules, **fields))
 
 
-def test_a_violation_is_blocked_with_the_rule_s_name_and_the_rest_has_an_action_too(
+def test_a_violation_is_blocked_with_the_rule_s_name_whatever_is_beside_it(
     client: httpx.Client,
 ) -> None:
     blocked = {"action": "BLOCKED", "blocked_reason": "violates flagged"}
     assert ask(client, "1").json() == blocked
     assert ask(client, "1", "fine").json() == {"action": "NONE"}
-    assert answer(client, "1").json() == blocked
     assert answer(client, "1", "fine").json() == {"action": "NONE"}
+    for beside, status in (("cannot be judged", 422), ("breaks", 503)):
+        assert answer(client, "1", "flagged", texts=[beside, "Hi"]).json() == blocked
+        failed = answer(client, "1", "fine", texts=[beside, "Hi"])
+        assert failed.status_code == status and set(failed.json()) == {"error", "code"}
 
 
 def test_an_answer_is_judged_as_the_end_of_its_own_conversation(
@@ -121,39 +108,16 @@ def test_of_many_replies_with_long_tool_calls_those_beyond_the_limit_are_unjudge
     assert flagged.json()["action"] == "BLOCKED"
 
 
-def test_a_request_that_is_no_chat_is_its_texts(engine: ToyEngine, client: httpx.Client) -> None:
-    ask(client, "3", "fine", structured_messages=None, texts=["One.", "Two."], tool_calls=[CALL])
+def test_a_request_that_is_no_chat_is_its_texts_after_its_tools(
+    engine: ToyEngine, client: httpx.Client
+) -> None:
+    sent = {"texts": ["One.", "Two."], "tool_calls": [CALL]}
+    tool = {"type": "function", "function": {"name": "pay"}}
+    ask(client, "3", "fine", structured_messages=None, tools=[tool], **sent)
     call = Message("assistant", '{"name": "pay", "arguments": {"to": "Bo"}}')
-    said = (Message("user", "One."), Message("user", "Two."), call)
+    described = Message("system", 'Tools:\n{"name": "pay"}')
+    said = (described, Message("user", "One."), Message("user", "Two."), call)
     assert engine.conversations[-1] == said
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        (
-            {"structured_messages": [{"role": "user", "content": "cannot be judged"}]},
-            "2 of 2 rules; flagged: it does not fit",
-        ),
-        ({"structured_messages": [], "texts": []}, "there is no message"),
-    ],
-)
-def test_what_cannot_be_judged_has_no_action(
-    client: httpx.Client, fields: dict[str, Any], why: str
-) -> None:
-    response = ask(client, "4", **fields)
-    assert response.status_code == 422 and set(response.json()) == {"error", "code"}
-    assert response.json()["error"].startswith("could not be judged: ")
-    assert why in response.json()["error"]
-
-
-def test_beside_an_image_a_violation_blocks_and_an_allow_has_no_action(
-    client: httpx.Client,
-) -> None:
-    image = {"role": "user", "content": [{"type": "image_url"}]}
-    fine = ask(client, "4i", "fine", structured_messages=[image])
-    assert fine.status_code == 422 and "message 0 has an image" in fine.json()["error"]
-    assert ask(client, "4j", "flagged", structured_messages=[image]).json()["action"] == "BLOCKED"
 
 
 @pytest.mark.parametrize("call_id", ["never seen", None])
@@ -186,20 +150,6 @@ def test_a_violation_blocks_beside_what_no_rule_reads(client: httpx.Client) -> N
     assert answer(client, "5f", "fine", texts=[*fine, "a" * 1_000_001]).status_code == 422
 
 
-def test_a_violation_outweighs_what_could_not_be_judged(client: httpx.Client) -> None:
-    ask(client, "6", "fine")
-    response = answer(client, "6", "flagged", texts=["cannot be judged", "Hi"])
-    assert response.json()["action"] == "BLOCKED"
-
-
-def test_a_violation_outweighs_a_check_that_failed(client: httpx.Client) -> None:
-    ask(client, "6b", "fine")
-    blocked = answer(client, "6b", "flagged", texts=["breaks", "Hi"])
-    assert blocked.json() == {"action": "BLOCKED", "blocked_reason": "violates flagged"}
-    failed = answer(client, "6b", "fine", texts=["breaks", "Hi"])
-    assert failed.status_code == 503 and set(failed.json()) == {"error", "code"}
-
-
 @pytest.mark.parametrize(
     ("rules", "status"), [(["no_such_rule"], 404), ([], 422), ("flagged", 422)]
 )
@@ -209,31 +159,6 @@ def test_rules_that_are_not_served_or_no_list_are_an_error_that_blocks(
     params = {"additional_provider_specific_params": {"rules": rules}}
     response = ask(client, "7", **params)
     assert response.status_code == status and set(response.json()) == {"error", "code"}
-
-
-def test_a_failing_engine_is_unreachable_to_the_gateway() -> None:
-    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
-        response = ask(client, "8", "crash")
-    assert response.status_code == 503 and set(response.json()) == {"error", "code"}
-
-
-@pytest.mark.slow
-def test_an_action_is_the_engine_s_verdict_on_conversation_and_reply(
-    mixed_engine: GuardEngine,
-) -> None:
-    reply = Message("assistant", "Take 800 mg of ibuprofen.")
-    verdicts = mixed_engine.check((*CONVERSATION, reply)).verdicts
-    violations = [verdict.rule for verdict in verdicts if verdict.violates]
-    assert 0 < len(violations) < len(verdicts)
-    before_reply = mixed_engine.check(CONVERSATION).verdicts
-    allowing = [verdict.rule for verdict in before_reply if not verdict.violates]
-    with serving(create_app(mixed_engine)) as client:
-        assert ask(client, "9", *allowing).json() == {"action": "NONE"}
-        for verdict in verdicts:
-            action = answer(client, "9", verdict.rule, texts=[reply.content]).json()["action"]
-            assert action == ("BLOCKED" if verdict.violates else "NONE")
-        reason = answer(client, "9", texts=[reply.content]).json()["blocked_reason"]
-    assert reason == f"violates {', '.join(violations)}"
 
 
 def test_a_rule_set_and_its_metadata_are_the_gateway_s_parameters(client: httpx.Client) -> None:
@@ -256,14 +181,6 @@ def test_an_id_that_is_no_call_s_is_refused_and_not_kept(client: httpx.Client) -
     assert response.status_code == 422 and "litellm_call_id" in response.json()["error"]
     unknown = client.post(URL, json=body("response", "x" * 201, "fine"))
     assert unknown.status_code == 422
-
-
-def test_tools_are_judged_with_a_request() -> None:
-    tool = {"type": "function", "function": {"name": "forbidden", "parameters": {}}}
-    with serving(create_app(Censor())) as client:
-        for tools, action in ((None, "NONE"), ([tool], "BLOCKED")):
-            answer = client.post(URL, json=body("request", None, "words", tools=tools)).json()
-            assert answer["action"] == action
 
 
 def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(
@@ -307,21 +224,19 @@ def test_the_conversation_of_a_request_that_was_not_let_pass_is_not_kept(
     assert "is not known here" in answer(client, "refused", "fine").json()["error"]
 
 
-def test_the_conversation_of_a_request_on_which_the_engine_failed_is_kept(
-    client: httpx.Client,
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [("breaks", 503), ([{"type": "text", "text": "Hi"}, {"type": "image_url"}], 422)],
+)
+def test_the_conversation_of_a_request_that_a_gateway_may_let_pass_is_kept(
+    client: httpx.Client, content: Any, status: int
 ) -> None:
-    """A gateway may be told to let it pass, and then its reply comes."""
-    said = [{"role": "user", "content": "breaks"}]
-    assert ask(client, "failed", "fine", structured_messages=said).status_code == 503
-    assert "is not known here" not in answer(client, "failed", "fine").text
-
-
-def test_the_conversation_of_a_request_with_a_picture_is_kept(client: httpx.Client) -> None:
-    """It is 422, which a gateway may be told to let pass; the reply is judged all the same."""
-    image = {"type": "image_url", "image_url": {"url": "x"}}
-    said = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, image]}]
-    assert ask(client, "picture", "fine", structured_messages=said).status_code == 422
-    assert answer(client, "picture", "flagged").json()["action"] == "BLOCKED"
+    said = [{"role": "user", "content": content}]
+    call_id = f"let pass {status}"
+    assert ask(client, call_id, "fine", structured_messages=said).status_code == status
+    replied = answer(client, call_id, "flagged")
+    assert "is not known here" not in replied.text
+    assert status == 503 or replied.json()["action"] == "BLOCKED"
 
 
 def test_what_is_too_long_is_not_looked_at(
@@ -338,9 +253,3 @@ def test_what_is_too_long_is_not_looked_at(
     long = answer(client, "spaces", "fine", texts=["  ", " " * 1_000_001, "Hi"])
     assert long.status_code == 422 and "more than 1000000 characters" in long.json()["error"]
     assert looked_at == ["  "]
-
-
-def test_of_many_wrong_texts_or_messages_the_first_is_named(client: httpx.Client) -> None:
-    for field in ("texts", "structured_messages"):
-        response = ask(client, "wrong", "fine", **{field: [1] * 1000})
-        assert response.status_code == 422 and "more" not in response.json()["error"]

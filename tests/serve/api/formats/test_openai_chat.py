@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from serve.api.app import create_app
-from serve.engine import GuardEngine
-from tests.serve.guarded import CONVERSATION
+from serve.api.formats.openai_error import error_body
 from tests.serve.serving import MESSAGES, openai_client, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -107,7 +106,9 @@ def test_the_client_s_own_helper_assembles_the_stream(sdk: openai.OpenAI) -> Non
     assert final.choices[0].message.content == "yes"
 
 
-def test_whole_messages_reach_the_engine(engine: ToyEngine, sdk: openai.OpenAI) -> None:
+def test_whole_messages_and_the_salt_reach_the_engine(
+    engine: ToyEngine, sdk: openai.OpenAI
+) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
     messages = [
         {"role": "developer", "content": "Be kind."},
@@ -115,7 +116,8 @@ def test_whole_messages_reach_the_engine(engine: ToyEngine, sdk: openai.OpenAI) 
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "Done."},
     ]
-    complete(sdk, messages=messages, temperature=0, user="u", tools=[])
+    complete(sdk, messages=messages, temperature=0, extra_body={"cache_salt": "tenant 7"})
+    assert engine.salts[-1] == "tenant 7"
     said = [(message.role, message.content) for message in engine.conversations[-1]]
     assert said == [
         ("system", "Be kind."),
@@ -123,11 +125,6 @@ def test_whole_messages_reach_the_engine(engine: ToyEngine, sdk: openai.OpenAI) 
         ("assistant", '{"name": "pay", "arguments": {}}'),
         ("tool", "From pay:\nDone."),
     ]
-
-
-def test_a_tenant_s_salt_reaches_the_engine(engine: ToyEngine, sdk: openai.OpenAI) -> None:
-    complete(sdk, extra_body={"cache_salt": "tenant 7"})
-    assert engine.salts[-1] == "tenant 7"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +149,11 @@ def test_a_wrong_parameter_is_a_bad_request_that_is_named(
         complete(sdk, **options)
     assert raised.value.type == "invalid_request_error"
     assert message in raised.value.message
+
+
+def test_what_failed_is_the_server_s_error_and_says_why() -> None:
+    wanted = {"message": "full", "type": "server_error", "param": None, "code": "overloaded"}
+    assert error_body(503, "full", "overloaded") == {"error": wanted}
 
 
 def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.OpenAI) -> None:
@@ -180,40 +182,12 @@ def test_what_cannot_be_judged_is_an_error_and_no_completion(
     assert why in raised.value.message
 
 
-def test_a_violation_beside_an_image_is_one(sdk: openai.OpenAI) -> None:
-    completion = complete(sdk, messages=[{"role": "user", "content": [IMAGE]}])
-    assert completion.choices[0].message.content == "yes"
-
-
-def test_an_engine_that_fails_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        serving(create_app(ToyEngine())) as client,  # type: ignore[arg-type]
-        openai_client(client) as sdk,
-        pytest.raises(openai.InternalServerError) as raised,
-    ):
-        complete(sdk, "crash")
-    assert (raised.value.status_code, raised.value.type) == (503, "server_error")
-
-
 def test_the_models_are_the_rules(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == list(LOGITS)
     model = sdk.models.retrieve("flagged")
     assert (model.id, model.object, model.owned_by) == ("flagged", "model", "centurion")
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("gpt-5")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rule", "answer"), [("pii_leak", "yes"), ("plain", "no")])
-def test_a_completion_is_the_engine_s_verdict(
-    mixed_engine: GuardEngine, rule: str, answer: str
-) -> None:
-    verdict = mixed_engine.check(CONVERSATION, [rule]).verdicts[0]
-    with serving(create_app(mixed_engine)) as client, openai_client(client) as sdk:
-        choice = complete(sdk, rule, logprobs=True, top_logprobs=2).choices[0]
-    logprobs = {word.token: word.logprob for word in choice.logprobs.content[0].top_logprobs}
-    assert math.exp(logprobs["yes"]) == pytest.approx(verdict.p_violation, abs=1e-4)
-    assert choice.message.content == answer
 
 
 def test_the_fingerprint_is_of_the_weights_that_answered() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,10 +11,10 @@ from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.api.formats.turns import _together
 from serve.api.input.limits import MAX_TURNS
-from serve.api.observe.record import CheckRecord
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
+from tests.serve.api.observe.toy_record import Records
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import Censor
 from tests.serve.guarded import guard_engine
@@ -33,17 +32,6 @@ def messages(*contents: str) -> list[dict[str, str]]:
     return turns
 
 
-@pytest.fixture
-def engine() -> Censor:
-    return Censor()
-
-
-@pytest.fixture
-def client(engine: Censor) -> Iterator[httpx.Client]:
-    with serving(create_app(engine)) as client:
-        yield client
-
-
 def asked(client: httpx.Client, **body: Any) -> dict[str, Any]:
     response = client.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
     assert response.status_code == 200, response.text
@@ -52,9 +40,9 @@ def asked(client: httpx.Client, **body: Any) -> dict[str, Any]:
 
 
 def test_every_turn_has_a_verdict_and_the_first_that_violates_is_named(
-    client: httpx.Client,
+    censored: httpx.Client,
 ) -> None:
-    answer = asked(client)
+    answer = asked(censored)
     assert [turn["turn"] for turn in answer["turns"]] == [0, 1, 2, 3, 4]
     assert [turn["verdict"] for turn in answer["turns"]] == ["allow"] * 2 + ["violation"] * 3
     assert [turn["violated"] for turn in answer["turns"]][1:3] == [[], ["words"]]
@@ -64,31 +52,33 @@ def test_every_turn_has_a_verdict_and_the_first_that_violates_is_named(
     assert answer["judged_alone"] == {} and answer["rule_set"] is None
 
 
-def test_an_old_violation_does_not_block_what_is_new(client: httpx.Client, engine: Censor) -> None:
-    answer = asked(client, since=3)
+def test_an_old_violation_does_not_block_what_is_new(
+    censored: httpx.Client, censor: Censor
+) -> None:
+    answer = asked(censored, since=3)
     assert [turn["turn"] for turn in answer["turns"]] == [3, 4]
     assert list(answer["judged_alone"]) == ["words"] and answer["first_violation"] == {}
     assert answer["judged_alone"]["words"] < 0.25
     assert answer["verdict"] == "allow"
     # Of the rule that was violated before, what is new was read by itself.
-    assert [message.content for message in engine.conversations[-1]] == TURNS[3:]
+    assert [message.content for message in censor.conversations[-1]] == TURNS[3:]
 
 
-def test_a_violation_that_is_new_counts_whatever_was_before(client: httpx.Client) -> None:
-    assert asked(client, since=2)["verdict"] == "violation"
+def test_a_violation_that_is_new_counts_whatever_was_before(censored: httpx.Client) -> None:
+    assert asked(censored, since=2)["verdict"] == "violation"
     again = messages(*TURNS, "forbidden again")
-    answer = asked(client, messages=again, since=4)
+    answer = asked(censored, messages=again, since=4)
     assert answer["verdict"] == "violation" and answer["judged_alone"]["words"] > 0.9
     assert answer["decided_by"] == ["words"]
 
 
 def test_of_a_rule_violated_before_each_new_turn_is_judged_by_itself(
-    client: httpx.Client, engine: Censor
+    censored: httpx.Client, censor: Censor
 ) -> None:
     """One on the last turn alone is not satisfied by a later one."""
     said = messages("forbidden", "hello", "forbidden", "hello")
-    assert asked(client, messages=said, since=1)["judged_alone"]["words"] > 0.9
-    alone = [[one.content for one in read] for read in engine.conversations[-3:]]
+    assert asked(censored, messages=said, since=1)["judged_alone"]["words"] > 0.9
+    alone = [[one.content for one in read] for read in censor.conversations[-3:]]
     assert alone == [["hello"], ["hello", "forbidden"], ["hello", "forbidden", "hello"]]
 
 
@@ -103,11 +93,18 @@ def test_a_turn_that_violates_by_itself_is_a_violation_whatever_excused_another(
     assert _together(decisions[:1]).ruling is Ruling.ALLOW
 
 
-def test_a_turn_that_could_not_be_judged_is_no_allow(client: httpx.Client) -> None:
-    answer = asked(client, messages=messages("hello", "cannot be judged"))
+def test_a_turn_that_could_not_be_judged_or_says_nothing_is_no_allow(
+    censored: httpx.Client,
+) -> None:
+    answer = asked(censored, messages=messages("hello", "cannot be judged"))
     assert [turn["verdict"] for turn in answer["turns"]] == ["allow", "unjudged"]
     assert answer["verdict"] == "unjudged"
     assert {rule["rule"] for rule in answer["turns"][1]["unjudged"]} == {"words", "fine"}
+    silent = asked(censored, messages=messages("", "", "hello"), rules=["fine"])["turns"]
+    assert [turn["verdict"] for turn in silent] == ["unjudged", "unjudged", "allow"]
+    assert silent[0]["unjudged"] == [
+        {"rule": "fine", "code": "nothing_said", "reason": "there is no text to judge"}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,13 +115,13 @@ def test_a_turn_that_could_not_be_judged_is_no_allow(client: httpx.Client) -> No
     ],
 )
 def test_a_violation_that_is_known_is_answered_though_a_later_check_fails(
-    client: httpx.Client,
+    censored: httpx.Client,
     contents: list[str],
     since: int,
     turns: list[int],
     judged_alone: list[str],
 ) -> None:
-    answer = asked(client, messages=messages(*contents), since=since)
+    answer = asked(censored, messages=messages(*contents), since=since)
     assert answer["verdict"] == "violation" and answer["decided_by"] == ["words"]
     assert [turn["turn"] for turn in answer["turns"]] == turns
     assert list(answer["judged_alone"]) == judged_alone
@@ -139,36 +136,23 @@ def test_a_violation_that_is_known_is_answered_though_a_later_check_fails(
     ],
 )
 def test_a_check_that_fails_before_a_violation_is_known_is_an_error(
-    client: httpx.Client, contents: list[str], since: int
+    censored: httpx.Client, contents: list[str], since: int
 ) -> None:
     body = {"messages": messages(*contents), "since": since}
-    response = client.post("/v1/check/turns", json=body)
+    response = censored.post("/v1/check/turns", json=body)
     assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
 
 
-class Records:
-    """An observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.checks: list[CheckRecord] = []
-
-    def checked(self, record: CheckRecord) -> None:
-        self.checks.append(record)
-
-    def close(self) -> None:
-        pass
-
-
-def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(engine: Censor) -> None:
+def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(censor: Censor) -> None:
     records = Records()
     rules = ("words", "fine")
     strict = RuleSet(rules, RuleSet.any_of(rules).violated_if, "strict")
-    with serving(create_app(engine, rule_sets={"strict": strict}, observers=[records])) as client:
+    with serving(create_app(censor, rule_sets={"strict": strict}, observers=[records])) as client:
         asked(client, since=3, rule_set="strict")
         counted = client.get("/metrics").text
-    purposes = [record.purpose for record in records.checks]
+    purposes = [record.purpose for record in records.kept]
     assert purposes == ["since", "answer", "answer", "since", "since"]
-    assert {record.rule_set.name for record in records.checks} == {"strict"}
+    assert {record.rule_set.name for record in records.kept} == {"strict"}
     total = 'guard_checks_total{rule_set="strict",tenant="",verdict="violation"} 2.0'
     assert total in counted and 'guard_verdicts_total{rule="fine",verdict="allow"} 2.0' in counted
 
@@ -183,11 +167,11 @@ def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(engine:
     ],
 )
 def test_what_cannot_be_asked_is_refused(
-    client: httpx.Client, engine: Censor, body: dict[str, Any], why: str
+    censored: httpx.Client, censor: Censor, body: dict[str, Any], why: str
 ) -> None:
-    response = client.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
+    response = censored.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
     assert response.status_code == 422 and why in response.text
-    assert response.json()["verdict"] == "unjudged" and not engine.conversations
+    assert response.json()["verdict"] == "unjudged" and not censor.conversations
 
 
 def test_a_conversation_is_computed_once_for_all_turns_and_rules() -> None:
@@ -208,11 +192,11 @@ def test_a_conversation_is_computed_once_for_all_turns_and_rules() -> None:
 
 
 def test_tools_stand_before_every_turn_and_are_no_turn(
-    client: httpx.Client, engine: Censor
+    censored: httpx.Client, censor: Censor
 ) -> None:
     tools = [{"type": "function", "function": {"name": "pay"}}]
-    answer = asked(client, messages=messages("hello", "forbidden", "bye"), tools=tools, since=2)
+    answer = asked(censored, messages=messages("hello", "forbidden", "bye"), tools=tools, since=2)
     assert [turn["turn"] for turn in answer["turns"]] == [2]
     described = Message("system", 'Tools:\n{"name": "pay"}')
-    assert {conversation[0] for conversation in engine.conversations} == {described}
-    assert [message.content for message in engine.conversations[-1][1:]] == ["bye"]
+    assert {conversation[0] for conversation in censor.conversations} == {described}
+    assert [message.content for message in censor.conversations[-1][1:]] == ["bye"]

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import httpx
 
+from serve.api.formats.check import error_body
+from serve.api.wire_format import RULE
+from tests.serve.wire_requests import CASES
+
 READ, ASKED, CHANGED = "GET, HEAD, OPTIONS", "OPTIONS, POST", "DELETE, OPTIONS, POST"
-# What each path allows, and the key of an error body there.
+OURS = error_body(405, "", "request_refused").keys()
+# What each path allows, and the keys of an error body there.
 PATHS = {
-    "/healthz": (READ, "error"),
-    "/readyz": (READ, "error"),
-    "/health": (READ, "error"),
-    "/metrics": (READ, "error"),
-    "/docs": (READ, "error"),
-    "/openapi.json": (READ, "error"),
-    "/v1/rules": (READ, "error"),
-    "/v1/rule_sets": (READ, "error"),
-    "/v1/models": (READ, "error"),
-    "/v1/check": (ASKED, "verdict"),
-    "/v1/check/turns": (ASKED, "verdict"),
-    "/v1/check/stream": (ASKED, "verdict"),
-    "/v1/chat/completions": (ASKED, "error"),
-    "/v1/moderations": (ASKED, "error"),
-    "/api/v1/text/contents": (ASKED, "code"),
-    "/fine/api/v1/text/chat": (ASKED, "code"),
-    "/beta/litellm_basic_guardrail_api": (ASKED, "error"),
-    "/request": (ASKED, "error"),
-    "/response": (ASKED, "error"),
-    "/admin/rules/fine": (CHANGED, "verdict"),
+    "/healthz": (READ, OURS),
+    "/readyz": (READ, OURS),
+    "/health": (READ, OURS),
+    "/metrics": (READ, OURS),
+    "/docs": (READ, OURS),
+    "/openapi.json": (READ, OURS),
+    "/v1/rules": (READ, OURS),
+    "/v1/rule_sets": (READ, OURS),
+    "/v1/models": (READ, {"error"}),
+    f"/admin/rules/{RULE}": (CHANGED, OURS),
 }
+for case in CASES:
+    keys = case.wire_format.error_body(405, "", "request_refused").keys()
+    PATHS[case.example.path] = (ASKED, keys)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 VARYING = ("date", "x-request-id", "content-length", "x-guard-replica")
 
 
-def check_path(client: httpx.Client, path: str, rule: str = "fine") -> None:
+def check_path(client: httpx.Client, path: str, rule: str) -> None:
     """Ask the path by every method; `rule` is one that is served."""
-    allowed, key = PATHS[path]
-    path = path.replace("fine", rule)
+    allowed, keys = PATHS[path]
+    path = path.replace(RULE, rule)
     for method in METHODS:
         response = client.request(method, path)
         said = f"{method} {path}: {response.status_code} {dict(response.headers)}"
@@ -47,7 +45,7 @@ def check_path(client: httpx.Client, path: str, rule: str = "fine") -> None:
             _check_head(client, path, response)
         elif method not in allowed:
             assert (response.status_code, response.headers["allow"]) == (405, allowed), said
-            assert key in response.json(), said
+            assert response.json().keys() == keys, said
 
 
 def _check_head(client: httpx.Client, path: str, head: httpx.Response) -> None:

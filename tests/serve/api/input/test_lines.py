@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -51,42 +51,43 @@ def test_half_a_line_of_a_sender_that_is_gone_is_no_line() -> None:
     assert read([b"one\ntw"], ends=False) == ([b"one"], True)
 
 
-def test_every_line_moves_the_deadline_and_an_error_is_raised_to_who_reads() -> None:
-    scope: dict[str, Any] = {"seconds": 5.0, "deadline": 0.0}
-    messages = [{"type": "http.request", "body": b"one\ntwo", "more_body": True}]
+def receiving(*pieces: bytes, ends: bool) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """ASGI's receive: a body in these pieces, which then ends, or comes too slowly."""
+    left = list(pieces)
 
     async def receive() -> dict[str, Any]:
-        if not messages:
+        if not left and not ends:
             raise HTTPException(408, "too slow")
-        return messages.pop(0)
+        if not left:
+            return {"type": "http.disconnect"}
+        piece = left.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(left) or not ends}
 
+    return receive
+
+
+def test_every_line_that_is_not_empty_moves_the_deadline_and_an_error_is_raised_twice() -> None:
     async def run() -> None:
-        lines = BodyLines(scope, receive)
+        scope: dict[str, Any] = {"seconds": 5.0, "deadline": 0.0}
+        empty = BodyLines(scope, receiving(b"\n \n\n", ends=False))
+        with pytest.raises(HTTPException):
+            await empty.next()
+        assert scope["deadline"] == 0.0
+        lines = BodyLines(scope, receiving(b"one\ntwo", ends=False))
         assert await lines.next() == b"one"
         assert scope["deadline"] > time.monotonic() + 4
         for _ in range(2):
-            try:
+            with pytest.raises(HTTPException, match="too slow"):
                 await lines.next()
-            except HTTPException as error:
-                assert error.status_code == 408
-            else:
-                raise AssertionError("no error")
+        empty.close()
         lines.close()
 
     asyncio.run(run())
 
 
 def test_others_are_served_while_many_short_lines_are_read() -> None:
-    messages = [
-        {"type": "http.request", "body": b"{}\n" * 1000, "more_body": False},
-        {"type": "http.disconnect"},
-    ]
-
-    async def receive() -> dict[str, Any]:
-        return messages.pop(0)
-
     async def run() -> int:
-        lines = BodyLines({"seconds": 5.0}, receive)
+        lines = BodyLines({"seconds": 5.0}, receiving(b"{}\n" * 1000, ends=True))
         turns_of_others = 0
 
         async def count() -> None:
@@ -106,45 +107,26 @@ def test_others_are_served_while_many_short_lines_are_read() -> None:
 
 
 def test_the_sender_of_more_lines_than_are_taken_waits() -> None:
-    scope: dict[str, Any] = {"seconds": 5.0, "deadline": 0.0}
-    chunks = 0
+    pieces = [b"{}\n" * LINES_AHEAD] * 50
+    receive = receiving(*pieces, ends=True)
+    received = 0
 
-    async def receive() -> dict[str, Any]:
-        nonlocal chunks
-        chunks += 1
-        return {"type": "http.request", "body": b"{}\n" * LINES_AHEAD, "more_body": chunks < 50}
+    async def counted() -> dict[str, Any]:
+        nonlocal received
+        received += 1
+        return await receive()
 
-    async def run() -> int:
-        lines = BodyLines(scope, receive)
+    async def run() -> None:
+        lines = BodyLines({"seconds": 5.0}, counted)
         for _ in range(3):
             assert await lines.next() == b"{}"
         for _ in range(100):
             await asyncio.sleep(0)
-        received = chunks
+        assert received <= 3
         taken = 3
         while await lines.next() is not None:
             taken += 1
-        assert taken == 50 * LINES_AHEAD
-        lines.close()
-        return received
-
-    assert asyncio.run(run()) <= 3
-
-
-def test_an_empty_line_moves_no_deadline() -> None:
-    scope: dict[str, Any] = {"seconds": 5.0, "deadline": 0.0}
-    messages = [{"type": "http.request", "body": b"\n \n\n", "more_body": True}]
-
-    async def receive() -> dict[str, Any]:
-        if not messages:
-            raise HTTPException(408, "too slow")
-        return messages.pop(0)
-
-    async def run() -> None:
-        lines = BodyLines(scope, receive)
-        with pytest.raises(HTTPException):
-            await lines.next()
+        assert taken == len(pieces) * LINES_AHEAD
         lines.close()
 
     asyncio.run(run())
-    assert scope["deadline"] == 0.0

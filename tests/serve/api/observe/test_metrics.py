@@ -12,10 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.api.app import create_app
-from serve.api.observe.metrics import Metrics
 from serve.engine.score import EngineCounters
 from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
-from tests.serve.api.observe.toy_record import CARD, RULES, record
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -69,6 +67,7 @@ def test_checks_verdicts_and_tokens_are_counted(client: httpx.Client) -> None:
     assert after["guard_tokens_total", ("cached",)] == 4 * 3
     assert after["guard_tokens_total", ("computed",)] == 4 * 2
     assert after["guard_check_seconds_count", ("both",)] == 1
+    assert 0 < after["guard_check_seconds_sum", ("both",)] < 60
     assert after["guard_request_seconds_count", ("check", "200")] == 3
 
 
@@ -121,16 +120,6 @@ def test_no_label_is_a_caller_s_word(client: httpx.Client) -> None:
     assert not re.search("made.up", client.get("/metrics").text)
 
 
-def test_a_record_is_counted_once_whatever_came_of_it() -> None:
-    metrics = Metrics(dict.fromkeys(RULES, CARD))
-    metrics.checked(record())
-    metrics.checked(record(failure="too_late"))
-    text = metrics.exposition("")[0].decode()
-    assert 'guard_checks_total{rule_set="support",tenant="shop",verdict="violation"} 1.0' in text
-    assert 'guard_check_failures_total{code="too_late"} 1.0' in text
-    assert 'guard_check_seconds_sum{rule_set="support"} 0.125' in text
-
-
 def test_openmetrics_is_spoken_where_it_is_asked_for(client: httpx.Client) -> None:
     accept = {"accept": "application/openmetrics-text; version=1.0.0"}
     response = client.get("/metrics", headers=accept)
@@ -160,8 +149,3 @@ def test_every_metric_of_the_board_exists(client: httpx.Client) -> None:
         "guard_engine_restarts_total",
         "guard_cache_capacity_tokens",
     }
-
-
-def test_a_metric_that_is_not_there_is_found_in_a_board() -> None:
-    board = {"panels": [{"targets": [{"expr": "sum by (rule) (rate(guard_nothing_total[5m]))"}]}]}
-    assert used_metrics(json.dumps(board)) == {"guard_nothing_total"}

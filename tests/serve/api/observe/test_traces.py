@@ -26,8 +26,10 @@ def test_a_span_has_the_check_s_time_verdict_and_rules_and_its_caller_for_a_pare
     traces = Traces(exporter)
     traces.checked(record())
     traces.checked(record(failure="too_late"))
+    traces.checked(record(request=RequestFacts("1", "check", None, "no trace at all")))
     traces.close()
-    answered, failed = exporter.get_finished_spans()
+    answered, failed, alone = exporter.get_finished_spans()
+    assert alone.parent is None
     assert answered.name == SPAN and answered.parent is not None
     assert answered.context is not None and f"{answered.context.trace_id:032x}" == "a" * 32
     assert f"{answered.parent.span_id:016x}" == "b" * 16
@@ -41,15 +43,6 @@ def test_a_span_has_the_check_s_time_verdict_and_rules_and_its_caller_for_a_pare
     verdicts = [(rule["guard.rule"], rule["guard.verdict"]) for rule in rules]
     assert verdicts == [("flagged", "violation"), ("fine", "allow"), ("broken", "unjudged")]
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "too_late")
-
-
-def test_without_a_caller_s_trace_a_check_begins_one() -> None:
-    exporter = InMemorySpanExporter()
-    traces = Traces(exporter)
-    request = RequestFacts("1", "check", None, "no trace at all")
-    traces.checked(record(request=request))
-    traces.close()
-    assert exporter.get_finished_spans()[0].parent is None
 
 
 @contextmanager

@@ -42,3 +42,19 @@ def record(**replaced: Any) -> CheckRecord:
     if "failure" in replaced:
         fields |= {"check": None, "decision": None}
     return CheckRecord(**fields | replaced)
+
+
+class Records:
+    """An Observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.kept: list[CheckRecord] = []
+        self.is_closed = False
+
+    def checked(self, record: CheckRecord) -> None:
+        """Keep it."""
+        self.kept.append(record)
+
+    def close(self) -> None:
+        """Remember that."""
+        self.is_closed = True

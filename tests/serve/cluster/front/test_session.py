@@ -1,4 +1,6 @@
-"""The key of a request, in every wire format: the same while a conversation grows."""
+"""The key of a request: the same while a conversation grows. `tests/serve/api/test_wire_format.py`
+asks every wire format.
+"""
 
 from __future__ import annotations
 
@@ -25,34 +27,6 @@ def relayed(path: str, body: Any, **headers: str) -> RelayedRequest:
         (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
     )
     return RelayedRequest("POST", path, headers=pairs, body=json.dumps(body).encode())
-
-
-FORMATS = {
-    "/v1/check": lambda messages: {"messages": messages},
-    "/v1/check/turns": lambda messages: {"messages": messages, "since": len(messages) - 1},
-    "/v1/chat/completions": lambda messages: {"model": "a", "messages": messages},
-    "/api/v1/text/chat": lambda messages: {"messages": messages},
-    "/beta/litellm_basic_guardrail_api": lambda messages: {
-        "input_type": "request",
-        "structured_messages": messages,
-    },
-    "/request": lambda messages: {"body": {"messages": messages}},
-}
-
-
-@pytest.mark.parametrize("path", FORMATS)
-def test_a_conversation_keeps_its_key_while_it_grows_and_others_have_others(path: str) -> None:
-    keys = SessionKeys()
-    body = FORMATS[path]
-    key = keys.key(relayed(path, body([SYSTEM, ASKED])))
-    assert keys.key(relayed(path, body(GROWN))) == key
-    assert keys.key(relayed(path, body(OTHER))) != key
-    assert keys.key(relayed(path, body([SYSTEM, ASKED])), "shop") != key
-
-
-def test_formats_agree_so_that_a_conversation_is_on_one_replica_whoever_asks() -> None:
-    keys = SessionKeys()
-    assert len({keys.key(relayed(path, body(GROWN))) for path, body in FORMATS.items()}) == 1
 
 
 def test_a_conversation_that_was_read_has_the_key_of_its_request() -> None:
@@ -98,24 +72,6 @@ def test_the_callers_own_session_counts_before_what_is_said() -> None:
     assert key == keys.key(relayed("/request", {"body": {"messages": OTHER}}, x_session_id="7"))
     assert key != keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="8"))
     assert key != keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="7"), "shop")
-
-
-@pytest.mark.parametrize(
-    ("path", "first", "second"),
-    [
-        ("/v1/moderations", {"input": "a"}, {"input": "b"}),
-        ("/v1/moderations", {"input": ["a", "c"]}, {"input": ["b", "c"]}),
-        ("/api/v1/text/contents", {"contents": ["a"]}, {"contents": ["b"]}),
-        ("/api/v1/text/generation", {"prompt": "a", "generated_text": "c"}, {"prompt": "b"}),
-        ("/api/v1/text/context/doc", {"context": ["a"], "content": "c"}, {"context": ["b"]}),
-    ],
-)
-def test_texts_without_roles_are_spread_by_what_they_begin_with(
-    path: str, first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    keys = SessionKeys()
-    assert keys.key(relayed(path, first)) == keys.key(relayed(path, first))
-    assert keys.key(relayed(path, first)) != keys.key(relayed(path, second))
 
 
 def litellm(messages: Any = None, call_id: str = "1", **headers: str) -> RelayedRequest:

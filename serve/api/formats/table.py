@@ -1,0 +1,75 @@
+"""All wire formats by their names: those of this folder, and the user's own.
+
+A user's own format is a file in the folder `formats` of CENTURION_HOME. Knows nothing of what the
+formats say.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from guard.errors import GuardError
+from guard.home import HOME
+from serve.api.formats import (
+    agentgateway,
+    check,
+    detectors,
+    litellm,
+    moderations,
+    openai_chat,
+    stream,
+    turns,
+)
+from serve.api.wire_format import WireFormat
+
+SHIPPED: Mapping[str, WireFormat] = {
+    "check": check.FORMAT,
+    "turns": turns.FORMAT,
+    "stream": stream.FORMAT,
+    "openai_chat": openai_chat.FORMAT,
+    "moderations": moderations.FORMAT,
+    "detectors": detectors.FORMAT,
+    "litellm": litellm.FORMAT,
+    "agentgateway": agentgateway.FORMAT,
+}
+
+
+def all_formats(folder: Path) -> dict[str, WireFormat]:
+    """The shipped formats, and the FORMAT of each Python file in the folder, by the file's name.
+
+    Raises GuardError for a file without one, or with the name or a path of another format.
+    """
+    formats = dict(SHIPPED)
+    for file in sorted(folder.glob("*.py")):
+        wire_format = _loaded(file)
+        for name, earlier in formats.items():
+            if name == file.stem or _shares_a_path(earlier, wire_format):
+                problem = "a wire format has the name or a path of another one"
+                remedy = "Rename the file, or choose another path"
+                raise GuardError(problem, where=file, got=name, remedy=remedy)
+        formats[file.stem] = wire_format
+    return formats
+
+
+def _loaded(file: Path) -> WireFormat:
+    name = f"own_format_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where pydantic looks for the types that it names
+    spec.loader.exec_module(module)
+    wire_format = getattr(module, "FORMAT", None)
+    if not isinstance(wire_format, WireFormat):
+        remedy = "Give it one, a WireFormat of serve/api/wire_format.py"
+        raise GuardError("a file of formats has no FORMAT", where=file, remedy=remedy)
+    return wire_format
+
+
+def _shares_a_path(one: WireFormat, two: WireFormat) -> bool:
+    return any(one.has_path(request.path) for request in (*two.requests, *two.replies))
+
+
+FORMATS = all_formats(HOME / "formats")

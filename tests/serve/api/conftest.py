@@ -1,0 +1,37 @@
+"""A server on an engine without a model, for the tests of formats and observers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from serve.api.app import create_app
+from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
+from tests.serve.client.censor import Censor
+from tests.serve.serving import serving
+from tests.serve.toy_engine import ToyEngine
+
+
+@pytest.fixture(scope="module")
+def engine() -> ToyEngine:
+    return ToyEngine(LOGITS)
+
+
+@pytest.fixture(scope="module")
+def client(engine: ToyEngine) -> Iterator[httpx.Client]:
+    with serving(create_app(engine, rule_sets=RULE_SETS)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.fixture
+def censor() -> Censor:
+    return Censor()
+
+
+@pytest.fixture
+def censored(censor: Censor) -> Iterator[httpx.Client]:
+    """A client of a server whose rule "words" forbids a word."""
+    with serving(create_app(censor)) as client:
+        yield client

@@ -1,0 +1,104 @@
+"""A format of the user's own, from a folder outside the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from guard.errors import GuardError
+from serve.api.app import create_app
+from serve.api.formats.table import FORMATS, SHIPPED, all_formats
+from serve.api.wire_format import format_of
+from tests.serve.serving import serving
+from tests.serve.toy_engine import ToyEngine
+
+OWN = '''
+"""A chat under another key."""
+
+import json
+
+from fastapi import APIRouter, Request
+
+from serve.api.access import Caller
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat
+from serve.api.input.strict_json import StrictRoute
+from serve.api.service import CheckService, Question
+from serve.api.wire_format import ASKED, RULE, ExampleRequest, WireFormat
+
+router = APIRouter(route_class=StrictRoute)
+
+
+class Asked(NoHiddenWords):
+    chat: ChatMessages
+    rule: str
+
+
+@router.post("/mine")
+async def mine(body: Asked, request: Request) -> bool:
+    question = Question(Caller.of(request).catalogue.selected([body.rule]))
+    messages = [from_chat(body.chat)]
+    ((_, decision),) = await CheckService.of(request).judge_each(request, messages, question)
+    return decision.ruling.value == "allow"
+
+
+FORMAT = WireFormat(
+    router,
+    lambda status, message, code: {"mine": message, "code": code},
+    lambda text: ["allow" if json.loads(text) else "violation"],
+    (ExampleRequest("/mine", {"chat": [ASKED], "rule": RULE}, ("chat",)),),
+)
+'''
+
+
+def test_an_own_format_is_answered_and_says_errors_in_its_own_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    own = all_formats(tmp_path)["mine"]
+    monkeypatch.setitem(FORMATS, "mine", own)
+    assert format_of(FORMATS, "/mine") == "mine" and format_of(FORMATS, "/nowhere") is None
+
+    def ask(client: httpx.Client, **changed: object) -> httpx.Response:
+        chat = [{"role": "user", "content": "Hi"}]
+        return client.post("/mine", json={"chat": chat, "rule": "fine"} | changed)
+
+    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
+        crashed = ask(client, rule="crash")
+        unknown = ask(client, rule="none")
+        malformed = ask(client, chat=[])
+    with serving(create_app(ToyEngine({"fine": -2.0, "flagged": 2.0}))) as client:  # type: ignore[arg-type]
+        assert own.reading(ask(client).text) == ["allow"]
+        assert own.reading(ask(client, rule="flagged").text) == ["violation"]
+        monkeypatch.setattr("serve.api.formats.conversation.turns", lambda *_: 1 / 0)
+        broken = ask(client)
+    for response, status, said in (
+        (crashed, 503, "the engine failed; the server's log says why"),
+        (unknown, 404, "the rule 'none' is not served"),
+        (malformed, 422, "chat: List should have at least 1 item"),
+        (broken, 500, "the server failed"),
+    ):
+        assert response.status_code == status
+        assert response.json().keys() == {"mine", "code"} and said in response.json()["mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("check", OWN, "the name or a path of another one"),
+        ("mine", OWN.replace('"/mine"', '"/v1/check"'), "the name or a path of another one"),
+        ("mine", "", "has no FORMAT"),
+        ("mine", "FORMAT = 5", "has no FORMAT"),
+    ],
+)
+def test_a_file_that_is_no_format_or_takes_another_s_place_is_refused(
+    tmp_path: Path, name: str, content: str, problem: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text(content)
+    with pytest.raises(GuardError, match=problem):
+        all_formats(tmp_path)
+
+
+def test_without_a_folder_the_formats_are_the_shipped_ones(tmp_path: Path) -> None:
+    assert all_formats(tmp_path / "none") == SHIPPED

@@ -1,0 +1,30 @@
+"""Two tenants with limits, and an administrator. Tests only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve.policy.rule_set import RuleSet
+from serve.tenants.key_ring import KeyRing, key_hash
+from serve.tenants.tenant import Tenant, TenantLimits
+from serve.tenants.tenant_file import ADMIN, Tenants
+
+LOGITS = {"flagged": -1.0, "fine": -2.0, "secret": -1.0}  # the threshold is 0.25
+RULE_SETS = {
+    "support": RuleSet(("fine",), RuleSet.any_of(["fine"]).violated_if, "support"),
+    "strict": RuleSet(("flagged",), RuleSet.any_of(["flagged"]).violated_if, "strict"),
+}
+SHOP = Tenant("shop", ("support",), TenantLimits(concurrent_checks=1, body_bytes=2000))
+BANK = Tenant("bank", ("support", "strict"), TenantLimits(characters=100))
+HEADERS = {
+    "shop": {"authorization": "Bearer shop's key"},
+    "bank": {"x-api-key": "bank's key"},
+    "admin": {"authorization": "bearer admin's key"},
+}
+
+
+def shop_and_bank() -> Tenants:
+    """The tenants and their keys."""
+    every = (SHOP, BANK)
+    owners: dict[str, Any] = {key_hash(f"{tenant.name}'s key"): tenant for tenant in every}
+    return Tenants(every, KeyRing(owners | {key_hash("admin's key"): ADMIN}))
