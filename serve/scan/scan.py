@@ -5,20 +5,68 @@ Knows nothing of command lines.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
 
-from serve.scan.judge import ScanEngine
+from serve.scan.judge import ScanEngine, part_rows
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
-from serve.scan.reading import StoredPart, read_parts
-from serve.scan.rows import part_rows
+from serve.scan.sources import StoredConversation, read_source, size_of
 
 VerdictCounts = Mapping[tuple[str, str], int]  # rows by rule and verdict
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A part's conversations; `read_bytes` of the sources were read for it."""
+
+    number: int
+    conversations: tuple[StoredConversation, ...]
+    read_bytes: int
+
+
+def read_parts(manifest: ScanManifest) -> Iterator[StoredPart]:
+    """All parts, from 0; a part may begin in one source and end in another.
+
+    Raises GuardError where a source cannot be read, or has changed by the time it is read.
+    """
+    stored = _stored_conversations(manifest)
+    position = _BytePosition()
+    for number in itertools.count():
+        chunk = tuple(itertools.islice(stored, manifest.rows_a_part))
+        if not chunk:
+            return
+        yield StoredPart(number, chunk, position.advance(chunk))
+
+
+def _stored_conversations(manifest: ScanManifest) -> Iterator[StoredConversation]:
+    for source in manifest.sources:
+        yield from read_source(source)
+        manifest.check_source(source)
+
+
+class _BytePosition:
+    """The number of bytes that were read of all sources."""
+
+    def __init__(self) -> None:
+        self._read_bytes = 0
+        self._finished_bytes = 0  # of the sources that are read to their end
+        self._source = ""
+
+    def advance(self, chunk: tuple[StoredConversation, ...]) -> int:
+        """The bytes that were read for these conversations."""
+        before = self._read_bytes
+        for conversation in chunk:
+            if conversation.source != self._source:
+                self._finished_bytes += size_of(self._source) if self._source else 0
+                self._source = conversation.source
+        self._read_bytes = self._finished_bytes + chunk[-1].read_bytes
+        return self._read_bytes - before
 
 
 def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
@@ -44,7 +92,6 @@ def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
 
 
 def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
-    """The number of a part's rows by rule and verdict."""
     return Counter((row["rule"], row["verdict"]) for row in rows)
 
 
@@ -63,7 +110,6 @@ class ScanTally:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, counts: VerdictCounts) -> None:
-        """Add the counts of one more part."""
         self._counts.update(counts)
 
     def finished(self) -> ScanManifest:

@@ -238,7 +238,6 @@ def _parquet(source: str) -> Iterator[RawRow]:
 
 
 def _hub(source: str) -> Iterator[RawRow]:
-    """All splits of a data set."""
     for rows in _data_set(source).as_streaming_dataset().values():
         for fields in rows:
             yield fields, "", 0

@@ -6,7 +6,7 @@ import pytest
 
 from eval.agreement import agreement
 from eval.served import ServedRow
-from eval.trial import Contestant, load_trial
+from eval.trial import Contestant
 from guard.errors import GuardError
 from tests.eval.conftest import World
 
@@ -16,9 +16,7 @@ def contestant(world: World, peft: Sequence[float]) -> Contestant:
     world.add_adapter(
         "medical", "alora", 0, {f"medical-{number}": logit for number, logit in enumerate(peft)}
     )
-    return load_trial(
-        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
-    ).by_seed("alora")[0]
+    return world.trial().by_seed("alora")[0]
 
 
 def rows(engine: Sequence[float | None]) -> list[ServedRow]:
@@ -112,9 +110,7 @@ def test_labels_flip_at_the_cards_threshold_not_at_zero(world: World) -> None:
         temperature=1.0,
         threshold=0.9,
     )
-    adapter = load_trial(
-        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
-    ).by_seed("alora")[0]
+    adapter = world.trial().by_seed("alora")[0]
     # sigmoid(2.1973) is 0.900007, sigmoid(2.1972) is 0.899998
     assert agreement([(adapter, rows([2.1972, 5.0]))], "float32").label_flips == 1
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import eval.run
+from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import AnswersSoFar, EndpointJudge
 from eval.report.report import Report
+from eval.report.side_by_side import side_by_side
 from eval.run import main, run
-from eval.trial import Trial
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -64,19 +65,9 @@ def test_the_report_has_the_documented_format(world: World) -> None:
     assert "torch" in content["versions"]
     medical = content["rules"]["medical"]
     assert (medical["n_test"], medical["n_violating"]) == (40, 20)
-    assert medical["differences"]["alora_minus_lora"]["mcnemar_p"] == 1.0
     assert list(medical["methods"]) == ["judge", "bag_of_words", "lora", "alora"]
     for method in medical["methods"].values():
-        assert {
-            "accuracy",
-            "accuracy_ci95",
-            "f1",
-            "auroc",
-            "auprc",
-            "recall_at_fpr1",
-            "ece",
-            "strata",
-        } <= set(method)
+        assert {"accuracy", "accuracy_ci95", "auroc", "strata"} <= set(method)
     assert medical["methods"]["judge"]["accuracy"] == 0.5
     assert medical["methods"]["judge"]["auroc"] == 0.5
     assert medical["methods"]["alora"]["accuracy"] == 1.0
@@ -87,7 +78,6 @@ def test_the_report_has_the_documented_format(world: World) -> None:
     assert content["mean"]["methods"]["alora"]["accuracy"] == 1.0
     no_difference = {"accuracy": 0.0, "accuracy_ci95": [0.0, 0.0]}
     assert content["mean"]["differences"] == {"alora_minus_lora": no_difference}
-    assert content["mean"]["all_methods_beat"]["judge"] == ["legal", "medical"]
     assert report.as_json() == world.runs.report.read_text()
 
 
@@ -97,7 +87,6 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World)
     assert text == world.runs.report.with_suffix(".md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     quality_table = rows[: rows.index(next(row for row in rows if "largest FPR stated" in row))]
-    assert len({len(row) for row in quality_table}) == 1  # aligned
     assert "| medical (20 of 40) | judge        | 50.0 [35.2, 64.8]" in text
     assert "aLoRA        | 100.0 [91.2, 100.0]" in text
     assert "| medical | unseen  | 20 |" in text
@@ -219,23 +208,6 @@ async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, answers: Ans
     )
     kept["-6"] = replace(kept["-6"], completion_tokens=None)
     answers._file.add(list(kept.values()))
-
-
-def test_tokens_are_reported_without_prices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.add_rule("legal", examples=10)
-    monkeypatch.setattr(EndpointJudge, "_ask_missing", _answer_yes)
-    text = evaluate(world, judge=EndpointJudge("http://nowhere/v1", "gpt-toy")).as_markdown()
-    assert "800 prompt and 8 completion tokens; tokens and cost unknown for 1 answers" in text
-
-
-def test_a_limit_is_admitted(world: World) -> None:
-    world.add_rule("medical", examples=40)
-    text = evaluate(world, limit=8).as_markdown()
-    assert "only 8 of the test examples" in text
-    assert report_json(world)["rules"]["medical"]["n_test"] == 8
-    engine = ToyEngine(guess_or_read)
-    assert "of the test examples" not in evaluate(world, engine=engine).as_markdown()
-    assert sum(request.adapter is None for request in engine.requests) == 32  # the eight are kept
 
 
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
@@ -371,7 +343,7 @@ def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_star
 def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     world.recipe = WITH_HEAD
     world.add_rule("medical", examples=40, seeds=(0, 1))
-    text = evaluate(world).as_markdown()
+    evaluate(world)
     content = report_json(world)
     contenders = ["judge", "bag_of_words", "lora", "alora", "head"]
     assert list(content["rules"]["medical"]["methods"]) == contenders
@@ -381,13 +353,11 @@ def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
         "head_minus_lora",
         "head_minus_alora",
     ]
-    assert "the judge, intervals apart: LoRA on 1, aLoRA on 1, head on 1 of 1 rules" in text
     world.recipe = WITH_HEAD.model_copy(update={"methods": {"head": WITH_HEAD.methods["head"]}})
     world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
-    text = evaluate(world).as_markdown()
+    evaluate(world)
     content = report_json(world)
     assert (content["seeds"], content["mean"]["differences"]) == ([0], {})
-    assert "the judge, intervals apart: head on 1 of 1 rules." in text
 
 
 def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_on(
@@ -403,13 +373,13 @@ def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_o
     world.recipe = second
     world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
     fitted: list[str] = []
-    fit = eval.run._bag_of_words
+    fit = eval.run.fit_bag_of_words
 
-    def counted(trial: Trial) -> Any:
-        fitted.append(trial.rule.id)
-        return fit(trial)
+    def counted(train: Sequence[Example], *more: Any) -> Any:
+        fitted.append(train[0].rule)
+        return fit(train, *more)
 
-    monkeypatch.setattr("eval.run._bag_of_words", counted)
+    monkeypatch.setattr("eval.run.fit_bag_of_words", counted)
     engine = ToyEngine(guess_or_read)
     text = evaluate(world, "medical", engine, [first, second]).as_markdown()
     content = report_json(world)
@@ -439,49 +409,29 @@ def test_bases_without_a_common_rule_have_no_table(world: World) -> None:
 
 
 def test_an_earlier_rule_that_cannot_be_put_side_by_side_does_not_stop_another(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
     for recipe in (first, second):
         world.recipe = recipe
         world.add_rule("medical", examples=10)
         world.add_rule("legal", examples=10)
-    world.recipe = first
-    evaluate(world, "legal", limit=4)
-    evaluate(world, "legal", recipes=[second])
+    evaluate(world, recipes=[first, second])
+
+    def of_other_examples(evaluations: Sequence[Evaluation]) -> Evaluation:
+        if evaluations[0].rule == "legal":
+            raise GuardError("evaluated on other test examples")
+        return side_by_side(evaluations)
+
+    monkeypatch.setattr("eval.run.side_by_side", of_other_examples)
     report = evaluate(world, "medical", recipes=[first, second])
     assert [evaluation.rule for evaluation in report.evaluations] == ["medical"]
-    (left_out,) = report.left_out
-    assert left_out.startswith("legal: legal on second: evaluated on other test examples")
+    assert report.left_out == ("legal: evaluated on other test examples",)
+    with pytest.raises(GuardError, match="evaluated on other test examples"):
+        evaluate(world, "legal", recipes=[first, second])
 
 
-def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world: World) -> None:
-    world.add_rule("medical", examples=40)
-    assert "earnt" not in evaluate(world).as_markdown()
-    assert report_json(world)["mean"]["differences_where_learnt"]["rules"] == 1
-    rows = [
-        Example(
-            f"t{n}",
-            "tax",
-            (Message("user", "Why?"), Message("assistant", f"word{n} 1")),
-            n % 2,
-            "test",
-            "toy",
-            f"g{n // 2}",
-            {},
-        )
-        for n in range(40)
-    ]
-    world.add_rule("tax")
-    world.write_test("tax", rows)
-    text = evaluate(world).as_markdown()
-    assert "on those that a method has learnt (1 of 2) +0.0 points" in text
-    assert "- Learnt: the best method has" in text
-    mean = report_json(world)["mean"]
-    assert (mean["rules"], mean["differences_where_learnt"]["rules"]) == (2, 1)
-
-
-def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World) -> None:
+def test_calibration_is_told_by_stratum(world: World) -> None:
     world.add_rule("medical", examples=40)
     evaluate(world)
     lora = report_json(world)["rules"]["medical"]["methods"]["lora"]
@@ -490,48 +440,8 @@ def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World
         "unseen": 20,
     }
     for quality in (lora, *lora["strata"].values()):
-        assert 0 < quality["ece"] < 0.1 and 0 < quality["ece_expected"] < 0.2
+        assert 0 < quality["ece"] < 0.1
     assert lora["strata"]["seen"]["ece"] != lora["strata"]["unseen"]["ece"]
-
-
-def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World) -> None:
-    turns = (Message("user", "Why?"), Message("assistant", "so -3"))
-    rows = [
-        Example(f"t{n}", "tax", turns, 0, "test", "toy", f"g{n}", {"stance": "quotes"})
-        for n in range(8)
-    ]
-    more = [
-        Example(
-            f"v{n}",
-            "tax",
-            (turns[0], Message("assistant", f"so {n + 1}")),
-            1,
-            "test",
-            "toy",
-            f"v{n}",
-            {},
-        )
-        for n in range(8)
-    ]
-    world.add_rule("tax")
-    world.write_test("tax", [*rows, *more])
-    evaluate(world)
-    lora = report_json(world)["rules"]["tax"]["methods"]["lora"]
-    assert lora["ece"] is not None
-    assert [
-        lora["strata"]["hard negatives"][name] for name in ("auroc", "ece", "ece_expected")
-    ] == [
-        None,
-        None,
-        None,
-    ]
-
-
-def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    assert (
-        "It takes examples as independent, also those of one group" in evaluate(world).as_markdown()
-    )
 
 
 def test_one_method_of_a_recipe_is_evaluated_alone(
@@ -566,7 +476,7 @@ def test_the_command_explains_itself_and_refuses_nonsense(
     with pytest.raises(SystemExit):
         main()
     shown = capsys.readouterr().out
-    for option in ("--rule", "--model", "--seeds", "--limit", "--force", "JUDGE_BASE_URL"):
+    for option in ("--rule", "--model", "--seeds", "--force", "JUDGE_BASE_URL"):
         assert option in shown
     command = [sys.executable, "-m", "eval.run"]
     for rule, model, named in (

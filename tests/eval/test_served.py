@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eval.served import Served, answering_code, score_missing
-from eval.trial import Contestant, Trial, load_trial
+from eval.trial import Contestant, Trial
 from guard.method import PEFT_WEIGHTS
 from guard.rule import RuleTurn
 from serve.engine import CODE, ScoreRequest
@@ -15,7 +15,7 @@ from tests.signed import sign
 
 
 def trial(world: World, name: str = "medical") -> Trial:
-    return load_trial(world.runs, world.recipe, world.recipe.base_revision, name, rules=world.rules)
+    return world.trial(name)
 
 
 def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from guard.errors import GuardError
 from serve.scan.manifest import ScanManifest
-from serve.scan.reading import read_parts
+from serve.scan.scan import read_parts
 from serve.scan.sources import size_of
 from tests.serve.scan.test_scan import manifest, write_rows
 

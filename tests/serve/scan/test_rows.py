@@ -8,7 +8,7 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.scan.rows import part_rows
+from serve.scan.judge import part_rows
 from serve.scan.sources import StoredConversation
 from tests.serve.client.censor import Censor
 from tests.serve.scan.test_scan import manifest

@@ -1,17 +1,23 @@
-"""The command-line options that every scan has, `make scan` and `make replay`.
-
-Knows nothing of what is done with them.
+"""What `make scan` and `make replay` share: their options, and a scan in this process or by actors
+of a cluster.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from guard.arguments import count
 from guard.errors import GuardError
 from guard.layout import Runs
+from guard.machine.neighbours import warn_if_busy
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import PartFolder
+from serve.scan.scan import scan
+from serve.selection import ServedPart, open_engines
 
 ROWS_A_PART = 1024  # the most that a kill costs; conversations are sorted within it
 
@@ -57,3 +63,24 @@ def check_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         remedy = "`make scan CLUSTER=1` installs it; or scan without CLUSTER=1"
         raise GuardError("Ray is not installed", got="--cluster", remedy=remedy)
+
+
+def judge_all(
+    parts: Sequence[ServedPart], folder: PartFolder, actors: int | None = None
+) -> ScanManifest:
+    """Scan in this process, or by `actors` actors of a cluster; the finished manifest.
+
+    Raises GuardError as `scan` and `scan_on_cluster` do, and for rules that were trained again
+    meanwhile.
+    """
+    manifest = folder.manifest
+    warn_if_busy("it may take several times as long")
+    if actors is not None:
+        from serve.scan.cluster import scan_on_cluster  # which imports Ray
+
+        print(f"{actors} actors load {manifest.model} with {len(manifest.rules)} rules", flush=True)
+        return scan_on_cluster(partial(open_engines, parts), folder, actors)
+    print(f"loading {manifest.model} with {len(manifest.rules)} rules", flush=True)
+    with open_engines(parts) as engine:
+        manifest.check_served(engine.rules)
+        return scan(engine, folder)
