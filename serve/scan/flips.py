@@ -102,8 +102,8 @@ class ReplayTally:
         self.counts["flips"] += 1
         self.counts[FLIPS[verdicts]] += 1
         self.counts["confident_flips"] += a["confident"] and b["confident"]
-        place = (a["source"], a["row"], a["id"])
-        self.flips.append(Flip(*place, *verdicts, a["p_violation"], b["p_violation"]))
+        stored = (a["source"], a["row"], a["id"])
+        self.flips.append(Flip(*stored, *verdicts, a["p_violation"], b["p_violation"]))
         if len(self.flips) > 2 * self.shown:
             self.flips = self.largest()
 

@@ -63,10 +63,10 @@ class VersionPair:
         """The differences beside the weights that a reader has to know, each a sentence."""
         a, b = self.a.card, self.b.card
         sentences: list[str] = []
-        for field, what in COMPARED.items():
+        for field, name in COMPARED.items():
             of_a, of_b = getattr(a, field), getattr(b, field)
             if of_a != of_b:
-                sentences.append(f"{what} differs: A has “{of_a}”, B has “{of_b}”.")
+                sentences.append(f"{name} differs: A has “{of_a}”, B has “{of_b}”.")
         if not self.shares_prefill:
             sentences.append("A LoRA acts on the whole conversation: no prefill is shared with it.")
         if a.files == b.files:
