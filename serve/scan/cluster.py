@@ -19,6 +19,7 @@ import logging
 import os
 import pickle
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,13 @@ from serve.scan.judge import ScanEngine, part_rows
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
 from serve.scan.scan import (
-    ScanBar,
-    ScanTally,
     StoredPart,
     VerdictCounts,
     count_verdicts,
+    finish,
     kept_verdicts,
     read_parts,
+    scan_bar,
 )
 
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
@@ -123,8 +124,8 @@ class PartJudge:
             rows = part_rows(self._engine, part.conversations, self._folder.manifest)
             self._folder.write(part.number, rows)
             counts = count_verdicts(vars(row) for row in rows)
-        judged = (len(part.conversations), part.read_bytes, counts)
-        return {"judged": np.array([pickle.dumps(judged)], dtype=object)}
+        judged = pickle.dumps((part.read_bytes, counts))
+        return {"judged": np.array([judged], dtype=object)}
 
 
 def scan_on_cluster(start_engine: StartEngine, folder: PartFolder, actors: int) -> ScanManifest:
@@ -133,31 +134,25 @@ def scan_on_cluster(start_engine: StartEngine, folder: PartFolder, actors: int) 
     Raises GuardError where a source cannot be read or has changed, a part that exists is broken, an
     engine does not start or breaks, or the cluster has too little for the actors.
     """
-    manifest = folder.manifest
-    tally = ScanTally(manifest)
+    counts: VerdictCounts = Counter()
     present: dict[int, int] = {}
-    with _ray(actors), ScanBar(manifest) as progress:
+    with _ray(actors), scan_bar(folder.manifest) as bar:
         for number in folder.numbers():
-            counts = count_verdicts(folder.read(number))
-            present[number] = counts.total()
-            tally.add(counts)
-            progress.add(present[number] // len(manifest.rules), 0)
+            kept = count_verdicts(folder.read(number))
+            present[number] = kept.total()
+            counts.update(kept)
         judged = _judged_parts(start_engine, folder, present, actors)
         with _errors_of_actors():
-            for conversations, read_bytes, counts in judged:
-                tally.add(counts)
-                progress.add(conversations, read_bytes)
-    finished = tally.finished()
-    folder.finish(finished)
-    return finished
+            for read_bytes, part_counts in judged:
+                counts.update(part_counts)
+                bar.update(read_bytes)
+    return finish(folder, counts)
 
 
 def _judged_parts(
     start_engine: StartEngine, folder: PartFolder, present: Mapping[int, int], actors: int
-) -> Iterator[tuple[int, int, VerdictCounts]]:
-    """Of each part as it is judged, in any order: its conversations, the bytes that were read for
-    it, and its verdicts.
-    """
+) -> Iterator[tuple[int, VerdictCounts]]:
+    """Of each part as it is judged, in any order: the bytes that were read for it, its verdicts."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     # One part per block: parts that share a block would be judged by one actor.

@@ -18,7 +18,7 @@ from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
 from serve.scan.sources import StoredConversation, read_source, size_of
 
-VerdictCounts = Mapping[tuple[str, str], int]  # rows by rule and verdict
+VerdictCounts = Counter[tuple[str, str]]  # rows by rule and verdict
 
 
 @dataclass(frozen=True)
@@ -76,72 +76,43 @@ def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
     the engine answers no longer.
     """
     manifest = folder.manifest
-    tally = ScanTally(manifest)
-    with ScanBar(manifest) as progress:
+    counts: VerdictCounts = Counter()
+    with scan_bar(manifest) as bar:
         for part in read_parts(manifest):
             if folder.has(part.number):
-                tally.add(kept_verdicts(folder, part))
+                counts.update(kept_verdicts(folder, part))
             else:
                 rows = part_rows(engine, part.conversations, manifest)
                 folder.write(part.number, rows)
-                tally.add(count_verdicts(vars(row) for row in rows))
-            progress.add(len(part.conversations), part.read_bytes)
-    finished = tally.finished()
-    folder.finish(finished)
-    return finished
+                counts.update(count_verdicts(vars(row) for row in rows))
+            bar.update(part.read_bytes)
+    return finish(folder, counts)
 
 
-def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
+def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> VerdictCounts:
     return Counter((row["rule"], row["verdict"]) for row in rows)
 
 
-def kept_verdicts(folder: PartFolder, part: StoredPart) -> Counter[tuple[str, str]]:
+def kept_verdicts(folder: PartFolder, part: StoredPart) -> VerdictCounts:
     """`count_verdicts` of a part that exists. Raises GuardError if it is broken."""
     counts = count_verdicts(folder.read(part.number))
     folder.check_rows(part.number, counts.total(), len(part.conversations))
     return counts
 
 
-class ScanTally:
-    """How many rows of each verdict a scan has, part by part."""
-
-    def __init__(self, manifest: ScanManifest) -> None:
-        self._manifest = manifest
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    def add(self, counts: VerdictCounts) -> None:
-        self._counts.update(counts)
-
-    def finished(self) -> ScanManifest:
-        """The manifest of a scan that has all its parts."""
-        rows = sum(self._counts.values())
-        verdicts: dict[str, dict[str, int]] = {rule: {} for rule in self._manifest.rules}
-        for (rule, verdict), count in self._counts.items():
-            verdicts[rule][verdict] = count
-        return replace(
-            self._manifest,
-            is_finished=True,
-            conversations=rows // len(self._manifest.rules),
-            verdicts=verdicts,
-        )
+def finish(folder: PartFolder, counts: VerdictCounts) -> ScanManifest:
+    """Record that all parts of a scan exist; the finished manifest."""
+    manifest = folder.manifest
+    verdicts: dict[str, dict[str, int]] = {rule: {} for rule in manifest.rules}
+    for (rule, verdict), count in counts.items():
+        verdicts[rule][verdict] = count
+    conversations = counts.total() // len(manifest.rules)
+    finished = replace(manifest, is_finished=True, conversations=conversations, verdicts=verdicts)
+    folder.finish(finished)
+    return finished
 
 
-class ScanBar:
-    """A progress bar over the bytes of the sources, with the number of judged conversations."""
-
-    def __init__(self, manifest: ScanManifest) -> None:
-        total = sum(size for size, _ in manifest.sources.values())
-        self._bar = tqdm(total=total or None, unit="B", unit_scale=True, desc="scan")
-        self._conversations = 0
-
-    def __enter__(self) -> ScanBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def add(self, conversations: int, read_bytes: int) -> None:
-        """Advance the bar by judged conversations and the bytes that were read for them."""
-        self._conversations += conversations
-        self._bar.set_postfix_str(f"{self._conversations:,} conversations", refresh=False)
-        self._bar.update(read_bytes)
+def scan_bar(manifest: ScanManifest) -> tqdm[Any]:
+    """A progress bar over the bytes of the sources."""
+    total = sum(size for size, _ in manifest.sources.values())
+    return tqdm(total=total or None, unit="B", unit_scale=True, desc="scan")
