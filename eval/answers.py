@@ -44,7 +44,8 @@ class Scored:
 
     @property
     def is_right(self) -> NDArray[np.bool_]:
-        return self.decisions == self.labels
+        right: NDArray[np.bool_] = self.decisions == self.labels
+        return right
 
     def part(self, chosen: Sequence[int] | NDArray[np.bool_]) -> Scored:
         return Scored(*(values[chosen] for values in vars(self).values()))

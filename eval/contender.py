@@ -21,7 +21,6 @@ def is_baseline(contender: str) -> bool:
 
 
 def is_seeded(contender: str) -> bool:
-    """Whether a seed decides a method's weights, so that it has answers of several."""
     return METHODS[_split(contender)[1]].is_seeded
 
 

@@ -112,7 +112,8 @@ def evaluate(
     """
     examples, (variant, bag_answers) = trial.examples, bag_of_words
     qualities: dict[str, MethodQuality] = {}
-    refusals, judges = {JUDGE: 0}, {}
+    judges: dict[str, JudgeRecord] = {}
+    refusals = {JUDGE: 0}
     if judgement is not None:
         judges[JUDGE] = judgement.record
         qualities[JUDGE] = method_quality(examples, {0: judgement.answers})

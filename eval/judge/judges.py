@@ -56,7 +56,6 @@ class NoJudge:
 
 
 def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
-    """The judge; the base where none is given; nobody where that base is an encoder."""
     judge = judge or BareBase()
     if isinstance(judge, BareBase) and recipe.kind == "encoder":
         return NoJudge()

@@ -140,7 +140,6 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def _findings(self) -> list[str]:
-        """The methods against each other."""
         sentences: list[str] = []
         for (later, earlier), difference in self.differences.items():
             low, high = (100 * edge for edge in difference.ci95)

@@ -73,7 +73,6 @@ def all_seeds(of_each: Iterable[Iterable[int]]) -> tuple[int, ...]:
 
 
 def distinct(values: Iterable[str]) -> str:
-    """One value where all agree, else each once."""
     return " / ".join(dict.fromkeys(values))
 
 

@@ -59,7 +59,6 @@ class StudyReport(Strict):
 
     @property
     def methods(self) -> list[str]:
-        """In the order of the tables, the bag of words first."""
         return list(dict.fromkeys(it.method for it in self.figures if it.minus is None))
 
     def figure(
@@ -100,8 +99,9 @@ class StudyReport(Strict):
         for size, origin in columns:
             head.append(f"{size:,}" if origin == "real" else f"{size:,}, on generated rows")
         rows = []
-        pairs = [(later, earlier) for earlier, later in itertools.combinations(self.methods, 2)]
-        for method, minus in [*((method, None) for method in self.methods), *pairs]:
+        pairs: list[tuple[str, str | None]] = [(method, None) for method in self.methods]
+        pairs += [(later, earlier) for earlier, later in itertools.combinations(self.methods, 2)]
+        for method, minus in pairs:
             name = label_of(method)
             if minus is not None:
                 name += f" minus {label_of(minus)}"
@@ -126,12 +126,14 @@ class StudyReport(Strict):
             auroc = np.array([it.mean for it in figures])
             low, high = np.array([it.ci95 for it in figures]).T
             at = np.arange(len(sizes)) + SPREAD * (rank - (len(self.methods) - 1) / 2)
-            style = {"color": f"C{rank}", "marker": MARKERS[rank % len(MARKERS)]}
             error = np.maximum(0, [auroc - low, high - auroc])
-            axes.errorbar(at, auroc, error, capsize=3, label=label_of(method), **style)
+            colour, marker = f"C{rank}", MARKERS[rank % len(MARKERS)]
+            axes.errorbar(
+                at, auroc, error, color=colour, marker=marker, capsize=3, label=label_of(method)
+            )
             if self.study.kind == "transfer":
                 flattering = self.figure(sizes[0], method, "generated").mean
-                axes.axhline(flattering, color=f"C{rank}", linestyle=":", linewidth=1)
+                axes.axhline(flattering, color=colour, linestyle=":", linewidth=1)
         x_label = "labelled rows, about a fifth of them for validation"
         if self.study.kind == "transfer":
             x_label = "real rows beside the generated ones (dotted: on generated test rows)"
