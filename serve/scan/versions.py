@@ -6,7 +6,7 @@ a conversation is prefilled once for both. Knows nothing of the traffic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guard.errors import GuardError
@@ -94,29 +94,22 @@ def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
     Raises GuardError where a folder holds no weights, two cannot stand side by side, or all answer
     alike.
     """
-    if method is not None:
-        method_named(method)
     for folder in (a, b):
         if not folder.is_dir():
             raise GuardError("no such folder", where=folder, remedy=NAME_WEIGHTS)
-    only_a: list[str] = []
-    only_b: list[str] = []
-    if (a / CARD).is_file() and (b / CARD).is_file():
-        if method is not None:
-            problem, remedy = "folders of weights say their method themselves", "Leave out METHOD="
-            raise GuardError(problem, got=method, remedy=remedy)
-        pairs = [_pair(a, b)]
+    if not ((a / CARD).is_file() and (b / CARD).is_file()):
+        versions = _of_rules(a, b, method)
+    elif method is not None:
+        problem, remedy = "folders of weights say their method themselves", "Leave out METHOD="
+        raise GuardError(problem, got=method, remedy=remedy)
     else:
-        pairs = _pairs_of_rules(a, b, method)
-        rules_a, rules_b = _rules(a), _rules(b)
-        only_a = [rule for rule in rules_a if rule not in rules_b]
-        only_b = [rule for rule in rules_b if rule not in rules_a]
-    changed = [pair for pair in pairs if not pair.is_unchanged]
+        versions = Versions((_pair(a, b),))
+    changed = tuple(pair for pair in versions.pairs if not pair.is_unchanged)
     if not changed:
         remedy = "What training replaced is RULE/before/METHOD"
         raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
-    unchanged = [pair.rule for pair in pairs if pair.is_unchanged]
-    return Versions(tuple(changed), tuple(only_a), tuple(only_b), tuple(unchanged))
+    unchanged = tuple(pair.rule for pair in versions.pairs if pair.is_unchanged)
+    return replace(versions, pairs=changed, unchanged=unchanged)
 
 
 def replayed_parts(versions: Versions) -> list[ServedPart]:
@@ -165,28 +158,29 @@ def _pair(a: Path, b: Path) -> VersionPair:
     )
 
 
-def _pairs_of_rules(a: Path, b: Path, method: str | None) -> list[VersionPair]:
+def _of_rules(a: Path, b: Path, method: str | None) -> Versions:
     """A pair of every rule that both folders have. Raises GuardError if there is none."""
+    methods = METHODS_IN_ORDER
+    if method is not None:
+        methods = [method_named(method).name]
     rules_a, rules_b = _rules(a), _rules(b)
     pairs: list[VersionPair] = []
-    for rule in rules_a:
-        if rule not in rules_b:
-            continue
-        methods = [name for name in METHODS_IN_ORDER if name in rules_a[rule] & rules_b[rule]]
-        if method is not None:
-            methods = [name for name in methods if name == method]
-        if not methods:
+    for rule in (rule for rule in rules_a if rule in rules_b):
+        common = [name for name in methods if name in rules_a[rule] & rules_b[rule]]
+        if not common:
             problem = f"the two folders have no method in common for {rule}"
             remedy = "Name the two folders of weights themselves"
             raise GuardError(problem, where=b, remedy=remedy)
-        pair = _pair(a / rule / methods[0], b / rule / methods[0])
+        pair = _pair(a / rule / common[0], b / rule / common[0])
         check_rule(pair.a.card, rule, pair.a.folder)
         pairs.append(pair)
     if not pairs:
         got = f"{', '.join(rules_a)} and {', '.join(rules_b)}"
         remedy = "Name two folders of the same rules"
         raise GuardError("the two folders have no rule in common", where=b, got=got, remedy=remedy)
-    return pairs
+    only_a = tuple(rule for rule in rules_a if rule not in rules_b)
+    only_b = tuple(rule for rule in rules_b if rule not in rules_a)
+    return Versions(tuple(pairs), only_a, only_b)
 
 
 def _rules(folder: Path) -> dict[str, set[str]]:
