@@ -144,5 +144,5 @@ class ReplayTally:
             changes = [f"{label} {change:+.3f}" for label, change in self.quantiles().items()]
             rows["p(B) - p(A)"] = ", ".join(changes)
         for reason, count in self.reasons.most_common(REASONS):
-            rows[f"unjudged, {count:,} times"] = reason
+            rows[f"unjudged: {reason}"] = f"{count:,}"
         return rows

@@ -45,7 +45,7 @@ def test_each_direction_and_each_side_is_counted() -> None:
     assert (text["judged by both"], text["unjudged by A only"]) == ("5", "1")
     assert text["verdicts that flip"].startswith("3 (60.00 %, 95 % interval ")
     assert "least -0.400" in text["p(B) - p(A)"] and "most +0.800" in text["p(B) - p(A)"]
-    assert text["unjudged, 3 times"] == "it does not fit"
+    assert text["unjudged: it does not fit"] == "3"
 
 
 def test_a_flip_of_which_either_is_in_doubt_is_not_a_confident_one() -> None:
