@@ -41,28 +41,19 @@ def add_scan_options(parser: argparse.ArgumentParser, out: str) -> None:
     add("--runs", type=Path, default=Runs().root, help=runs)
 
 
-def check_actors(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """End the process for --actors without --cluster."""
-    if arguments.actors and not arguments.cluster:
-        parser.error("--actors needs --cluster (ACTORS= needs CLUSTER=1)")
-
-
-def cluster_actors(arguments: argparse.Namespace) -> int | None:
+def cluster_actors(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int | None:
     """The number of actors to scan with; None for a scan in this process.
 
-    Raises GuardError for a cluster without Ray.
+    Ends the process for --actors without --cluster. Raises GuardError for a cluster without Ray.
     """
     if not arguments.cluster:
+        if arguments.actors:
+            parser.error("--actors needs --cluster (ACTORS= needs CLUSTER=1)")
         return None
-    check_ray()
-    return arguments.actors or 1
-
-
-def check_ray() -> None:
-    """Raise GuardError if Ray is not installed; imports nothing of it."""
-    if importlib.util.find_spec("ray") is None:
+    if importlib.util.find_spec("ray") is None:  # which imports nothing of it
         remedy = "`make scan CLUSTER=1` installs it; or scan without CLUSTER=1"
         raise GuardError("Ray is not installed", got="--cluster", remedy=remedy)
+    return arguments.actors or 1
 
 
 def judge_all(

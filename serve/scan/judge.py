@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -22,7 +22,6 @@ from serve.scan.sources import StoredConversation
 
 log = logging.getLogger(__name__)
 
-RowOrigin = tuple[str, int, str, str]  # source, row, id, rule
 OPEN = 32  # checks in the engine at once: enough to fill its batches
 
 
@@ -130,14 +129,20 @@ def part_rows(
 
 
 def _rows(stored: StoredConversation, check: Check | None, manifest: ScanManifest) -> list[ScanRow]:
+    """A row for each rule. Without a check nothing could be read."""
     verdicts: dict[str, Verdict] = {}
     if check is not None:
         verdicts = {verdict.rule: verdict for verdict in check.verdicts}
     rows: list[ScanRow] = []
     for rule, version in manifest.rules.items():
         origin = (stored.source, stored.number, stored.id, rule)
-        if rule in verdicts:
-            rows.append(_judged(origin, verdicts[rule], version))
+        verdict = verdicts.get(rule)
+        if verdict is not None:
+            word: Literal["allow", "violation"] = "allow"
+            if verdict.violates:
+                word = "violation"
+            figures = (verdict.p_violation, verdict.threshold, verdict.confident)
+            rows.append(ScanRow(*origin, word, *figures, version))
             continue
         code: Code = "unread_content"
         reason = stored.problem
@@ -145,14 +150,3 @@ def _rows(stored: StoredConversation, check: Check | None, manifest: ScanManifes
             code, reason = check.refused[rule].code, check.refused[rule].why
         rows.append(ScanRow(*origin, "unjudged", None, None, None, version, code, reason))
     return rows
-
-
-def _judged(origin: RowOrigin, verdict: Verdict, version: str) -> ScanRow:
-    return ScanRow(
-        *origin,
-        verdict="violation" if verdict.violates else "allow",
-        p_violation=verdict.p_violation,
-        threshold=verdict.threshold,
-        confident=verdict.confident,
-        version=version,
-    )

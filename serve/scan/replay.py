@@ -19,7 +19,7 @@ from guard.arguments import count
 from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.method import METHODS
-from serve.scan.command import add_scan_options, check_actors, cluster_actors, judge_all
+from serve.scan.command import add_scan_options, cluster_actors, judge_all
 from serve.scan.flips import ReplayTally, Row
 from serve.scan.manifest import ScanManifest, manifest_of
 from serve.scan.page import excerpts, page, rule_section
@@ -166,7 +166,7 @@ def _arguments() -> argparse.Namespace:
             "name two folders of weights, as in make replay A=runs/tiny/RULE/before/alora "
             'B=runs/tiny/RULE/alora FILES="logs/*.jsonl"'
         )
-    check_actors(parser, arguments)
+    arguments.actors = cluster_actors(parser, arguments)
     return arguments
 
 
@@ -174,7 +174,6 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """The command line."""
     arguments = _arguments()
-    actors = cluster_actors(arguments)
     versions = find_versions(arguments.a, arguments.b, arguments.method)
     sources = find_sources(names_of(arguments.files))
     parts = replayed_parts(versions)
@@ -184,7 +183,7 @@ def main() -> None:
         delete_scan(out)
     folder = PartFolder(out, manifest)
     if folder.finished is None:
-        judge_all(parts, folder, actors)
+        judge_all(parts, folder, arguments.actors)
     report = report_replay(folder, versions, arguments.shown)
     report.save(out)
     print(report.as_text())

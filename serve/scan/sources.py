@@ -153,10 +153,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 def _ending(source: str) -> str:
     """Of READERS; empty if it is none."""
-    for ending in READERS:
-        if source.endswith(ending):
-            return ending
-    return ""
+    return next((ending for ending in READERS if source.endswith(ending)), "")
 
 
 def _escaped(text: str) -> str:

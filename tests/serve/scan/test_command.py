@@ -11,7 +11,7 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import load_recipe
 from guard.weights.card import read_card
-from serve.scan.command import add_scan_options, check_actors, cluster_actors, judge_all
+from serve.scan.command import add_scan_options, cluster_actors, judge_all
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder
 from serve.selection import ServedPart
@@ -19,27 +19,29 @@ from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.scan.test_scan import write_rows
 
 
-def parsed(*options: str) -> argparse.Namespace:
+def actors(*options: str) -> int | None:
     parser = argparse.ArgumentParser()
     add_scan_options(parser, out="the folder for the verdicts")
     arguments = parser.parse_args(["--files", "a.jsonl", *options])
-    check_actors(parser, arguments)
-    return arguments
+    return cluster_actors(parser, arguments)
 
 
 def test_actors_need_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parsed("--actors", "2")
+        actors("--actors", "2")
     assert "--actors needs --cluster" in capsys.readouterr().err
 
 
 def test_a_cluster_has_one_actor_by_default_and_a_scan_without_one_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.scan.command.check_ray", lambda: None)
-    assert cluster_actors(parsed()) is None
-    assert cluster_actors(parsed("--cluster")) == 1
-    assert cluster_actors(parsed("--cluster", "--actors", "3")) == 3
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert actors() is None
+    assert actors("--cluster") == 1
+    assert actors("--cluster", "--actors", "3") == 3
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(GuardError, match="Ray is not installed"):
+        actors("--cluster")
 
 
 @pytest.mark.parametrize("change", ["weights", "threshold"])
