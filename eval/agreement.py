@@ -25,6 +25,8 @@ MEAN_SHARE = 0.1  # of the tolerance
 # within the tolerance (logits next to the threshold), and for refusals.
 PROMPTS_PER_EXCEPTION = 100
 
+ServedMethods = Sequence[tuple[Contestant, Sequence[ServedRow]]]
+
 
 class Agreement(Strict):
     """PEFT against the served engine, over a method's seeds.
@@ -40,7 +42,7 @@ class Agreement(Strict):
     tolerance: float
 
 
-def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Dtype) -> Agreement:
+def agreement(served: ServedMethods, dtype: Dtype) -> Agreement:
     """Compare each contestant's served rows with its reference logits. What the engine refused is
     not compared.
 
@@ -52,19 +54,7 @@ def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: D
     folder = served[0][0].folder.parent
     _refuse_gaps(served, folder)
     tolerance = TOLERANCE_NATS[dtype]
-    differences: list[float] = []
-    flips: list[tuple[float, str]] = []
-    for contestant, rows in served:
-        calibration, rule = contestant.card.calibration, contestant.rule
-        for row in rows:
-            if row.logit is None:
-                continue
-            reference = contestant.reference_logits[row.id]
-            differences.append(abs(row.logit - reference))
-            verdicts = [calibration.verdict(rule, logit) for logit in (row.logit, reference)]
-            if verdicts[0].violates != verdicts[1].violates:
-                logits = f"PEFT {reference:+.4f}, engine {row.logit:+.4f}"
-                flips.append((differences[-1], f"{contestant.name} on {row.id}: {logits}"))
+    differences, flips = _differences(served)
     flips_beyond = sum(not difference <= tolerance for difference, _ in flips)
     measured = Agreement(
         prompts=len(differences),
@@ -88,6 +78,24 @@ def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: D
     return measured
 
 
+def _differences(served: ServedMethods) -> tuple[list[float], list[tuple[float, str]]]:
+    """How far apart the logits of each prompt are, and where the labels differ, what both say."""
+    differences: list[float] = []
+    flips: list[tuple[float, str]] = []
+    for contestant, rows in served:
+        calibration, rule = contestant.card.calibration, contestant.rule
+        for row in rows:
+            if row.logit is None:
+                continue
+            reference = contestant.reference_logits[row.id]
+            differences.append(abs(row.logit - reference))
+            verdicts = [calibration.verdict(rule, logit) for logit in (row.logit, reference)]
+            if verdicts[0].violates != verdicts[1].violates:
+                logits = f"PEFT {reference:+.4f}, engine {row.logit:+.4f}"
+                flips.append((differences[-1], f"{contestant.name} on {row.id}: {logits}"))
+    return differences, flips
+
+
 def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
     """The broken limits, each as a sentence."""
     n, few = measured.prompts, _few(measured.prompts)
@@ -106,7 +114,7 @@ def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
     return broken
 
 
-def _refuse_gaps(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], folder: Path) -> None:
+def _refuse_gaps(served: ServedMethods, folder: Path) -> None:
     """Raise GuardError if the engine refused all rows, or more than one in PROMPTS_PER_EXCEPTION:
     the rows that are left may be the easy ones.
     """

@@ -67,9 +67,7 @@ def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -
 
 
 def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
-    """The two-sided exact p-value that two methods err equally often on the same examples
-    (McNemar, 1947): a binomial test on the discordant pairs.
-    """
+    """The two-sided exact p that two methods err equally often on the same examples (McNemar)."""
     a, b = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
     if not only_a + only_b:

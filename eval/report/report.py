@@ -155,9 +155,7 @@ class Report:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write `path` (report.json) and the .md beside it; a file that would not change is left alone.
-    The JSON is the last of them: once it says what is current, the other is.
-    """
+    """Write `path` (report.json) after the .md beside it; what would not change is left alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for file, text in ((path.with_suffix(".md"), report.as_markdown()), (path, report.as_json())):
         if not (file.is_file() and file.read_text(encoding="utf-8") == text):
