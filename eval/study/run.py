@@ -129,8 +129,6 @@ def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Ru
     tests = shared_test_rows(folder, study)
     balanced = rule.model_copy(update={"max_fpr": None})  # as the weights are trained
     by_point: dict[tuple[StudyPoint, str], list[float]] = {}
-    for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
-        by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
     contenders = [BAG_OF_WORDS]
     for recipe in recipes:
         names = {method: method for method in recipe.methods}
@@ -144,6 +142,8 @@ def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Ru
             required = TrialRequirements(runs, recipe, balanced, revision, data_hash, tests)
             for method, name in names.items():
                 by_point[point, name] = _kept_logits(required, point, method)
+    for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
+        by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
     logits: Logits = {}
     for rows in study.sizes:
         for name in contenders:
