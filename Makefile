@@ -177,11 +177,11 @@ compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: whic
 	$(python) -m eval.compare "$$A" "$$B" $(data_option)
 
 replay: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
-	$(python) -m serve.replay.run "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
+	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
 		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
 lengths: $(ready) ##   trained rules on test rows with a turn of 1,000 to 12,000 characters: what is missed, and with confidence -> table, runs/MODEL/lengths.json
-	$(python) -m eval.lengths --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) $(OPTIONS)
+	$(python) -m eval.study.lengths --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) $(OPTIONS)
 
 # Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
 define study

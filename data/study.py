@@ -116,11 +116,13 @@ def build_study(request: StudyRequest) -> Study:
     for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
         rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
         write_splits(point_runs(folder, point).data(request.rule.id), rows)
+    name = None
+    if request.data is not None:
+        name = request.data.name
     study = Study(
         kind=request.kind,
         rule=request.rule.id,
-        data=None if request.data is None else request.data.name,
-        path=None if request.data is None else str(request.data.resolve()),
+        data=name,
         labelled_for=pools.labelled_for,
         points=tuple(points),
     )
@@ -131,11 +133,11 @@ def build_study(request: StudyRequest) -> Study:
 
 def _is_whole(folder: Path, study: Study) -> bool:
     """Whether the splits of every point are there."""
+    files: list[Path] = []
     for point in study.points:
         data = point_runs(folder, point).data(study.rule)
-        if not all((data / f"{split}.jsonl").is_file() for split in SPLITS):
-            return False
-    return True
+        files += [data / f"{split}.jsonl" for split in SPLITS]
+    return all(file.is_file() for file in files)
 
 
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
@@ -144,20 +146,13 @@ def _refuse_other_file(folder: Path, data: Path | None) -> None:
         earlier = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and _is_another(earlier, data):
+    if data is not None and earlier.data != data.name:
         raise GuardError(
             "the folder holds the study of another file, whose weights and report would be lost",
             where=folder,
-            got=f"{earlier.path or earlier.data}, not {data}",
+            got=f"{earlier.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
-
-
-def _is_another(study: Study, data: Path) -> bool:
-    """Whether a study is of another file than this one, which may have been moved."""
-    if study.data != data.name:
-        return True
-    return study.path is not None and Path(study.path).exists() and not data.samefile(study.path)
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
@@ -177,7 +172,9 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
         for row in pool:
             if row.split == split:
                 available[row.label].append(row)
-        violating = _violating_rows(size, violating_share, len(available[1]), len(available[0]))
+        smallest = max(FEWEST_ROWS, size - len(available[0]))
+        largest = min(size - FEWEST_ROWS, len(available[1]))
+        violating = min(max(round(violating_share * size), smallest), largest)
         for label, quota in ((1, violating), (0, size - violating)):
             random.Random(f"{seed}/{split}/{label}").shuffle(available[label])
             chosen += available[label][:quota]
@@ -191,16 +188,6 @@ def _split_sizes(pool: Sequence[Example], rows: int) -> dict[Split, int]:
     smallest = max(2 * FEWEST_ROWS, rows - available["train"])
     validation = min(max(share, smallest), available["validation"])
     return {"validation": validation, "train": rows - validation}
-
-
-def _violating_rows(
-    size: int, violating_share: float, available_violating: int, available_allowed: int
-) -> int:
-    """How many of a split's `size` drawn rows violate the rule."""
-    share = round(violating_share * size)
-    smallest = max(FEWEST_ROWS, size - available_allowed)
-    largest = min(size - FEWEST_ROWS, available_violating)
-    return min(max(share, smallest), largest)
 
 
 def _inputs(request: StudyRequest) -> str:
@@ -301,12 +288,9 @@ def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
         raise GuardError("rows of several rules", where=path, got=got, remedy="Keep one rule's")
     if not names or names == {rule.id}:
         return rows, None
-    return [_without_rule(row) for row in rows], names.pop()
-
-
-def _without_rule(row: SourceRow) -> SourceRow:
-    fields = {key: value for key, value in row.fields.items() if key != "rule"}
-    return replace(row, fields=fields)
+    for row in rows:
+        row.fields.pop("rule", None)
+    return rows, names.pop()
 
 
 def _of_origin(example: Example, origin: Origin) -> Example:
@@ -379,13 +363,10 @@ def main() -> None:
         )
     )
     seeds = len({point.seed for point in study.points})
-    print(f"{study.kind} of {study.rule}: {_listed(study.sizes)} rows, {seeds} seeds each")
+    sizes = ", ".join(f"{size:,}" for size in study.sizes)
+    print(f"{study.kind} of {study.rule}: {sizes} rows, {seeds} seeds each")
     if study.labelled_for:
         print(f"  the rows are labelled for {study.labelled_for}")
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(f"{size:,}" for size in sizes)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
-"""Whether the served engine answers what the training stage computed without it.
-
-Knows nothing of labels or quality.
-"""
+"""Whether the served engine answers what the training stage computed without it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from eval.served import ServedRow
@@ -29,6 +25,8 @@ MEAN_SHARE = 0.1  # of the tolerance
 # within the tolerance (logits next to the threshold), and for refusals.
 PROMPTS_PER_EXCEPTION = 100
 
+ServedMethods = Sequence[tuple[Contestant, Sequence[ServedRow]]]
+
 
 class Agreement(Strict):
     """PEFT against the served engine, over a method's seeds.
@@ -44,28 +42,7 @@ class Agreement(Strict):
     tolerance: float
 
 
-@dataclass(frozen=True)
-class LogitPair:
-    """The logits of the reference and of the engine on one prompt, in nats.
-
-    `is_flip`: whether the labels differ.
-    """
-
-    prompt: str
-    reference: float
-    engine: float
-    is_flip: bool
-
-    @property
-    def difference(self) -> float:
-        """The absolute difference of the logits, in nats."""
-        return abs(self.engine - self.reference)
-
-    def __str__(self) -> str:
-        return f"{self.prompt}: PEFT {self.reference:+.4f}, engine {self.engine:+.4f}"
-
-
-def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: Dtype) -> Agreement:
+def agreement(served: ServedMethods, dtype: Dtype) -> Agreement:
     """Compare each contestant's served rows with its reference logits. What the engine refused is
     not compared.
 
@@ -74,50 +51,49 @@ def agreement(served: Sequence[tuple[Contestant, Sequence[ServedRow]]], dtype: D
     PROMPTS_PER_EXCEPTION that flips, differs by more, or was refused. Then nothing shows that the
     engine serves what was trained, and none of its figures may be published.
     """
-    tolerance = TOLERANCE_NATS[dtype]
     folder = served[0][0].folder.parent
-    rows: list[ServedRow] = []
-    pairs: list[LogitPair] = []
-    for contestant, served_rows in served:
-        rows += served_rows
-        pairs += _pairs(contestant, served_rows)
-    _refuse_gaps(rows, folder)
-    beyond = [pair for pair in pairs if pair.difference > tolerance]
+    _refuse_gaps(served, folder)
+    tolerance = TOLERANCE_NATS[dtype]
+    differences, flips = _differences(served)
+    flips_beyond = sum(not difference <= tolerance for difference, _ in flips)
     measured = Agreement(
-        prompts=len(pairs),
-        max_difference=max(pair.difference for pair in pairs),
-        mean_difference=sum(pair.difference for pair in pairs) / len(pairs),
-        label_flips=sum(pair.is_flip for pair in pairs),
-        beyond_tolerance=sum(not pair.is_flip for pair in beyond),
+        prompts=len(differences),
+        max_difference=max(differences),
+        mean_difference=sum(differences) / len(differences),
+        label_flips=len(flips),
+        beyond_tolerance=sum(not it <= tolerance for it in differences) - flips_beyond,
         tolerance=tolerance,
     )
-    broken = _broken(measured, flips_beyond=sum(pair.is_flip for pair in beyond))
+    broken = _broken(measured, flips_beyond)
     if broken:
-        largest = sorted(pairs, key=lambda pair: pair.difference, reverse=True)
-        flips = [str(pair) for pair in largest if pair.is_flip]
+        largest = [text for _, text in sorted(flips, reverse=True)[:3]]
         raise GuardError(
             "the served engine and PEFT disagree beyond numerical noise "
             f"(tolerance {tolerance} nats in {dtype}): {'; '.join(broken)}",
             where=folder,
-            got="; ".join(flips[:3]) or None,
+            got="; ".join(largest) or None,
             remedy="Run `make doctor` and the parity tests; the engine does not serve what was "
             "trained",
         )
     return measured
 
 
-def _pairs(contestant: Contestant, rows: Sequence[ServedRow]) -> list[LogitPair]:
-    calibration = contestant.card.calibration
-    pairs = []
-    for row in rows:
-        if row.logit is None:
-            continue
-        reference = contestant.reference_logits[row.id]
-        verdicts = [calibration.verdict(contestant.rule, x) for x in (row.logit, reference)]
-        is_flip = verdicts[0].violates != verdicts[1].violates
-        prompt = f"{contestant.name} on {row.id}"
-        pairs.append(LogitPair(prompt, reference, row.logit, is_flip))
-    return pairs
+def _differences(served: ServedMethods) -> tuple[list[float], list[tuple[float, str]]]:
+    """How far apart the logits of each prompt are, and where the labels differ, what both say."""
+    differences: list[float] = []
+    flips: list[tuple[float, str]] = []
+    for contestant, rows in served:
+        calibration, rule = contestant.card.calibration, contestant.rule
+        for row in rows:
+            if row.logit is None:
+                continue
+            reference = contestant.reference_logits[row.id]
+            differences.append(abs(row.logit - reference))
+            verdicts = [calibration.verdict(rule, logit) for logit in (row.logit, reference)]
+            if verdicts[0].violates != verdicts[1].violates:
+                logits = f"PEFT {reference:+.4f}, engine {row.logit:+.4f}"
+                flips.append((differences[-1], f"{contestant.name} on {row.id}: {logits}"))
+    return differences, flips
 
 
 def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
@@ -138,15 +114,18 @@ def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
     return broken
 
 
-def _refuse_gaps(rows: Sequence[ServedRow], folder: Path) -> None:
-    """Raise GuardError if the engine refused all `rows`, or more than one in PROMPTS_PER_EXCEPTION:
+def _refuse_gaps(served: ServedMethods, folder: Path) -> None:
+    """Raise GuardError if the engine refused all rows, or more than one in PROMPTS_PER_EXCEPTION:
     the rows that are left may be the easy ones.
     """
-    refused = [row for row in rows if row.logit is None]
-    if len(refused) > _few(len(rows)) or len(refused) == len(rows):
+    prompts = sum(len(rows) for _, rows in served)
+    refused: list[ServedRow] = []
+    for _, rows in served:
+        refused += [row for row in rows if row.logit is None]
+    if len(refused) > _few(prompts) or len(refused) == prompts:
         raise GuardError(
-            f"the served engine refused {len(refused)} of {len(rows)} prompts, too many to compare "
-            f"it with PEFT (at most {_few(len(rows))} may be missing)",
+            f"the served engine refused {len(refused)} of {prompts} prompts, too many to compare "
+            f"it with PEFT (at most {_few(prompts)} may be missing)",
             where=folder,
             got="; ".join(f"{row.id}: {row.refusal}" for row in refused[:3]) or None,
             remedy="Run `make doctor`; take conversations that the recipe's context_tokens cannot "

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from eval import metrics
+from eval.answers import Answer, Scored, group_numbers, scored_answers
+from eval.quality import quality
+from eval.report.tables import percent_cell
 from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
@@ -32,41 +35,20 @@ SHOWN = 160  # characters of a conversation's last turn
 
 
 @dataclass(frozen=True)
-class Version:
-    """One version's verdicts on the rows, in their order."""
-
-    folder: Path
-    card: Card
-    violates: tuple[bool, ...]
-    p_violation: tuple[float, ...]
-
-    def share(self, examples: Sequence[Example], label: int) -> float:
-        """Flagged rows among those with `label`: recall for 1, the false-positive rate for 0."""
-        rows = zip(self.violates, examples, strict=True)
-        flagged = [violates for violates, example in rows if example.label == label]
-        return sum(flagged) / max(1, len(flagged))
-
-    def right(self, examples: Sequence[Example]) -> np.ndarray:
-        """Whether each verdict is the label, bool [rows]."""
-        rows = zip(self.violates, examples, strict=True)
-        return np.array([violates == bool(example.label) for violates, example in rows])
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """A and B on `examples`."""
+    """Versions A and B on `examples`: their folders, and their answers in the rows' order."""
 
-    a: Version
-    b: Version
+    rule: str
+    folders: tuple[Path, Path]
     examples: tuple[Example, ...]
+    a: Scored
+    b: Scored
 
     @property
     def flips(self) -> list[int]:
         """The rows whose verdict differs, those that B gets wrong first."""
-        differs = np.array(self.a.violates) != np.array(self.b.violates)
-        right = self.b.right(self.examples)
-        changed = np.flatnonzero(differs).tolist()
-        return sorted(changed, key=lambda index: (bool(right[index]), index))
+        changed = np.flatnonzero(self.a.decisions != self.b.decisions).tolist()
+        return sorted(changed, key=lambda index: (bool(self.b.is_right[index]), index))
 
     @property
     def p(self) -> float:
@@ -74,68 +56,54 @@ class Comparison:
 
         It takes rows as independent, although pairs of a group are not.
         """
-        return metrics.mcnemar_exact_p(self.a.right(self.examples), self.b.right(self.examples))
+        return metrics.mcnemar_exact_p(self.a.is_right, self.b.is_right)
 
     @property
     def is_regression(self) -> bool:
         """Whether B is worse than chance explains: in all verdicts, or in those of one label."""
-        right_a, right_b = self.a.right(self.examples), self.b.right(self.examples)
-        labels = np.array([example.label for example in self.examples])
-        parts = [np.full(len(labels), True), labels == 0, labels == 1]
+        labels = self.a.labels
         # Three looks at the same rows: each has a third of the chance of a false alarm
         # (Bonferroni).
-        return any(
-            right_b[part].sum() < right_a[part].sum()
-            and metrics.mcnemar_exact_p(right_a[part], right_b[part]) < SIGNIFICANT / len(parts)
-            for part in parts
-        )
+        parts = [labels >= 0, labels == 0, labels == 1]
+        for part in parts:
+            right_a, right_b = self.a.is_right[part], self.b.is_right[part]
+            p = metrics.mcnemar_exact_p(right_a, right_b)
+            if right_b.sum() < right_a.sum() and p < SIGNIFICANT / len(parts):
+                return True
+        return False
 
     def as_text(self) -> str:
         """For the terminal: both versions' rates, every flip, the verdict."""
-        right = self.b.right(self.examples)
-        worse = sum(not right[index] for index in self.flips)
-        lines = [
-            f"{self.a.card.rule}, {len(self.examples)} test rows",
-            f"  {'':<3}{'accuracy':>9}{'recall':>8}{'FPR':>7}",
-            self._rates("A", self.a),
-            self._rates("B", self.b),
-            f"{len(self.flips)} verdicts differ: {worse} now wrong, "
-            f"{len(self.flips) - worse} now right (McNemar's p {self.p:.2g})",
-            *(self._flip(index) for index in self.flips),
-        ]
+        flips = [self._flip(index) for index in self.flips]
+        worse = sum(not self.b.is_right[index] for index in self.flips)
+        verdict = "no regression beyond chance"
         if self.is_regression:
-            return "\n".join([*lines, "REGRESSION: B is worse than chance explains"])
-        return "\n".join([*lines, "no regression beyond chance"])
-
-    def _rates(self, name: str, version: Version) -> str:
-        accuracy = version.right(self.examples).mean()
-        recall, fpr = version.share(self.examples, 1), version.share(self.examples, 0)
-        return f"  {name:<3}{accuracy:>9.1%}{recall:>8.1%}{fpr:>7.1%}  {version.folder}"
+            verdict = "REGRESSION: B is worse than chance explains"
+        lines = [
+            f"{self.rule}, {len(self.examples)} test rows",
+            f"  {'':<3}{'accuracy':>9}{'recall':>8}{'FPR':>7}",
+        ]
+        for name, scored, folder in zip("AB", (self.a, self.b), self.folders, strict=True):
+            rates = quality(scored).metrics
+            cells = [percent_cell(rates[rate]) for rate in ("recall", "false_positive_rate")]
+            accuracy = percent_cell(float(scored.is_right.mean()))
+            lines.append(f"  {name:<3}{accuracy:>9}{cells[0]:>8}{cells[1]:>7}  {folder}")
+        lines.append(
+            f"{len(flips)} verdicts differ: {worse} now wrong, {len(flips) - worse} now right "
+            f"(McNemar's p {self.p:.2g})"
+        )
+        return "\n".join([*lines, *flips, verdict])
 
     def _flip(self, index: int) -> str:
         """A row whose verdict differs: what it is now, its label, both probabilities, its last
         turn.
         """
         example = self.examples[index]
-        is_right = self.b.violates[index] == bool(example.label)
+        now = ("WRONG", "right")[int(self.b.is_right[index])]
+        turn = example.messages[-1]
+        text = textwrap.shorten(turn.content, SHOWN, placeholder="…")
         change = f"p {self.a.p_violation[index]:.2f} -> {self.b.p_violation[index]:.2f}"
-        text = " ".join(example.messages[-1].content.split())
-        if len(text) > SHOWN:
-            text = f"{text[:SHOWN]}…"
-        last_turn = f"{example.messages[-1].role}: {text}"
-        verdict = "right" if is_right else "WRONG"
-        return f"  {verdict} {example.id}: label {example.label}, {change}, {last_turn}"
-
-    def as_json(self) -> str:
-        """For programs."""
-        report = {
-            "a": str(self.a.folder),
-            "b": str(self.b.folder),
-            "flips": [self.examples[index].id for index in self.flips],
-            "p": self.p,
-            "regression": self.is_regression,
-        }
-        return json.dumps(report, indent=1) + "\n"
+        return f"  {now} {example.id}: label {example.label}, {change}, {turn.role}: {text}"
 
 
 def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
@@ -161,38 +129,32 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
     if not examples or len({example.id for example in examples}) < len(examples):
         problem = "no test rows, or two with one id"
         raise GuardError(problem, where=test, remedy="Run `make data` for this rule")
-    version_a, version_b = _version(a, card_a, test, examples), _version(b, card_b, test, examples)
-    return Comparison(version_a, version_b, examples)
+    scored = [_scored(a, card_a, test, examples), _scored(b, card_b, test, examples)]
+    return Comparison(card_a.rule, (a, b), examples, *scored)
 
 
-def _version(folder: Path, card: Card, test: Path, examples: Sequence[Example]) -> Version:
+def _scored(folder: Path, card: Card, test: Path, examples: Sequence[Example]) -> Scored:
     """The verdicts of the weights in `folder`.
 
     Raises GuardError where they were tested on other rows than those in `test`.
     """
-    test_sha256 = hashlib.sha256(test.read_bytes()).hexdigest()
-    if card.test_sha256 != test_sha256:  # rows with the same ids may say something else
-        remedy = (
-            f"Name the folder of its data (DATA=), or train it again on these: `{card.retrain}`"
-        )
+    if card.test_sha256 != hashlib.sha256(test.read_bytes()).hexdigest():
+        # Rows with the same ids may say something else.
+        remedy = f"Name its data's folder (DATA=), or train it again on these: `{card.retrain}`"
         raise GuardError(f"its test rows are not those in {test}", where=folder, remedy=remedy)
     logits = read_predictions(folder, "test", f"Run `{card.retrain}`")
     missing = [example.id for example in examples if example.id not in logits]
     if missing:
         count = f"{len(missing)} of {len(examples)} test rows"
-        raise GuardError(
-            f"no predictions for {count}: trained on other data",
-            where=folder,
-            got=missing[0],
-            remedy=f"Train it again on these data: `{card.retrain}`",
-        )
-    verdicts = [card.calibration.verdict(card.rule, logits[example.id]) for example in examples]
-    return Version(
-        folder,
-        card,
-        tuple(verdict.violates for verdict in verdicts),
-        tuple(verdict.p_violation for verdict in verdicts),
-    )
+        problem = f"no predictions for {count}: trained on other data"
+        remedy = f"Train it again on these data: `{card.retrain}`"
+        raise GuardError(problem, where=folder, got=missing[0], remedy=remedy)
+    answers: list[Answer] = []
+    for example in examples:
+        verdict = card.calibration.verdict(card.rule, logits[example.id])
+        answers.append(Answer(verdict.violates, logits[example.id], verdict.p_violation))
+    labels = [example.label for example in examples]
+    return scored_answers(labels, answers, group_numbers(examples))
 
 
 def _data_beside(folder: Path, rule: str) -> Path:
@@ -211,32 +173,21 @@ def _data_beside(folder: Path, rule: str) -> Path:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+@exits_cleanly
+def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.compare",
         description="Which verdicts differ between two versions of a rule's weights, and whether "
         "B is worse.",
     )
-    parser.add_argument(
-        "a",
-        type=Path,
-        help="a folder of weights; make train keeps the one it replaced, as "
-        "runs/tiny/RULE/before/METHOD",
+    before = (
+        "a folder of weights; make train keeps what it replaced as runs/tiny/RULE/before/METHOD"
     )
+    parser.add_argument("a", type=Path, help=before)
     parser.add_argument("b", type=Path, help="another one of the same rule")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        help="folder with test.jsonl (default: the rule's, in the runs folder that A lies in)",
-    )
-    parser.add_argument("--json", type=Path, help="also write the comparison there")
-    return parser
-
-
-@exits_cleanly
-def main() -> None:
-    """The command line."""
-    parser = _parser()
+    data = "folder with test.jsonl (default: the rule's, in the runs folder that A lies in)"
+    parser.add_argument("--data", type=Path, help=data)
     arguments = parser.parse_args()
     if Path() in (arguments.a, arguments.b):
         parser.error(
@@ -245,9 +196,6 @@ def main() -> None:
         )
     comparison = compare(arguments.a, arguments.b, arguments.data)
     print(comparison.as_text())
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(comparison.as_json(), encoding="utf-8")
     sys.exit(int(comparison.is_regression))
 
 

@@ -1,5 +1,4 @@
-"""Who stands in the quality table: the baselines and the methods, by name. Knows nothing of
-answers.
+"""Who stands in the quality table: the baselines and the methods, by name.
 
 In a table of several bases a name starts with the base: `lora` there is `minilm/lora`.
 """
@@ -14,28 +13,23 @@ BASELINES = {JUDGE: "judge", BAG_OF_WORDS: "bag of words"}  # not trained by us
 
 
 def on_base(model: str, name: str) -> str:
-    """The contender's name in a table of several bases."""
     return f"{model}/{name}"
 
 
 def is_baseline(contender: str) -> bool:
-    """Whether the contender is a baseline, on any base."""
     return _split(contender)[1] in BASELINES
 
 
 def is_seeded(contender: str) -> bool:
-    """Whether a seed decides a method's weights, so that it has answers of several."""
     return METHODS[_split(contender)[1]].is_seeded
 
 
 def label_of(contender: str) -> str:
-    """The contender's label in tables and plots: `minilm LoRA`."""
     model, name = _split(contender)
-    label = BASELINES[name] if name in BASELINES else METHODS[name].label
-    return f"{model} {label}" if model else label
+    label = BASELINES.get(name) or METHODS[name].label
+    return f"{model} {label}".strip()
 
 
 def _split(contender: str) -> tuple[str, str]:
-    """The base (empty where the table has only one) and the name on that base."""
     model, _, name = contender.rpartition("/")
     return model, name

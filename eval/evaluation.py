@@ -1,28 +1,23 @@
-"""The result for one rule: judge, bag of words and every method on the same test examples.
-
-Knows nothing of how they answered.
-"""
+"""The result for one rule: judge, bag of words and every method on the same test examples."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from eval import metrics
 from eval.agreement import Agreement
-from eval.answer import Answer
-from eval.bag_of_words.baseline import BagVariant
+from eval.answers import Answer, group_numbers, unanswered
+from eval.bag_of_words import BagVariant
 from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline, is_seeded
-from eval.judge.record import Judgement, JudgeRecord
+from eval.judge.answer import Judgement, JudgeRecord
 from eval.quality import MethodQuality, method_quality
 from eval.robustness import Robustness
-from eval.scored import group_numbers, is_right, unanswered
 from eval.trial import Trial
+from guard.conversation.example import Example
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
@@ -32,27 +27,13 @@ from guard.machine.provenance import Provenance
 RightBySeed = dict[str, tuple[int, ...]]
 
 
-class Difference(Strict):
-    """A later method minus an earlier one, example by example, on the seeds that both have; a
-    method that is not seeded has one answer, which is compared with every seed of the other's.
-    """
-
-    minuend: str
-    subtrahend: str
-    mcnemar_seed: int  # 0, the weights that are served, or else the first one
-    mcnemar_p: float  # on that seed
-    mcnemar_p_by_seed: dict[str, float]
-
-
 class Evaluation(Strict):
     """Everything the report says about one rule, and what it takes to put rules together."""
 
     rule: str
-    title: str
     model: str
     n_test: int
     n_violating: int
-    limit: int | None
     seeds: tuple[int, ...]
     methods: dict[str, MethodQuality]  # by contender: the baselines, then the recipe's methods
     bag_of_words: BagVariant  # the one that was chosen
@@ -61,7 +42,6 @@ class Evaluation(Strict):
     judges: dict[str, JudgeRecord]  # by contender; empty where nobody judged
     agreement: dict[str, Agreement]
     robustness: Robustness
-    differences: dict[str, Difference]  # by difference_name
     right: dict[str, RightBySeed]  # by method
     groups: tuple[int, ...]  # per example
     commit: str
@@ -70,38 +50,33 @@ class Evaluation(Strict):
 
     @property
     def trained(self) -> list[str]:
-        """The names of the recipe's methods, in its order."""
         return [name for name in self.methods if not is_baseline(name)]
 
-    def outcomes(self, name: str) -> metrics.Outcomes:
-        """The named difference by seed and example, -1, 0 or 1, ready for the bootstrap."""
-        difference = self.differences[name]
-        minuend, subtrahend = self.right[difference.minuend], self.right[difference.subtrahend]
-        by_seed = []
-        for seed in difference.mcnemar_p_by_seed:
-            later, earlier = _of_seed(minuend, seed), _of_seed(subtrahend, seed)
-            by_seed.append(np.array(later) - np.array(earlier))
-        values = np.array(by_seed, dtype=np.int8)
+    def difference(self, later: str, earlier: str) -> metrics.Outcomes | None:
+        """A later method minus an earlier one by seed and example: -1, 0 or 1. None where they have
+        no seed in common.
+
+        A method that is not seeded has one answer, which is compared with every seed of the
+        other's.
+        """
+        later_right, earlier_right = self.right[later], self.right[earlier]
+        seeds = [seed for seed in later_right if seed in earlier_right]
+        if not is_seeded(earlier):
+            seeds = list(later_right)
+        elif not is_seeded(later):
+            seeds = list(earlier_right)
+        if not seeds:
+            return None
+        minuend = [later_right.get(seed) or later_right["0"] for seed in seeds]
+        subtrahend = [earlier_right.get(seed) or earlier_right["0"] for seed in seeds]
+        values = np.array(minuend, dtype=np.int8) - np.array(subtrahend, dtype=np.int8)
         return metrics.Outcomes(values, np.array(self.groups, dtype=np.int64))
 
     def save(self, folder: Path) -> None:
-        """Write `evaluation.json`, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.model_dump(mode="json"), ensure_ascii=False)
         with atomic_write(folder / "evaluation.json") as part:
             part.write_text(text + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class TrialAnswers:
-    """Everybody's answers, each in the order of the trial's examples; the methods' by name and
-    seed.
-    """
-
-    judgement: Judgement | None
-    judge_is_served: bool
-    bag_of_words: tuple[BagVariant, Sequence[Answer]]
-    methods: Mapping[str, Mapping[int, Sequence[Answer]]]
 
 
 def load_evaluation(folder: Path) -> Evaluation:
@@ -124,111 +99,53 @@ def load_evaluation(folder: Path) -> Evaluation:
 
 def evaluate(
     trial: Trial,
-    trial_answers: TrialAnswers,
+    judgement: Judgement | None,
+    bag_of_words: tuple[BagVariant, Sequence[Answer]],
+    methods: Mapping[str, Mapping[int, Sequence[Answer]]],
     *,
     agreement: dict[str, Agreement],
     robustness: Robustness,
     provenance: Provenance,
 ) -> Evaluation:
-    """Measure everybody's answers and compare the methods example by example."""
-    right = _right(trial, trial_answers.methods)
-    judgement = trial_answers.judgement
+    """Measure everybody's answers, each in the order of the trial's examples, the methods' by name
+    and seed.
+    """
+    examples, (variant, bag_answers) = trial.examples, bag_of_words
+    qualities: dict[str, MethodQuality] = {}
+    judges: dict[str, JudgeRecord] = {}
+    refusals = {JUDGE: 0}
+    if judgement is not None:
+        judges[JUDGE] = judgement.record
+        qualities[JUDGE] = method_quality(examples, {0: judgement.answers})
+        if judgement.record.endpoint is None:
+            refusals[JUDGE] = unanswered([judgement.answers])
+    qualities[BAG_OF_WORDS] = method_quality(examples, {0: bag_answers})
+    for name, by_seed in methods.items():
+        qualities[name] = method_quality(examples, by_seed, bag_answers)
+        refusals[name] = unanswered(by_seed.values())
     return Evaluation(
         rule=trial.rule.id,
-        title=trial.rule.title,
         model=trial.recipe.name,
-        n_test=len(trial.examples),
-        n_violating=sum(example.label for example in trial.examples),
-        limit=trial.limit,
+        n_test=len(examples),
+        n_violating=sum(example.label for example in examples),
         seeds=trial.seeds,
-        methods=_qualities(trial, trial_answers),
-        bag_of_words=trial_answers.bag_of_words[0],
+        methods=qualities,
+        bag_of_words=variant,
         max_fpr=trial.rule.max_fpr,
-        refusals=_refusals(trial_answers),
-        judges={} if judgement is None else {JUDGE: judgement.record},
+        refusals=refusals,
+        judges=judges,
         agreement=agreement,
         robustness=robustness,
-        differences=differences_of(right),
-        right=right,
-        groups=tuple(group_numbers(trial.examples).tolist()),
+        right={name: _right(examples, by_seed) for name, by_seed in methods.items()},
+        groups=tuple(group_numbers(examples).tolist()),
         **provenance,
     )
 
 
-def difference_name(minuend: str, subtrahend: str) -> str:
-    """Its key in JSON."""
-    return f"{minuend}_minus_{subtrahend}"
-
-
-def differences_of(right: Mapping[str, RightBySeed]) -> dict[str, Difference]:
-    """Of every two methods that have a seed to be compared on, the later one minus the earlier, by
-    `difference_name`.
-    """
-    differences = {}
-    for earlier, later in itertools.combinations(right, 2):
-        p_by_seed: dict[str, float] = {}
-        for seed in _compared_seeds(right, earlier, later):
-            p_by_seed[seed] = metrics.mcnemar_exact_p(
-                np.array(_of_seed(right[earlier], seed), dtype=bool),
-                np.array(_of_seed(right[later], seed), dtype=bool),
-            )
-        if p_by_seed:
-            seed = "0" if "0" in p_by_seed else next(iter(p_by_seed))
-            differences[difference_name(later, earlier)] = Difference(
-                minuend=later,
-                subtrahend=earlier,
-                mcnemar_seed=int(seed),
-                mcnemar_p=p_by_seed[seed],
-                mcnemar_p_by_seed=p_by_seed,
-            )
-    return differences
-
-
-def _compared_seeds(right: Mapping[str, RightBySeed], earlier: str, later: str) -> list[str]:
-    """The seeds that both have; all of a seeded method's where the other one is not seeded."""
-    if not is_seeded(earlier):
-        return list(right[later])
-    if not is_seeded(later):
-        return list(right[earlier])
-    return [seed for seed in right[earlier] if seed in right[later]]
-
-
-def _of_seed(by_seed: RightBySeed, seed: str) -> tuple[int, ...]:
-    """With that seed; the only answer of a method that is not seeded."""
-    return by_seed[seed] if seed in by_seed else by_seed["0"]
-
-
-def _qualities(trial: Trial, trial_answers: TrialAnswers) -> dict[str, MethodQuality]:
-    baselines: dict[str, Sequence[Answer]] = {}
-    if trial_answers.judgement is not None:
-        baselines[JUDGE] = trial_answers.judgement.answers
-    bag_of_words = trial_answers.bag_of_words[1]
-    baselines[BAG_OF_WORDS] = bag_of_words
-    qualities = {}
-    for name, answers in baselines.items():
-        qualities[name] = method_quality(trial.examples, {0: answers}, name_seeds=False)
-    for name, by_seed in trial_answers.methods.items():
-        qualities[name] = method_quality(trial.examples, by_seed, bag_of_words=bag_of_words)
-    return qualities
-
-
-def _refusals(trial_answers: TrialAnswers) -> dict[str, int]:
-    refusals = {JUDGE: 0}
-    if trial_answers.judgement is not None and trial_answers.judge_is_served:
-        refusals[JUDGE] = unanswered([trial_answers.judgement.answers])
-    for name, by_seed in trial_answers.methods.items():
-        refusals[name] = unanswered(by_seed.values())
-    return refusals
-
-
-def _right(
-    trial: Trial, answers: Mapping[str, Mapping[int, Sequence[Answer]]]
-) -> dict[str, RightBySeed]:
-    """By method and seed, example by example."""
-    right: dict[str, RightBySeed] = {}
-    for name, by_seed in answers.items():
-        right[name] = {}
-        for seed, of_seed in by_seed.items():
-            values = is_right(trial.examples, of_seed).astype(int)
-            right[name][str(seed)] = tuple(values.tolist())
+def _right(examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]) -> RightBySeed:
+    """A missing answer is wrong."""
+    right: RightBySeed = {}
+    for seed, answers in by_seed.items():
+        rows = zip(examples, answers, strict=True)
+        right[str(seed)] = tuple(int(answer.violates == bool(it.label)) for it, answer in rows)
     return right

@@ -1,5 +1,4 @@
-"""How good a set of verdicts is, in numbers. Knows nothing of rules, models or files: arrays in,
-floats out.
+"""How good a set of verdicts is, in numbers: arrays in, floats out.
 
 `labels` are 1 where the example violates its rule, `logits` rank examples (higher = more likely a
 violation), `correct` is true where the decision equals the label. All arrays are of shape
@@ -16,8 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score, roc_curve
-
-from guard.verdict import expected_calibration_error
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 BOOTSTRAP_DRAWS = 2_000
@@ -37,23 +34,21 @@ def wilson_interval(accuracy: float, total: int) -> tuple[float, float]:
 
 
 def f1(labels: ArrayLike, decisions: ArrayLike) -> float:
-    """Harmonic mean of precision and recall on the violating class; 0 where there is no true
-    positive.
-    """
     return float(f1_score(np.asarray(labels), np.asarray(decisions), zero_division=0))
 
 
 def auroc(labels: ArrayLike, logits: ArrayLike) -> float | None:
-    """Area under the ROC curve, ties counted half. None where the labels are all the same."""
-    return float(roc_auc_score(labels, logits)) if _both_classes(labels) else None
+    """None where the labels are all the same; ties count half."""
+    if not has_both(labels):
+        return None
+    return float(roc_auc_score(labels, logits))
 
 
 def auprc(labels: ArrayLike, logits: ArrayLike) -> float | None:
-    """Average precision: the area under the precision-recall steps, not interpolated.
-
-    None where the labels are all the same.
-    """
-    return float(average_precision_score(labels, logits)) if _both_classes(labels) else None
+    """Average precision, not interpolated. None where the labels are all the same."""
+    if not has_both(labels):
+        return None
+    return float(average_precision_score(labels, logits))
 
 
 def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -> float | None:
@@ -63,7 +58,7 @@ def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -
     With fewer than `1 / max_fpr` examples that do not violate, this is the recall without any false
     positive.
     """
-    if not _both_classes(labels):
+    if not has_both(labels):
         return None
     # sklearn's default drops points on straight stretches of the curve, and the one just below
     # `max_fpr` may be among them
@@ -71,33 +66,20 @@ def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -
     return float(recall[false_positive_rate <= max_fpr].max())
 
 
-def ece_expected(p_violation: ArrayLike, *, draws: int = 200, seed: int = 0) -> float | None:
-    """The expected calibration error that these probabilities would have under perfect calibration.
-    None where there are no probabilities.
-
-    The mean over labels drawn from them. Chance alone makes it far more than 0 where examples are
-    few, so compare a measured error with it.
-    """
-    p = np.asarray(p_violation, dtype=np.float64)
-    if not len(p):
-        return None
-    labels = (np.random.default_rng(seed).random((draws, len(p))) < p).astype(int)
-    errors = [expected_calibration_error(drawn, p.tolist()) or 0.0 for drawn in labels.tolist()]
-    return float(np.mean(errors))
-
-
 def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
-    """The two-sided exact p-value that two methods err equally often on the same examples
-    (McNemar, 1947): a binomial test on the discordant pairs.
-    """
+    """The two-sided exact p that two methods err equally often on the same examples (McNemar)."""
     a, b = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    return float(binomtest(only_a, only_a + only_b, 0.5).pvalue) if only_a + only_b else 1.0
+    if not only_a + only_b:
+        return 1.0
+    return float(binomtest(only_a, only_a + only_b, 0.5).pvalue)
 
 
 def standard_deviation(values: Sequence[float]) -> float | None:
     """Sample standard deviation (n - 1) over seeds. None for fewer than two."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    return float(np.std(values, ddof=1))
 
 
 @dataclass(frozen=True)
@@ -133,9 +115,7 @@ def accuracy_interval(
     over seeds and groups, and Wilson's.
 
     The bootstrap sees that seeds differ and that rows of one group are right or wrong together.
-    Wilson's sees neither, but keeps its width where every answer is right. Three seeds can be drawn
-    in only six ways (`drawn_seed_weights`): the interval says that the seeds at hand differ, and is
-    a coarse forecast of the accuracy after another training.
+    Wilson's sees neither, but keeps its width where every answer is right.
     """
     if outcomes.is_one_group:
         return 0.0, 1.0
@@ -155,44 +135,17 @@ def bootstrap_mean_difference(
     groups (Efron, 1979).
 
     Both methods are always taken together, so what makes an example or a seed hard for both cancels
-    out. The rules themselves are not drawn: the interval is about these rules. `accuracy_interval`
-    says what few seeds can show.
+    out. The rules themselves are not drawn: the interval is about these rules.
     """
-    mean = float(np.mean([rule.values.mean() for rule in rules]))
     generator = np.random.default_rng(seed)
     drawn = [_bootstrap_means(rule, draws, generator) for rule in rules if not rule.is_one_group]
-    return MeanDifference(mean, _interval_of_mean(drawn, len(rules)))
-
-
-def bootstrap_mean_change(
-    rules: Sequence[tuple[Outcomes, Outcomes]], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
-) -> MeanDifference:
-    """Mean over rules of accuracy on a second test set minus that on the first, with a percentile
-    bootstrap over the groups of each.
-
-    The sets are drawn independently. Seeds are not drawn: the same adapters answer both sets, and
-    the interval is about these.
-    """
-    mean = float(np.mean([after.values.mean() - before.values.mean() for before, after in rules]))
-    generator = np.random.default_rng(seed)
-    bootstrapped: list[NDArray[np.float64]] = []
-    for before, after in rules:
-        if before.is_one_group or after.is_one_group:
-            continue
-        after_means = _bootstrap_means(_over_seeds(after), draws, generator)
-        bootstrapped.append(after_means - _bootstrap_means(_over_seeds(before), draws, generator))
-    return MeanDifference(mean, _interval_of_mean(bootstrapped, len(rules)))
-
-
-def _interval_of_mean(drawn: Sequence[NDArray[np.float64]], rules: int) -> tuple[float, float]:
-    """95 % interval of a mean difference over `rules` rules, from the draws of those rules that
-    could be drawn, [draws] each. Every other rule may have any difference from -1 to 1.
-    """
-    undrawn_share = (rules - len(drawn)) / rules
     low, high = 0.0, 0.0
     if drawn:
-        low, high = np.quantile(np.sum(drawn, axis=0) / rules, [0.025, 0.975]).tolist()
-    return low - undrawn_share, high + undrawn_share
+        low, high = np.quantile(np.sum(drawn, axis=0) / len(rules), [0.025, 0.975]).tolist()
+    # A rule of which nothing can be drawn may have any difference from -1 to 1.
+    undrawn_share = (len(rules) - len(drawn)) / len(rules)
+    mean = float(np.mean([rule.values.mean() for rule in rules]))
+    return MeanDifference(mean, (low - undrawn_share, high + undrawn_share))
 
 
 def drawn_seed_weights(
@@ -208,10 +161,6 @@ def drawn_seed_weights(
     counts = generator.multinomial(drawn, np.full(seeds, 1 / seeds), size=draws)
     weights: NDArray[np.float64] = counts / drawn
     return weights
-
-
-def _over_seeds(outcomes: Outcomes) -> Outcomes:
-    return Outcomes(outcomes.values.mean(axis=0, keepdims=True), outcomes.groups)
 
 
 def _bootstrap_means(
@@ -233,5 +182,5 @@ def _bootstrap_means(
     return sums / drawn_rows
 
 
-def _both_classes(labels: ArrayLike) -> bool:
+def has_both(labels: ArrayLike) -> bool:
     return len(np.unique(np.asarray(labels))) == 2

@@ -1,7 +1,4 @@
-"""How good one method's answers on a rule's test examples are.
-
-Knows nothing of who answered, or of other methods.
-"""
+"""How good one method's answers on a rule's test examples are."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ import numpy as np
 
 from data.generator.dimensions import Difficulty
 from eval import metrics
-from eval.answer import Answer
+from eval.answers import Answer, Scored, group_numbers, outcomes, scored_answers
 from eval.ranking import RankedRows, auroc_difference, auroc_estimate
-from eval.scored import Scored, group_numbers, outcomes, scored_answers, unanswered
 from guard.conversation.example import Example
 from guard.files.yaml_file import Strict
 from guard.verdict import expected_calibration_error
@@ -25,47 +21,59 @@ HARD_NEGATIVES = "hard negatives"
 # `meta.stance` of allowed rows that come close to a violation
 LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")
 
+Measure = Callable[[Scored], float | None]  # None where it is not defined
+
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a set of answers; `measure` gives None where it is not defined on them.
+    """One figure of a set of answers.
 
     `table`: the quality table, which shows it with three digits, or the table of figures at the
     threshold, which shows it in percent. `in_strata`: whether it is measured on each stratum too.
     """
 
     label: str
-    measure: Callable[[Scored], float | None]
+    measure: Measure
     table: Literal["quality", "threshold"] = "quality"
     in_strata: bool = False
 
 
+def _ranked(measure: Callable[[np.ndarray, np.ndarray], float | None]) -> Measure:
+    """The measure of the labels and logits of the examples that have a logit."""
+
+    def measure_ranked(scored: Scored) -> float | None:
+        ranked = scored.part(~np.isnan(scored.logits))
+        return measure(ranked.labels, ranked.logits)
+
+    return measure_ranked
+
+
 def _ece(scored: Scored) -> float | None:
-    if not scored.has_both_labels:
+    """None without rows of either label: rows that were chosen by their label say nothing about a
+    probability.
+    """
+    if not metrics.has_both(scored.labels):
         return None
-    return expected_calibration_error(scored.p_labels.tolist(), scored.p_violation.tolist())
+    stated = scored.part(~np.isnan(scored.p_violation))
+    return expected_calibration_error(stated.labels.tolist(), stated.p_violation.tolist())
 
 
-def _ece_expected(scored: Scored) -> float | None:
-    if not scored.has_both_labels:
+def _share(values: np.ndarray) -> float | None:
+    """Of true values among those that are stated; None where there are none."""
+    stated = values[~np.isnan(values.astype(float))]
+    if not len(stated):
         return None
-    return metrics.ece_expected(scored.p_violation)
+    return float(stated.mean())
 
 
 # What is measured of every method's answers. An entry is a column of the report and a key of its
 # JSON.
 METRICS: dict[str, Metric] = {
     "f1": Metric("F1", lambda scored: metrics.f1(scored.labels, scored.decisions)),
-    "auroc": Metric(
-        "AUROC", lambda scored: metrics.auroc(scored.ranked_labels, scored.logits), in_strata=True
-    ),
-    "auprc": Metric("AUPRC", lambda scored: metrics.auprc(scored.ranked_labels, scored.logits)),
-    "recall_at_fpr1": Metric(
-        "recall at 1 % FPR",
-        lambda scored: metrics.recall_at_fpr(scored.ranked_labels, scored.logits),
-    ),
+    "auroc": Metric("AUROC", _ranked(metrics.auroc), in_strata=True),
+    "auprc": Metric("AUPRC", _ranked(metrics.auprc)),
+    "recall_at_fpr1": Metric("recall at 1 % FPR", _ranked(metrics.recall_at_fpr)),
     "ece": Metric("ECE", _ece, in_strata=True),
-    "ece_expected": Metric("expected ECE", _ece_expected, in_strata=True),
     "false_positive_rate": Metric(
         "false-positive rate",
         lambda scored: _share(scored.decisions[scored.labels == 0]),
@@ -78,10 +86,10 @@ METRICS: dict[str, Metric] = {
         "threshold",
         in_strata=True,
     ),
-    "confident": Metric("confident", lambda scored: _share(scored.is_confident), "threshold"),
+    "confident": Metric("confident", lambda scored: _share(scored.confident), "threshold"),
     "accuracy_where_confident": Metric(
         "accuracy where confident",
-        lambda scored: _share(scored.is_right_where_confident),
+        lambda scored: _share(scored.is_right[scored.confident == 1]),
         "threshold",
     ),
 }
@@ -138,15 +146,14 @@ class MethodQuality(Quality):
     seeds: dict[str, Quality]
 
 
-def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
+def quality(scored: Scored) -> Quality:
     """The quality of one set of answers."""
-    scored = scored_answers(labels, answers)
-    accuracy = float((scored.decisions == scored.labels).mean())
+    accuracy = float(scored.is_right.mean())
     return Quality(
-        n=len(answers),
-        answered=len(answers) - unanswered([answers]),
+        n=len(scored.labels),
+        answered=int(scored.is_answered.sum()),
         accuracy=accuracy,
-        accuracy_ci95=metrics.wilson_interval(accuracy, len(answers)),
+        accuracy_ci95=metrics.wilson_interval(accuracy, len(scored.labels)),
         metrics={name: metric.measure(scored) for name, metric in METRICS.items()},
     )
 
@@ -154,141 +161,115 @@ def quality(labels: Sequence[int], answers: Sequence[Answer]) -> Quality:
 def method_quality(
     examples: Sequence[Example],
     by_seed: Mapping[int, Sequence[Answer]],
-    *,
-    name_seeds: bool = True,
     bag_of_words: Sequence[Answer] | None = None,
 ) -> MethodQuality:
     """The quality of a method's answers, which come by seed in the order of the examples.
 
-    Without `name_seeds` the figures of single seeds are left out. `bag_of_words` are the answers
-    that its AUROC is compared with.
+    `bag_of_words` are the answers that its AUROC is compared with; None for a baseline, which has
+    no figures of single seeds.
     """
-    ranked = _ranked(examples, [*by_seed.values()])
-    labels = [example.label for example in examples]
-    qualities = {str(seed): quality(labels, answers) for seed, answers in by_seed.items()}
-    accuracies = [seed_quality.accuracy for seed_quality in qualities.values()]
+    labels, groups = [example.label for example in examples], group_numbers(examples)
+    scored = [scored_answers(labels, answers, groups) for answers in by_seed.values()]
+    qualities = [quality(of_seed) for of_seed in scored]
+    gain: RankingGain | None = None
+    seeds: dict[str, Quality] = {}
+    if bag_of_words is not None:
+        gain = _gain(scored, scored_answers(labels, bag_of_words, groups))
+        seeds = dict(zip(map(str, by_seed), qualities, strict=True))
     return MethodQuality(
         n=len(examples),
-        answered=min(seed_quality.answered for seed_quality in qualities.values()),
-        accuracy=fmean(accuracies),
-        accuracy_ci95=metrics.accuracy_interval(outcomes(examples, by_seed)),
-        accuracy_sd=metrics.standard_deviation(accuracies),
-        auroc_ci95=None if ranked is None else auroc_estimate(*ranked).ci95,
-        auroc_minus_bag_of_words=_gain(examples, by_seed, bag_of_words),
-        metrics=mean_metrics([seed_quality.metrics for seed_quality in qualities.values()]),
-        false_positive_rate_ci95=_flagged_interval(examples, by_seed, 0),
-        recall_ci95=_flagged_interval(examples, by_seed, 1),
-        strata=_strata(examples, by_seed),
-        seeds=qualities if name_seeds else {},
+        answered=min(of_seed.answered for of_seed in qualities),
+        accuracy=fmean(of_seed.accuracy for of_seed in qualities),
+        accuracy_ci95=metrics.accuracy_interval(outcomes(scored)),
+        accuracy_sd=metrics.standard_deviation([of_seed.accuracy for of_seed in qualities]),
+        auroc_ci95=_auroc_interval(scored),
+        auroc_minus_bag_of_words=gain,
+        metrics=mean_metrics([of_seed.metrics for of_seed in qualities]),
+        false_positive_rate_ci95=_flagged_interval(scored, 0),
+        recall_ci95=_flagged_interval(scored, 1),
+        strata=_strata(examples, scored),
+        seeds=seeds,
     )
 
 
-def mean_over(values: Sequence[float | None]) -> float | None:
-    """The mean; None where a value is missing, because means over different sets do not compare."""
-    present = [value for value in values if value is not None]
-    if not present or len(present) < len(values):
-        return None
-    return fmean(present)
-
-
 def mean_metrics(measured: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The mean of every metric over seeds or rules."""
-    means = {}
+    """The mean of every metric over seeds or rules; None where a value is missing, because means
+    over different sets do not compare.
+    """
+    means: dict[str, float | None] = {}
     for name in measured[0]:
-        means[name] = mean_over([values[name] for values in measured])
+        values = [of_one[name] for of_one in measured]
+        present = [value for value in values if value is not None]
+        means[name] = None
+        if len(present) == len(values):
+            means[name] = fmean(present)
     return means
 
 
-def _share(hits: np.ndarray) -> float | None:
-    """The share of true values; None where there are no values."""
-    if not len(hits):
-        return None
-    return float(hits.mean())
-
-
-def _ranked(
-    examples: Sequence[Example], answers: Sequence[Sequence[Answer]]
-) -> tuple[RankedRows, np.ndarray] | None:
-    """The rows to which each of several sequences of answers states a logit, and those logits,
-    [sequences, rows]; None where they are not of both labels.
+def _ranking(scored: Sequence[Scored]) -> tuple[RankedRows, np.ndarray] | None:
+    """The rows to which each of several sets of answers states a logit, and those logits, [sets,
+    rows]; None where they are not of both labels.
     """
-    logits = np.full((len(answers), len(examples)), np.nan)
-    for row, row_answers in zip(logits, answers, strict=True):
-        row[:] = [np.nan if answer.logit is None else answer.logit for answer in row_answers]
+    logits = np.array([answers.logits for answers in scored])
     is_ranked = ~np.isnan(logits).any(axis=0)
-    labels = np.array([example.label for example in examples])[is_ranked]
-    if len(np.unique(labels)) < 2:
+    labels, groups = scored[0].labels[is_ranked], scored[0].groups[is_ranked]
+    if not metrics.has_both(labels):
         return None
-    return RankedRows(labels, group_numbers(examples)[is_ranked]), logits[:, is_ranked]
+    return RankedRows(labels, groups), logits[:, is_ranked]
 
 
-def _gain(
-    examples: Sequence[Example],
-    by_seed: Mapping[int, Sequence[Answer]],
-    bag_of_words: Sequence[Answer] | None,
-) -> RankingGain | None:
+def _auroc_interval(scored: Sequence[Scored]) -> tuple[float, float] | None:
+    ranking = _ranking(scored)
+    if ranking is None:
+        return None
+    return auroc_estimate(*ranking).ci95
+
+
+def _gain(scored: Sequence[Scored], bag_of_words: Scored) -> RankingGain | None:
     """How far the AUROC is above the bag of words', which is the same for every seed."""
-    if bag_of_words is None:
+    ranking = _ranking([*scored, bag_of_words])
+    if ranking is None:
         return None
-    ranked = _ranked(examples, [*by_seed.values(), bag_of_words])
-    if ranked is None:
-        return None
-    rows, logits = ranked
-    of_bag = np.repeat(logits[-1:], len(by_seed), axis=0)
+    rows, logits = ranking
+    of_bag = np.repeat(logits[-1:], len(scored), axis=0)
     difference = auroc_difference(rows, logits[:-1], of_bag)
     return RankingGain(mean=difference.mean, ci95=difference.ci95)
 
 
-def _flagged_interval(
-    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], label: int
-) -> tuple[float, float] | None:
+def _flagged_interval(scored: Sequence[Scored], label: int) -> tuple[float, float] | None:
     """95 % interval of the share of examples with this label that are flagged; None where no
     example has it.
     """
-    right = outcomes(examples, by_seed)
-    has_label = np.array([example.label == label for example in examples])
+    has_label = scored[0].labels == label
     if not has_label.any():
         return None
-    labelled = metrics.Outcomes(right.values[:, has_label], right.groups[has_label])
-    low, high = metrics.accuracy_interval(labelled)
+    right = outcomes([of_seed.part(has_label) for of_seed in scored])
+    low, high = metrics.accuracy_interval(right)
     if label == 0:
         return 1 - high, 1 - low
     return low, high
 
 
-def _strata(
-    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]]
-) -> dict[str, Stratum]:
-    """Quality on the examples of each stratum that any of them belongs to."""
+def _strata(examples: Sequence[Example], scored: Sequence[Scored]) -> dict[str, Stratum]:
     members: dict[str, list[int]] = {}
     for index, example in enumerate(examples):
         for name in _strata_of(example):
             members.setdefault(name, []).append(index)
-    return {name: _stratum(examples, by_seed, members[name]) for name in sorted(members, key=_rank)}
-
-
-def _stratum(
-    examples: Sequence[Example], by_seed: Mapping[int, Sequence[Answer]], chosen: Sequence[int]
-) -> Stratum:
-    part = [examples[index] for index in chosen]
-    labels = [example.label for example in part]
-    answers_by_seed: dict[int, list[Answer]] = {}
-    for seed, answers in by_seed.items():
-        answers_by_seed[seed] = [answers[index] for index in chosen]
-    right = outcomes(part, answers_by_seed)
-    measured: list[dict[str, float | None]] = []
-    for answers in answers_by_seed.values():
-        measured.append(_measured_in_strata(scored_answers(labels, answers)))
-    return Stratum(
-        n=len(chosen),
-        accuracy=float(right.values.mean()),
-        accuracy_ci95=metrics.accuracy_interval(right),
-        metrics=mean_metrics(measured),
-    )
-
-
-def _measured_in_strata(scored: Scored) -> dict[str, float | None]:
-    return {name: metric.measure(scored) for name, metric in METRICS.items() if metric.in_strata}
+    strata: dict[str, Stratum] = {}
+    in_strata = {name: metric for name, metric in METRICS.items() if metric.in_strata}
+    for name in sorted(members, key=_rank):
+        parts = [of_seed.part(members[name]) for of_seed in scored]
+        right = outcomes(parts)
+        measured: list[dict[str, float | None]] = []
+        for part in parts:
+            measured.append({key: metric.measure(part) for key, metric in in_strata.items()})
+        strata[name] = Stratum(
+            n=len(members[name]),
+            accuracy=float(right.values.mean()),
+            accuracy_ci95=metrics.accuracy_interval(right),
+            metrics=mean_metrics(measured),
+        )
+    return strata
 
 
 def _strata_of(example: Example) -> list[str]:
@@ -302,7 +283,6 @@ def _strata_of(example: Example) -> list[str]:
 
 
 def _rank(stratum: str) -> tuple[int, str]:
-    """The sort key for a report's order: other strata by name, then from easy to hard."""
     order = (*get_args(Difficulty), HARD_NEGATIVES)
     if stratum in order:
         return order.index(stratum) + 1, ""

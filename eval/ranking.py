@@ -1,7 +1,4 @@
-"""AUROC over seeds, and differences of it, with bootstrap intervals.
-
-Knows nothing of methods or files: arrays in, floats out.
-"""
+"""AUROC over seeds, and differences of it, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from numpy.typing import NDArray
 
 from eval.metrics import BOOTSTRAP_DRAWS, auroc, drawn_seed_weights
 from guard.errors import GuardError
-
-MOST_WEIGHTS = 4_000_000  # of rows in draws that are held at once: 32 MB
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,7 @@ class RankedRows:
 
     @property
     def is_one_group(self) -> bool:
-        """Whether nothing can be drawn, so that an interval is as wide as it may be."""
+        """Then nothing can be drawn, and an interval is as wide as it may be."""
         return len(np.unique(self.groups)) < 2
 
 
@@ -77,19 +72,13 @@ def auroc_draws(
     The same `seed` draws the same seeds and groups for any logits of the same shape.
     """
     generator = np.random.default_rng(seed)
-    seeds = len(logits)
     _, group_of = np.unique(rows.groups, return_inverse=True)
     groups = int(group_of.max()) + 1
-    seed_weights = drawn_seed_weights(seeds, draws, generator)
-    at_once = max(1, MOST_WEIGHTS // len(rows.labels))
-    drawn: list[NDArray[np.float64]] = []
-    for start in range(0, draws, at_once):
-        size = min(at_once, draws - start)
-        group_counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=size)
-        weights = group_counts[:, group_of].astype(np.float64)
-        by_seed = [weighted_auroc(seed_logits, rows.labels, weights) for seed_logits in logits]
-        drawn.append(np.stack(by_seed))
-    means: NDArray[np.float64] = (seed_weights.T * np.concatenate(drawn, axis=1)).sum(axis=0)
+    seed_weights = drawn_seed_weights(len(logits), draws, generator)
+    group_counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=draws)
+    weights = group_counts[:, group_of].astype(np.float64)
+    by_seed = [weighted_auroc(of_seed, rows.labels, weights) for of_seed in logits]
+    means: NDArray[np.float64] = (seed_weights.T * np.stack(by_seed)).sum(axis=0)
     return means
 
 
@@ -113,8 +102,7 @@ def weighted_auroc(
 
 
 def _by_seed(rows: RankedRows, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    aurocs = [auroc(rows.labels, seed_logits) for seed_logits in logits]
-    return np.array(aurocs, dtype=np.float64)
+    return np.array([auroc(rows.labels, of_seed) for of_seed in logits], dtype=np.float64)
 
 
 def _estimate(by_seed: NDArray[np.float64], drawn: NDArray[np.float64]) -> Estimate:

@@ -1,17 +1,18 @@
 """Which verdicts flip under tricks in the judged words, which change no label.
 
-Every tricked example is put to the served weights of one seed. Knows nothing of how they answer.
+Every tricked example is put to the served weights of one seed.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from data.generator.exchange import count_tokens
 from data.generator.tricks import TRICKS, tricks_for
-from eval.answer import Answer
+from eval.answers import Answer
 from eval.trial import Trial
 from guard.conversation.example import Example, Message
 from guard.files.yaml_file import Strict
@@ -32,11 +33,7 @@ class TrickFlips(Strict):
     right_after: int
 
 
-class Robustness(Strict):
-    """The figures by method and by the trick's name."""
-
-    seeds: tuple[int, ...]  # seeds of the weights that were asked
-    tricks: dict[str, dict[str, TrickFlips]]
+Robustness = dict[str, dict[str, TrickFlips]]  # by method and by the trick's name
 
 
 @dataclass(frozen=True)
@@ -48,11 +45,6 @@ class Perturbation:
     example: Example
 
 
-def perturbed_trial(trial: Trial, perturbed: Sequence[Perturbation]) -> Trial:
-    """The trial in which the weights that are served answer the perturbations."""
-    return trial.of_rows([perturbation.example for perturbation in perturbed], "robustness")
-
-
 def robustness(
     trial: Trial,
     perturbed: Sequence[Perturbation],
@@ -62,35 +54,24 @@ def robustness(
     """The figures from each method's answers to the trial's examples and to the perturbations, both
     in order.
 
-    A missing answer counts as wrong.
+    A missing answer counts as wrong, and as no flip.
     """
-    tricks: dict[str, dict[str, TrickFlips]] = {}
+    figures: Robustness = {}
     for method in trial.methods:
-        by_trick: dict[str, list[tuple[Perturbation, Answer]]] = {}
-        for pair in zip(perturbed, perturbed_answers[method], strict=True):
-            by_trick.setdefault(pair[0].trick, []).append(pair)
-        plain = plain_answers[method]
-        tricks[method] = {name: _trick_flips(by_trick.get(name, []), plain) for name in TRICKS}
-    return Robustness(seeds=(trial.served_seed,), tricks=tricks)
-
-
-def _trick_flips(
-    pairs: Sequence[tuple[Perturbation, Answer]], plain: Sequence[Answer]
-) -> TrickFlips:
-    labels = [bool(perturbation.example.label) for perturbation, _ in pairs]
-    before = [plain[perturbation.index].violates for perturbation, _ in pairs]
-    after = [answer.violates for _, answer in pairs]
-    flips = [old != new for old, new in zip(before, after, strict=True) if new is not None]
-    return TrickFlips(
-        n=len(pairs),
-        flips=sum(flips),
-        right_before=_equal(before, labels),
-        right_after=_equal(after, labels),
-    )
-
-
-def _equal(violates: Sequence[bool | None], labels: Sequence[bool]) -> int:
-    return sum(verdict == label for verdict, label in zip(violates, labels, strict=True))
+        counts = {trick: Counter[str]() for trick in TRICKS}
+        for perturbation, answer in zip(perturbed, perturbed_answers[method], strict=True):
+            before = plain_answers[method][perturbation.index].violates
+            label = bool(perturbation.example.label)
+            count = counts[perturbation.trick]
+            count["n"] += 1
+            count["flips"] += answer.violates not in (before, None)
+            count["right_before"] += before == label
+            count["right_after"] += answer.violates == label
+        figures[method] = {}
+        for trick, count in counts.items():
+            fields = {name: count[name] for name in TrickFlips.model_fields}
+            figures[method][trick] = TrickFlips(**fields)
+    return figures
 
 
 def perturbations(trial: Trial) -> list[Perturbation]:
@@ -125,11 +106,9 @@ def _rewritten(example: Example, rule: Rule, trick: str, rng: random.Random) -> 
 
 
 def _fits(trial: Trial, messages: Sequence[Message]) -> bool:
-    """Whether the context holds the messages spelt letter by letter, four times as long."""
-    return _tokens(messages) < CONTEXT_SHARE * trial.recipe.context_tokens / 4
-
-
-def _tokens(messages: Sequence[Message]) -> int:
-    """The estimated number of tokens, in any script."""
+    """Whether the context holds the messages spelt letter by letter, four times as long; in any
+    script.
+    """
     contents = [message.content for message in messages]
-    return sum(max(count_tokens(content), len(content.encode()) // 5) for content in contents)
+    tokens = sum(max(count_tokens(content), len(content.encode()) // 5) for content in contents)
+    return tokens < CONTEXT_SHARE * trial.recipe.context_tokens / 4

@@ -2,7 +2,7 @@
 
 Requests go conversation by conversation, the base and the methods that share its prefill side by
 side. Answers are kept as they come; a second run asks only for what is missing, and starts no
-engine when nothing is missing. Knows nothing of labels.
+engine when nothing is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from eval.answer import Answer
+from eval.answers import Answer
 from eval.trial import Contestant, Trial
 from guard.conversation.example import Example
 from guard.coverage import ConversationForm
@@ -36,16 +36,13 @@ BASE = "base"  # the bare base's name in kept rows
 class Predictor(Protocol):
     """What evaluation needs of an engine."""
 
-    def score(self, requests: Sequence[ScoreRequest]) -> Sequence[Score | Refusal]:
-        """One outcome per request, in order."""
-        ...
+    def score(self, requests: Sequence[ScoreRequest]) -> Sequence[Score | Refusal]: ...
 
 
 OpenPredictor = Callable[[Recipe, Mapping[str, Path]], AbstractContextManager[Predictor]]
 
 
 def open_engine(recipe: Recipe, adapters: Mapping[str, Path]) -> AbstractContextManager[Predictor]:
-    """The real engine with `adapters` (name -> folder of a method's weights) ready to be asked."""
     return GuardEngine(recipe, adapters)
 
 
@@ -72,6 +69,10 @@ class EngineQuery:
     def key(self) -> str:
         """Hash of everything the logit depends on."""
         recipe = self.trial.recipe
+        weights: list[Any] | None = None
+        if self.contestant is not None:
+            card = self.contestant.card
+            weights = [self.contestant.method, card.files, card.reads]
         return fingerprint(
             [
                 recipe.base,
@@ -83,24 +84,17 @@ class EngineQuery:
                 recipe.engine,
             ],
             answering_code(),
-            self._weights,
+            weights,
             self._rule_text,
             [[message.role, message.content] for message in self.example.messages],
         )
 
     @property
     def request(self) -> ScoreRequest:
-        """The query in the engine's terms."""
-        name = self.contestant.name if self.contestant else None
+        name = None
+        if self.contestant is not None:
+            name = self.contestant.name
         return ScoreRequest(self.example.messages, self._rule_text, name)
-
-    @property
-    def _weights(self) -> list[Any] | None:
-        """A contestant's method and files, and whose turns they read; None for the bare base."""
-        if self.contestant is None:
-            return None
-        method, card = self.contestant.method, self.contestant.card
-        return [method, card.files, card.reads]
 
     @property
     def _rule_text(self) -> str:
@@ -110,8 +104,7 @@ class EngineQuery:
         return self.contestant.card.rule_text
 
     def row(self, outcome: Score | Refusal) -> ServedRow:
-        """The engine's outcome, ready to be kept."""
-        by = self.contestant.name if self.contestant else BASE
+        by = self.request.adapter or BASE
         if isinstance(outcome, Refusal):
             return ServedRow(self.key, self.example.id, by, None, str(outcome))
         return ServedRow(self.key, self.example.id, by, outcome.logit, None)
@@ -126,7 +119,6 @@ class Served:
         self._file = AnswerFile(trial.folder / "served.jsonl", ServedRow)
 
     def forget(self) -> None:
-        """Drop every kept answer."""
         self._file.forget()
 
     def missing(self) -> list[EngineQuery]:
@@ -144,32 +136,36 @@ class Served:
         return missing
 
     def keep(self, rows: list[ServedRow]) -> None:
-        """Keep the engine's outcomes."""
         self._file.add(rows)
 
     def rows(self, contestant: Contestant | None) -> list[ServedRow]:
         """One outcome per test example, in order. Raises KeyError if one was never asked."""
         rows = []
         for example in self.trial.examples:
-            row = self._file.get(EngineQuery(self.trial, example, contestant).key)
+            query = EngineQuery(self.trial, example, contestant)
+            row = self._file.get(query.key)
             if row is None:
-                name = contestant.name if contestant else f"the {BASE}"
-                raise KeyError(f"{example.id} was never put to {name}")
+                raise KeyError(f"{example.id} was never put to {query.request.adapter or BASE}")
             # the same conversation may have been kept under another id
             rows.append(replace(row, id=example.id))
         return rows
 
     def answers(self, contestant: Contestant | None) -> list[Answer]:
         """One calibrated answer per test example, in order; a refusal is no answer."""
-        calibration = contestant.card.calibration if contestant else ZERO_SHOT
-        rule = self.trial.rule.id
+        calibration = ZERO_SHOT
+        if contestant is not None:
+            calibration = contestant.card.calibration
         answers: list[Answer] = []
         for example, row in zip(self.trial.examples, self.rows(contestant), strict=True):
-            answers.append(_answer(calibration, rule, row.logit, example))
+            if row.logit is None:
+                answers.append(Answer(None))
+                continue
+            form = ConversationForm(example.messages)
+            it = calibration.verdict(self.trial.rule.id, row.logit, form)
+            answers.append(Answer(it.violates, row.logit, it.p_violation, it.confident))
         return answers
 
     def answers_by_seed(self, method: str) -> dict[int, list[Answer]]:
-        """A method's answers by seed."""
         by_seed = self.trial.by_seed(method)
         return {seed: self.answers(contestant) for seed, contestant in by_seed.items()}
 
@@ -215,15 +211,7 @@ def _contestants_in_order(trial: Trial, with_base: bool) -> list[Contestant | No
     return order
 
 
-def _answer(calibration: Calibration, rule: str, logit: float | None, example: Example) -> Answer:
-    if logit is None:
-        return Answer(None)
-    verdict = calibration.verdict(rule, logit, ConversationForm(example.messages))
-    return Answer(verdict.violates, logit, verdict.p_violation, verdict.confident)
-
-
 @cache
 def answering_code() -> str:
-    """Fingerprint of the software that makes an answer: vLLM, torch and our own code."""
     installed = versions()
     return fingerprint(installed.get("vllm"), installed.get("torch"), *CODE)

@@ -1,21 +1,19 @@
 """Rules evaluated on one base: their trials -> engine, judge and the bag of words' answers -> an
 evaluation of each that is kept until its inputs change.
-
-Knows nothing of other bases, of reports or of the command line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.agreement import Agreement, agreement
-from eval.answer import Answer
-from eval.bag_of_words.baseline import BagVariant
-from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
+from eval.answers import Answer
+from eval.bag_of_words import BagVariant
+from eval.evaluation import Evaluation, evaluate, load_evaluation
 from eval.judge.judges import Judge
-from eval.robustness import Perturbation, Robustness, perturbations, perturbed_trial, robustness
+from eval.robustness import Robustness, perturbations, robustness
 from eval.served import OpenPredictor, Served, answering_code, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.errors import GuardError
@@ -46,37 +44,121 @@ CODE = (
 BagAnswers = tuple[BagVariant, list[Answer]]  # of one rule: the variant that was chosen answers
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stage:
-    """What evaluating a rule on one base takes besides the rule."""
+    """The rules of a selection on one base: their trials, those of them that are to be evaluated,
+    and why a rule of `all` is left out.
+    """
 
     runs: Runs
     recipe: Recipe
-    base_revision: str
-    rules: Path
     judge: Judge
+    rules: Path
+    selection: str
+    trials: list[Trial] = field(default_factory=list)
+    outdated: list[Trial] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
-    def trial(
-        self, name: str, seeds: Sequence[int] | None = None, limit: int | None = None
-    ) -> Trial:
-        """The rule's trial. Raises GuardError for bad inputs."""
-        return load_trial(
-            self.runs,
-            self.recipe,
-            self.base_revision,
-            name,
-            seeds=seeds,
-            limit=limit,
-            rules=self.rules,
-        )
+    def __post_init__(self) -> None:
+        self._base_revision = self.recipe.base_revision  # a hash of the whole base
 
-    def inputs(self, trial: Trial) -> str:
-        """Fingerprint of everything an evaluation depends on."""
+    def select(self, seeds: Sequence[int] | None = None, *, force: bool = False) -> None:
+        """Find the trials. `force`: every one is to be evaluated.
+
+        Raises GuardError for bad inputs of a rule that was selected by name, and if none remains.
+        """
+        for name in rule_names(self.selection, self.rules):
+            try:
+                self.trials.append(self._trial(name, seeds))
+            except GuardError as error:
+                if self.selection != "all":
+                    raise
+                self.left_out.append(f"{name}: {error}")
+        if not self.trials:
+            raise GuardError(
+                "no rule can be evaluated",
+                where=self.runs.root,
+                got="; ".join(self.left_out),
+                remedy="Run `make data RULE=all` and "
+                f"`make train RULE=all MODEL={self.recipe.name}`",
+            )
+        self.outdated = [trial for trial in self.trials if force or not self._is_evaluated(trial)]
+
+    def leave_out(self, rule: str, error: GuardError) -> None:
+        """Go on without a rule. Raises its error if it was selected by name, or is the last."""
+        self.trials = [trial for trial in self.trials if trial.rule.id != rule]
+        self.outdated = [trial for trial in self.outdated if trial.rule.id != rule]
+        if self.selection != "all" or not self.trials:
+            raise error
+        self.left_out.append(f"{rule}: {error}")
+
+    def forget(self) -> None:
+        """Take back that trials are evaluated: a forced run that is interrupted goes on without."""
+        for trial in self.outdated:
+            not_current(trial.folder)
+
+    def evaluate_outdated(
+        self, bags: Mapping[str, BagAnswers], force: bool, open_predictor: OpenPredictor
+    ) -> None:
+        """Evaluate the outdated trials and keep the evaluations; `bags` has the baseline's answers
+        by rule. `force`: the engine is asked again. Leaves out, once all others are evaluated, the
+        rules on which engine and PEFT disagree.
+
+        Whatever costs nothing comes before a judge is paid.
+        """
+        answers = [RuleAnswers(trial, self.judge.is_served) for trial in self.outdated]
+        served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
+        if force:
+            for kept in served:
+                kept.forget()
+        score_missing(served, answering_recipe(self.recipe), open_predictor)
+        errors: dict[str, GuardError] = {}
+        agreed: list[tuple[RuleAnswers, dict[str, Agreement]]] = []
+        for rule in answers:
+            try:
+                agreed.append((rule, rule.agreement()))
+            except GuardError as error:
+                errors[rule.trial.rule.id] = error
+        for rule, agreements in agreed:
+            evaluation = self._evaluate(rule, bags[rule.trial.rule.id], agreements)
+            evaluation.save(rule.trial.folder)
+            mark_current(rule.trial.folder, self._inputs(rule.trial))
+        for name, error in errors.items():
+            self.leave_out(name, error)
+
+    def earlier_evaluations(self, selected: Collection[str]) -> list[Evaluation]:
+        """The evaluations of other rules that are kept on this base and still hold; why one does
+        not, is left out.
+        """
+        current: list[Evaluation] = []
+        for path in sorted((self.runs.root / self.recipe.name).glob("*/eval/stage.json")):
+            name = path.parent.parent.name
+            if name in selected:
+                continue
+            try:
+                earlier = load_evaluation(path.parent)
+                trial = self._trial(name, earlier.seeds)
+            except GuardError as error:
+                self.left_out.append(f"{name}: {error}")
+                continue
+            if is_current(path.parent, self._inputs(trial)):
+                current.append(earlier)
+            else:
+                remedy = f"run `make eval RULE={name} MODEL={self.recipe.name}`"
+                why = f"its data, adapters or judge changed since; {remedy}"
+                self.left_out.append(f"{name}: {why}")
+        return current
+
+    def _trial(self, name: str, seeds: Sequence[int] | None) -> Trial:
+        revision = self._base_revision
+        return load_trial(self.runs, self.recipe, revision, name, seeds=seeds, rules=self.rules)
+
+    def _inputs(self, trial: Trial) -> str:
         return fingerprint(trial.inputs, self.judge.identity, answering_code(), running_code(CODE))
 
-    def is_evaluated(self, trial: Trial) -> bool:
+    def _is_evaluated(self, trial: Trial) -> bool:
         """Whether a readable evaluation is kept that still holds."""
-        if not is_current(trial.folder, self.inputs(trial)):
+        if not is_current(trial.folder, self._inputs(trial)):
             return False
         try:
             load_evaluation(trial.folder)
@@ -84,58 +166,20 @@ class Stage:
             return False
         return True
 
-
-@dataclass(frozen=True)
-class StageTrials:
-    """The selected rules' trials on one base, and those of them that are to be evaluated."""
-
-    stage: Stage
-    trials: Sequence[Trial]
-    outdated: Sequence[Trial]
-
-    def forget(self) -> None:
-        """Take back that they are evaluated: a forced run that is interrupted goes on without."""
-        for trial in self.outdated:
-            not_current(trial.folder)
-
-    def without(self, rules: Collection[str]) -> StageTrials:
-        """All but those of the given rules."""
-        trials = [trial for trial in self.trials if trial.rule.id not in rules]
-        outdated = [trial for trial in self.outdated if trial.rule.id not in rules]
-        return StageTrials(self.stage, trials, outdated)
-
-
-def selected_trials(
-    stage: Stage,
-    selection: str,
-    *,
-    seeds: Sequence[int] | None = None,
-    limit: int | None = None,
-    force: bool = False,
-) -> tuple[StageTrials, list[str]]:
-    """The selected rules' trials, and of `all` rules those that are left out, with the reason.
-    `force`: every trial is to be evaluated.
-
-    Raises GuardError for bad inputs of a rule that was selected by name, and if none remains.
-    """
-    trials: list[Trial] = []
-    left_out: list[str] = []
-    for name in rule_names(selection, stage.rules):
-        try:
-            trials.append(stage.trial(name, seeds, limit))
-        except GuardError as error:
-            if selection != "all":
-                raise
-            left_out.append(f"{name}: {error}")
-    if not trials:
-        raise GuardError(
-            "no rule can be evaluated",
-            where=stage.runs.root,
-            got="; ".join(left_out),
-            remedy=f"Run `make data RULE=all` and `make train RULE=all MODEL={stage.recipe.name}`",
+    def _evaluate(
+        self, rule: RuleAnswers, bag_of_words: BagAnswers, agreements: dict[str, Agreement]
+    ) -> Evaluation:
+        judgement = self.judge.judge(rule.plain, self.runs.root / "judge")
+        methods = {method: rule.plain.answers_by_seed(method) for method in rule.trial.methods}
+        return evaluate(
+            rule.trial,
+            judgement,
+            bag_of_words,
+            methods,
+            agreement=agreements,
+            robustness=rule.robustness(),
+            provenance=provenance(),
         )
-    outdated = [trial for trial in trials if force or not stage.is_evaluated(trial)]
-    return StageTrials(stage, trials, outdated), left_out
 
 
 class RuleAnswers:
@@ -146,8 +190,9 @@ class RuleAnswers:
     def __init__(self, trial: Trial, with_base: bool) -> None:
         self.trial = trial
         self.plain = Served(trial, with_base=with_base)
-        self.perturbations: list[Perturbation] = perturbations(trial)
-        self.perturbed = Served(perturbed_trial(trial, self.perturbations), with_base=False)
+        self.perturbations = perturbations(trial)
+        examples = [perturbation.example for perturbation in self.perturbations]
+        self.perturbed = Served(trial.of_rows(examples, "robustness"), with_base=False)
 
     def agreement(self) -> dict[str, Agreement]:
         """The engine against PEFT, by method. Raises GuardError where they disagree."""
@@ -159,85 +204,9 @@ class RuleAnswers:
         return agreements
 
     def robustness(self) -> Robustness:
-        """Of the weights that are served."""
         plain, perturbed = {}, {}
         for method in self.trial.methods:
             contestant = self.trial.served(method)
             plain[method] = self.plain.answers(contestant)
             perturbed[method] = self.perturbed.answers(contestant)
         return robustness(self.trial, self.perturbations, plain, perturbed)
-
-
-def evaluate_outdated(
-    on_base: StageTrials,
-    bags: Mapping[str, BagAnswers],
-    force: bool,
-    open_predictor: OpenPredictor,
-) -> dict[str, GuardError]:
-    """Evaluate the outdated trials and keep the evaluations; `bags` has the baseline's answers by
-    rule. `force`: the engine is asked again. Return why a rule is not evaluated, by rule: engine
-    and PEFT disagree there.
-
-    Whatever costs nothing comes before a judge is paid.
-    """
-    stage = on_base.stage
-    answers = [RuleAnswers(trial, stage.judge.is_served) for trial in on_base.outdated]
-    served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
-    if force:
-        for kept in served:
-            kept.forget()
-    score_missing(served, answering_recipe(stage.recipe), open_predictor)
-    errors: dict[str, GuardError] = {}
-    agreements: list[tuple[RuleAnswers, dict[str, Agreement]]] = []
-    for rule in answers:
-        try:
-            agreements.append((rule, rule.agreement()))
-        except GuardError as error:
-            errors[rule.trial.rule.id] = error
-    for rule, agreed in agreements:
-        evaluation = _evaluate(stage, rule, bags[rule.trial.rule.id], agreed)
-        evaluation.save(rule.trial.folder)
-        mark_current(rule.trial.folder, stage.inputs(rule.trial))
-    return errors
-
-
-def _evaluate(
-    stage: Stage,
-    rule: RuleAnswers,
-    bag_of_words: BagAnswers,
-    agreed: dict[str, Agreement],
-) -> Evaluation:
-    judgement = stage.judge.judge(rule.plain, stage.runs.root / "judge")
-    methods = {method: rule.plain.answers_by_seed(method) for method in rule.trial.methods}
-    return evaluate(
-        rule.trial,
-        TrialAnswers(judgement, stage.judge.is_served, bag_of_words, methods),
-        agreement=agreed,
-        robustness=rule.robustness(),
-        provenance=provenance(),
-    )
-
-
-def earlier_evaluations(
-    stage: Stage, *, selected: Sequence[str]
-) -> tuple[list[Evaluation], list[str]]:
-    """The evaluations of other rules that are kept on this base and still hold, and for each that
-    does not, why.
-    """
-    current, left_out = [], []
-    for path in sorted((stage.runs.root / stage.recipe.name).glob("*/eval/stage.json")):
-        name = path.parent.parent.name
-        if name in selected:
-            continue
-        try:
-            earlier = load_evaluation(path.parent)
-            trial = stage.trial(name, earlier.seeds, earlier.limit)
-        except GuardError as error:
-            left_out.append(f"{name}: {error}")
-            continue
-        if is_current(path.parent, stage.inputs(trial)):
-            current.append(earlier)
-        else:
-            remedy = f"run `make eval RULE={name} MODEL={stage.recipe.name}`"
-            left_out.append(f"{name}: its data, adapters or judge changed since; {remedy}")
-    return current, left_out

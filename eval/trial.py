@@ -1,12 +1,11 @@
 """What is evaluated for one rule: the test examples and the weights that answer them.
 
 Everything that can be wrong with the inputs is found here, before an engine starts or a judge is
-paid. Knows nothing of engines or judges.
+paid.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,8 @@ from guard.recipe import Recipe
 from guard.rule import RULES, Rule, load_rule, text_hash
 from guard.weights.card import CARD, Card, load_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
+
+SHOWN = 40  # characters of a card's field that an error quotes
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Trial:
-    """One rule's test: which examples, which weights, on which base.
-
-    `limit` is None when no test example was left out.
-    """
+    """One rule's test: which examples, which weights, on which base."""
 
     rule: Rule
     recipe: Recipe
@@ -61,25 +59,30 @@ class Trial:
     contestants: tuple[Contestant, ...]  # by method in the recipe's order, then by seed
     seeds: tuple[int, ...]  # of the methods that have seeds
     left_out: tuple[str, ...]  # seeds nobody asked for that cannot be evaluated, and why
-    limit: int | None
     data: Path  # the folder of the rule's examples
     folder: Path
     inputs: str  # fingerprint of everything above
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The names of the methods, in the recipe's order."""
         return tuple(self.recipe.methods)
 
     @property
     def served_seed(self) -> int:
         """Seed 0, whose weights are served, or else the first seed."""
-        return 0 if 0 in self.seeds else self.seeds[0]
+        if 0 in self.seeds:
+            return 0
+        return self.seeds[0]
 
     def by_seed(self, method: str) -> dict[int, Contestant]:
         """The weights of one method by seed; seed 0 alone where the method has no seeds."""
         contestants = [weights for weights in self.contestants if weights.method == method]
         return {contestant.seed: contestant for contestant in contestants}
+
+    def served(self, method: str) -> Contestant:
+        """The weights of the served seed; the only ones where the method has no seeds."""
+        by_seed = self.by_seed(method)
+        return by_seed.get(self.served_seed) or by_seed[0]
 
     def of_rows(self, examples: Sequence[Example], name: str) -> Trial:
         """The trial in which the served weights alone answer `examples`; their answers are kept in
@@ -93,11 +96,6 @@ class Trial:
             folder=self.folder / name,
         )
 
-    def served(self, method: str) -> Contestant:
-        """The weights of the served seed; the only ones where the method has no seeds."""
-        by_seed = self.by_seed(method)
-        return by_seed.get(self.served_seed) or by_seed[0]
-
 
 def load_trial(
     runs: Runs,
@@ -106,7 +104,6 @@ def load_trial(
     rule_name: str,
     *,
     seeds: Sequence[int] | None = None,
-    limit: int | None = None,
     rules: Path = RULES,
 ) -> Trial:
     """The trial of a rule. Without `seeds` it has every seed for which all seeded methods were
@@ -119,23 +116,17 @@ def load_trial(
     recipe = answering_recipe(recipe)
     rule = load_rule(rule_name, rules)
     data = runs.data(rule_name)
-    examples, limit = _test_examples(data, limit)
+    examples = _test_examples(data)
     check_labelling(data, rule)
-    requirements = TrialRequirements(
-        runs, recipe, rule, base_revision, fingerprint(*split_files(data)), examples
-    )
+    data_hash = fingerprint(*split_files(data))
+    requirements = TrialRequirements(runs, recipe, rule, base_revision, data_hash, examples)
     contestants, left_out = _contestants(requirements, seeds)
     seeded = [weights for weights in contestants if METHODS[weights.method].is_seeded]
     seeds = tuple(dict.fromkeys(weights.seed for weights in seeded))
-    inputs = fingerprint(
-        rule.model_dump(),
-        recipe.model_dump(),
-        base_revision,
-        requirements.data_hash,
-        seeds,
-        limit,
-        *_files_of(contestants),
-    )
+    files: list[Path] = []
+    for weights in contestants:
+        files += [weights.folder / CARD, weights.folder / PREDICTIONS]
+    facts = [rule.model_dump(), recipe.model_dump(), base_revision, data_hash, seeds]
     return Trial(
         rule=rule,
         recipe=recipe,
@@ -144,10 +135,9 @@ def load_trial(
         contestants=contestants,
         seeds=seeds or (0,),
         left_out=left_out,
-        limit=limit,
         data=data,
         folder=runs.root / recipe.name / rule_name / "eval",
-        inputs=inputs,
+        inputs=fingerprint(*facts, *files),
     )
 
 
@@ -182,12 +172,8 @@ def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
     common = set.intersection(*seeded.values())
     if not common:
         listing = "; ".join(f"{name}: {sorted(seeds)}" for name, seeds in seeded.items())
-        raise GuardError(
-            "no seed was trained by every method that has seeds",
-            where=folder,
-            got=listing,
-            remedy=f"Run `{command}`",
-        )
+        problem = "no seed was trained by every method that has seeds"
+        raise GuardError(problem, where=folder, got=listing, remedy=f"Run `{command}`")
     return tuple(sorted(common))
 
 
@@ -199,35 +185,19 @@ def _finished_seeds(folder: Path, method: str) -> set[int]:
     return seeds
 
 
-def _test_examples(data: Path, limit: int | None) -> tuple[tuple[Example, ...], int | None]:
-    """The test examples, at most `limit` of them, and the limit, None where it left nothing out.
-
-    Raises GuardError.
-    """
+def _test_examples(data: Path) -> tuple[Example, ...]:
+    """The test examples. Raises GuardError."""
     remedy = f"Run `make data RULE={data.name}`"
     for split in SPLITS:
         if not (data / f"{split}.jsonl").is_file():
             raise GuardError(f"no {split}.jsonl", where=data, remedy=remedy)
     test = data / "test.jsonl"
-    rows = read_examples(test)
-    examples = _limited(rows, limit)
+    examples = tuple(read_examples(test))
     if not examples:
         raise GuardError("no test examples", where=test, remedy=remedy)
     if len({example.id for example in examples}) < len(examples):
         raise GuardError("two test examples have the same id", where=test, remedy=remedy)
-    if len(examples) == len(rows):
-        return examples, None
-    return examples, len(examples)
-
-
-def _limited(examples: list[Example], limit: int | None) -> tuple[Example, ...]:
-    """At most `limit` examples in the file's order, drawn evenly with a fixed seed, because files
-    may be sorted by label.
-    """
-    if limit is None or limit >= len(examples):
-        return tuple(examples)
-    drawn = sorted(random.Random(0).sample(range(len(examples)), limit))
-    return tuple(examples[index] for index in drawn)
+    return examples
 
 
 def _contestants(
@@ -240,36 +210,19 @@ def _contestants(
     wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     names = list(requirements.recipe.methods)
     seeded = [name for name in names if METHODS[name].is_seeded]
-    loaded: dict[str, list[Contestant]] = {}
-    for name in names:
-        loaded[name] = []
-        if name not in seeded:
-            loaded[name].append(requirements.contestant(name, 0))
+    loaded = [requirements.contestant(name, 0) for name in names if name not in seeded]
     errors: dict[int, GuardError] = {}
     for seed in wanted:
         try:
-            seed_contestants = [requirements.contestant(name, seed) for name in seeded]
+            loaded += [requirements.contestant(name, seed) for name in seeded]
         except GuardError as error:
             if seeds is not None:
                 raise
             errors[seed] = error
-            continue
-        for contestant in seed_contestants:
-            loaded[contestant.method].append(contestant)
     if len(errors) == len(wanted):
         raise next(iter(errors.values()))
     left_out = [f"{requirements.rule.id} seed {seed}: {error}" for seed, error in errors.items()]
-    contestants: list[Contestant] = []
-    for name in names:
-        contestants += loaded[name]
-    return tuple(contestants), tuple(left_out)
-
-
-def _files_of(contestants: Sequence[Contestant]) -> Iterator[Path]:
-    """The files that the weights' figures depend on."""
-    for contestant in contestants:
-        yield contestant.folder / CARD
-        yield contestant.folder / PREDICTIONS
+    return tuple(sorted(loaded, key=lambda it: names.index(it.method))), tuple(left_out)
 
 
 @dataclass(frozen=True)
@@ -287,7 +240,6 @@ class TrialRequirements:
 
     @cached_property
     def prompt_hash(self) -> str:
-        """Hash of the wording and layout of the prompts that the weights must answer."""
         return prompt_builder(self.recipe).hash
 
     def contestant(self, method: str, seed: int) -> Contestant:
@@ -303,7 +255,9 @@ class TrialRequirements:
         if not (folder / CARD).is_file():
             raise GuardError(f"no {CARD}: not finished weights", where=folder, remedy=remedy)
         card = load_card(folder)
-        self._compare(card, folder, method, seed, remedy)
+        for field, wanted, got in self._differences(card, method, seed):
+            problem = f"the weights' {field} is not the one to be evaluated ({wanted})"
+            raise GuardError(problem, where=folder, got=got, remedy=remedy)
         remedy = f"Run `{train} METHOD={method} FORCE=1`"
         logits = read_predictions(folder, "test", remedy)
         for example in self.examples:
@@ -312,8 +266,8 @@ class TrialRequirements:
                 raise GuardError(problem, where=folder / PREDICTIONS, remedy=remedy)
         return Contestant(self.rule.id, method, seed, folder, card, logits)
 
-    def _compare(self, card: Card, folder: Path, method: str, seed: int, remedy: str) -> None:
-        """Raise GuardError that names the card's first field that does not fit."""
+    def _differences(self, card: Card, method: str, seed: int) -> Iterator[tuple[str, str, str]]:
+        """Each field of the card that does not fit, what it should be, and what it is."""
         expected: dict[str, Any] = {
             "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn)),
             "prompt_hash": self.prompt_hash,
@@ -325,40 +279,12 @@ class TrialRequirements:
             "method": method,
             "seed": seed,
         }
-        differences = {
-            field: (_shown(field, value), _shown(field, getattr(card, field)))
-            for field, value in expected.items()
-            if getattr(card, field) != value
-        }
+        for field, wanted in expected.items():
+            got = getattr(card, field)
+            if got != wanted:
+                yield field, str(wanted)[:SHOWN], str(got)[:SHOWN]
         settings = self.recipe.training_settings(method)
-        if card.recipe != settings:
-            differences["recipe"] = _unlike(settings, card.recipe)
-        if differences:
-            field, (wanted, got) = next(iter(differences.items()))
-            problem = f"the weights' {field} is not the one to be evaluated ({wanted})"
-            raise GuardError(problem, where=folder, got=got, remedy=remedy)
-
-
-def _shown(field: str, value: object) -> str:
-    """The value as text; only the beginning of a hash or a revision."""
-    text = str(value)
-    return text[:12] if field.endswith(("_hash", "_revision")) else text
-
-
-def _unlike(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> tuple[str, str]:
-    """The settings in which two recipes differ, of either as text."""
-    flat_wanted, flat_got = dict(_settings(wanted)), dict(_settings(got))
-    keys = [key for key in flat_wanted | flat_got if flat_wanted.get(key) != flat_got.get(key)]
-    return _in_words(flat_wanted, keys), _in_words(flat_got, keys)
-
-
-def _in_words(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
-    return ", ".join(f"{key}: {settings.get(key)}" for key in keys)
-
-
-def _settings(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in recipe.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+        for key in settings | card.recipe:
+            wanted, got = settings.get(key), card.recipe.get(key)
+            if got != wanted:
+                yield "recipe", f"{key}: {wanted}", f"{key}: {got}"

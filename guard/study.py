@@ -39,13 +39,11 @@ class StudyPoint(Strict):
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
         return f"rows-{self.rows}-seed-{self.seed}"
 
 
 class Study(Strict):
-    """What is compared. `data` is the name of the file of rows, None: those of `make data`; `path`
-    is where it lay.
+    """What is compared. `data` is the name of the file of rows, None: those of `make data`.
 
     `labelled_for` is the rule that the file's rows name, if it is another one than `rule`.
     """
@@ -53,21 +51,17 @@ class Study(Strict):
     kind: StudyKind
     rule: str
     data: str | None
-    path: str | None = None
     labelled_for: str | None
     points: tuple[StudyPoint, ...]
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of rows, ascending."""
         return sorted({point.rows for point in self.points})
 
     def of_size(self, rows: int) -> list[StudyPoint]:
-        """The points with so many rows, a seed each."""
         return [point for point in self.points if point.rows == rows]
 
     def save(self, folder: Path) -> None:
-        """Write `study.json`, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / STUDY) as part:
             part.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
@@ -94,12 +88,10 @@ def load_study(folder: Path) -> Study:
 
 
 def point_runs(folder: Path, point: StudyPoint) -> Runs:
-    """The layout of a point's data and weights."""
     return Runs(folder / point.name, f"{point.rows:,} rows")
 
 
 def origin_of(example: Example) -> Origin:
-    """The origin of a study's example: generated, or real."""
     origin: Origin = example.meta[ORIGIN]
     return origin
 

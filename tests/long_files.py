@@ -20,7 +20,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/vllm_encoder/test_roberta.py": 145,
     "tests/serve/bench/http/test_soak.py": 35,
     "tests/serve/bench/fleet/test_run.py": 35,
-    "tests/serve/replay/test_run.py": 35,
+    "tests/serve/scan/test_replay.py": 35,
     "tests/serve/vllm_alora/test_processes.py": 35,
     "tests/serve/bench/http/test_run.py": 30,
     "tests/deploy/test_nemo.py": 30,

@@ -278,7 +278,7 @@ def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> Non
     assert commands("scan", "FILES=a b") == [scan]
     on_cluster = commands("scan", "FILES=a", "CLUSTER=1", "ACTORS=2", "OUT=there")
     assert on_cluster[-1] == f"{scan} --out \"$OUT\" --cluster --actors '2'"
-    replay = '.venv/bin/python -m serve.replay.run "$A" "$B" --files "$FILES"'
+    replay = '.venv/bin/python -m serve.scan.replay "$A" "$B" --files "$FILES"'
     assert commands("replay", "A=a", "B=b", "FILES=c", "METHOD=lora", "FORCE=1") == [
         f"{replay} --method 'lora' --force"
     ]

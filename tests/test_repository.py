@@ -23,7 +23,6 @@ STAGES = ("guard", "data", "train", "eval", "serve")
 HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
-    "eval/answer.py": "values only; tests/eval/test_quality.py has what a missing one counts",
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",

@@ -1,14 +1,16 @@
-"""One answer of an LLM judge: the kept row, and whether it says yes.
-
-Knows nothing of endpoints or labels.
-"""
+"""The answers of an LLM judge: the kept rows, whether one says yes, and what all of them cost."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from eval.answers import Answer
 from guard.endpoint.client import Completion
+from guard.files.yaml_file import Strict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,60 @@ class JudgeRow(Completion):
         if self.refused:
             return None
         return parse_answer(self.text, cut_off=self.finish_reason == "length")
+
+
+class JudgeRecord(Strict):
+    """Who judged, and what that cost; `endpoint` is None where the base model judged.
+
+    Unparseable answers, and conversations that the endpoint refused, count as wrong. Tokens and
+    cost are those of the answers whose tokens the endpoint stated; `without_usage` counts the
+    others.
+    """
+
+    name: str
+    endpoint: str | None = None
+    unparseable: int = 0
+    refused: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    without_usage: int = 0
+    latency_p50_ms: float | None = None
+    latency_p95_ms: float | None = None
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A judge's answers in the order of the examples, and the record of them."""
+
+    answers: list[Answer]
+    record: JudgeRecord
+
+
+def endpoint_record(
+    name: str, endpoint: str, rows: Sequence[JudgeRow], cost_usd: Callable[[int, int], float | None]
+) -> JudgeRecord:
+    """The record of an endpoint's rows. `cost_usd` takes prompt and completion tokens."""
+    answers = [row for row in rows if not row.refused]
+    record = JudgeRecord(
+        name=name,
+        endpoint=endpoint,
+        unparseable=sum(row.violates is None for row in answers),
+        refused=len(rows) - len(answers),
+    )
+    # An answer that several rows share was paid for once.
+    paid_rows = list({row.key: row for row in answers}.values())
+    if paid_rows:
+        p50, p95 = np.percentile([row.latency_ms for row in paid_rows], [50, 95]).tolist()
+        record = record.model_copy(update={"latency_p50_ms": p50, "latency_p95_ms": p95})
+    stated = [row for row in paid_rows if None not in (row.prompt_tokens, row.completion_tokens)]
+    usage: dict[str, float | None] = {"without_usage": len(paid_rows) - len(stated)}
+    if stated:
+        prompt = sum(row.prompt_tokens or 0 for row in stated)
+        completion = sum(row.completion_tokens or 0 for row in stated)
+        usage |= {"prompt_tokens": prompt, "completion_tokens": completion}
+        usage["cost_usd"] = cost_usd(prompt, completion)
+    return record.model_copy(update=usage)
 
 
 _NOT_A_CHOICE = r"(?!\s*(?:/|or\b|and\b))"  # "yes or no" repeats the question

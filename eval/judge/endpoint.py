@@ -1,4 +1,4 @@
-"""An LLM judge behind any OpenAI-compatible endpoint. Knows nothing of adapters, engines or labels.
+"""An LLM judge behind any OpenAI-compatible endpoint.
 
 Every answer is kept with a hash of all it depends on, so nothing is paid for twice. An answer that
 is neither yes nor no is counted as unparseable, and as wrong; so is a conversation that the
@@ -16,9 +16,8 @@ from typing import ClassVar
 import httpx
 from tqdm import tqdm
 
-from eval.answer import Answer
-from eval.judge.answer import JudgeRow
-from eval.judge.record import Judgement, endpoint_record
+from eval.answers import Answer
+from eval.judge.answer import Judgement, JudgeRow, endpoint_record
 from eval.served import Served
 from guard.conversation.example import Example, Message
 from guard.endpoint.client import Completion, Endpoint, finished
@@ -80,15 +79,9 @@ class EndpointJudge(Endpoint):
         return [row for row in rows if row is not None]
 
     def _key(self, rule: Rule, example: Example) -> str:
-        body = self.body(judge_messages(rule, example.messages))
-        return fingerprint(self.base_url, body)
+        return fingerprint(self.base_url, self.body(judge_messages(rule, example.messages)))
 
-    async def _ask_missing(
-        self,
-        rule: Rule,
-        missing: list[Example],
-        answers: AnswersSoFar,
-    ) -> None:
+    async def _ask_missing(self, rule: Rule, missing: list[Example], answers: AnswersSoFar) -> None:
         pending = iter(missing)  # which the workers share
         failures: list[GuardError] = []
         with tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}") as bar:
@@ -202,10 +195,8 @@ class AnswersSoFar:
     def _refuses(self) -> GuardError:
         refused = self._refused
         ids = ", ".join(row.id for row in refused[:3])
-        if len(refused) > 3:
-            ids += ", …"
         return GuardError(
-            f"the judge's endpoint refused {len(refused)} requests in a row (examples {ids})",
+            f"the judge's endpoint refused {len(refused)} requests in a row (examples {ids}, …)",
             where=self._url,
             got=refused[0].text,
             remedy="Check JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY and JUDGE_OPTIONS, and the "
@@ -214,10 +205,7 @@ class AnswersSoFar:
 
 
 def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, str]]:
-    """The chat that asks about one conversation.
-
-    The judge gets the whole of the rule's file, which an adapter has learned from.
-    """
+    """The chat that asks about one conversation, with the whole of the rule's file."""
     note = JUDGED[rule.judged]
     if rule.turns == "last":
         note = ""  # the rule says what counts

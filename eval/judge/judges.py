@@ -1,7 +1,4 @@
-"""The judges that methods are measured against, by name.
-
-Knows nothing of what their answers are compared with.
-"""
+"""The judges that methods are measured against, by name."""
 
 from __future__ import annotations
 
@@ -9,23 +6,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from eval.judge.answer import Judgement, JudgeRecord
 from eval.judge.endpoint import EndpointJudge
-from eval.judge.record import Judgement, JudgeRecord
 from eval.served import Served
 from guard.endpoint.settings import endpoint_settings
-from guard.errors import GuardError
 from guard.recipe import Recipe
 
 
 class Judge(Protocol):
-    """What evaluation needs of a judge."""
+    """What evaluation needs of a judge.
 
-    is_served: ClassVar[bool]  # whether the served engine's bare base has to answer for it
+    `is_served`: whether the served engine's bare base has to answer for it. `identity`, JSON-able:
+    what its answers depend on besides the rule and the conversation.
+    """
+
+    is_served: ClassVar[bool]
 
     @property
-    def identity(self) -> Any:
-        """What its answers depend on besides the rule and the conversation, JSON-able."""
-        ...
+    def identity(self) -> Any: ...
 
     def judge(self, served: Served, folder: Path) -> Judgement | None:
         """One answer per test example, in order, or None if nobody judges.
@@ -54,11 +52,10 @@ class NoJudge:
     identity = "none"
 
     def judge(self, served: Served, folder: Path) -> None:
-        """Return None: the table has no judge."""
+        return None
 
 
 def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
-    """The judge; the base where none is given; nobody where that base is an encoder."""
     judge = judge or BareBase()
     if isinstance(judge, BareBase) and recipe.kind == "encoder":
         return NoJudge()
@@ -66,8 +63,7 @@ def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
 
 
 def endpoint_judge(environment: Mapping[str, str]) -> EndpointJudge | None:
-    """The endpoint of the JUDGE_… variables (guard/endpoint/settings.py); None where nothing
-    describes one.
+    """The endpoint of the JUDGE_… variables; None where nothing describes one.
 
     Raises GuardError on half a description or a bad value.
     """
@@ -85,19 +81,10 @@ JUDGES: dict[str, Callable[[Mapping[str, str]], Judge | None]] = {
 }
 
 
-def judge_from(environment: Mapping[str, str], name: str | None = None) -> Judge:
-    """The named judge, or the first that the environment describes.
+def judge_from(environment: Mapping[str, str]) -> Judge:
+    """The first judge that the environment describes.
 
-    Raises GuardError on half a description, a bad value, or where the environment does not describe
-    the named one.
+    Raises GuardError on half a description or a bad value.
     """
-    for candidate, make in JUDGES.items():
-        if name in (candidate, None):
-            judge = make(environment)
-            if judge is not None:
-                return judge
-    raise GuardError(
-        "the environment does not describe this judge",
-        got=name,
-        remedy="Set JUDGE_BASE_URL and JUDGE_MODEL, or name another",
-    )
+    described = (make(environment) for make in JUDGES.values())
+    return next(judge for judge in described if judge is not None)

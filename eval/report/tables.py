@@ -1,88 +1,51 @@
-"""The report's tables: heads and rows of each. Knows nothing of notes, files or pictures."""
+"""The report's tables: heads and rows of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from data.generator.tricks import TRICKS
 from eval.contender import BAG_OF_WORDS, label_of
-from eval.evaluation import Evaluation, difference_name
-from eval.markdown import (
-    accuracy_cell,
-    markdown_table,
-    metric_cells,
-    metric_labels,
-    percent_cell,
-    share_cell,
-    three_digits,
-)
 from eval.quality import METRICS, RankingGain
-from eval.robustness import TrickFlips
 from guard.conversation.example import REAL
-from guard.files.yaml_file import Strict
+
+if TYPE_CHECKING:
+    from eval.report.report import Report
 
 TableRows = list[list[str]]
-ABOVE_WORDS = "AUROC - bag of words"
+Interval = tuple[float, float]
+NO_INTERVALS: Mapping[str, Interval | None] = {}
 
 
-class MeanQuality(Strict):
-    """A contender's figures, averaged over rules; `accuracy_sd` is that mean's over seeds."""
-
-    accuracy: float
-    accuracy_sd: float | None
-    metrics: dict[str, float | None]
-
-
-class Evaluated(Protocol):
-    """What the tables need of a report."""
-
-    @property
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        """One a rule."""
-        ...
-
-    @property
-    def contenders(self) -> list[str]:
-        """Baselines and methods, in order."""
-        ...
-
-    @property
-    def trained(self) -> list[str]:
-        """The methods, in order."""
-        ...
-
-    def mean(self, contender: str) -> MeanQuality:
-        """One contender over all rules."""
-        ...
-
-
-def quality_table(report: Evaluated) -> str:
+def quality_table(report: Report) -> str:
     """Every contender's figures on every rule, and the means where there are several rules."""
-    head = ["rule", "method", "accuracy", *metric_labels("quality"), ABOVE_WORDS, "McNemar p"]
+    head = ["rule", "method", "accuracy", *metric_labels("quality"), "AUROC - bag of words"]
     rows: TableRows = []
     for evaluation in report.evaluations:
         rule = f"{evaluation.rule} ({evaluation.n_violating} of {evaluation.n_test})"
         for contender in report.contenders:
             quality = evaluation.methods[contender]
             accuracy = accuracy_cell(quality.accuracy, quality.accuracy_ci95, quality.accuracy_sd)
-            cells = metric_cells(quality.metrics, {"auroc": quality.auroc_ci95})
+            cells = _metric_cells(quality.metrics, {"auroc": quality.auroc_ci95})
             above_words = _gain_cell(quality.auroc_minus_bag_of_words)
-            p = _mcnemar(evaluation, contender)
-            rows.append([rule, label_of(contender), accuracy, *cells, above_words, p])
+            rows.append([rule, label_of(contender), accuracy, *cells, above_words])
             rule = ""
     if len(report.evaluations) > 1:
-        rows += _mean_rows(report)
+        rule = "**mean**"
+        for contender in report.contenders:
+            mean = report.mean(contender)
+            accuracy = accuracy_cell(mean.accuracy, None, mean.accuracy_sd)
+            rows.append([rule, label_of(contender), accuracy, *_metric_cells(mean.metrics), ""])
+            rule = ""
     return markdown_table(head, rows)
 
 
-def _mean_rows(report: Evaluated) -> Iterator[list[str]]:
-    name = "**mean**"
-    for contender in report.contenders:
-        mean = report.mean(contender)
-        accuracy = accuracy_cell(mean.accuracy, None, mean.accuracy_sd)
-        yield [name, label_of(contender), accuracy, *metric_cells(mean.metrics), "", ""]
-        name = ""
+def _metric_cells(
+    measured: Mapping[str, float | None], intervals: Mapping[str, Interval | None] = NO_INTERVALS
+) -> list[str]:
+    names = [name for name, metric in METRICS.items() if metric.table == "quality"]
+    return [three_digits(measured[name], intervals.get(name)) for name in names]
 
 
 def _gain_cell(gain: RankingGain | None) -> str:
@@ -96,23 +59,7 @@ def _gain_cell(gain: RankingGain | None) -> str:
     return f"{difference} [{low:+.3f}, {high:+.3f}]"
 
 
-def _mcnemar(evaluation: Evaluation, contender: str) -> str:
-    """The p against the method in the row above; nothing for the first, or without shared seeds."""
-    above = _method_above(evaluation.trained, contender)
-    difference = evaluation.differences.get(difference_name(contender, above))
-    if difference is None:
-        return ""
-    return f"{difference.mcnemar_p:.3g}"
-
-
-def _method_above(trained: Sequence[str], contender: str) -> str:
-    """The method before this one; empty for the first, and for what is not trained."""
-    if contender not in trained[1:]:
-        return ""
-    return trained[list(trained).index(contender) - 1]
-
-
-def threshold_table(report: Evaluated) -> str:
+def threshold_table(report: Report) -> str:
     """What is flagged at each method's own threshold; of rows of one's own beside generated ones
     also by themselves.
     """
@@ -130,20 +77,20 @@ def threshold_table(report: Evaluated) -> str:
             rows.append([evaluation.rule, label_of(contender), stated, *cells])
             own_rows = quality.strata.get(REAL)
             if own_rows is not None and own_rows.n < quality.n:
-                cells = _threshold_cells(own_rows.metrics, {})
+                cells = _threshold_cells(own_rows.metrics)
                 label = f"{label_of(contender)}, {own_rows.n} own rows"
                 rows.append([evaluation.rule, label, stated, *cells])
     return markdown_table(head, rows)
 
 
 def _threshold_cells(
-    measured: Mapping[str, float | None], intervals: Mapping[str, tuple[float, float] | None]
+    measured: Mapping[str, float | None], intervals: Mapping[str, Interval | None] = NO_INTERVALS
 ) -> list[str]:
     names = [name for name, metric in METRICS.items() if metric.table == "threshold"]
     return [percent_cell(measured.get(name), intervals.get(name)) for name in names]
 
 
-def strata_table(report: Evaluated) -> str:
+def strata_table(report: Report) -> str:
     """Every contender in every stratum, by rule; empty where no example is in any."""
     metrics = {}
     for name, metric in METRICS.items():
@@ -165,32 +112,27 @@ def strata_table(report: Evaluated) -> str:
     return markdown_table(head, rows)
 
 
-def trick_table(report: Evaluated) -> str:
+def trick_table(report: Report) -> str:
     """Verdict flips by trick, all rules together: a rule by itself has too few perturbations."""
     head = ["perturbation", "method", "n", "flips", "right before", "right after"]
     rows: TableRows = []
     for name in TRICKS:
         label = name.replace("_", " ")
         for method in report.trained:
-            flips = []
-            for evaluation in report.evaluations:
-                flips.append(evaluation.robustness.tricks[method][name])
-            rows.append([label, label_of(method), *_trick_cells(flips)])
+            flips = [it.robustness[method][name] for it in report.evaluations]
+            total = sum(flip.n for flip in flips)
+            counts = (
+                sum(flip.flips for flip in flips),
+                sum(flip.right_before for flip in flips),
+                sum(flip.right_after for flip in flips),
+            )
+            shares = [share_cell(count, total) for count in counts]
+            rows.append([label, label_of(method), str(total), *shares])
             label = ""
     return markdown_table(head, rows)
 
 
-def _trick_cells(flips: Sequence[TrickFlips]) -> list[str]:
-    total = sum(flip.n for flip in flips)
-    return [
-        str(total),
-        share_cell(sum(flip.flips for flip in flips), total),
-        share_cell(sum(flip.right_before for flip in flips), total),
-        share_cell(sum(flip.right_after for flip in flips), total),
-    ]
-
-
-def agreement_table(report: Evaluated) -> str:
+def agreement_table(report: Report) -> str:
     """The served engine against PEFT, by rule and method."""
     head = ["rule", "method", "prompts", "max difference", "mean difference"]
     head += ["label flips", "tolerance", "refused"]
@@ -202,3 +144,53 @@ def agreement_table(report: Evaluated) -> str:
             row += [str(agreement.label_flips), f"{agreement.tolerance:g}"]
             rows.append([*row, str(evaluation.refusals[method])])
     return markdown_table(head, rows)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
+    return "\n".join([*lines, *(_line(row, widths) for row in rows)])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return f"| {' | '.join(padded)} |"
+
+
+def metric_labels(table: str) -> list[str]:
+    return [metric.label for metric in METRICS.values() if metric.table == table]
+
+
+def accuracy_cell(
+    accuracy: float, ci95: tuple[float, float] | None, sd: float | None = None
+) -> str:
+    spread = ""
+    if sd is not None:
+        spread = f" ± {100 * sd:.1f}"
+    return f"{100 * accuracy:.1f}{spread} {interval_cell(ci95)}".rstrip()
+
+
+def interval_cell(ci95: tuple[float, float] | None) -> str:
+    if ci95 is None:
+        return ""
+    return f"[{100 * ci95[0]:.1f}, {100 * ci95[1]:.1f}]"
+
+
+def percent_cell(value: float | None, ci95: tuple[float, float] | None = None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} {interval_cell(ci95)}".rstrip()
+
+
+def share_cell(count: int, total: int) -> str:
+    if total == 0:
+        return "-"
+    return f"{100 * count / total:.1f}"
+
+
+def three_digits(value: float | None, ci95: tuple[float, float] | None = None) -> str:
+    if value is None:
+        return "-"
+    if ci95 is None:
+        return f"{value:.3f}"
+    return f"{value:.3f} [{ci95[0]:.3f}, {ci95[1]:.3f}]"

@@ -1,14 +1,15 @@
 """The report of a study: `python -m eval.study.run transfer --rule RULE --data FILE`.
 
 Every method and a bag of words of the same rows, on the same test rows -> AUROC with intervals,
-paired differences, a picture. Knows nothing of training.
+paired differences, a picture. The methods' logits are those that training kept, from plain PEFT or
+transformers.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -16,26 +17,53 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from eval.answers import group_numbers
+from eval.bag_of_words import fit_bag_of_words
+from eval.contender import BAG_OF_WORDS, on_base
 from eval.ranking import RankedRows, auroc_difference, auroc_estimate
-from eval.scored import group_numbers
-from eval.study.answers import Logits, shared_test_rows, study_logits
-from eval.study.picture import draw_study
-from eval.study.report import StudyCell, StudyDifference, StudyReport, study_report_path
-from guard.conversation.example import Example
-from guard.errors import exits_cleanly
+from eval.study.report import StudyFigure, StudyReport
+from eval.trial import TrialRequirements
+from guard.conversation.example import Example, read_examples
+from guard.errors import GuardError, exits_cleanly
+from guard.home import ROOT
+from guard.layout import (
+    Runs,
+    fingerprint,
+    is_current,
+    mark_current,
+    not_current,
+    read_splits,
+    split_files,
+)
 from guard.machine.provenance import provenance
+from guard.method import METHODS
 from guard.recipe import Recipe
-from guard.rule import RULES, load_rule
+from guard.rule import RULES, Rule, load_rule
 from guard.study import (
     Origin,
     Study,
+    StudyPoint,
     add_recipe_arguments,
     add_study_arguments,
     load_study,
     named_recipes,
     origin_of,
+    point_runs,
     study_folder,
 )
+from guard.weights.predictions import read_predictions, write_predictions
+
+# What the baseline's kept answers depend on besides the rows.
+BASELINE_CODE = (
+    ROOT / "eval/bag_of_words.py",
+    ROOT / "eval/metrics.py",
+    ROOT / "guard/calibration_rows.py",
+    ROOT / "guard/conversation/example.py",
+    ROOT / "guard/prompt/text.py",
+    ROOT / "guard/rule.py",
+)
+
+Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seeds, test rows]
 
 
 def report_study(
@@ -52,73 +80,112 @@ def report_study(
     models = [recipe.name for recipe in recipes]
     logits = study_logits(folder, study, recipes, rule)
     examples = shared_test_rows(folder, study)
-    present = {origin_of(example) for example in examples}
-    origins = [origin for origin in get_args(Origin) if origin in present]
-    cells: list[StudyCell] = []
-    differences: list[StudyDifference] = []
-    for origin in tqdm(origins, desc="intervals", unit="origin", leave=False):
+    figures: list[StudyFigure] = []
+    tested: dict[Origin, int] = {}
+    violating: dict[Origin, int] = {}
+    for origin in get_args(Origin):
         chosen = np.array([origin_of(example) == origin for example in examples])
-        rows = _tested([example for example in examples if origin_of(example) == origin])
-        cells += _cells(origin, rows, logits, chosen)
-        differences += _differences(study, origin, rows, logits, chosen)
+        if not chosen.any():
+            continue
+        rows_of_origin = [example for example in examples if origin_of(example) == origin]
+        labels = np.array([example.label for example in rows_of_origin], dtype=np.int64)
+        rows = RankedRows(labels, group_numbers(rows_of_origin))
+        tested[origin], violating[origin] = len(labels), int(labels.sum())
+        of_origin = {key: of_seeds[:, chosen] for key, of_seeds in logits.items()}
+        figures += _figures(origin, rows, of_origin)
     report = StudyReport(
-        study=study.model_copy(update={"path": None}),  # a path of this machine
-        title=rule.title,
+        study=study,
         model=" and ".join(models),
-        tested={origin: _count(examples, origin, labels=(0, 1)) for origin in origins},
-        violating={origin: _count(examples, origin, labels=(1,)) for origin in origins},
-        cells=tuple(cells),
-        differences=tuple(differences),
+        tested=tested,
+        violating=violating,
+        figures=tuple(figures),
         **provenance(),
     )
-    path = study_report_path(folder, name or "_".join(models))
-    draw_study(report, path.with_suffix(".png"))
-    report.save(path)
+    report.save(folder / f"{name or '_'.join(models)}.json")
     return report
 
 
-def _tested(examples: Sequence[Example]) -> RankedRows:
-    labels = np.array([example.label for example in examples], dtype=np.int64)
-    return RankedRows(labels, group_numbers(examples))
+def _figures(origin: Origin, rows: RankedRows, logits: Logits) -> Iterator[StudyFigure]:
+    """Every method's AUROC, and the differences of every two methods, the later minus the earlier,
+    by number of rows.
+    """
+    for size in tqdm(dict.fromkeys(size for size, _ in logits), "intervals", leave=False):
+        methods = [method for rows_drawn, method in logits if rows_drawn == size]
+        for number, method in enumerate(methods):
+            figure = partial(StudyFigure, rows=size, origin=origin, method=method)
+            yield figure(**vars(auroc_estimate(rows, logits[size, method])))
+            for minus in methods[:number]:
+                pair = logits[size, method], logits[size, minus]
+                yield figure(minus=minus, **vars(auroc_difference(rows, *pair)))
 
 
-def _count(examples: Sequence[Example], origin: Origin, labels: Sequence[int]) -> int:
-    return sum(origin_of(row) == origin and row.label in labels for row in examples)
+def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Rule) -> Logits:
+    """The logits of every size and method of the study in `folder`, bag of words first. With
+    several recipes, a method is named with its base.
+
+    Raises GuardError where a point's weights are missing, or were trained on other rows or another
+    base, for another wording, or by other settings.
+    """
+    tests = shared_test_rows(folder, study)
+    balanced = rule.model_copy(update={"max_fpr": None})  # as the weights are trained
+    by_point: dict[tuple[StudyPoint, str], list[float]] = {}
+    contenders = [BAG_OF_WORDS]
+    for recipe in recipes:
+        names = {method: method for method in recipe.methods}
+        if len(recipes) > 1:
+            names = {method: on_base(recipe.name, method) for method in recipe.methods}
+        contenders += names.values()
+        revision = recipe.base_revision
+        for point in study.points:
+            runs = point_runs(folder, point)
+            data_hash = fingerprint(*split_files(runs.data(rule.id)))
+            required = TrialRequirements(runs, recipe, balanced, revision, data_hash, tests)
+            for method, name in names.items():
+                by_point[point, name] = _kept_logits(required, point, method)
+    for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
+        by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
+    logits: Logits = {}
+    for rows in study.sizes:
+        for name in contenders:
+            seed_logits = [by_point[point, name] for point in study.of_size(rows)]
+            logits[rows, name] = np.array(seed_logits, dtype=np.float64)
+    return logits
 
 
-def _cells(
-    origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
-) -> Iterator[StudyCell]:
-    for (size, method), seed_logits in logits.items():
-        estimate = auroc_estimate(rows, seed_logits[:, chosen])
-        yield StudyCell(
-            rows=size,
-            origin=origin,
-            method=method,
-            auroc=estimate.mean,
-            ci95=estimate.ci95,
-            by_seed=estimate.by_seed,
-        )
+def shared_test_rows(folder: Path, study: Study) -> list[Example]:
+    """The test rows, which are the same at every point. Raises GuardError where they are not."""
+    files = [point_runs(folder, point).data(study.rule) / "test.jsonl" for point in study.points]
+    if len({fingerprint(file) for file in files if file.is_file()}) > 1:
+        remedy = f"Run `make {study.kind}` again"
+        raise GuardError("the points have different test rows", where=folder, remedy=remedy)
+    return read_examples(files[0])
 
 
-def _differences(
-    study: Study, origin: Origin, rows: RankedRows, logits: Logits, chosen: NDArray[np.bool_]
-) -> Iterator[StudyDifference]:
-    """The AUROC differences of every two methods, the later one minus the earlier."""
-    methods = list(dict.fromkeys(method for _, method in logits))
-    for size in study.sizes:
-        for earlier, later in itertools.combinations(methods, 2):
-            estimate = auroc_difference(
-                rows, logits[size, later][:, chosen], logits[size, earlier][:, chosen]
-            )
-            yield StudyDifference(
-                rows=size,
-                origin=origin,
-                minuend=later,
-                subtrahend=earlier,
-                difference=estimate.mean,
-                ci95=estimate.ci95,
-            )
+def _kept_logits(required: TrialRequirements, point: StudyPoint, method: str) -> list[float]:
+    seed = point.seed if METHODS[method].is_seeded else 0
+    try:
+        weights = required.contestant(method, seed)
+    except GuardError as error:
+        remedy = "Run the study's command again: it trains what is missing"
+        raise GuardError(error.problem, where=error.where, got=error.got, remedy=remedy) from error
+    return [weights.reference_logits[row.id] for row in required.examples]
+
+
+def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]:
+    """The baseline's logits, fitted on the point's own rows and kept beside its data."""
+    data = runs.data(rule.id)
+    folder = runs.root / BAG_OF_WORDS / rule.id
+    inputs = fingerprint(*split_files(data), rule.reads, *BASELINE_CODE)
+    if not is_current(folder, inputs):
+        splits = read_splits(data)
+        fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.reads)
+        logits = zip(tests, fitted.logits(tests), strict=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        not_current(folder)
+        write_predictions(folder, [(row.id, "test", logit) for row, logit in logits])
+        mark_current(folder, inputs)
+    predictions = read_predictions(folder, "test", f"Delete {folder}")
+    return [predictions[row.id] for row in tests]
 
 
 @exits_cleanly
@@ -138,10 +205,8 @@ def main() -> None:
     name = "_".join(recipe.name for recipe in recipes)
     if args.method:
         name += f"_{args.method}"
-    report = report_study(folder, recipes, name=name)
-    path = study_report_path(folder, name)
-    print(report.as_markdown())
-    print(f"written: {path}, .md and .png")
+    print(report_study(folder, recipes, name=name).as_markdown())
+    print(f"written: {folder / name}.json, .md and .png")
 
 
 if __name__ == "__main__":

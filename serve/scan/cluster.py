@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import logging
 import os
 import pickle
 import tempfile
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +35,18 @@ from ray.exceptions import RayError
 from guard.errors import GuardError
 from guard.machine.device import usable_cores
 from serve.private_ray import private_ray
-from serve.scan.judge import ScanEngine
+from serve.scan.judge import ScanEngine, part_rows
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
-from serve.scan.reading import StoredPart, read_parts
-from serve.scan.rows import part_rows
-from serve.scan.scan import ScanBar, ScanTally, count_verdicts, kept_verdicts
+from serve.scan.scan import (
+    StoredPart,
+    VerdictCounts,
+    count_verdicts,
+    finish,
+    kept_verdicts,
+    read_parts,
+    scan_bar,
+)
 
 IN_FLIGHT = 2  # parts that an actor has: one that it judges, one that waits for it
 RESTARTS = 10  # of an actor: a part that kills its engine must not do so for ever
@@ -52,21 +56,6 @@ ENGINE_CPUS = 1  # cores of an actor with a GPU
 Batch = dict[str, Any]  # of Ray Data: columns by name
 # Starts an engine in whichever process; it is pickled on the way there.
 StartEngine = Callable[[], ScanEngine]
-
-
-@dataclass(frozen=True)
-class JudgedPart:
-    """What an actor, by its process id, says of a part: how many conversations it has, and when, by
-    the clock of the actor's machine, its work began and ended.
-    """
-
-    number: int
-    actor: int
-    conversations: int
-    read_bytes: int
-    began_s: float
-    ended_s: float
-    counts: dict[tuple[str, str], int]
 
 
 class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
@@ -81,7 +70,6 @@ class PartSource(Datasource):  # type: ignore[misc]  # Ray is an extra
         self._working_folder = Path.cwd()
 
     def estimate_inmemory_data_size(self) -> int:
-        """The approximate size in bytes."""
         return sum(size for size, _ in self._folder.manifest.sources.values())
 
     def get_read_tasks(
@@ -130,61 +118,41 @@ class PartJudge:
         """Judge and write the batch's one part, unless it exists by now."""
         (pickled,) = batch["part"]
         part: StoredPart = pickle.loads(pickled)
-        began_s = time.time()
         if self._folder.has(part.number):  # of an actor that died before it could say so
             counts = kept_verdicts(self._folder, part)
         else:
             rows = part_rows(self._engine, part.conversations, self._folder.manifest)
             self._folder.write(part.number, rows)
             counts = count_verdicts(vars(row) for row in rows)
-        facts = {
-            "number": part.number,
-            "actor": os.getpid(),
-            "conversations": len(part.conversations),
-            "read_bytes": part.read_bytes,
-            "began_s": began_s,
-            "ended_s": time.time(),
-            "counts": [[rule, verdict, count] for (rule, verdict), count in counts.items()],
-        }
-        return {"judged": np.array([json.dumps(facts)], dtype=object)}
+        judged = pickle.dumps((part.read_bytes, counts))
+        return {"judged": np.array([judged], dtype=object)}
 
 
-def scan_on_cluster(
-    start_engine: StartEngine,
-    folder: PartFolder,
-    actors: int,
-    on_part: Callable[[JudgedPart], None] = lambda part: None,
-) -> ScanManifest:
-    """As `scan.scan`, by `actors` actors, each with an engine of its own; `on_part` is told of each
-    part as it comes.
+def scan_on_cluster(start_engine: StartEngine, folder: PartFolder, actors: int) -> ScanManifest:
+    """As `scan.scan`, by `actors` actors, each with an engine of its own.
 
     Raises GuardError where a source cannot be read or has changed, a part that exists is broken, an
     engine does not start or breaks, or the cluster has too little for the actors.
     """
-    manifest = folder.manifest
-    tally = ScanTally(manifest)
+    counts: VerdictCounts = Counter()
     present: dict[int, int] = {}
-    with _ray(actors), ScanBar(manifest) as progress:
+    with _ray(actors), scan_bar(folder.manifest) as bar:
         for number in folder.numbers():
-            counts = count_verdicts(folder.read(number))
-            present[number] = counts.total()
-            tally.add(counts)
-            progress.add(present[number] // len(manifest.rules), 0)
+            kept = count_verdicts(folder.read(number))
+            present[number] = kept.total()
+            counts.update(kept)
         judged = _judged_parts(start_engine, folder, present, actors)
         with _errors_of_actors():
-            for part in judged:
-                tally.add(part.counts)
-                progress.add(part.conversations, part.read_bytes)
-                on_part(part)
-    finished = tally.finished()
-    folder.finish(finished)
-    return finished
+            for read_bytes, part_counts in judged:
+                counts.update(part_counts)
+                bar.update(read_bytes)
+    return finish(folder, counts)
 
 
 def _judged_parts(
     start_engine: StartEngine, folder: PartFolder, present: Mapping[int, int], actors: int
-) -> Iterator[JudgedPart]:
-    """The parts as they are judged, in any order."""
+) -> Iterator[tuple[int, VerdictCounts]]:
+    """Of each part as it is judged, in any order: the bytes that were read for it, its verdicts."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     # One part per block: parts that share a block would be judged by one actor.
@@ -203,9 +171,7 @@ def _judged_parts(
         **_actor_resources(actors),
     )
     for row in judged.iter_rows():
-        facts = json.loads(row["judged"])
-        counts = {(rule, verdict): count for rule, verdict, count in facts.pop("counts")}
-        yield JudgedPart(counts=counts, **facts)
+        yield pickle.loads(row["judged"])
 
 
 def _as_block(part: StoredPart) -> pyarrow.Table:

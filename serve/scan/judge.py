@@ -1,18 +1,24 @@
-"""Puts many stored conversations to rules. Knows nothing of where they come from or where verdicts
-go.
+"""Puts a part's stored conversations to rules: a row each, judged or unjudged with the reason.
+
+Knows nothing of where rows go.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from guard.verdict import Verdict
+from serve.engine.codes import Code
 from serve.engine.engine import TEST_CONVERSATION
 from serve.engine.engines import CheckEngine, OpenedCheck
 from serve.engine.score import Check, Refusal
+from serve.scan.manifest import ScanManifest
+from serve.scan.parts import ScanRow
+from serve.scan.sources import StoredConversation
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +28,7 @@ OPEN = 32  # checks in the engine at once: enough to fill its batches
 class ScanEngine(CheckEngine, Protocol):
     """What a scan needs of an engine."""
 
-    def forget(self) -> None:
-        """Empty the prefix cache."""
-        ...
+    def forget(self) -> None: ...
 
 
 def judge(
@@ -100,3 +104,49 @@ def _check(engine: ScanEngine, messages: Sequence[Message], rules: Sequence[str]
 
 def _key(messages: Sequence[Message]) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in messages]
+
+
+def part_rows(
+    engine: ScanEngine, stored: Sequence[StoredConversation], manifest: ScanManifest
+) -> list[ScanRow]:
+    """One row per conversation and rule, in their orders.
+
+    Raises GuardError, which names the conversations, if the engine answers no longer.
+    """
+    rules = list(manifest.rules)
+    readable = [conversation for conversation in stored if not conversation.problem]
+    try:
+        checks = iter(judge(engine, [conversation.messages for conversation in readable], rules))
+    except GuardError as error:
+        first, last = stored[0], stored[-1]
+        where = f"{first.source}, row {first.number}, to {last.source}, row {last.number}"
+        raise GuardError(error.problem, where=where, remedy=error.remedy) from error
+    rows: list[ScanRow] = []
+    for conversation in stored:
+        check = None if conversation.problem else next(checks)
+        rows += _rows(conversation, check, manifest)
+    return rows
+
+
+def _rows(stored: StoredConversation, check: Check | None, manifest: ScanManifest) -> list[ScanRow]:
+    """A row for each rule. Without a check nothing could be read."""
+    verdicts: dict[str, Verdict] = {}
+    if check is not None:
+        verdicts = {verdict.rule: verdict for verdict in check.verdicts}
+    rows: list[ScanRow] = []
+    for rule, version in manifest.rules.items():
+        origin = (stored.source, stored.number, stored.id, rule)
+        verdict = verdicts.get(rule)
+        if verdict is not None:
+            word: Literal["allow", "violation"] = "allow"
+            if verdict.violates:
+                word = "violation"
+            figures = (verdict.p_violation, verdict.threshold, verdict.confident)
+            rows.append(ScanRow(*origin, word, *figures, version))
+            continue
+        code: Code = "unread_content"
+        reason = stored.problem
+        if check is not None:
+            code, reason = check.refused[rule].code, check.refused[rule].why
+        rows.append(ScanRow(*origin, "unjudged", None, None, None, version, code, reason))
+    return rows

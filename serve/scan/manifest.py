@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from guard.errors import GuardError
-from guard.recipe import Recipe
 from guard.weights.card import Card, load_card
 from serve.scan.sources import state_of
 from serve.selection import ServedPart
@@ -67,20 +66,10 @@ class ScanManifest:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All that the verdicts depend on."""
         facts = asdict(self)
         for outcome in ("is_finished", "conversations", "verdicts"):
             del facts[outcome]
         return dict(json.loads(json.dumps(facts)))
-
-
-def engine_of(recipe: Recipe) -> dict[str, Any]:
-    """What `ScanManifest.engines` says of a base with this recipe."""
-    return {
-        "context_tokens": recipe.engine.get("max_model_len", recipe.context_tokens),
-        "window_tokens": recipe.window_tokens,
-        "dtype": recipe.serving_dtype,
-    }
 
 
 def manifest_of(
@@ -91,15 +80,21 @@ def manifest_of(
     Raises GuardError for weights that cannot be read, or a data set that does not exist.
     """
     rules: dict[str, str] = {}
+    engines: dict[str, dict[str, Any]] = {}
     for part in parts:
+        recipe = part.recipe
+        engines[recipe.name] = {
+            "context_tokens": recipe.engine.get("max_model_len", recipe.context_tokens),
+            "window_tokens": recipe.window_tokens,
+            "dtype": recipe.serving_dtype,
+        }
         for name, folder in part.folders.items():
             rules[name] = load_card(folder).version
-    states = {source: state_of(source) for source in sources}
     return ScanManifest(
-        ",".join(part.recipe.name for part in parts),
-        states,
-        rules,
-        rows_a_part,
-        format_,
-        engines={part.recipe.name: engine_of(part.recipe) for part in parts},
+        model=",".join(engines),
+        sources={source: state_of(source) for source in sources},
+        rules=rules,
+        rows_a_part=rows_a_part,
+        format=format_,
+        engines=engines,
     )

@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,7 +110,6 @@ class PartFolder:
         return stored
 
     def has(self, number: int) -> bool:
-        """Whether a part exists."""
         return self._part(number).is_file()
 
     def write(self, number: int, rows: Sequence[ScanRow]) -> None:
@@ -131,7 +130,6 @@ class PartFolder:
             _to_disk(self.folder)
 
     def numbers(self) -> list[int]:
-        """The numbers of the parts that exist, in order."""
         paths = self.folder.glob(f"part-*.{self.manifest.format}")
         return sorted(int(path.stem.removeprefix("part-")) for path in paths)
 
@@ -235,20 +233,10 @@ def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:
     import pyarrow
     import pyarrow.parquet
 
+    types = {"row": pyarrow.int64(), "confident": pyarrow.bool_()}
+    types |= dict.fromkeys(("p_violation", "threshold"), pyarrow.float64())
     schema = pyarrow.schema(
-        [
-            ("source", pyarrow.string()),
-            ("row", pyarrow.int64()),
-            ("id", pyarrow.string()),
-            ("rule", pyarrow.string()),
-            ("verdict", pyarrow.string()),
-            ("p_violation", pyarrow.float64()),
-            ("threshold", pyarrow.float64()),
-            ("confident", pyarrow.bool_()),
-            ("version", pyarrow.string()),
-            ("code", pyarrow.string()),
-            ("reason", pyarrow.string()),
-        ]
+        [(field.name, types.get(field.name, pyarrow.string())) for field in fields(ScanRow)]
     )
     table = pyarrow.Table.from_pylist([vars(row) for row in rows], schema)
     pyarrow.parquet.write_table(table, path, compression="zstd")

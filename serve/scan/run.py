@@ -13,10 +13,9 @@ from pathlib import Path
 from guard.errors import exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
+from serve.scan.command import add_scan_options, cluster_actors, judge_all
 from serve.scan.manifest import FORMATS, ScanManifest, manifest_of
-from serve.scan.options import add_scan_options, check_actors, cluster_actors
 from serve.scan.parts import PartFolder, delete_scan
-from serve.scan.runner import judge_all
 from serve.scan.sources import find_sources, names_of
 from serve.selection import Selection, left_out, served_parts
 
@@ -46,7 +45,7 @@ def _arguments() -> argparse.Namespace:
     add("--method", help=f"whose weights answer: {', '.join(METHODS)}")
     add("--format", choices=FORMATS, default="jsonl", help="format of the parts (default: jsonl)")
     arguments = parser.parse_args()
-    check_actors(parser, arguments)
+    arguments.actors = cluster_actors(parser, arguments)
     return arguments
 
 
@@ -54,7 +53,6 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """The command line."""
     arguments = _arguments()
-    actors = cluster_actors(arguments)
     runs = Runs(arguments.runs)
     sources = find_sources(names_of(arguments.files))
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
@@ -76,7 +74,7 @@ def main() -> None:
         )
         print(f"nothing changed\n{summary(finished, out)}")
         return
-    finished = judge_all(parts, folder, actors)
+    finished = judge_all(parts, folder, arguments.actors)
     print(summary(finished, out))
 
 

@@ -153,10 +153,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 def _ending(source: str) -> str:
     """Of READERS; empty if it is none."""
-    for ending in READERS:
-        if source.endswith(ending):
-            return ending
-    return ""
+    return next((ending for ending in READERS if source.endswith(ending)), "")
 
 
 def _escaped(text: str) -> str:
@@ -238,7 +235,6 @@ def _parquet(source: str) -> Iterator[RawRow]:
 
 
 def _hub(source: str) -> Iterator[RawRow]:
-    """All splits of a data set."""
     for rows in _data_set(source).as_streaming_dataset().values():
         for fields in rows:
             yield fields, "", 0

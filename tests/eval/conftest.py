@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from eval.answer import Answer
+from eval.answers import Answer
+from eval.trial import Trial, load_trial
 from guard.conversation.example import SPLITS, Example, Message, Split, write_examples
 from guard.layout import Runs, fingerprint
 from guard.method import METHODS
@@ -143,15 +145,9 @@ class World:
                 logits = {row.id: evidence(row.messages) for row in rows}
                 self.add_adapter(name, method, seed, logits)
 
-    def add_manifest(self, name: str, source: str) -> Path:
-        """`manifest.json` as the data stage leaves it, as far as it is read here."""
-        folder = self.runs.data(name)
-        sha256 = {
-            split: hashlib.sha256((folder / f"{split}.jsonl").read_bytes()).hexdigest()
-            for split in SPLITS
-        }
-        (folder / "manifest.json").write_text(json.dumps({"sha256": sha256, "source": source}))
-        return folder / "manifest.json"
+    def trial(self, name: str = "medical", **options: Any) -> Trial:
+        revision = self.recipe.base_revision
+        return load_trial(self.runs, self.recipe, revision, name, rules=self.rules, **options)
 
     def add_adapter(
         self, name: str, method: str, seed: int, logits: Mapping[str, float], /, **card: object

@@ -76,10 +76,7 @@ def test_a_loss_on_one_label_is_not_made_good_by_a_gain_on_the_other(
         "medical", "alora", 0, {f"medical-{n}": 2.0 if n < 40 or n % 2 else -2.0 for n in range(80)}
     )
     comparison = compare(a, b)
-    assert (
-        comparison.a.right(comparison.examples).sum(),
-        comparison.b.right(comparison.examples).sum(),
-    ) == (60, 60)
+    assert comparison.as_text().count(" 75.0 ") == 2  # as accurate as each other
     assert comparison.is_regression  # twenty new false alarms, twenty more found
 
 

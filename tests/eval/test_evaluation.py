@@ -8,81 +8,66 @@ from scipy.stats import binomtest
 
 from data.generator.tricks import TRICKS
 from eval import metrics
-from eval.answer import Answer
-from eval.bag_of_words.baseline import BagVariant
-from eval.evaluation import Evaluation, TrialAnswers, evaluate, load_evaluation
-from eval.judge.record import Judgement, JudgeRecord
-from eval.report.report import Report
-from eval.robustness import Robustness, TrickFlips
-from eval.trial import load_trial
+from eval.answers import Answer
+from eval.bag_of_words import BagVariant
+from eval.evaluation import Evaluation, evaluate, load_evaluation
+from eval.judge.answer import Judgement, JudgeRecord
+from eval.robustness import TrickFlips
 from guard.errors import GuardError
-from guard.machine.provenance import Provenance
 from tests.eval.conftest import WITH_HEAD, World, answers
 
 NOT_TRIED = TrickFlips(n=0, flips=0, right_before=0, right_after=0)
-NOTHING_TRIED = Robustness(
-    seeds=(0,),
-    tricks={method: dict.fromkeys(TRICKS, NOT_TRIED) for method in ("lora", "alora")},
-)
+NOTHING_TRIED = {method: dict.fromkeys(TRICKS, NOT_TRIED) for method in ("lora", "alora")}
+BAG = BagVariant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
+RIGHT: list[float | None] = [-2.0, 2.0] * 4  # of eight examples, labels 0 1 0 1 …
 
 
-def contenders(
-    judged: Sequence[Answer], methods: Mapping[str, Mapping[int, Sequence[Answer]]]
-) -> TrialAnswers:
-    """The served base as judge, a bag of words that answers as it does, and the methods."""
-    bag = BagVariant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
-    judgement = Judgement(list(judged), JudgeRecord(name="base"))
-    return TrialAnswers(judgement, True, (bag, judged), methods)
-
-
-def evaluated(world: World, seeds: tuple[int, int] = (0, 1)) -> Evaluation:
-    """Eight examples, labels 0 1 0 1 …; LoRA errs once on its first seed, aLoRA three times on its
-    second; the judge refuses once.
-    """
-    world.add_rule(examples=8, seeds=seeds)
-    trial = load_trial(
-        world.runs,
-        world.recipe,
-        world.recipe.base_revision,
-        "medical",
-        seeds=seeds,
-        rules=world.rules,
-    )
-    right: list[float | None] = [-2.0, 2.0] * 4
-    one_wrong: list[float | None] = [2.0, *right[1:]]
-    three_wrong: list[float | None] = [2.0, -2.0, 2.0, *right[3:]]
+def measured(
+    world: World,
+    methods: Mapping[str, Mapping[int, Sequence[Answer]]],
+    judged: Sequence[Answer] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Evaluation:
+    """The evaluation of the rule `medical` with these answers."""
+    trial = world.trial(seeds=seeds)
+    judged = judged or answers(RIGHT * (len(trial.examples) // 8))
     return evaluate(
         trial,
-        contenders(
-            answers([None, *right[1:]]),
-            {
-                "lora": dict(zip(seeds, (answers(one_wrong), answers(right)), strict=True)),
-                "alora": dict(zip(seeds, (answers(right), answers(three_wrong)), strict=True)),
-            },
-        ),
+        Judgement(list(judged), JudgeRecord(name="base")),
+        (BAG, judged),  # a bag of words that answers as the judge does
+        methods,
         agreement={},
         robustness=NOTHING_TRIED,
         provenance={"commit": "abc", "hardware": "a machine", "versions": {"python": "3"}},
     )
 
 
+def evaluated(world: World, seeds: tuple[int, int] = (0, 1)) -> Evaluation:
+    """LoRA errs once on its first seed, aLoRA three times on its second; the judge refuses once."""
+    world.add_rule(examples=8, seeds=seeds)
+    lora = (answers([2.0, *RIGHT[1:]]), answers(RIGHT))
+    alora = (answers(RIGHT), answers([2.0, -2.0, 2.0, *RIGHT[3:]]))
+    methods = {
+        "lora": dict(zip(seeds, lora, strict=True)),
+        "alora": dict(zip(seeds, alora, strict=True)),
+    }
+    return measured(world, methods, answers([None, *RIGHT[1:]]), seeds)
+
+
 def test_a_method_is_the_mean_over_its_seeds(world: World) -> None:
     result = evaluated(world)
     assert (result.n_test, result.n_violating, result.seeds) == (8, 4, (0, 1))
     lora, alora = result.methods["lora"], result.methods["alora"]
-    assert (lora.metrics["false_positive_rate"], alora.metrics["recall"]) == (
-        pytest.approx(1 / 8),
-        pytest.approx(7 / 8),
-    )
-    for rate, ci95 in (
-        (lora.metrics["false_positive_rate"], lora.false_positive_rate_ci95),
-        (alora.metrics["recall"], alora.recall_ci95),
+    for rate, expected, ci95 in (
+        (lora.metrics["false_positive_rate"], 1 / 8, lora.false_positive_rate_ci95),
+        (alora.metrics["recall"], 7 / 8, alora.recall_ci95),
     ):
-        assert rate is not None and ci95 is not None and 0 <= ci95[0] < rate < ci95[1] <= 1
+        assert rate == pytest.approx(expected)
+        assert ci95 is not None and 0 <= ci95[0] < expected < ci95[1] <= 1
     assert lora.accuracy == pytest.approx((7 / 8 + 1) / 2)
     assert lora.accuracy_sd == pytest.approx((1 / 8) / 2**0.5)
     assert alora.seeds["1"].accuracy == 5 / 8
-    assert alora.metrics["f1"] == pytest.approx((1 + alora.seeds["1"].metrics["f1"]) / 2)
+    assert alora.metrics["f1"] == pytest.approx((1 + (alora.seeds["1"].metrics["f1"] or 0)) / 2)
     assert alora.seeds["0"].accuracy_ci95[1] == pytest.approx(
         binomtest(8, 8).proportion_ci(method="wilson").high
     )
@@ -90,96 +75,38 @@ def test_a_method_is_the_mean_over_its_seeds(world: World) -> None:
 
 
 def test_methods_are_compared_example_by_example(world: World) -> None:
-    result = evaluated(world)
-    difference = result.differences["alora_minus_lora"]
-    outcomes = result.outcomes("alora_minus_lora")
+    outcomes = evaluated(world).difference("alora", "lora")
+    assert outcomes is not None
     by_seed = [[1, 0, 0, 0, 0, 0, 0, 0], [-1, -1, -1, 0, 0, 0, 0, 0]]
     assert outcomes.values.tolist() == by_seed
     assert outcomes.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    p_by_seed = {"0": 1.0, "1": pytest.approx(binomtest(0, 3).pvalue)}
-    assert difference.mcnemar_p_by_seed == p_by_seed
-    assert (difference.mcnemar_seed, difference.mcnemar_p) == (0, difference.mcnemar_p_by_seed["0"])
 
 
-def test_mcnemar_s_pairs_are_of_the_same_example(world: World) -> None:
-    """Each method errs twice, on other examples: four discordant pairs, and none if sorted."""
-    world.add_rule(examples=8)
-    trial = load_trial(
-        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
-    )
-    right: list[float | None] = [-2.0, 2.0] * 4
-    first_wrong = answers([2.0, -2.0, 2.0, -2.0, *right[4:]])
-    last_wrong = answers([*right[:6], 2.0, -2.0])
-    result = evaluate(
-        trial,
-        contenders(answers(right), {"lora": {0: last_wrong}, "alora": {0: first_wrong}}),
-        agreement={},
-        robustness=NOTHING_TRIED,
-        provenance={"commit": "abc", "hardware": "a machine", "versions": {}},
-    )
-    expected = binomtest(2, 6).pvalue
-    assert result.differences["alora_minus_lora"].mcnemar_p == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("seeds", "compared"), [((1, 0), 0), ((2, 1), 2)])
-def test_the_weights_compared_are_those_that_are_served_or_else_named(
-    world: World, seeds: tuple[int, int], compared: int
-) -> None:
-    result = evaluated(world, seeds)
-    difference = result.differences["alora_minus_lora"]
-    assert difference.mcnemar_seed == compared
-    assert difference.mcnemar_p == difference.mcnemar_p_by_seed[str(compared)]
-    assert f"of seed {compared}." in Report((result,)).as_markdown()
-
-
-def test_every_two_methods_are_compared_on_all_seeds_that_they_have(world: World) -> None:
+def test_methods_are_compared_on_all_seeds_that_they_have(world: World) -> None:
     """The head has one answer, which is compared with every seed."""
     world.recipe = WITH_HEAD
-    world.add_rule(examples=8, seeds=(0, 1))
-    right = answers([-2.0, 2.0] * 4)
-
-    def compared(seeds: tuple[int, ...]) -> dict[str, list[str]]:
-        revision = world.recipe.base_revision
-        trial = load_trial(
-            world.runs, world.recipe, revision, "medical", seeds=seeds, rules=world.rules
-        )
-        methods = {"lora": dict.fromkeys(seeds, right), "alora": dict.fromkeys(seeds, right)}
-        result = evaluate(
-            trial,
-            contenders(right, methods | {"head": {0: right}}),
-            agreement={},
-            robustness=NOTHING_TRIED,
-            provenance={"commit": "abc", "hardware": "a machine", "versions": {}},
-        )
-        return {name: list(it.mcnemar_p_by_seed) for name, it in result.differences.items()}
-
-    for seeds in ((0, 1), (1,)):
-        names = ("alora_minus_lora", "head_minus_lora", "head_minus_alora")
-        assert compared(seeds) == {name: list(map(str, seeds)) for name in names}
+    world.add_rule(examples=8, seeds=(0, 1, 2))
+    right, wrong = answers(RIGHT), answers([2.0, *RIGHT[1:]])
+    methods = {"lora": {0: right, 1: wrong}, "alora": {1: right, 2: right}, "head": {0: right}}
+    result = measured(world, methods)
+    by_pair = {}
+    for pair in (("alora", "lora"), ("head", "lora"), ("head", "alora")):
+        outcomes = result.difference(*pair)
+        assert outcomes is not None
+        by_pair[pair] = outcomes.values[:, 0].tolist()
+    assert by_pair == {("alora", "lora"): [1], ("head", "lora"): [0, 1], ("head", "alora"): [0, 0]}
+    apart = measured(world, methods | {"alora": {2: right}})
+    assert apart.difference("alora", "lora") is None
 
 
 def test_a_method_s_interval_knows_that_its_seeds_differ(world: World) -> None:
     world.add_rule(examples=200, seeds=(0, 1))
-    trial = load_trial(
-        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
-    )
-    right: list[float | None] = [-2.0, 2.0] * 100
-    seeds = {0: answers(right), 1: answers(right[::-1])}
-    methods = {"lora": seeds, "alora": {seed: answers(right) for seed in seeds}}
-    origin: Provenance = {"commit": "abc", "hardware": "a machine", "versions": {"python": "3"}}
-    result = evaluate(
-        trial,
-        contenders(answers(right), methods),
-        agreement={},
-        robustness=NOTHING_TRIED,
-        provenance=origin,
-    )
-    assert (
-        result.methods["lora"].accuracy_ci95
-        == (0.0, 1.0)
-        == result.methods["lora"].strata["seen"].accuracy_ci95
-    )
-    assert result.methods["alora"].accuracy_ci95 == pytest.approx(metrics.wilson_interval(1.0, 200))
+    right = answers(RIGHT * 25)
+    lora = {0: right, 1: answers((RIGHT * 25)[::-1])}
+    methods = measured(world, {"lora": lora, "alora": dict.fromkeys(lora, right)}).methods
+    unsure = methods["lora"]
+    assert unsure.accuracy_ci95 == (0.0, 1.0) == unsure.strata["seen"].accuracy_ci95
+    assert methods["alora"].accuracy_ci95 == pytest.approx(metrics.wilson_interval(1.0, 200))
 
 
 def test_strata_are_measured_on_their_own(world: World) -> None:
@@ -196,24 +123,15 @@ def test_the_answered_rows_are_those_of_the_worst_seed_and_intervals_count_the_o
     world: World,
 ) -> None:
     world.add_rule(examples=8, seeds=(0, 1))
-    trial = load_trial(
-        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
-    )
-    right: list[float | None] = [-2.0, 2.0] * 4
-    seeds = {0: answers(right), 1: answers([*right[:5], None, None, None])}
-    result = evaluate(
-        trial,
-        contenders(answers(right), {"lora": seeds, "alora": dict.fromkeys(seeds, answers(right))}),
-        agreement={},
-        robustness=NOTHING_TRIED,
-        provenance={"commit": "abc", "hardware": "a machine", "versions": {}},
-    )
-    lora = result.methods["lora"]
-    assert (lora.answered, lora.seeds["0"].answered, lora.seeds["1"].answered) == (5, 8, 5)
-    assert lora.accuracy == pytest.approx((1 + 5 / 8) / 2)
-    assert lora.strata["unseen"].accuracy == pytest.approx((1 + 2 / 4) / 2)
-    second_seed = result.outcomes("alora_minus_lora").values[1]
-    assert second_seed.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    lora = {0: answers(RIGHT), 1: answers([*RIGHT[:5], None, None, None])}
+    result = measured(world, {"lora": lora, "alora": dict.fromkeys(lora, answers(RIGHT))})
+    measured_lora = result.methods["lora"]
+    by_seed = [measured_lora.seeds[seed].answered for seed in ("0", "1")]
+    assert (measured_lora.answered, by_seed) == (5, [8, 5])
+    assert measured_lora.accuracy == pytest.approx((1 + 5 / 8) / 2)
+    assert measured_lora.strata["unseen"].accuracy == pytest.approx((1 + 2 / 4) / 2)
+    outcomes = result.difference("alora", "lora")
+    assert outcomes is not None and outcomes.values[1].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_refusals_are_counted_by_method(world: World) -> None:
@@ -223,22 +141,19 @@ def test_refusals_are_counted_by_method(world: World) -> None:
     assert result.methods["judge"].accuracy == 7 / 8
 
 
-def test_an_evaluation_is_read_back_as_it_was_written(world: World, tmp_path: Path) -> None:
-    result = evaluated(world)
-    result.save(tmp_path / "eval")
-    assert load_evaluation(tmp_path / "eval") == result
-    (tmp_path / "eval" / "evaluation.json").write_text('{"rule": "medical"}')
-    with pytest.raises(GuardError, match=r"missing key 'title'.*Run `make eval"):
-        load_evaluation(tmp_path / "eval")
-
-
-def test_an_evaluation_that_is_missing_or_torn_says_what_to_do(tmp_path: Path) -> None:
+def test_an_evaluation_is_read_back_or_what_is_wrong_with_it_is_said(
+    world: World, tmp_path: Path
+) -> None:
     folder = tmp_path / "toy" / "medical" / "eval"
-    with pytest.raises(
-        GuardError, match=r"evaluation\.json: no such file\. Run `make eval RULE=medical MODEL=toy`"
+    result, remedy = evaluated(world), r".*Run `make eval RULE=medical MODEL=toy`"
+    with pytest.raises(GuardError, match=r"evaluation\.json: no such file" + remedy):
+        load_evaluation(folder)
+    result.save(folder)
+    assert load_evaluation(folder) == result
+    for content, problem in (
+        ('{"rule": "medical"}', "missing key 'model'"),
+        ('{"rule": "medi', "not valid JSON"),
     ):
-        load_evaluation(folder)
-    folder.mkdir(parents=True)
-    (folder / "evaluation.json").write_text('{"rule": "medi')
-    with pytest.raises(GuardError, match=r"not valid JSON.*Run `make eval RULE=medical MODEL=toy`"):
-        load_evaluation(folder)
+        (folder / "evaluation.json").write_text(content)
+        with pytest.raises(GuardError, match=problem + remedy):
+            load_evaluation(folder)

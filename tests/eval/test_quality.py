@@ -3,11 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.answer import Answer
+from eval.answers import Answer, scored_answers
 from eval.metrics import wilson_interval
-from eval.quality import METRICS, Metric, mean_over, method_quality, quality
+from eval.quality import METRICS, Metric, Quality, mean_metrics, method_quality
+from eval.quality import quality as quality_of
 from guard.conversation.example import Example, Message
 from tests.eval.conftest import answers
+
+
+def quality(labels: list[int], answered: list[Answer]) -> Quality:
+    return quality_of(scored_answers(labels, answered, range(len(labels))))
 
 
 def test_an_example_without_an_answer_counts_as_wrong_whatever_its_label() -> None:
@@ -22,43 +27,25 @@ def test_an_example_without_an_answer_counts_as_wrong_whatever_its_label() -> No
 def test_a_bare_yes_or_no_has_no_ranking_metrics() -> None:
     result = quality([1, 0], [Answer(True), Answer(False)])
     assert result.accuracy == 1.0
-    assert (
-        result.metrics["auroc"],
-        result.metrics["auprc"],
-        result.metrics["recall_at_fpr1"],
-        result.metrics["ece"],
-    ) == (
-        None,
-        None,
-        None,
-        None,
-    )
+    for name in ("auroc", "auprc", "recall_at_fpr1", "ece", "confident"):
+        assert result.metrics[name] is None
 
 
 def test_at_the_threshold_by_hand() -> None:
-    answered = [
-        Answer(flagged, 0.0, 0.5, sure)
-        for flagged, sure in (
-            (True, True),
-            (False, True),
-            (True, False),
-            (False, True),
-            (False, True),
-        )
-    ]
-    result = quality([1, 1, 0, 0, 0], answered)
-    assert (result.metrics["false_positive_rate"], result.metrics["recall"]) == (
-        pytest.approx(1 / 3),
-        0.5,
-    )
-    assert (result.metrics["confident"], result.metrics["accuracy_where_confident"]) == (0.8, 0.75)
-    allowed = quality([0], [Answer(False)])
-    assert (
-        allowed.metrics["false_positive_rate"],
-        allowed.metrics["recall"],
-        allowed.metrics["confident"],
-        allowed.metrics["accuracy_where_confident"],
-    ) == (0.0, None, None, None)
+    said = [(True, True), (False, True), (True, False), (False, True), (False, True)]
+    metrics = quality([1, 1, 0, 0, 0], [Answer(it, 0.0, 0.5, sure) for it, sure in said]).metrics
+    assert (metrics["false_positive_rate"], metrics["recall"]) == (pytest.approx(1 / 3), 0.5)
+    assert (metrics["confident"], metrics["accuracy_where_confident"]) == (0.8, 0.75)
+    allowed = quality([0], [Answer(False)]).metrics
+    assert (allowed["false_positive_rate"], allowed["recall"]) == (0.0, None)
+    assert allowed["accuracy_where_confident"] is None
+
+
+def test_rows_chosen_by_their_label_say_nothing_about_a_probability() -> None:
+    """Their calibration is not measured, though rows of either label have one."""
+    assert quality([1, 0], answers([2.0, -2.0])).metrics["ece"] is not None
+    for name in ("auroc", "ece"):
+        assert quality([0, 0], answers([2.0, -2.0])).metrics[name] is None
 
 
 def row(number: int, label: int, **meta: object) -> Example:
@@ -135,9 +122,7 @@ def test_rows_without_a_logit_are_not_ranked_and_one_label_has_no_auroc() -> Non
 
 
 def test_a_mean_over_some_is_no_mean() -> None:
-    assert mean_over([0.5, 1.0]) == 0.75
-    assert mean_over([0.5, None]) is None
-    assert mean_over([]) is None
+    assert mean_metrics([{"a": 0.5, "b": 0.5}, {"a": 1.0, "b": None}]) == {"a": 0.75, "b": None}
 
 
 def test_a_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:

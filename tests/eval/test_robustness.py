@@ -7,19 +7,16 @@ from dataclasses import replace
 
 from data.generator.phrasebook import pool_of
 from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
-from eval.answer import Answer
-from eval.robustness import TRICKED, perturbations, perturbed_trial, robustness
-from eval.trial import Trial, load_trial
+from eval.answers import Answer
+from eval.robustness import TRICKED, perturbations, robustness
+from eval.trial import Trial
 from guard.conversation.example import Message
 from tests.eval.conftest import World
-from tests.eval.test_run import evaluate
 
 
 def trial(world: World, examples: int = 120, seeds: tuple[int, ...] = (0, 1)) -> Trial:
     world.add_rule(examples=examples, seeds=seeds)
-    return load_trial(
-        world.runs, world.recipe, world.recipe.base_revision, "medical", rules=world.rules
-    )
+    return world.trial()
 
 
 def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: World) -> None:
@@ -92,15 +89,8 @@ def test_an_answer_that_is_missing_is_wrong_and_no_flip(world: World) -> None:
     right = [Answer(bool(example.label)) for example in plain.examples]
     silent = dict.fromkeys(plain.methods, [Answer(None)] * len(perturbed))
     result = robustness(plain, perturbed, dict.fromkeys(plain.methods, right), silent)
-    trick = result.tricks["alora"]["instruction"]
+    trick = result["alora"]["instruction"]
     assert (trick.flips, trick.right_before, trick.right_after) == (0, TRICKED, 0)
-
-
-def test_the_seed_that_is_served_is_asked(world: World) -> None:
-    plain = trial(world)
-    served = perturbed_trial(plain, perturbations(plain))
-    assert {contestant.seed for contestant in served.contestants} == {0} == set(served.seeds)
-    assert served.folder != plain.folder
 
 
 def test_flips_and_what_is_right_are_counted(world: World) -> None:
@@ -121,18 +111,11 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
         for perturbation in perturbed
         if perturbation.trick == "instruction"
     )
-    trick = result.tricks["alora"]["instruction"]
+    trick = result["alora"]["instruction"]
     assert trick.n == TRICKED  # a word to the judge can always be added
     assert (trick.flips, trick.right_before, trick.right_after) == (
         violating,
         TRICKED,
         TRICKED - violating,
     )
-    assert result.tricks["alora"]["spaced"].flips == 0
-
-
-def test_the_report_tells_what_tricks_do(world: World) -> None:
-    world.add_rule("medical", examples=40)
-    text = evaluate(world).as_markdown()
-    assert "## Verdict flips under perturbation" in text
-    assert "| instruction | LoRA | 32 | 0.0" in " ".join(text.split())
+    assert result["alora"]["spaced"].flips == 0

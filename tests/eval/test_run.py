@@ -7,16 +7,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import eval.run
+from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import AnswersSoFar, EndpointJudge
 from eval.report.report import Report
+from eval.report.side_by_side import side_by_side
 from eval.run import main, run
-from eval.trial import Trial
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -50,80 +52,73 @@ def report_json(world: World) -> dict[str, Any]:
     return json.loads(world.runs.report.read_text())
 
 
-def test_the_report_has_the_documented_format(world: World) -> None:
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, Report]:
+    world = World(tmp_path_factory.mktemp("reported"))
     world.add_rule("medical", examples=40, seeds=(0, 1))
     world.add_rule("legal", examples=20, seeds=(0, 1))
-    report = evaluate(world)
+    return world, evaluate(world)
+
+
+def test_the_report_has_the_documented_format(reported: tuple[World, Report]) -> None:
+    world, report = reported
     content = report_json(world)
+    assert report.as_json() == world.runs.report.read_text()
     assert {"commit", "hardware", "versions", "model", "seeds", "rules", "mean"} <= set(content)
-    assert (content["model"], content["seeds"], list(content["rules"])) == (
-        "toy",
-        [0, 1],
-        ["legal", "medical"],
-    )
-    assert "torch" in content["versions"]
+    assert (content["model"], content["seeds"]) == ("toy", [0, 1])
+    assert list(content["rules"]) == ["legal", "medical"]
     medical = content["rules"]["medical"]
     assert (medical["n_test"], medical["n_violating"]) == (40, 20)
-    assert medical["differences"]["alora_minus_lora"]["mcnemar_p"] == 1.0
     assert list(medical["methods"]) == ["judge", "bag_of_words", "lora", "alora"]
-    for method in medical["methods"].values():
-        assert {
-            "accuracy",
-            "accuracy_ci95",
-            "f1",
-            "auroc",
-            "auprc",
-            "recall_at_fpr1",
-            "ece",
-            "strata",
-        } <= set(method)
-    assert medical["methods"]["judge"]["accuracy"] == 0.5
-    assert medical["methods"]["judge"]["auroc"] == 0.5
-    assert medical["methods"]["alora"]["accuracy"] == 1.0
-    assert set(medical["methods"]["alora"]["seeds"]) == {"0", "1"}
-    assert medical["methods"]["alora"]["strata"]["unseen"]["n"] == 20
+    judge, bag, lora, alora = medical["methods"].values()
+    # The toy's test rows say nothing of tablets or doctors: the baseline answers alike to all.
+    for baseline in (judge, bag):
+        assert (baseline["accuracy"], baseline["auroc"], baseline["n"]) == (0.5, 0.5, 40)
+        assert set(baseline["strata"]) == {"seen", "unseen"}
+    assert alora["accuracy"] == 1.0 and set(alora["seeds"]) == {"0", "1"}
+    assert {name: stratum["n"] for name, stratum in lora["strata"].items()} == {
+        "seen": 20,
+        "unseen": 20,
+    }
+    for quality in (lora, *lora["strata"].values()):
+        assert 0 < quality["ece"] < 0.1
+    assert lora["strata"]["seen"]["ece"] != lora["strata"]["unseen"]["ece"]
     assert medical["agreement"]["lora"]["prompts"] == 80
     assert medical["refusals"] == {"judge": 0, "lora": 0, "alora": 0}
     assert content["mean"]["methods"]["alora"]["accuracy"] == 1.0
     no_difference = {"accuracy": 0.0, "accuracy_ci95": [0.0, 0.0]}
     assert content["mean"]["differences"] == {"alora_minus_lora": no_difference}
-    assert content["mean"]["all_methods_beat"]["judge"] == ["legal", "medical"]
-    assert report.as_json() == world.runs.report.read_text()
 
 
-def test_the_table_reads_as_markdown_and_names_hardware_and_commit(world: World) -> None:
-    world.add_rule("medical", examples=40)
-    text = evaluate(world).as_markdown()
+def test_the_table_reads_as_markdown_and_names_hardware_and_commit(
+    reported: tuple[World, Report],
+) -> None:
+    world, report = reported
+    text, content = report.as_markdown(), report_json(world)
     assert text == world.runs.report.with_suffix(".md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    quality_table = rows[: rows.index(next(row for row in rows if "largest FPR stated" in row))]
-    assert len({len(row) for row in quality_table}) == 1  # aligned
     assert "| medical (20 of 40) | judge        | 50.0 [35.2, 64.8]" in text
-    assert "aLoRA        | 100.0 [91.2, 100.0]" in text
-    assert "| medical | unseen  | 20 |" in text
-    content = report_json(world)
-    assert f"commit {content['commit']}, {content['hardware']}" in text
-    assert "medical: judged by base model toy, zero-shot through the served engine" in text
-    (of_alora,) = [row for row in quality_table if "aLoRA" in row]
-    assert "1.000 [1.000, 1.000]" in of_alora and re.search(r"[+-]\d\.\d{3}(\*\*)? \[", of_alora)
+    assert "bag of words | 50.0 [35.2, 64.8]" in text
+    assert re.search(r"aLoRA +\| 100.0 ± 0.0 \[91.2, 100.0\].*1.000 \[1.000, 1.000\]", text)
+    assert re.search(r"\| medical \| unseen +\| 20 ", text)
+    assert f"commit {content['commit']}, {content['hardware']}; " in text
+    assert "legal, medical: judged by base model toy, zero-shot through the served engine" in text
+    assert "- legal, medical: bag of words of whole conversation, words 1-2, C = 0.1." in text
+    assert "## Verdict flips under perturbation" in text
+    assert "| instruction | LoRA | 52 | 0.0" in " ".join(text.split())
 
 
 def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
+    def written() -> dict[Path, tuple[int, bytes]]:
+        files = [path for path in world.runs.root.rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
     world.add_rule("medical", examples=10)
     evaluate(world)
-    written = {
-        path: (path.stat().st_mtime_ns, path.read_bytes())
-        for path in world.runs.root.rglob("*")
-        if path.is_file()
-    }
+    before = written()
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
     assert engine.opened_with == []
-    assert {
-        path: (path.stat().st_mtime_ns, path.read_bytes())
-        for path in world.runs.root.rglob("*")
-        if path.is_file()
-    } == written
+    assert written() == before
 
 
 def test_force_asks_the_engine_again(world: World) -> None:
@@ -169,73 +164,33 @@ def test_another_judge_makes_an_evaluation_outdated(
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
     evaluate(world)
-    rule = "legal"
     monkeypatch.setattr(EndpointJudge, "_ask_missing", _answer_yes)
     judge = EndpointJudge("http://nowhere/v1", "gpt-toy", price_in=1.0, price_out=1.0)
     engine = ToyEngine(guess_or_read)
-    text = evaluate(world, rule, engine=engine, judge=judge).as_markdown()
+    text = evaluate(world, "legal", engine=engine, judge=judge).as_markdown()
     assert engine.opened_with == []  # the adapters' answers still hold
     assert list(report_json(world)["rules"]) == ["legal"]
     content = report_json(world)["rules"]["legal"]
-    assert content["judges"]["judge"] == {
-        "name": "gpt-toy",
-        "endpoint": "http://nowhere/v1",
-        "unparseable": 1,
-        "refused": 1,
-        "prompt_tokens": 800,
-        "completion_tokens": 8,
-        "without_usage": 1,
-        "latency_p50_ms": 10.0,
-        "latency_p95_ms": 10.0,
-        "cost_usd": 8 * (100 + 1) / 1e6,
-    }
-    assert (
-        content["methods"]["judge"]["accuracy"] == 0.3
-    )  # always yes, and two examples of five violating ones lost
-    assert content["methods"]["judge"]["auroc"] is None
-    assert content["refusals"]["judge"] == 0
-    assert "1 of 10 answers neither yes nor no, counted as wrong" in text
+    record = content["judges"]["judge"]
+    assert (record["endpoint"], record["unparseable"], record["refused"]) == (judge.base_url, 1, 1)
+    assert (record["prompt_tokens"], record["completion_tokens"]) == (900, 9)
+    # always yes, and two examples of five violating ones lost
+    measured = content["methods"]["judge"]
+    assert (measured["accuracy"], measured["auroc"], content["refusals"]["judge"]) == (0.3, None, 0)
     assert "1 of 10 conversations refused by the endpoint, counted as wrong" in text
-    assert (
-        "800 prompt and 8 completion tokens; cost 0.0008 USD; tokens and cost unknown for 1 answers"
-        in text
-    )
     assert (world.runs.root / "judge" / "legal.jsonl").is_file()
 
 
 async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, answers: AnswersSoFar) -> None:
-    kept = {
-        example.id[-2:]: JudgeRow("yes", 100, 1, 10.0, key=self._key(rule, example), id=example.id)
-        for example in missing
-    }
-    kept["-3"] = replace(kept["-3"], text="well...")
-    kept["-5"] = replace(
-        kept["-5"],
-        text="HTTP 400: too long",
-        prompt_tokens=None,
-        completion_tokens=None,
-        latency_ms=1.0,
-        refused=True,
-    )
-    kept["-6"] = replace(kept["-6"], completion_tokens=None)
-    answers._file.add(list(kept.values()))
-
-
-def test_tokens_are_reported_without_prices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.add_rule("legal", examples=10)
-    monkeypatch.setattr(EndpointJudge, "_ask_missing", _answer_yes)
-    text = evaluate(world, judge=EndpointJudge("http://nowhere/v1", "gpt-toy")).as_markdown()
-    assert "800 prompt and 8 completion tokens; tokens and cost unknown for 1 answers" in text
-
-
-def test_a_limit_is_admitted(world: World) -> None:
-    world.add_rule("medical", examples=40)
-    text = evaluate(world, limit=8).as_markdown()
-    assert "only 8 of the test examples" in text
-    assert report_json(world)["rules"]["medical"]["n_test"] == 8
-    engine = ToyEngine(guess_or_read)
-    assert "of the test examples" not in evaluate(world, engine=engine).as_markdown()
-    assert sum(request.adapter is None for request in engine.requests) == 32  # the eight are kept
+    kept = []
+    for example in missing:
+        row = JudgeRow("yes", 100, 1, 10.0, key=self._key(rule, example), id=example.id)
+        if example.id.endswith("-3"):
+            row = replace(row, text="well...")
+        if example.id.endswith("-5"):
+            row = replace(row, text="HTTP 400: too long", refused=True)
+        kept.append(row)
+    answers._file.add(kept)
 
 
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
@@ -293,26 +248,15 @@ def test_of_all_rules_one_on_which_the_engine_disagrees_with_peft_is_left_out(
         return -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
 
     world.add_rule("medical", examples=10)
+    engine = ToyEngine(wrong_once)
     with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        evaluate(world, engine=ToyEngine(wrong_once))
+        evaluate(world, engine=engine)
     world.add_rule("legal", examples=10)
-    text = evaluate(world, engine=ToyEngine(wrong_once)).as_markdown()
+    text = evaluate(world, engine=engine).as_markdown()
     assert re.search("Left out: medical: .*the served engine and PEFT disagree", text)
     assert list(report_json(world)["rules"]) == ["legal"]
     with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        evaluate(world, "medical", engine=ToyEngine(wrong_once))
-
-
-def test_the_report_shows_what_a_bag_of_words_reaches(world: World) -> None:
-    """The toy's test rows say nothing of tablets or doctors: the baseline answers alike to all."""
-    world.add_rule("medical", examples=40)
-    text = evaluate(world).as_markdown()
-    bag = report_json(world)["rules"]["medical"]["methods"]["bag_of_words"]
-    assert (bag["accuracy"], bag["auroc"], bag["n"]) == (0.5, 0.5, 40)
-    assert set(bag["strata"]) == {"seen", "unseen"}
-    assert "bag of words | 50.0 [35.2, 64.8]" in text
-    assert "- medical: bag of words of whole conversation, words 1-2, C = 0.1." in text
-    assert "AUROC near it shows no understanding" in text
+        evaluate(world, "medical", engine=engine)
 
 
 def test_the_bag_of_words_is_fitted_and_chosen_without_the_test_rows(world: World) -> None:
@@ -371,7 +315,7 @@ def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_star
 def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     world.recipe = WITH_HEAD
     world.add_rule("medical", examples=40, seeds=(0, 1))
-    text = evaluate(world).as_markdown()
+    evaluate(world)
     content = report_json(world)
     contenders = ["judge", "bag_of_words", "lora", "alora", "head"]
     assert list(content["rules"]["medical"]["methods"]) == contenders
@@ -381,13 +325,11 @@ def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
         "head_minus_lora",
         "head_minus_alora",
     ]
-    assert "the judge, intervals apart: LoRA on 1, aLoRA on 1, head on 1 of 1 rules" in text
     world.recipe = WITH_HEAD.model_copy(update={"methods": {"head": WITH_HEAD.methods["head"]}})
     world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
-    text = evaluate(world).as_markdown()
+    evaluate(world)
     content = report_json(world)
     assert (content["seeds"], content["mean"]["differences"]) == ([0], {})
-    assert "the judge, intervals apart: head on 1 of 1 rules." in text
 
 
 def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_on(
@@ -403,13 +345,13 @@ def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_o
     world.recipe = second
     world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
     fitted: list[str] = []
-    fit = eval.run._bag_of_words
+    fit = eval.run.fit_bag_of_words
 
-    def counted(trial: Trial) -> Any:
-        fitted.append(trial.rule.id)
-        return fit(trial)
+    def counted(train: Sequence[Example], *more: Any) -> Any:
+        fitted.append(train[0].rule)
+        return fit(train, *more)
 
-    monkeypatch.setattr("eval.run._bag_of_words", counted)
+    monkeypatch.setattr("eval.run.fit_bag_of_words", counted)
     engine = ToyEngine(guess_or_read)
     text = evaluate(world, "medical", engine, [first, second]).as_markdown()
     content = report_json(world)
@@ -439,99 +381,26 @@ def test_bases_without_a_common_rule_have_no_table(world: World) -> None:
 
 
 def test_an_earlier_rule_that_cannot_be_put_side_by_side_does_not_stop_another(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
     for recipe in (first, second):
         world.recipe = recipe
         world.add_rule("medical", examples=10)
         world.add_rule("legal", examples=10)
-    world.recipe = first
-    evaluate(world, "legal", limit=4)
-    evaluate(world, "legal", recipes=[second])
+    evaluate(world, recipes=[first, second])
+
+    def of_other_examples(evaluations: Sequence[Evaluation]) -> Evaluation:
+        if evaluations[0].rule == "legal":
+            raise GuardError("evaluated on other test examples")
+        return side_by_side(evaluations)
+
+    monkeypatch.setattr("eval.run.side_by_side", of_other_examples)
     report = evaluate(world, "medical", recipes=[first, second])
     assert [evaluation.rule for evaluation in report.evaluations] == ["medical"]
-    (left_out,) = report.left_out
-    assert left_out.startswith("legal: legal on second: evaluated on other test examples")
-
-
-def test_rules_that_nobody_has_learnt_are_left_out_of_a_second_difference(world: World) -> None:
-    world.add_rule("medical", examples=40)
-    assert "earnt" not in evaluate(world).as_markdown()
-    assert report_json(world)["mean"]["differences_where_learnt"]["rules"] == 1
-    rows = [
-        Example(
-            f"t{n}",
-            "tax",
-            (Message("user", "Why?"), Message("assistant", f"word{n} 1")),
-            n % 2,
-            "test",
-            "toy",
-            f"g{n // 2}",
-            {},
-        )
-        for n in range(40)
-    ]
-    world.add_rule("tax")
-    world.write_test("tax", rows)
-    text = evaluate(world).as_markdown()
-    assert "on those that a method has learnt (1 of 2) +0.0 points" in text
-    assert "- Learnt: the best method has" in text
-    mean = report_json(world)["mean"]
-    assert (mean["rules"], mean["differences_where_learnt"]["rules"]) == (2, 1)
-
-
-def test_calibration_is_told_by_stratum_beside_what_chance_explains(world: World) -> None:
-    world.add_rule("medical", examples=40)
-    evaluate(world)
-    lora = report_json(world)["rules"]["medical"]["methods"]["lora"]
-    assert {name: stratum["n"] for name, stratum in lora["strata"].items()} == {
-        "seen": 20,
-        "unseen": 20,
-    }
-    for quality in (lora, *lora["strata"].values()):
-        assert 0 < quality["ece"] < 0.1 and 0 < quality["ece_expected"] < 0.2
-    assert lora["strata"]["seen"]["ece"] != lora["strata"]["unseen"]["ece"]
-
-
-def test_rows_chosen_by_their_label_say_nothing_about_a_probability(world: World) -> None:
-    turns = (Message("user", "Why?"), Message("assistant", "so -3"))
-    rows = [
-        Example(f"t{n}", "tax", turns, 0, "test", "toy", f"g{n}", {"stance": "quotes"})
-        for n in range(8)
-    ]
-    more = [
-        Example(
-            f"v{n}",
-            "tax",
-            (turns[0], Message("assistant", f"so {n + 1}")),
-            1,
-            "test",
-            "toy",
-            f"v{n}",
-            {},
-        )
-        for n in range(8)
-    ]
-    world.add_rule("tax")
-    world.write_test("tax", [*rows, *more])
-    evaluate(world)
-    lora = report_json(world)["rules"]["tax"]["methods"]["lora"]
-    assert lora["ece"] is not None
-    assert [
-        lora["strata"]["hard negatives"][name] for name in ("auroc", "ece", "ece_expected")
-    ] == [
-        None,
-        None,
-        None,
-    ]
-
-
-def test_the_report_says_what_mcnemar_takes_for_granted(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    assert (
-        "It takes examples as independent, also those of one group" in evaluate(world).as_markdown()
-    )
+    assert report.left_out == ("legal: evaluated on other test examples",)
+    with pytest.raises(GuardError, match="evaluated on other test examples"):
+        evaluate(world, "legal", recipes=[first, second])
 
 
 def test_one_method_of_a_recipe_is_evaluated_alone(
@@ -566,7 +435,7 @@ def test_the_command_explains_itself_and_refuses_nonsense(
     with pytest.raises(SystemExit):
         main()
     shown = capsys.readouterr().out
-    for option in ("--rule", "--model", "--seeds", "--limit", "--force", "JUDGE_BASE_URL"):
+    for option in ("--rule", "--model", "--seeds", "--force", "JUDGE_BASE_URL"):
         assert option in shown
     command = [sys.executable, "-m", "eval.run"]
     for rule, model, named in (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eval.served import Served, answering_code, score_missing
-from eval.trial import Contestant, Trial, load_trial
+from eval.trial import Contestant
 from guard.method import PEFT_WEIGHTS
 from guard.rule import RuleTurn
 from serve.engine import CODE, ScoreRequest
@@ -14,8 +14,15 @@ from tests.eval.conftest import WITH_HEAD, ToyEngine, World, evidence
 from tests.signed import sign
 
 
-def trial(world: World, name: str = "medical") -> Trial:
-    return load_trial(world.runs, world.recipe, world.recipe.base_revision, name, rules=world.rules)
+def served(world: World, with_base: bool = True) -> Served:
+    return Served(world.trial(), with_base=with_base)
+
+
+def asked(world: World, engine: ToyEngine | None = None, with_base: bool = True) -> ToyEngine:
+    """The engine, once it has been asked what is missing."""
+    engine = engine or ToyEngine()
+    score_missing([served(world, with_base)], world.recipe, engine.open)
+    return engine
 
 
 def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> None:
@@ -23,7 +30,7 @@ def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> N
     world.add_rule("legal", examples=6)
     engine = ToyEngine()
     score_missing(
-        [Served(trial(world, name), with_base=True) for name in ("medical", "legal")],
+        [Served(world.trial(name), with_base=True) for name in ("medical", "legal")],
         world.recipe,
         engine.open,
     )
@@ -40,8 +47,7 @@ def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> N
 
 def test_requests_on_one_conversation_stand_together_base_and_alora_first(world: World) -> None:
     world.add_rule(examples=2, seeds=(0, 1))
-    engine = ToyEngine()
-    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
+    engine = asked(world)
     order = [None, "medical/alora/0", "medical/alora/1", "medical/lora/0", "medical/lora/1"]
     assert [request.adapter for request in engine.requests] == order * 2
     assert len({request.messages for request in engine.requests[:5]}) == 1
@@ -50,8 +56,7 @@ def test_requests_on_one_conversation_stand_together_base_and_alora_first(world:
 def test_every_method_that_shares_the_prefill_comes_before_those_that_do_not(world: World) -> None:
     world.recipe = WITH_HEAD
     world.add_rule(examples=1, seeds=(0, 1))
-    engine = ToyEngine()
-    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
+    engine = asked(world)
     sharing = [None, "medical/alora/0", "medical/alora/1", "medical/head/0"]
     assert [request.adapter for request in engine.requests] == [
         *sharing,
@@ -62,12 +67,10 @@ def test_every_method_that_shares_the_prefill_comes_before_those_that_do_not(wor
 
 def test_what_was_answered_is_not_asked_again(world: World) -> None:
     world.add_rule(examples=4)
-    first, second = ToyEngine(), ToyEngine()
-    score_missing([Served(trial(world), with_base=True)], world.recipe, first.open)
-    score_missing([Served(trial(world), with_base=True)], world.recipe, second.open)
-    assert second.opened_with == []
-    answers = [row.logit for row in Served(trial(world), with_base=True).rows(None)]
-    assert answers == [evidence(example.messages) for example in trial(world).examples]
+    asked(world)
+    assert asked(world).opened_with == []
+    answers = [row.logit for row in served(world).rows(None)]
+    assert answers == [evidence(example.messages) for example in world.trial().examples]
 
 
 def test_a_run_that_was_cut_short_goes_on_where_it_was(
@@ -83,27 +86,24 @@ def test_a_run_that_was_cut_short_goes_on_where_it_was(
 
     engine = ToyEngine(stumble)
     with pytest.raises(KeyboardInterrupt):
-        score_missing([Served(trial(world), with_base=False)], world.recipe, engine.open)
-    later = ToyEngine()
-    score_missing([Served(trial(world), with_base=False)], world.recipe, later.open)
-    assert len(later.requests) == 16 - 10
+        asked(world, engine, with_base=False)
+    assert len(asked(world, with_base=False).requests) == 16 - 10
 
 
 def test_new_weights_are_asked_again_and_nothing_else(world: World) -> None:
     world.add_rule(examples=4)
-    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    asked(world)
     folder = world.runs.adapter("toy", "medical", "alora")
     (folder / PEFT_WEIGHTS).write_bytes(b"trained again")
     sign(folder)
-    engine = ToyEngine()
-    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
+    engine = asked(world)
     assert {request.adapter for request in engine.requests} == {"medical/alora/0"}
 
 
 def test_weights_that_read_other_turns_are_asked_again(world: World) -> None:
     world.add_rule(examples=4)
-    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
-    evaluated = trial(world)
+    asked(world)
+    evaluated = world.trial()
     contestants: list[Contestant] = []
     for contestant in evaluated.contestants:
         if contestant.method == "alora":
@@ -118,10 +118,10 @@ def test_weights_that_read_other_turns_are_asked_again(world: World) -> None:
 
 def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.add_rule(examples=4)
-    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    asked(world)
     monkeypatch.setattr("eval.served.versions", lambda: {"vllm": "9.9", "torch": "9.9"})
     answering_code.cache_clear()
-    assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
+    assert len(served(world).missing()) == 4 * 3
     monkeypatch.undo()
     answering_code.cache_clear()
 
@@ -137,27 +137,27 @@ def test_another_version_of_our_own_code_is_asked_again(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     world.add_rule(examples=4)
-    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    asked(world)
     edited = tmp_path / name
     edited.write_text("# another version")
     monkeypatch.setattr(
         "eval.served.CODE", tuple(edited if path.name == name else path for path in CODE)
     )
     answering_code.cache_clear()
-    assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
+    assert len(served(world).missing()) == 4 * 3
     monkeypatch.undo()
     answering_code.cache_clear()
 
 
 def test_other_engine_settings_or_another_configuration_are_asked_again(world: World) -> None:
     world.add_rule(examples=4)
-    score_missing([Served(trial(world), with_base=True)], world.recipe, ToyEngine().open)
+    asked(world)
     folder = world.runs.adapter("toy", "medical", "lora")
     (folder / "adapter_config.json").write_text('{"lora_alpha": 1}')
     sign(folder)
-    assert len(Served(trial(world), with_base=True).missing()) == 4
+    assert len(served(world).missing()) == 4
     world.recipe = world.recipe.model_copy(update={"engine": {"block_size": 64}})
-    assert len(Served(trial(world), with_base=True).missing()) == 4 * 3
+    assert len(served(world).missing()) == 4 * 3
 
 
 @pytest.mark.parametrize("turn", ["title", "none"])
@@ -166,9 +166,8 @@ def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained
 ) -> None:
     world.recipe = world.recipe.model_copy(update={"rule_turn": turn})
     world.add_rule(examples=2)
-    engine = ToyEngine()
-    score_missing([Served(trial(world), with_base=True)], world.recipe, engine.open)
-    rule = trial(world).rule
+    engine = asked(world)
+    rule = world.trial().rule
     assert {request.rule_text for request in engine.requests if request.adapter is None} == {
         rule.title
     }
@@ -179,15 +178,15 @@ def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained
 
 def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: World) -> None:
     world.add_rule(examples=4)
-    score_missing([Served(trial(world), with_base=False)], world.recipe, ToyEngine().open)
+    asked(world, with_base=False)
     world.write_test(
-        "medical", [replace(example, id=f"new-{example.id}") for example in trial(world).examples]
+        "medical", [replace(example, id=f"new-{example.id}") for example in world.trial().examples]
     )
     engine = ToyEngine()
-    served = Served(trial(world), with_base=False)
-    score_missing([served], world.recipe, engine.open)
+    kept = served(world, with_base=False)
+    score_missing([kept], world.recipe, engine.open)
     assert engine.requests == []
-    assert [row.id for row in served.rows(served.trial.by_seed("lora")[0])] == [
+    assert [row.id for row in kept.rows(kept.trial.by_seed("lora")[0])] == [
         f"new-medical-{number}" for number in range(4)
     ]
 
@@ -197,35 +196,35 @@ def test_a_refusal_is_no_answer_and_is_asked_again(world: World) -> None:
     refusing = ToyEngine(
         lambda request: "too long" if request.messages[-1].content.endswith(" 3") else 2.0
     )
-    score_missing([Served(trial(world), with_base=False)], world.recipe, refusing.open)
-    served = Served(trial(world), with_base=False)
-    answers = served.answers(served.trial.by_seed("alora")[0])
+    asked(world, refusing, with_base=False)
+    kept = served(world, with_base=False)
+    answers = kept.answers(kept.trial.by_seed("alora")[0])
     assert [answer.violates for answer in answers] == [True, True, True, None]
     assert [answer.p_violation is None for answer in answers] == [False, False, False, True]
-    assert "too long" in str(served.rows(served.trial.by_seed("alora")[0])[3].refusal)
+    assert "too long" in str(kept.rows(kept.trial.by_seed("alora")[0])[3].refusal)
     engine = ToyEngine()
-    score_missing([served], world.recipe, engine.open)
+    score_missing([kept], world.recipe, engine.open)
     assert len(engine.requests) == 2
-    assert served.answers(served.trial.by_seed("alora")[0])[3].violates is True
+    assert kept.answers(kept.trial.by_seed("alora")[0])[3].violates is True
 
 
 def test_answers_are_calibrated_by_each_card_and_the_base_is_not(world: World) -> None:
     world.add_rule(examples=2)
-    logits = {example.id: 1.0 for example in trial(world).examples}
+    logits = {example.id: 1.0 for example in world.trial().examples}
     world.add_adapter("medical", "alora", 0, logits, temperature=0.5, threshold=0.9)
     world.add_adapter("medical", "lora", 0, logits, temperature=1.0, threshold=0.8)
-    served = Served(trial(world), with_base=True)
-    score_missing([served], world.recipe, ToyEngine(lambda request: 1.0).open)
+    kept = served(world)
+    score_missing([kept], world.recipe, ToyEngine(lambda request: 1.0).open)
     by_method = {
-        method: served.answers(served.trial.by_seed(method)[0])[0] for method in ("lora", "alora")
+        method: kept.answers(kept.trial.by_seed(method)[0])[0] for method in ("lora", "alora")
     }
     assert by_method["alora"].p_violation == pytest.approx(0.8808, abs=1e-4)  # sigmoid(2)
     assert by_method["lora"].p_violation == pytest.approx(0.7311, abs=1e-4)  # sigmoid(1)
     assert [answer.violates for answer in by_method.values()] == [False, False]
-    assert served.answers(None)[0].violates is True
+    assert kept.answers(None)[0].violates is True
 
 
 def test_rows_that_were_never_asked_are_an_error_not_an_allow(world: World) -> None:
     world.add_rule(examples=2)
     with pytest.raises(KeyError, match="never put to"):
-        Served(trial(world), with_base=False).rows(None)
+        served(world, with_base=False).rows(None)

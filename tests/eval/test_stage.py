@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import guard.recipe
-from eval.bag_of_words.baseline import BagVariant
+from eval.bag_of_words import BagVariant
 from eval.judge.endpoint import EndpointJudge
 from eval.judge.judges import BareBase, Judge
-from eval.stage import CODE, Stage, earlier_evaluations, evaluate_outdated, selected_trials
+from eval.stage import CODE, Stage
 from guard.conversation.example import read_examples
+from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import running_code
 from serve.engine import ScoreRequest
@@ -22,22 +23,19 @@ pytestmark = pytest.mark.slow
 BAG = BagVariant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
 
 
-def stage(world: World, judge: Judge | None = None) -> Stage:
-    recipe = world.recipe
-    return Stage(world.runs, recipe, recipe.base_revision, world.rules, judge or BareBase())
+def stage(world: World, judge: Judge | None = None, selection: str = "all") -> Stage:
+    """The stage, with the trials of the selected rules."""
+    made = Stage(world.runs, world.recipe, judge or BareBase(), world.rules, selection)
+    made.select()
+    return made
 
 
-def evaluated(
-    world: World,
-    selection: str = "all",
-    engine: ToyEngine | None = None,
-    judge: Judge | None = None,
-) -> ToyEngine:
+def evaluated(world: World, selection: str = "all", engine: ToyEngine | None = None) -> ToyEngine:
     """The engine, once the selected rules are evaluated; the bag of words always says yes."""
     engine = engine or ToyEngine(guess_or_read)
-    on_base, _ = selected_trials(stage(world, judge), selection)
+    on_base = stage(world, selection=selection)
     bags = {trial.rule.id: (BAG, answers([1.0] * len(trial.examples))) for trial in on_base.trials}
-    evaluate_outdated(on_base, bags, force=False, open_predictor=engine.open)
+    on_base.evaluate_outdated(bags, force=False, open_predictor=engine.open)
     return engine
 
 
@@ -85,14 +83,15 @@ def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: Wor
     evaluation = evaluation_file(world)
     whole = evaluation.read_bytes()
     evaluation.unlink() if content is None else evaluation.write_text(content, encoding="latin-1")
-    earlier, left_out = earlier_evaluations(stage(world), selected=["legal"])
-    assert earlier == [] and len(left_out) == 1
-    assert left_out[0].startswith("medical: ")
-    assert left_out[0].endswith("Run `make eval RULE=medical MODEL=toy`")
+    torn = stage(world)
+    assert torn.earlier_evaluations(selected=["legal"]) == [] and len(torn.left_out) == 1
+    assert torn.left_out[0].startswith("medical: ")
+    assert torn.left_out[0].endswith("Run `make eval RULE=medical MODEL=toy`")
     assert evaluated(world, "medical").opened_with == []
     assert evaluation.read_bytes() == whole
-    earlier, left_out = earlier_evaluations(stage(world), selected=["legal"])
-    assert [kept.rule for kept in earlier] == ["medical"] and left_out == []
+    again = stage(world)
+    assert [kept.rule for kept in again.earlier_evaluations(selected=["legal"])] == ["medical"]
+    assert again.left_out == []
 
 
 def test_a_rule_on_which_the_engine_disagrees_with_peft_is_named_and_no_judge_is_paid_for_it(
@@ -102,9 +101,9 @@ def test_a_rule_on_which_the_engine_disagrees_with_peft_is_named_and_no_judge_is
     engine = ToyEngine(
         lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
     )
-    on_base, _ = selected_trials(stage(world, EndpointJudge("http://nowhere/v1", "-")), "all")
-    errors = evaluate_outdated(on_base, {}, force=False, open_predictor=engine.open)
-    assert "served engine and PEFT disagree" in str(errors["medical"])
+    on_base = stage(world, EndpointJudge("http://nowhere/v1", "-"))
+    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
+        on_base.evaluate_outdated({}, force=False, open_predictor=engine.open)
     assert not evaluation_file(world).exists()
     assert not (world.runs.root / "judge").exists()
 
@@ -130,10 +129,12 @@ def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> No
     """Else the advice to run it again without FORCE=1 would print the old figures."""
     world.add_rule("medical", examples=10)
     evaluated(world)
-    on_base, _ = selected_trials(stage(world), "all", force=True)
-    on_base.forget()
-    again, _ = selected_trials(stage(world), "all")
-    assert [trial.rule.id for trial in again.outdated] == ["medical"]
+    forced = stage(world)
+    assert forced.outdated == []
+    forced.trials.clear()
+    forced.select(force=True)
+    forced.forget()
+    assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
 
 
 def test_code_that_is_edited_during_an_evaluation_makes_it_outdated(
@@ -151,5 +152,4 @@ def test_code_that_is_edited_during_an_evaluation_makes_it_outdated(
 
     evaluated(world, engine=ToyEngine(reads_and_is_edited))
     running_code.cache_clear()
-    outdated = selected_trials(stage(world), "all")[0].outdated
-    assert [trial.rule.id for trial in outdated] == ["medical"]
+    assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from eval.trial import Trial, load_trial
 from guard.conversation.example import read_examples, write_examples
 from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
@@ -14,21 +13,10 @@ from tests.eval.conftest import WITH_HEAD, World
 from tests.signed import sign
 
 
-def load(world: World, **arguments: Any) -> Trial:
-    return load_trial(
-        world.runs,
-        world.recipe,
-        world.recipe.base_revision,
-        "medical",
-        rules=world.rules,
-        **arguments,
-    )
-
-
 def test_a_method_without_seeds_has_seed_0_alone_and_needs_no_adapter_config(world: World) -> None:
     world.recipe = WITH_HEAD
     world.add_rule(seeds=(1, 2))
-    trial = load(world)
+    trial = world.trial()
     assert trial.seeds == (1, 2)
     assert [it.name for it in trial.contestants][-1] == "medical/head/0"
     assert list(trial.by_seed("head")) == [0]
@@ -36,7 +24,7 @@ def test_a_method_without_seeds_has_seed_0_alone_and_needs_no_adapter_config(wor
     assert not (trial.served("head").folder / "adapter_config.json").exists()
     world.add_adapter("medical", "head", 0, {}, data_hash="0" * 64)
     with pytest.raises(GuardError, match="data_hash"):
-        load(world)
+        world.trial()
 
 
 def test_methods_that_are_not_trained_are_all_named_with_their_commands(world: World) -> None:
@@ -45,7 +33,7 @@ def test_methods_that_are_not_trained_are_all_named_with_their_commands(world: W
     for method in ("alora", "head"):
         (world.runs.adapter("toy", "medical", method) / "card.json").unlink()
     with pytest.raises(GuardError, match=r"alora, head missing.*METHOD=alora` and .*METHOD=head`"):
-        load(world)
+        world.trial()
 
 
 def test_without_a_seed_that_all_methods_have_those_they_have_are_named(world: World) -> None:
@@ -53,13 +41,13 @@ def test_without_a_seed_that_all_methods_have_those_they_have_are_named(world: W
     (world.runs.adapter("toy", "medical", "lora", 0) / "card.json").unlink()
     (world.runs.adapter("toy", "medical", "alora", 2) / "card.json").unlink()
     with pytest.raises(GuardError, match=r"no seed .*lora: \[2\]; alora: \[0\]"):
-        load(world)
+        world.trial()
 
 
 def test_every_seed_with_all_methods_is_found(world: World) -> None:
     world.add_rule(seeds=(0, 2, 10))
     (world.runs.adapter("toy", "medical", "lora", 2) / "card.json").unlink()
-    trial = load(world)
+    trial = world.trial()
     assert trial.seeds == (0, 10)
     assert [contestant.name for contestant in trial.contestants] == [
         "medical/lora/0",
@@ -72,13 +60,13 @@ def test_every_seed_with_all_methods_is_found(world: World) -> None:
 def test_seeds_that_were_asked_for_must_exist(world: World) -> None:
     world.add_rule()
     with pytest.raises(GuardError, match=r"lora-seed1.*make train.* SEEDS=1`"):
-        load(world, seeds=(0, 1))
+        world.trial(seeds=(0, 1))
 
 
 def test_a_stale_seed_that_nobody_asked_for_is_left_out_with_its_remedy(world: World) -> None:
     world.add_rule(seeds=(0, 2, 10))
     world.add_adapter("medical", "lora", 2, {}, data_hash="0" * 64)
-    trial = load(world)
+    trial = world.trial()
     assert trial.seeds == (0, 10)
     assert [why.partition(":")[0] for why in trial.left_out] == ["medical seed 2"]
     assert (
@@ -86,30 +74,27 @@ def test_a_stale_seed_that_nobody_asked_for_is_left_out_with_its_remedy(world: W
         and "make train RULE=medical MODEL=toy SEEDS=2" in trial.left_out[0]
     )
     with pytest.raises(GuardError, match="SEEDS=2"):
-        load(world, seeds=(0, 2))
+        world.trial(seeds=(0, 2))
 
 
-def test_a_limit_draws_from_the_whole_file_in_its_order(world: World) -> None:
-    world.add_rule(examples=40)
-    rows = read_examples(world.runs.data("medical") / "test.jsonl")
-    world.write_test("medical", sorted(rows, key=lambda example: example.label))
-    trial = load(world, limit=20)
-    assert [example.label for example in trial.examples] == sorted(
-        example.label for example in trial.examples
-    )
-    assert 4 <= sum(example.label for example in trial.examples) <= 16
-    assert trial.examples == load(world, limit=20).examples
-    assert load(world, limit=40).limit is None
+def test_of_other_rows_the_served_weights_alone_answer_and_keep_their_answers_apart(
+    world: World,
+) -> None:
+    world.add_rule(seeds=(0, 1))
+    trial = world.trial()
+    other = trial.of_rows(trial.examples[:3], "other")
+    assert [it.name for it in other.contestants] == ["medical/lora/0", "medical/alora/0"]
+    assert (other.seeds, len(other.examples), other.folder) == ((0,), 3, trial.folder / "other")
 
 
 def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: World) -> None:
     world.add_rule()
-    seen = {load(world).inputs}
-    assert load(world).inputs in seen
+    seen = {world.trial().inputs}
+    assert world.trial().inputs in seen
 
     def changed() -> bool:
         before = len(seen)
-        seen.add(load(world).inputs)
+        seen.add(world.trial().inputs)
         return len(seen) > before
 
     rows = read_examples(world.runs.data("medical") / "test.jsonl")
@@ -156,33 +141,33 @@ def test_an_adapter_that_is_not_the_one_is_refused(
     world.add_rule()
     world.add_adapter("medical", "lora", 0, {}, **card)
     with pytest.raises(GuardError, match=message):
-        load(world)
+        world.trial()
 
 
 def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World) -> None:
     with pytest.raises(GuardError, match=r"medical\.yaml"):
-        load(world)
+        world.trial()
     world.add_rule()
     folder = world.runs.adapter("toy", "medical", "alora")
     config = (folder / "adapter_config.json").rename(folder / "away")
     with pytest.raises(GuardError, match=r"no adapter_config\.json.*make train"):
-        load(world)
+        world.trial()
     config.rename(folder / "adapter_config.json")
     (folder / "predictions.jsonl").unlink()
     with pytest.raises(GuardError, match=r"predictions\.jsonl.*MODEL=toy METHOD=alora FORCE=1`"):
-        load(world)
+        world.trial()
     (folder / PEFT_WEIGHTS).unlink()
     with pytest.raises(GuardError, match="make train"):
-        load(world)
+        world.trial()
     (folder / "card.json").unlink()
     with pytest.raises(
         GuardError,
         match=r"recipe: alora missing.*make train RULE=medical MODEL=toy METHOD=alora",
     ):
-        load(world)
+        world.trial()
     (world.runs.data("medical") / "train.jsonl").unlink()
     with pytest.raises(GuardError, match=r"no train\.jsonl.*make data RULE=medical"):
-        load(world)
+        world.trial()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +186,7 @@ def test_bad_predictions_are_refused(line: str, message: str, world: World) -> N
     world.add_rule()
     (world.runs.adapter("toy", "medical", "lora") / "predictions.jsonl").write_text(line + "\n")
     with pytest.raises(GuardError, match=message):
-        load(world)
+        world.trial()
 
 
 def test_bad_test_data_are_refused(world: World) -> None:
@@ -210,10 +195,10 @@ def test_bad_test_data_are_refused(world: World) -> None:
     examples = read_examples(path)
     write_examples(path, [examples[0], examples[0]])
     with pytest.raises(GuardError, match="same id"):
-        load(world)
+        world.trial()
     path.write_text("")
     with pytest.raises(GuardError, match="no test examples"):
-        load(world)
+        world.trial()
 
 
 def test_rows_that_were_labelled_for_what_the_rule_was_before_are_refused(world: World) -> None:
@@ -221,4 +206,4 @@ def test_rows_that_were_labelled_for_what_the_rule_was_before_are_refused(world:
     manifest = world.runs.data("medical") / "manifest.json"
     manifest.write_text(json.dumps({MANIFEST_KEY: {"turns": "last"}}))
     with pytest.raises(GuardError, match=r'turns: "last"; the rule says turns: "any"'):
-        load(world)
+        world.trial()

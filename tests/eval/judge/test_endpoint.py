@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
 from guard.conversation.example import Example, Message
 from guard.endpoint.client import ATTEMPTS
@@ -41,18 +43,11 @@ RULE = Rule(
 
 
 def examples(count: int) -> tuple[Example, ...]:
-    return tuple(
-        Example(
-            f"e{number}",
-            "medical",
-            (Message("assistant", f"case {number}."),),
-            number % 2,
-            "test",
-            "toy",
-            f"g{number}",
-        )
-        for number in range(count)
-    )
+    rows = []
+    for number in range(count):
+        said = (Message("assistant", f"case {number}."),)
+        rows.append(Example(f"e{number}", "medical", said, number % 2, "test", "toy", f"g{number}"))
+    return tuple(rows)
 
 
 def case(body: dict) -> int:
@@ -76,14 +71,8 @@ class Reply:
     def payload(self) -> bytes:
         if self.raw is not None:
             return self.raw
-        completion: dict = {
-            "choices": [
-                {
-                    "message": {"role": "assistant", "content": self.text},
-                    "finish_reason": self.finish_reason,
-                }
-            ]
-        }
+        message = {"role": "assistant", "content": self.text}
+        completion: dict = {"choices": [{"message": message, "finish_reason": self.finish_reason}]}
         if self.usage:
             completion["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
         return json.dumps(completion).encode()
@@ -154,92 +143,78 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     server.server_close()
 
 
+Ask = Callable[..., list[JudgeRow]]  # about so many examples, by a judge with some fields changed
+
+
 @pytest.fixture
 def judge(endpoint: Endpoint) -> EndpointJudge:
     return EndpointJudge(endpoint.url, "gpt-toy", "secret", backoff_s=0.001, timeout_s=30)
 
 
-def test_judge_answers_every_example_in_order(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "judge.jsonl"
+
+
+@pytest.fixture
+def ask(judge: EndpointJudge, kept: Path) -> Ask:
+    def about(count: int, **changes: Any) -> list[JudgeRow]:
+        return replace(judge, **changes).ask(RULE, examples(count), kept)
+
+    return about
+
+
+def test_every_example_is_answered_in_order_and_nothing_of_it_is_told_but_the_conversation(
+    ask: Ask, endpoint: Endpoint
 ) -> None:
-    rows = judge.ask(RULE, examples(12), tmp_path / "judge.jsonl")
+    rows = ask(12)
     assert [row.id for row in rows] == [f"e{number}" for number in range(12)]
     assert [row.violates for row in rows] == [number % 2 == 1 for number in range(12)]
     assert set(endpoint.authorizations) == {"Bearer secret"}
-    assert endpoint.bodies[0]["model"] == "gpt-toy"
-    assert endpoint.bodies[0]["temperature"] == 0
-
-
-def test_the_judge_is_told_the_rule_and_the_conversation_and_nothing_else_of_an_example(
-    endpoint: Endpoint, judge: EndpointJudge, tmp_path: Path
-) -> None:
-    asked = examples(4)
-    judge.ask(RULE, asked, tmp_path / "kept.jsonl")
+    assert (endpoint.bodies[0]["model"], endpoint.bodies[0]["temperature"]) == ("gpt-toy", 0)
     sent = {case(body): body["messages"] for body in endpoint.bodies}
-    for number, example in enumerate(asked):
+    for number, example in enumerate(examples(12)):
         assert sent[number] == judge_messages(RULE, example.messages)
-        turned = replace(example, label=1 - example.label, meta={"answer": "yes"})
-        assert judge_messages(RULE, turned.messages) == sent[number]
 
 
-def test_judge_keeps_to_its_concurrency(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_judge_keeps_to_its_concurrency(ask: Ask, endpoint: Endpoint) -> None:
     endpoint.reply = lambda number, before: Reply(delay_s=0.5)
-    replace(judge, concurrency=3).ask(RULE, examples(6), tmp_path / "judge.jsonl")
+    ask(6, concurrency=3)
     assert endpoint.most_at_once == 3
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        Reply(status=429),
         Reply(status=429, headers=(("Retry-After", "0"),)),
-        Reply(status=500),
         Reply(status=503, raw=b"<html>busy</html>"),
         Reply(raw=b'{"choices": ['),
-        Reply(raw=b"[]"),
-        Reply(raw=b'{"choices": []}'),
         Reply(raw=b'{"choices": [{"message": {"content": 7}}]}'),
     ],
-    ids=[
-        "429",
-        "429 with Retry-After",
-        "500",
-        "503 in HTML",
-        "torn JSON",
-        "a list",
-        "no choices",
-        "content not text",
-    ],
+    ids=["429", "503 in HTML", "torn JSON", "content not text"],
 )
 def test_judge_tries_again_after_a_passing_fault(
-    fault: Reply, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    fault: Reply, ask: Ask, endpoint: Endpoint
 ) -> None:
+    """All faults: tests/guard/endpoint."""
     endpoint.reply = lambda number, before: (
         fault if before < 2 and number == 1 else Reply("yes" if number % 2 else "no")
     )
-    rows = judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")
-    assert [row.violates for row in rows] == [False, True, False]
-    assert endpoint.asked(1) == 3
-    assert endpoint.asked(0) == 1
+    assert [row.violates for row in ask(3)] == [False, True, False]
+    assert (endpoint.asked(1), endpoint.asked(0)) == (3, 1)
 
 
-def test_judge_tries_again_after_a_timeout_and_a_lost_server(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_judge_tries_again_after_a_timeout_and_a_lost_server(ask: Ask, endpoint: Endpoint) -> None:
     endpoint.reply = lambda number, before: Reply(delay_s=4) if before == 0 else Reply()
-    (row,) = replace(judge, timeout_s=1.5).ask(RULE, examples(1), tmp_path / "judge.jsonl")
+    (row,) = ask(1, timeout_s=1.5)
     assert row.violates
     with pytest.raises(GuardError, match="ConnectError"):
-        replace(judge, base_url="http://127.0.0.1:9/v1").ask(
-            RULE, examples(1), tmp_path / "judge.jsonl"
-        )
+        ask(1, base_url="http://127.0.0.1:9/v1")
 
 
 @pytest.mark.parametrize("as_date", [False, True])
 def test_judge_waits_as_long_as_the_endpoint_says(
-    as_date: bool, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    as_date: bool, ask: Ask, endpoint: Endpoint
 ) -> None:
     arrivals: list[float] = []
 
@@ -250,161 +225,123 @@ def test_judge_waits_as_long_as_the_endpoint_says(
         return Reply(status=429, headers=(("Retry-After", after),)) if before == 0 else Reply()
 
     endpoint.reply = reply
-    judge.ask(RULE, examples(1), tmp_path / "judge.jsonl")
+    ask(1)
     assert arrivals[1] - arrivals[0] > 0.9  # its own backoff would be a millisecond
 
 
 def test_judge_stops_when_the_endpoint_keeps_failing_and_goes_on_later(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    ask: Ask, endpoint: Endpoint, kept: Path
 ) -> None:
     endpoint.reply = lambda number, before: Reply(status=500) if number == 4 else Reply()
-    kept = tmp_path / "judge.jsonl"
-    with pytest.raises(
-        GuardError,
-        match=rf"failed {ATTEMPTS} times on example e4.*HTTP 500.*run the same command again",
-    ):
-        replace(judge, concurrency=1).ask(RULE, examples(6), kept)
+    failed = rf"failed {ATTEMPTS} times on example e4.*HTTP 500.*run the same command again"
+    with pytest.raises(GuardError, match=failed):
+        ask(6, concurrency=1)
     answered = {case(body) for body in endpoint.bodies} - {4}
     assert len(kept.read_text().splitlines()) == len(answered)
     endpoint.reply = lambda number, before: Reply()
     endpoint.bodies.clear()
-    assert len(judge.ask(RULE, examples(6), kept)) == 6
+    assert len(ask(6)) == 6
     assert {case(body) for body in endpoint.bodies} == set(range(6)) - answered
 
 
-@pytest.mark.parametrize("status", [301, 401, 402, 404])
-def test_judge_stops_at_once_when_asked_wrongly(
-    status: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+@pytest.mark.parametrize(
+    ("status", "message", "remedy"),
+    [
+        (301, "moved", "JUDGE_MODEL"),
+        (401, "no such key", "JUDGE_MODEL"),
+        (404, "no such model", "JUDGE_MODEL"),
+        (429, "insufficient_quota", "credit"),
+    ],
+)
+def test_judge_stops_at_once_when_asked_wrongly_or_without_credit(
+    status: int, message: str, remedy: str, ask: Ask, endpoint: Endpoint
 ) -> None:
+    error = json.dumps({"error": {"message": message, "code": message}}).encode()
     endpoint.reply = lambda number, before: (
-        Reply()
-        if len(endpoint.bodies) == 1
-        else Reply(status=status, raw=b'{"error": {"message": "no such model"}}')
+        Reply() if len(endpoint.bodies) == 1 else Reply(status=status, raw=error)
     )
-    with pytest.raises(
-        GuardError, match=rf"example e\d .*HTTP {status}.*no such model.*JUDGE_MODEL"
-    ):
-        replace(judge, concurrency=1).ask(RULE, examples(3), tmp_path / "judge.jsonl")
+    with pytest.raises(GuardError, match=rf"example e\d .*HTTP {status}.*{message}.*{remedy}"):
+        ask(3, concurrency=1)
     assert len(endpoint.bodies) == 2
 
 
-def test_examples_are_asked_in_a_mixed_order(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("base_url", ["http://", "http://x:port/v1", "http://a\nb"])
+def test_judge_stops_at_once_when_nothing_can_be_sent(base_url: str, ask: Ask) -> None:
+    with pytest.raises(GuardError, match="cannot be asked about example e0"):
+        ask(1, base_url=base_url, backoff_s=60.0)
+
+
+def test_examples_are_asked_in_a_mixed_order(ask: Ask, endpoint: Endpoint) -> None:
     half = 20  # of one kind, all flagged, at the start of the file
     endpoint.reply = lambda number, before: (
         Reply(status=403, raw=b"flagged") if number < half else Reply("no")
     )
-    rows = replace(judge, concurrency=1).ask(RULE, examples(2 * half), tmp_path / "judge.jsonl")
+    rows = ask(2 * half, concurrency=1)
     assert [row.refused for row in rows] == [True] * half + [False] * half
 
 
-def test_judge_stops_at_once_without_credit(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    unpaid = Reply(
-        status=429,
-        raw=b'{"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}',
-    )
-    endpoint.reply = lambda number, before: unpaid
-    with pytest.raises(
-        GuardError, match=r"example e\d .*HTTP 429.*You exceeded your quota.*credit"
-    ):
-        replace(judge, concurrency=1).ask(RULE, examples(3), tmp_path / "judge.jsonl")
-    assert len(endpoint.bodies) == 1
-
-
-@pytest.mark.parametrize("base_url", ["http://", "http://x:port/v1", "http://a\nb"])
-def test_judge_stops_at_once_when_nothing_can_be_sent(
-    base_url: str, judge: EndpointJudge, tmp_path: Path
-) -> None:
-    with pytest.raises(GuardError, match="cannot be asked about example e0"):
-        replace(judge, base_url=base_url, backoff_s=60.0).ask(
-            RULE, examples(1), tmp_path / "judge.jsonl"
-        )
-
-
-@pytest.mark.parametrize("status", [400, 403, 413, 422])
-@pytest.mark.parametrize("index", [0, 4, 9])
+@pytest.mark.parametrize(("status", "index"), [(400, 0), (403, 4), (413, 9), (422, 4)])
 def test_a_conversation_that_the_endpoint_never_takes_is_kept_as_refused(
-    status: int, index: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    status: int, index: int, ask: Ask, endpoint: Endpoint
 ) -> None:
-    refusal = Reply(
-        status=status,
-        raw=b'{"error": {"code": "context_length_exceeded", "message": "secret: yes"}}',
-    )
+    refusal = Reply(status=status, raw=b'{"error": "secret: too long"}')
     endpoint.reply = lambda number, before: refusal if number == index else Reply("no")
     for _ in range(2):
-        rows = replace(judge, concurrency=1).ask(RULE, examples(10), tmp_path / "judge.jsonl")
-        assert [row.violates for row in rows] == [
-            None if number == index else False for number in range(10)
-        ]
+        rows = ask(10, concurrency=1)
         assert [row.refused for row in rows] == [number == index for number in range(10)]
-        assert (
-            rows[index].text == f'HTTP {status}: {{"error": {{"code": "context_length_exceeded", '
-            '"message": "[key]: yes"}}'
-        )
+        assert [row.violates is None for row in rows] == [number == index for number in range(10)]
+        assert rows[index].text == f'HTTP {status}: {{"error": "[key]: too long"}}'
     assert len(endpoint.bodies) == 10
 
 
-def test_a_refusal_counts_the_answers_of_earlier_runs(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    kept = tmp_path / "judge.jsonl"
-    judge.ask(RULE, examples(1), kept)
+def test_a_refusal_counts_the_answers_of_earlier_runs(ask: Ask, endpoint: Endpoint) -> None:
+    ask(1)
     endpoint.reply = lambda number, before: Reply(status=400)
-    assert [row.refused for row in judge.ask(RULE, examples(2), kept)] == [False, True]
+    assert [row.refused for row in ask(2)] == [False, True]
 
 
 @pytest.mark.parametrize(("count", "attempts"), [(3, 3), (20, REFUSALS)])
 def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
-    count: int, attempts: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    count: int, attempts: int, ask: Ask, endpoint: Endpoint
 ) -> None:
     endpoint.reply = lambda number, before: Reply(status=400, raw=b'{"error": "unknown option"}')
-    with pytest.raises(
-        GuardError,
-        match=rf"refused {attempts} requests in a row \(examples (e\d+, ){{2}}e\d.*"
-        r"unknown option.*JUDGE_OPTIONS",
-    ):
-        replace(judge, concurrency=1).ask(RULE, examples(count), tmp_path / "judge.jsonl")
+    refused = rf"refused {attempts} requests in a row \(examples (e\d+, ){{2}}e\d"
+    with pytest.raises(GuardError, match=rf"{refused}.*unknown option.*JUDGE_OPTIONS"):
+        ask(count, concurrency=1)
     assert len(endpoint.bodies) == attempts
     endpoint.reply = lambda number, before: Reply()
-    assert all(row.violates for row in judge.ask(RULE, examples(count), tmp_path / "judge.jsonl"))
+    assert all(row.violates for row in ask(count))
 
 
 def test_an_account_that_ends_is_not_many_refused_conversations(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    ask: Ask, endpoint: Endpoint
 ) -> None:
-    kept = tmp_path / "judge.jsonl"
     spent = Reply(status=400, raw=b'{"error": "Budget has been exceeded!"}')
     endpoint.reply = lambda number, before: spent if len(endpoint.bodies) > 5 else Reply()
-    with pytest.raises(GuardError, match=f"{REFUSALS} requests in a row.*Budget"):
-        replace(judge, concurrency=1).ask(RULE, examples(60), kept)
+    with pytest.raises(GuardError, match=rf"refused {REFUSALS} requests in a row.*Budget"):
+        ask(60, concurrency=1)
     assert len(endpoint.bodies) == 5 + REFUSALS + 1  # the last: what was answered before
     endpoint.reply = lambda number, before: Reply()
-    assert all(row.violates for row in judge.ask(RULE, examples(60), kept))
+    assert all(row.violates for row in ask(60))
     assert len(endpoint.bodies) == 5 + REFUSALS + 1 + 55
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_many_conversations_that_the_endpoint_refuses_are_kept_as_refused(
-    concurrency: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    concurrency: int, ask: Ask, endpoint: Endpoint
 ) -> None:
     refusal = Reply(status=400, raw=b'{"error": "content_filter"}')
     endpoint.reply = lambda number, before: Reply() if number < 3 else refusal
-    asked = replace(judge, concurrency=concurrency)
-    asked.ask(RULE, examples(3), tmp_path / "judge.jsonl")
-    rows = asked.ask(RULE, examples(30), tmp_path / "judge.jsonl")
+    ask(3, concurrency=concurrency)
+    rows = ask(30, concurrency=concurrency)
     assert sum(row.refused for row in rows) == 27
-    asked_bodies = len(endpoint.bodies)
-    assert 30 < asked_bodies <= 30 + 27 // REFUSALS  # one answered before, asked once more
-    assert asked.ask(RULE, examples(30), tmp_path / "judge.jsonl") == rows
-    assert len(endpoint.bodies) == asked_bodies
+    asked = len(endpoint.bodies)
+    assert 30 < asked <= 30 + 27 // REFUSALS  # one answered before, asked once more
+    assert ask(30, concurrency=concurrency) == rows
+    assert len(endpoint.bodies) == asked
 
 
-def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(ask: Ask, endpoint: Endpoint) -> None:
     def interrupted(number: int, before: int) -> Reply:
         if number == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -413,75 +350,42 @@ def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(
 
     endpoint.reply = interrupted
     with pytest.raises(KeyboardInterrupt):
-        replace(judge, concurrency=1).ask(RULE, examples(3), tmp_path / "judge.jsonl")
-    assert len(judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")) == 3
-    assert len(endpoint.bodies) == 3
+        ask(3, concurrency=1)
+    assert len(ask(3)) == len(endpoint.bodies) == 3
 
 
-@pytest.mark.parametrize("status", [200, 429, 500])
-def test_an_error_says_what_the_endpoint_said(
-    status: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    endpoint.reply = lambda number, before: Reply(
-        status=status, raw=b'{"error": {"message":\n"the upstream is ill"}}' + b"!" * 1000
-    )
-    with pytest.raises(
-        GuardError, match=r"example e0 .*\{\"error\": \{\"message\": \"the upstream is ill"
-    ) as caught:
-        judge.ask(RULE, examples(1), tmp_path / "judge.jsonl")
-    assert len(str(caught.value)) < 700
-
-
-@pytest.mark.parametrize(("status", "before_key"), [(200, 250), (401, 330), (429, 330)])
-def test_the_key_is_never_shown(
-    status: int, before_key: int, judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+@pytest.mark.parametrize("status", [200, 401, 429])
+def test_an_error_says_what_the_endpoint_said_without_the_key(
+    status: int, ask: Ask, endpoint: Endpoint
 ) -> None:
     key = 'sk-"secret' + "x" * 40
-    shown = (
-        b"!" * before_key + b" wrong key: " + json.dumps(key).encode()
-    )  # where the message is cut
-    endpoint.reply = lambda number, before: Reply(status=status, raw=shown)
-    with pytest.raises(GuardError, match="wrong key") as caught:
-        replace(judge, api_key=key).ask(RULE, examples(1), tmp_path / "judge.jsonl")
+    said = b'{"error":\n"wrong key: ' + json.dumps(key).encode() + b"!" * 1000
+    endpoint.reply = lambda number, before: Reply(status=status, raw=said)
+    with pytest.raises(GuardError, match=r"example e0 .*\{\"error\": \"wrong key") as caught:
+        ask(1, api_key=key)
+    assert "secret" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+def test_a_key_that_no_header_can_carry_is_neither_sent_again_nor_shown(ask: Ask) -> None:
+    illegal = r"LocalProtocolError Illegal header value b'Bearer \[key\]'"
+    with pytest.raises(GuardError, match=illegal) as caught:
+        ask(1, api_key="sk-secret\r", backoff_s=60.0)
     assert "secret" not in str(caught.value)
 
 
-def test_a_key_that_no_header_can_carry_is_neither_sent_again_nor_shown(
-    judge: EndpointJudge, tmp_path: Path
+def test_rambling_empty_and_cut_off_answers_are_kept_as_unparseable(
+    ask: Ask, endpoint: Endpoint
 ) -> None:
-    with pytest.raises(
-        GuardError, match=r"LocalProtocolError Illegal header value b'Bearer \[key\]'"
-    ) as caught:
-        replace(judge, api_key="sk-secret\r", backoff_s=60.0).ask(
-            RULE, examples(1), tmp_path / "judge.jsonl"
-        )
-    assert "secret" not in str(caught.value)
-
-
-def test_rambling_and_empty_answers_are_kept_as_unparseable(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    texts = ["It depends on what one means.", None, "Yes."]
-    endpoint.reply = lambda number, before: Reply(texts[number])
-    rows = judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")
-    assert [row.violates for row in rows] == [None, None, True]
-    endpoint.bodies.clear()
-    judge.ask(RULE, examples(3), tmp_path / "judge.jsonl")
-    assert endpoint.bodies == []
-
-
-def test_why_an_answer_ended_is_kept(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    endpoint.reply = lambda number, before: Reply(
-        "The verdict is yes", finish_reason="length" if number else "stop"
-    )
+    replies = [
+        Reply("It depends on what one means."),
+        Reply(None),
+        Reply("The verdict is yes", finish_reason="length"),
+        Reply("The verdict is yes"),
+    ]
+    endpoint.reply = lambda number, before: replies[number]
     for _ in range(2):
-        assert [row.violates for row in judge.ask(RULE, examples(2), tmp_path / "judge.jsonl")] == [
-            True,
-            None,
-        ]
-    assert len(endpoint.bodies) == 2
+        assert [row.violates for row in ask(4)] == [None, None, None, True]
+    assert len(endpoint.bodies) == 4
 
 
 def test_nothing_is_paid_for_twice_after_a_kill(
@@ -522,11 +426,15 @@ def test_nothing_is_paid_for_twice_after_a_kill(
     assert all(json.loads(line) for line in kept.read_text().splitlines())
 
 
-def test_another_model_rule_or_conversation_is_asked_anew(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+def test_what_is_asked_anew_is_another_model_rule_or_conversation_and_no_other_id(
+    judge: EndpointJudge, endpoint: Endpoint, kept: Path
 ) -> None:
-    kept = tmp_path / "judge.jsonl"
-    judge.ask(RULE, examples(2), kept)
+    asked = (*examples(2), replace(examples(1)[0], id="copy"))
+    assert [row.violates for row in judge.ask(RULE, asked, kept)] == [False, True, False]
+    assert len(endpoint.bodies) == 2  # the same conversation once
+    renamed = tuple(replace(example, id=f"line {example.id}") for example in asked)
+    assert [row.violates for row in judge.ask(RULE, renamed, kept)] == [False, True, False]
+    assert len(endpoint.bodies) == 2
     replace(judge, model="gpt-other").ask(RULE, examples(2), kept)
     judge.ask(RULE.model_copy(update={"allows": ("anything",)}), examples(2), kept)
     changed = replace(examples(1)[0], messages=(Message("assistant", "case 0. But longer"),))
@@ -534,54 +442,35 @@ def test_another_model_rule_or_conversation_is_asked_anew(
     assert len(endpoint.bodies) == 2 + 2 + 2 + 1
 
 
-def test_another_id_is_not_asked_anew_and_the_same_conversation_is_asked_once(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    kept = tmp_path / "judge.jsonl"
-    asked = (*examples(2), replace(examples(1)[0], id="copy"))
-    assert [row.violates for row in judge.ask(RULE, asked, kept)] == [False, True, False]
-    assert len(endpoint.bodies) == 2
-    renamed = tuple(replace(example, id=f"line {example.id}") for example in asked)
-    assert [row.violates for row in judge.ask(RULE, renamed, kept)] == [False, True, False]
-    assert len(endpoint.bodies) == 2
-
-
 def test_answers_under_way_are_kept_when_a_request_fails(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+    ask: Ask, endpoint: Endpoint, kept: Path
 ) -> None:
-    kept = tmp_path / "judge.jsonl"
     first = sorted(range(8), key=lambda number: fingerprint(f"e{number}"))[:4]
     endpoint.reply = lambda number, before: (
         Reply(status=401, delay_s=0.2) if number == first[0] else Reply(delay_s=1.0)
     )
     with pytest.raises(GuardError, match="HTTP 401"):
-        replace(judge, concurrency=4).ask(RULE, examples(8), kept)
+        ask(8, concurrency=4)
     ids = {json.loads(line)["id"] for line in kept.read_text().splitlines()}
     assert ids == {f"e{number}" for number in first[1:]}
     assert len(endpoint.bodies) == 4
 
 
-def test_cost_counts_tokens_at_their_prices(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    priced = replace(judge, price_in=2.0, price_out=8.0)
-    rows = priced.ask(RULE, examples(2), tmp_path / "judge.jsonl")
-    assert [(row.prompt_tokens, row.completion_tokens) for row in rows] == [(100, 10)] * 2
-    assert priced.cost_usd(500, 50) == pytest.approx(5 * (100 * 2 + 10 * 8) / 1e6)
-    assert judge.cost_usd(500, 50) is None
-    endpoint.reply = lambda number, before: Reply(usage=False)
-    (row,) = priced.ask(RULE, examples(1), tmp_path / "other.jsonl")
-    assert (row.prompt_tokens, row.completion_tokens) == (None, None)
-
-
-def test_latency_is_that_of_the_attempt_that_succeeded(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
+def test_cost_counts_tokens_at_their_prices_and_latency_is_that_of_the_last_attempt(
+    ask: Ask, judge: EndpointJudge, endpoint: Endpoint
 ) -> None:
     endpoint.reply = lambda number, before: (
         Reply(status=500, delay_s=FAILS_AFTER_S) if before == 0 else Reply(delay_s=0.05)
     )
-    (row,) = judge.ask(RULE, examples(1), tmp_path / "judge.jsonl")
-    assert 50 <= row.latency_ms < 1000 * FAILS_AFTER_S
+    priced = replace(judge, price_in=2.0, price_out=8.0)
+    rows = ask(2)
+    assert [(row.prompt_tokens, row.completion_tokens) for row in rows] == [(100, 10)] * 2
+    assert 50 <= rows[0].latency_ms < 1000 * FAILS_AFTER_S
+    assert priced.cost_usd(500, 50) == pytest.approx(5 * (100 * 2 + 10 * 8) / 1e6)
+    assert judge.cost_usd(500, 50) is None
+    endpoint.reply = lambda number, before: Reply(usage=False)
+    row = ask(3)[2]
+    assert (row.prompt_tokens, row.completion_tokens) == (None, None)
 
 
 def test_judge_sees_the_whole_rule_and_cannot_be_spoken_to_by_the_conversation() -> None:

@@ -10,22 +10,16 @@ from guard.recipe import load_recipe
 SET = {"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m"}
 
 
-def test_without_variables_the_bare_base_judges() -> None:
+def test_the_first_judge_that_the_environment_describes_judges_and_another_is_one_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     environment = {"PATH": "/bin", "JUDGE_API_KEY": "left over"}
     assert endpoint_judge(environment) is None
     assert isinstance(judge_from(environment), BareBase)
-    with pytest.raises(GuardError, match=r"does not describe this judge \(got endpoint\)"):
-        judge_from(environment, "endpoint")
-
-
-def test_the_base_judges_where_it_is_named_and_another_judge_is_one_entry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert isinstance(judge_from(SET, "base"), BareBase)
     assert isinstance(judge_from(SET), EndpointJudge)
     mine = EndpointJudge("http://mine", "m")
-    monkeypatch.setitem(JUDGES, "mine", lambda environment: mine)
-    assert judge_from(SET, "mine") is mine
+    monkeypatch.setattr("eval.judge.judges.JUDGES", {"mine": lambda environment: mine} | JUDGES)
+    assert judge_from(SET) is mine
 
 
 def test_settings_are_read_from_the_environment() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from eval.evaluation import Evaluation
-from eval.judge.record import JudgeRecord
+from eval.judge.answer import JudgeRecord
 from eval.report.report import Report
-from eval.report.side_by_side import side_by_side
+from eval.report.side_by_side import distinct, distinct_versions, side_by_side
 from guard.errors import GuardError
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
@@ -21,7 +21,6 @@ def two_bases(world: World) -> tuple[Evaluation, Evaluation]:
         "judges": {},
         "refusals": {"judge": 0, "lora": 2},
         "agreement": {},
-        "differences": {},
         "right": {"lora": {"0": (0, 0, 1, 1, 1, 1, 1, 1)}},
         "commit": "def",
         "versions": {"python": "4"},
@@ -51,12 +50,14 @@ def test_methods_of_two_bases_are_compared_example_by_example_on_the_seeds_that_
     world: World,
 ) -> None:
     joint = side_by_side(two_bases(world))
-    difference = joint.differences["other/lora_minus_toy/alora"]
-    assert list(difference.mcnemar_p_by_seed) == ["0"]
     # the aLoRA's first seed is right everywhere
-    outcomes = joint.outcomes("other/lora_minus_toy/alora")
+    outcomes, of_toy = (
+        joint.difference("other/lora", "toy/alora"),
+        joint.difference("toy/alora", "toy/lora"),
+    )
+    assert outcomes is not None and of_toy is not None
     assert outcomes.values.tolist() == [[-1, -1, 0, 0, 0, 0, 0, 0]]
-    assert list(joint.differences["toy/alora_minus_toy/lora"].mcnemar_p_by_seed) == ["0", "1"]
+    assert len(of_toy.values) == 2
 
 
 def test_a_judge_behind_an_endpoint_stands_there_once(world: World) -> None:
@@ -73,7 +74,7 @@ def test_a_judge_behind_an_endpoint_stands_there_once(world: World) -> None:
 
 def test_other_examples_are_not_put_side_by_side(world: World) -> None:
     toy, other = two_bases(world)
-    fewer = other.model_copy(update={"limit": 4, "groups": toy.groups[:4], "n_test": 4})
+    fewer = other.model_copy(update={"groups": toy.groups[:4], "n_test": 4})
     with pytest.raises(GuardError, match=r"medical on other: .*than toy.*4 examples, not 8.*MODEL"):
         side_by_side([toy, fewer])
 
@@ -81,7 +82,12 @@ def test_other_examples_are_not_put_side_by_side(world: World) -> None:
 def test_the_report_of_several_bases_compares_all_their_methods(world: World) -> None:
     text = Report((side_by_side(two_bases(world)),)).as_markdown()
     assert text.startswith("# Quality: toy, other\n")
-    assert "models toy, other, seeds 0, 1" in text
+    assert "- Measured on toy, other, seed 0, 1, commit abc / def" in text
     assert "other LoRA - toy LoRA: -12.5 points of mean accuracy" in text
-    assert "More accurate than the toy judge, intervals apart: toy LoRA on 0" in text
     assert "- medical: refused by the engine, counted as wrong: {'toy judge': 1" in text
+
+
+def test_what_is_the_same_everywhere_is_said_once() -> None:
+    assert distinct(["abc", "def", "abc"]) == "abc / def"
+    evaluated_with = [{"torch": "2", "peft": "1"}, {"torch": "3", "peft": "1"}, {"torch": "2"}]
+    assert distinct_versions(evaluated_with) == {"torch": "2 / 3", "peft": "1"}

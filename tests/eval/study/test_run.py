@@ -1,13 +1,22 @@
-"""From kept logits to a report: which figure belongs to which method, size and origin."""
+"""From kept logits to a report: which figure belongs to which method, size and origin, or an error
+that says what to run.
+"""
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 
+from eval.contender import BAG_OF_WORDS
 from eval.study.report import StudyReport
-from eval.study.run import report_study
+from eval.study.run import report_study, shared_test_rows, study_logits
+from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
-from tests.eval.study.conftest import StudyWorld, study_world
+from guard.study import point_runs
+from tests.eval.conftest import words_rows
+from tests.eval.study.conftest import NAME, StudyWorld, study_world
 
 
 @pytest.fixture(scope="module")
@@ -19,40 +28,29 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyWorld, Stud
 def test_real_and_generated_rows_are_measured_apart(
     reported: tuple[StudyWorld, StudyReport],
 ) -> None:
-    _, report = reported
+    made, report = reported
     assert report.tested == {"real": 24, "generated": 24}
     assert report.violating == {"real": 12, "generated": 12}
     for method, wrong in (("lora", 2), ("alora", 6)):
         for step, rows in enumerate((0, 20)):
             # Each of the wrong rows stands below all allowed ones, the others above.
             right = (12 - (wrong - step)) / 12
-            assert report.cell(rows, method).auroc == pytest.approx(right)
-            assert report.cell(rows, method).by_seed == pytest.approx((right, right))
-            assert report.cell(rows, method, "generated").auroc == 1.0
-    assert report.cell(0, "bag_of_words").auroc == 1.0
+            assert report.figure(rows, method).mean == pytest.approx(right)
+            assert report.figure(rows, method).by_seed == pytest.approx((right, right))
+            assert report.figure(rows, method, "generated").mean == 1.0
+    assert report.figure(0, "bag_of_words").mean == 1.0
+    assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
 
 
 def test_differences_are_of_every_two_methods_the_later_minus_the_earlier(
     reported: tuple[StudyWorld, StudyReport],
 ) -> None:
     _, report = reported
-    by_pair = {
-        (each.minuend, each.subtrahend): each
-        for each in report.differences
-        if (each.rows, each.origin) == (0, "real")
-    }
-    assert set(by_pair) == {
-        ("lora", "bag_of_words"),
-        ("alora", "bag_of_words"),
-        ("alora", "lora"),
-    }
-    assert by_pair["alora", "lora"].difference == pytest.approx(-4 / 12)
-    assert by_pair["alora", "lora"].is_clear
-
-
-def test_a_report_lies_in_the_study_s_folder(reported: tuple[StudyWorld, StudyReport]) -> None:
-    made, _ = reported
-    assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
+    pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
+    assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
+    difference = report.figure(0, "alora", minus="lora")
+    assert difference.mean == pytest.approx(-4 / 12)
+    assert str(difference).startswith("**-0.333 [")
 
 
 def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
@@ -61,10 +59,8 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     curve.write({"lora": 4})
     report = report_study(curve.folder, [toy, curve.world.recipe], curve.world.rules)
     assert report.methods == ["bag_of_words", "toy/lora", "toy/alora", "second/lora"]
-    assert report.cell(20, "toy/lora").auroc == pytest.approx(10 / 12)
-    assert report.cell(20, "second/lora").auroc == pytest.approx(8 / 12)
-    pairs = {(difference.minuend, difference.subtrahend) for difference in report.differences}
-    assert ("second/lora", "toy/lora") in pairs and len(pairs) == 6
+    assert report.figure(20, "toy/lora").mean == pytest.approx(10 / 12)
+    assert report.figure(20, "second/lora").mean == pytest.approx(8 / 12)
     text = (curve.folder / "toy_second.md").read_text()
     assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
 
@@ -74,3 +70,87 @@ def test_a_study_that_was_not_trained_is_refused(curve: StudyWorld) -> None:
     with pytest.raises(GuardError):
         report_study(curve.folder, [curve.world.recipe], curve.world.rules)
     assert not (curve.folder / "toy.json").exists()
+
+
+def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
+    return study_logits(made.folder, made.study, [made.world.recipe], made.rule)
+
+
+def test_every_size_and_method_has_a_row_of_logits_for_each_seed(transfer: StudyWorld) -> None:
+    logits = logits_of(transfer)
+    assert list(logits) == [
+        (rows, method) for rows in (0, 20) for method in (BAG_OF_WORDS, "lora", "alora")
+    ]
+    assert {of_seeds.shape for of_seeds in logits.values()} == {(2, 48)}
+    ids = [row.id for row in shared_test_rows(transfer.folder, transfer.study)]
+    kept = transfer.world.runs.adapter("toy", NAME, "alora", 1) / "predictions.jsonl"
+    by_id = {row["id"]: row["logit"] for row in map(json.loads, kept.open())}
+    assert logits[20, "alora"][1].tolist() == [by_id[identity] for identity in ids]
+
+
+def test_the_bag_of_words_is_fitted_on_the_point_s_own_rows_and_kept(
+    curve: StudyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At one point the training rows say the opposite of what they say at the others."""
+    opposite = point_runs(curve.folder, curve.study.points[0])
+    for split in ("train", "validation"):
+        rows = words_rows(NAME, split)
+        turned = [type(row)(**vars(row) | {"label": 1 - row.label}) for row in rows]
+        write_examples(opposite.data(NAME) / f"{split}.jsonl", turned)
+    curve.world.runs = opposite
+    for method in curve.world.recipe.methods:
+        curve.world.add_adapter(
+            NAME, method, 0, {row.id: 0.0 for row in shared_test_rows(curve.folder, curve.study)}
+        )
+    logits = logits_of(curve)
+    labels = np.array([row.label for row in shared_test_rows(curve.folder, curve.study)])
+    turned_round, straight = logits[20, BAG_OF_WORDS]
+    assert turned_round[labels == 1].max() < turned_round[labels == 0].min()
+    assert straight[labels == 1].min() > straight[labels == 0].max()
+    monkeypatch.setattr("eval.study.run.fit_bag_of_words", None)
+    again = logits_of(curve)
+    assert all((again[key] == logits[key]).all() for key in logits)
+
+
+def test_weights_of_other_rows_are_refused(curve: StudyWorld) -> None:
+    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
+    rows = read_examples(data / "train.jsonl")
+    write_examples(data / "train.jsonl", rows[:-2])
+    with pytest.raises(GuardError, match=r"weights' data_hash is not.*again"):
+        logits_of(curve)
+
+
+def test_weights_of_another_rule_or_recipe_are_refused(curve: StudyWorld) -> None:
+    """What else is refused: tests/eval/test_trial.py."""
+    curve.world.runs = point_runs(curve.folder, curve.study.points[-1])
+    for field, value in (("rule_hash", "other"), ("recipe", {"dtype": "bfloat16"})):
+        curve.world.add_adapter(NAME, "lora", 1, {}, **{field: value})
+        with pytest.raises(GuardError, match=rf"weights' {field} is not.*Run the study's command"):
+            logits_of(curve)
+
+
+def test_weights_are_trained_for_a_balanced_threshold_whatever_rate_the_rule_wants(
+    curve: StudyWorld,
+) -> None:
+    file = curve.world.rules / f"{NAME}.yaml"
+    file.write_text(file.read_text() + "max_fpr: 0.1\n")
+    assert curve.rule.max_fpr == 0.1
+    assert logits_of(curve)
+
+
+def test_a_missing_prediction_or_method_is_named(curve: StudyWorld) -> None:
+    folder = curve.world.runs.adapter("toy", NAME, "lora", 1)
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    (folder / "predictions.jsonl").write_text("\n".join(lines[1:]))
+    with pytest.raises(GuardError, match=r"no reference prediction.*real/0.*study's command"):
+        logits_of(curve)
+    (folder / "card.json").unlink()
+    with pytest.raises(GuardError, match=r"not finished weights.*study's command"):
+        logits_of(curve)
+
+
+def test_points_with_different_test_rows_are_refused(curve: StudyWorld) -> None:
+    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
+    write_examples(data / "test.jsonl", read_examples(data / "test.jsonl")[:-1])
+    with pytest.raises(GuardError, match="different test rows"):
+        shared_test_rows(curve.folder, curve.study)

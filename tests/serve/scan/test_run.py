@@ -65,7 +65,7 @@ def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: 
 def test_bad_input_is_found_before_an_engine_starts(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("serve.scan.runner.open_engines", lambda _: pytest.fail("it starts"))
+    monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
     file = write_rows(tmp_path / "a.jsonl", 18)
     wrong = {
         "no file of stored conversations": ("--files", "nowhere.jsonl"),

@@ -14,8 +14,8 @@ from guard.errors import GuardError
 from serve.scan.manifest import ScanManifest
 from serve.scan.parts import PartFolder
 from serve.scan.run import summary
-from serve.scan.scan import scan
-from serve.scan.sources import state_of
+from serve.scan.scan import read_parts, scan
+from serve.scan.sources import size_of, state_of
 from tests.serve.client.censor import Censor
 
 FORBIDDEN = (3, 11)
@@ -135,3 +135,27 @@ def test_a_source_that_is_gone_by_the_time_it_is_read_is_no_finished_scan(tmp_pa
     engine.on_step = lambda: file.unlink(missing_ok=True)
     with pytest.raises(GuardError, match=r"a\.jsonl: it cannot be read any more: No such file"):
         scan(engine, folder)
+
+
+def test_a_part_goes_on_in_the_next_source_and_bytes_add_up(tmp_path: Path) -> None:
+    files = [write_rows(tmp_path / name, 7) for name in ("a.jsonl", "b.jsonl")]
+    parts = list(read_parts(manifest(*files, rows_a_part=4)))
+    assert [part.number for part in parts] == [0, 1, 2, 3]
+    assert [len(part.conversations) for part in parts] == [4, 4, 4, 2]
+    sources = [(row.source, row.number) for part in parts for row in part.conversations]
+    assert sources == [(str(file), number) for file in files for number in range(7)]
+    assert sum(part.read_bytes for part in parts) == sum(size_of(str(file)) for file in files)
+    assert all(part.read_bytes > 0 for part in parts)
+
+
+def test_nothing_stored_is_no_part(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    assert list(read_parts(manifest(tmp_path / "a.jsonl"))) == []
+
+
+def test_a_source_that_breaks_off_is_an_error(tmp_path: Path) -> None:
+    broken = tmp_path / "a.jsonl.gz"
+    broken.write_bytes(b"not gzip")
+    states = {str(broken): (8, 0)}
+    with pytest.raises(GuardError, match="not readable"):
+        list(read_parts(ScanManifest("toy", states, {"words": "abc"}, 4, "jsonl")))

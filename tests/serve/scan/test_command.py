@@ -1,7 +1,8 @@
-"""A scan in this process is by the weights that it began with, or not at all."""
+"""How many actors a scan has; and one in this process is by the weights that it began with."""
 
 from __future__ import annotations
 
+import argparse
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,12 +11,37 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import load_recipe
 from guard.weights.card import read_card
+from serve.scan.command import add_scan_options, cluster_actors, judge_all
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder
-from serve.scan.runner import judge_all
 from serve.selection import ServedPart
 from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.scan.test_scan import write_rows
+
+
+def actors(*options: str) -> int | None:
+    parser = argparse.ArgumentParser()
+    add_scan_options(parser, out="the folder for the verdicts")
+    arguments = parser.parse_args(["--files", "a.jsonl", *options])
+    return cluster_actors(parser, arguments)
+
+
+def test_actors_need_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        actors("--actors", "2")
+    assert "--actors needs --cluster" in capsys.readouterr().err
+
+
+def test_a_cluster_has_one_actor_by_default_and_a_scan_without_one_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert actors() is None
+    assert actors("--cluster") == 1
+    assert actors("--cluster", "--actors", "3") == 3
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(GuardError, match="Ray is not installed"):
+        actors("--cluster")
 
 
 @pytest.mark.parametrize("change", ["weights", "threshold"])
@@ -30,7 +56,7 @@ def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
     def start(_: object) -> nullcontext[WordsEngine]:
         return nullcontext(WordsEngine(folders))
 
-    monkeypatch.setattr("serve.scan.runner.open_engines", start)
+    monkeypatch.setattr("serve.scan.command.open_engines", start)
     if change == "weights":
         save_words(folders["stern"], b"second")
     else:

@@ -9,8 +9,10 @@ do often. Answers are kept: only what is missing is asked.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,14 +20,14 @@ from pathlib import Path
 from typing import Literal
 
 from data.long_turns import LongTurns, Position
-from eval.answer import Answer
-from eval.markdown import markdown_table
+from eval.answers import group_numbers, scored_answers
+from eval.report.tables import markdown_table, share_cell
 from eval.served import OpenPredictor, Served, open_engine, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.arguments import multiple, whole_numbers
 from guard.conversation.example import ROLES, Example, Message
 from guard.errors import exits_cleanly
-from guard.files.atomic import atomic_write
+from guard.files.atomic import save_figures
 from guard.files.yaml_file import Strict
 from guard.home import ROOT
 from guard.layout import Runs
@@ -42,7 +44,6 @@ AS_IT_IS: CellPosition = "as it is"  # the row without a long turn
 # of other rows.
 DOCUMENT: CellPosition = "in a document"
 MANY_TURNS: CellPosition = "many turns"
-LICENSE = ROOT / "LICENSE"
 
 Key = tuple[int, CellPosition]  # a cell's characters and position
 Write = Callable[..., Example | None]  # a row anew, of so many `characters`, by a `rng`
@@ -82,28 +83,24 @@ class Lengths(Strict):
         """A table of all cells, over all rules together."""
         head = ["characters", "what decides", "method", "n", "violations missed"]
         head += ["missed and confident", "harmless flagged", "confident", "unjudged"]
-        together: dict[tuple[int, str, str], list[LengthCell]] = {}
+        together: dict[tuple[str, str, str], Counter[str]] = {}
         for cell in self.cells:
-            key = (cell.characters, cell.position, cell.method)
-            together.setdefault(key, []).append(cell)
+            key = (f"{cell.characters:,}", cell.position, cell.method)
+            counts = cell.model_dump(exclude={"rule", "method", "characters", "position"})
+            together.setdefault(key, Counter()).update(counts)
         rows: list[list[str]] = []
-        for (characters, position, method), cells in together.items():
-            n = sum(cell.n for cell in cells)
-            violating = sum(cell.violating for cell in cells)
-            rows.append(
-                [
-                    f"{characters:,}" if characters else "",
-                    position,
-                    method,
-                    str(n),
-                    _percent(sum(cell.missed for cell in cells), violating),
-                    _percent(sum(cell.missed_confident for cell in cells), violating),
-                    _percent(sum(cell.flagged for cell in cells), n - violating),
-                    _percent(sum(cell.confident for cell in cells), n),
-                    str(sum(cell.unjudged for cell in cells)),
-                ]
-            )
+        for key, it in together.items():
+            shares = [
+                share_cell(it["missed"], it["violating"]),
+                share_cell(it["missed_confident"], it["violating"]),
+                share_cell(it["flagged"], it["n"] - it["violating"]),
+                share_cell(it["confident"], it["n"]),
+            ]
+            rows.append([*key, str(it["n"]), *shares, str(it["unjudged"])])
         return markdown_table(head, rows)
+
+    def save(self, path: Path) -> None:
+        save_figures(path, json.dumps(self.model_dump(mode="json"), indent=2), self.as_markdown())
 
 
 def lengths(
@@ -138,36 +135,35 @@ def lengths(
 
 def _written(trial: Trial, characters: Sequence[int], rows: int) -> Iterator[tuple[Key, Example]]:
     """The rows of each cell, the same ones at every call."""
-    writer = LongTurns.amid_allowed(trial.rule, trial.examples)
-    document = LongTurns(trial.rule, dict.fromkeys(ROLES, LICENSE.read_text().split("\n\n")))
     chosen: list[Example] = []
     for label in (0, 1):
         candidates = [example for example in trial.examples if example.label == label]
         chosen += random.Random(0).sample(candidates, min(rows // 2, len(candidates)))
     for example in chosen:
         yield (0, AS_IT_IS), example
-    for length in characters:
-        for position in writer.positions:
-            yield from _cell(chosen, length, position, partial(writer.written, position=position))
-        if not trial.rule.depends_on_context:
-            yield from _cell(chosen, length, DOCUMENT, partial(document.written, position="middle"))
-            many_turns = partial(_among_turns, trial)
-            yield from _cell(chosen, length, MANY_TURNS, many_turns)
+    writers = _writers(trial)
+    for length, position in itertools.product(characters, writers):
+        for example in chosen:
+            name = f"{example.id}/{length}/{position}"
+            row = writers[position](example, characters=length, rng=random.Random(name))
+            if row is not None:
+                yield (length, position), replace(row, id=name)
 
 
-def _cell(
-    examples: Sequence[Example], length: int, position: CellPosition, write: Write
-) -> Iterator[tuple[Key, Example]]:
-    for example in examples:
-        rng = random.Random(f"{example.id}/{length}/{position}")
-        row = write(example, characters=length, rng=rng)
-        if row is not None:
-            yield (length, position), replace(row, id=f"{example.id}/{length}/{position}")
+def _writers(trial: Trial) -> dict[CellPosition, Write]:
+    amid_allowed = LongTurns.amid_allowed(trial.rule, trial.examples)
+    writers: dict[CellPosition, Write] = {}
+    for position in amid_allowed.positions:
+        writers[position] = partial(amid_allowed.written, position=position)
+    if not trial.rule.depends_on_context:
+        paragraphs = (ROOT / "LICENSE").read_text().split("\n\n")
+        document = LongTurns(trial.rule, dict.fromkeys(ROLES, paragraphs))
+        writers[DOCUMENT] = partial(document.written, position="middle")
+        writers[MANY_TURNS] = partial(_among_turns, trial)
+    return writers
 
 
-def _among_turns(
-    trial: Trial, example: Example, *, characters: int, rng: random.Random
-) -> Example | None:
+def _among_turns(trial: Trial, example: Example, characters: int, rng: random.Random) -> Example:
     """The row among turns of allowed ones, in the middle; last where only the last turn counts."""
     allowed = [row for row in trial.examples if not row.label and row.group != example.group]
     around: list[tuple[Message, ...]] = []
@@ -176,58 +172,50 @@ def _among_turns(
             break
         around.append(tuple(message for message in row.messages if message.role != "system"))
         characters -= sum(len(message.content) for message in around[-1])
-    cut = len(around) if trial.rule.turns == "last" else len(around) // 2
-    messages: list[Message] = []
-    for conversation in (*around[:cut], example.messages, *around[cut:]):
-        messages += conversation
-    return replace(example, messages=tuple(messages))
+    cut = len(around)
+    if trial.rule.turns != "last":
+        cut //= 2
+    conversations = (*around[:cut], example.messages, *around[cut:])
+    return replace(example, messages=tuple(itertools.chain.from_iterable(conversations)))
 
 
-def _cells(kept: Served, method: str, keys: Sequence[Key]) -> list[LengthCell]:
+def _cells(kept: Served, method: str, keys: Sequence[Key]) -> Iterator[LengthCell]:
     """The cells of one rule's rows, whose `keys` are in the order of its trial's examples."""
     trial = kept.trial
-    answers = kept.answers(trial.served(method))
-    by_key: dict[Key, list[tuple[Example, Answer]]] = {}
-    for key, example, answer in zip(keys, trial.examples, answers, strict=True):
-        by_key.setdefault(key, []).append((example, answer))
-    cells: list[LengthCell] = []
-    for (characters, position), pairs in by_key.items():
-        missed = [answer for example, answer in pairs if example.label and answer.violates is False]
-        flagged = [answer for example, answer in pairs if not example.label and answer.violates]
-        cells.append(
-            LengthCell(
-                rule=trial.rule.id,
-                method=method,
-                characters=characters,
-                position=position,
-                n=len(pairs),
-                violating=sum(example.label for example, _ in pairs),
-                unjudged=sum(answer.violates is None for _, answer in pairs),
-                missed=len(missed),
-                missed_confident=sum(bool(answer.confident) for answer in missed),
-                flagged=len(flagged),
-                confident=sum(bool(answer.confident) for _, answer in pairs),
-            )
+    labels, groups = [example.label for example in trial.examples], group_numbers(trial.examples)
+    scored = scored_answers(labels, kept.answers(trial.served(method)), groups)
+    indices: dict[Key, list[int]] = {}
+    for index, key in enumerate(keys):
+        indices.setdefault(key, []).append(index)
+    for (characters, position), chosen in indices.items():
+        cell = scored.part(chosen)
+        is_missed = cell.is_answered & (cell.labels == 1) & (cell.decisions == 0)
+        is_flagged = cell.is_answered & (cell.labels == 0) & (cell.decisions == 1)
+        yield LengthCell(
+            rule=trial.rule.id,
+            method=method,
+            characters=characters,
+            position=position,
+            n=len(chosen),
+            violating=int(cell.labels.sum()),
+            unjudged=int((~cell.is_answered).sum()),
+            missed=int(is_missed.sum()),
+            missed_confident=int((is_missed & (cell.confident == 1)).sum()),
+            flagged=int(is_flagged.sum()),
+            confident=int((cell.confident == 1).sum()),
         )
-    return cells
-
-
-def _percent(count: int, total: int) -> str:
-    return f"{100 * count / total:.1f}" if total else ""
 
 
 @exits_cleanly
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval.lengths",
-        description="Test rows with a long turn, by its length and by where in it stands what "
-        "decides: what is missed, and what is missed with confidence, in percent. Writes "
-        "runs/MODEL/lengths.{json,md}.",
+        prog="python -m eval.study.lengths",
+        description="What is missed of test rows with a long turn, in percent, by its length and "
+        "by where in it stands what decides. Writes runs/MODEL/lengths.{json,md}.",
     )
-    parser.add_argument(
-        "--rule", required=True, help="a rule's name, several separated by commas, or all"
-    )
+    rule = "a rule's name, several separated by commas, or all"
+    parser.add_argument("--rule", required=True, help=rule)
     add_recipe_arguments(parser)
     parser.add_argument(
         "--characters", type=whole_numbers, default=LENGTHS, help="lengths (default: %(default)s)"
@@ -244,10 +232,7 @@ def main() -> None:
             arguments.rule, recipe, characters=arguments.characters, rows=arguments.rows
         )
         path = Runs().root / recipe.name / "lengths.json"
-        with atomic_write(path) as part:
-            part.write_text(json.dumps(measured.model_dump(mode="json"), indent=2) + "\n")
-        with atomic_write(path.with_suffix(".md")) as part:
-            part.write_text(measured.as_markdown() + "\n")
+        measured.save(path)
         print(measured.as_markdown())
         print(f"written: {path}, {path.with_suffix('.md')}")
 

@@ -15,10 +15,10 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.replay.run import main, report_replay
-from serve.replay.versions import Versions, find_versions, replayed_parts
 from serve.scan.manifest import manifest_of
 from serve.scan.parts import PartFolder, ScanRow
+from serve.scan.replay import main, report_replay
+from serve.scan.versions import Versions, find_versions, replayed_parts
 from serve.selection import open_engines
 from tests.serve.cards import prompts, save_card, text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
@@ -51,7 +51,7 @@ def traffic(tmp_path: Path) -> Path:
 
 def command(versions: list[Path], traffic: Path, *more: str) -> list[str]:
     named = [*map(str, versions), "--files", str(traffic), "--runs", str(traffic.parent)]
-    return [sys.executable, "-m", "serve.replay.run", *named, "--rows-a-part", "8", *more]
+    return [sys.executable, "-m", "serve.scan.replay", *named, "--rows-a-part", "8", *more]
 
 
 @pytest.mark.slow
@@ -72,8 +72,8 @@ def test_a_killed_replay_goes_on_and_reports_what_peft_says(
     assert f"{ROWS} conversations" in done and "verdicts that flip" in done
     assert (out / "part-000000.jsonl").stat().st_mtime_ns == kept
     facts = json.loads((out / "replay.json").read_text())["rules"]["mild"]
-    assert facts["judged"] == ROWS - 1 and facts["unjudged_both"] == 1
-    row = facts["largest"][0]
+    assert facts["judged"] == ROWS - 1 and facts["unjudged_a_and_b"] == 1
+    row = facts["flipped"][0]
     stored = json.loads(traffic.read_text().splitlines()[row["row"]])["messages"][-1]
     messages = (*CONVERSATION, Message("user", stored["content"]))
     for key, folder in zip(("p_a", "p_b"), versions, strict=True):
@@ -105,11 +105,18 @@ def test_texts_are_not_read_from_a_source_that_has_changed(
     versions: list[Path], traffic: Path
 ) -> None:
     folder, found = finished_replay(versions, traffic)
-    assert report_replay(folder, found, 50).conversations == ROWS
+    report = report_replay(folder, found, 50)
+    report.save(folder.folder)
+    facts = json.loads((folder.folder / "replay.json").read_text())
+    assert facts["conversations"] == ROWS and list(facts["sources"]) == [str(traffic)]
+    mild = facts["rules"]["mild"]
+    assert mild["a"]["version"] != mild["b"]["version"] and mild["shares_prefill"]
+    assert (mild["flips"]["count"], len(mild["flipped"])) == (ROWS, ROWS)
+    assert f"{ROWS} conversations, 1 rules" in report.as_text()
     first, rest = traffic.read_text().split("\n", 1)
     traffic.write_text(f"{rest}{first}\n")
     with pytest.raises(GuardError, match=r"traffic\.jsonl: it has changed since"):
-        report_replay(folder, found, 50)
+        report.save(folder.folder)
 
 
 def test_a_part_that_lost_rows_is_no_report(versions: list[Path], traffic: Path) -> None:
@@ -138,7 +145,7 @@ def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("serve.scan.runner.open_engines", lambda _: pytest.fail("it starts"))
+    monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
     nowhere = traffic.parent / "nowhere"
     wrong = {
         "no such folder": command([versions[0], nowhere], traffic),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from data.long_turns import POSITIONS
-from eval.lengths import Lengths, lengths
+from eval.study.lengths import Lengths, lengths
 from guard.coverage import Coverage, packed_words
 from guard.errors import GuardError
 from serve.engine import ScoreRequest

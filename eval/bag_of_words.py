@@ -1,36 +1,85 @@
-"""TF-IDF with logistic regression.
+"""The bag-of-words baseline, what can be had without a model: TF-IDF with logistic regression.
 
 Which text it reads, which n-grams it counts and how strongly it is regularised is chosen by the
 AUROC on the validation split; probability and threshold come from there too. The few rows of one's
-own beside generated ones choose worse than all (docs/lessons.md). Knows nothing of engines, and
-nothing of the test split.
+own beside generated ones choose worse than all (docs/lessons.md).
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
 from eval import metrics
-from eval.answer import Answer
-from eval.bag_of_words.features import BLOCKS, NGRAMS, VIEWS, WORD, Block, text_of
+from eval.answers import Answer
 from guard.calibrate import calibrate
 from guard.calibration_rows import for_calibration, own_rows_decide
 from guard.conversation.example import Example
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
-from guard.rule import Reads
+from guard.prompt.text import visible
+from guard.rule import SPEAKERS, Reads
 from guard.verdict import Calibration
+
+WORD = r"(?u)\w+"
+
+
+def _judged_turns(example: Example, reads: Reads) -> list[str]:
+    return [turn.content for turn in example.messages if turn.role in SPEAKERS[reads]]
+
+
+# The parts of a conversation that can be read.
+VIEWS: dict[str, Callable[[Example, Reads], list[str]]] = {
+    "whole conversation": lambda example, reads: [turn.content for turn in example.messages],
+    "judged speaker": _judged_turns,
+    "last turn": lambda example, reads: _judged_turns(example, reads)[-1:],
+}
+BLOCKS: dict[str, dict[str, Any]] = {  # of scikit-learn's CountVectorizer
+    "words 1-2": {"token_pattern": WORD, "ngram_range": (1, 2)},
+    "words 1-3": {"token_pattern": WORD, "ngram_range": (1, 3)},
+    "characters 2-5": {"analyzer": "char_wb", "ngram_range": (2, 5)},
+}
+NGRAMS: dict[str, tuple[str, ...]] = {  # by name: the blocks that stand side by side
+    "words 1-2": ("words 1-2",),
+    "words 1-3": ("words 1-3",),
+    "words 1-2 and characters 2-5": ("words 1-2", "characters 2-5"),
+}
+
+
+class Block:
+    """TF-IDF of one kind of n-gram, rows of length 1.
+
+    N-grams that only one training text has are dropped, unless that would drop all.
+    """
+
+    def __init__(self, name: str, training: Sequence[str]) -> None:
+        self._counts = CountVectorizer(**BLOCKS[name])
+        counts = self._counts.fit_transform(training)
+        texts_with = np.bincount(counts.indices, minlength=counts.shape[1])
+        self._kept = np.flatnonzero(texts_with >= min(2, texts_with.max()))
+        self._weights = TfidfTransformer(sublinear_tf=True)
+        self.training = self._weights.fit_transform(counts[:, self._kept])
+
+    def transform(self, texts: Sequence[str]) -> csr_matrix:
+        return self._weights.transform(self._counts.transform(texts)[:, self._kept])
+
+
+def text_of(example: Example, view: str, reads: Reads) -> str:
+    return "\n".join(visible(content) for content in VIEWS[view](example, reads))
+
 
 # C of the logistic regression, the inverse of its regularisation.
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+REMEDY = "Run `make data` for this rule, or check the rows"
 
 
 class BagVariant(Strict):
@@ -56,9 +105,6 @@ class BagOfWords:
     calibration: Calibration
 
     def answers(self, examples: Sequence[Example]) -> list[Answer]:
-        """One per example, in order, with logit (nats) and calibrated probability; it states no
-        confidence.
-        """
         answers = []
         for logit in self.logits(examples):
             p_violation = self.calibration.p_violation(logit)
@@ -87,17 +133,18 @@ def fit_bag_of_words(
     differ.
     """
     for split, rows in (("training", train), ("validation", validation)):
-        _refuse_one_label(split, rows)
+        if len({example.label for example in rows}) < 2:
+            problem = (
+                f"the {split} rows have one label: nothing to fit the bag-of-words baseline on"
+            )
+            raise GuardError(problem, got=f"{len(rows)} rows", remedy=REMEDY)
     labels = np.array([example.label for example in validation])
     best: tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray] | None = None
     for variant, blocks, model, logits in _candidates(train, validation, reads):
         if best is None or variant.validation_auroc > best[0].validation_auroc:
             best = variant, blocks, copy.deepcopy(model), logits
     if best is None:
-        raise GuardError(
-            "the training rows have no words that differ",
-            remedy="Run `make data` for this rule, or check the rows",
-        )
+        raise GuardError("the training rows have no words that differ", remedy=REMEDY)
     variant, blocks, model, logits = best
     is_generated = [example.is_generated for example in validation]
     calibrated_on, of_rows = for_calibration(
@@ -164,12 +211,3 @@ def _views(
         if has_words and training not in seen:
             seen.append(training)
             yield view, training, [text_of(example, view, reads) for example in validation]
-
-
-def _refuse_one_label(split: str, rows: Sequence[Example]) -> None:
-    if len({example.label for example in rows}) < 2:
-        raise GuardError(
-            f"the {split} rows have one label: nothing to fit the bag-of-words baseline on",
-            got=f"{len(rows)} rows",
-            remedy="Run `make data` for this rule",
-        )

@@ -3,17 +3,86 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from eval.bag_of_words.baseline import STRENGTHS, fit_bag_of_words
-from eval.bag_of_words.features import NGRAMS, VIEWS
-from eval.scored import is_right
-from guard.conversation.example import GENERATOR, Example, Message
+from eval.answers import Answer
+from eval.bag_of_words import (
+    NGRAMS,
+    STRENGTHS,
+    VIEWS,
+    fit_bag_of_words,
+    text_of,
+)
+from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.errors import GuardError
-from tests.eval.bag_of_words.conftest import early, judged, last, only, rows
+from guard.rule import Reads
+
+NOISE = [f"{first}{second}" for first, second in itertools.product("bcdfgh", "aeiou")]
+
+
+def rows(
+    split: Split, turns: Callable[[int, list[str]], list[Message]], n: int = 60
+) -> list[Example]:
+    """Rows of alternating labels; `turns` writes one from its label and some noise."""
+    rng = np.random.default_rng(len(split))
+    return [
+        Example(
+            id=f"{split}{number}",
+            rule="toy",
+            messages=tuple(turns(number % 2, rng.choice(NOISE, 3).tolist())),
+            label=number % 2,
+            split=split,
+            source="toy",
+            group=f"{split}{number}",
+        )
+        for number in range(n)
+    ]
+
+
+def early(label: int, noise: list[str]) -> list[Message]:
+    """The user's first turn tells; the assistant, who is judged, and the last turn do not."""
+    word = ("plain", "secret")[label]
+    return [
+        Message("user", f"{noise[0]} {word}"),
+        Message("assistant", f"{noise[1]} {noise[2]}"),
+        Message("user", noise[0]),
+    ]
+
+
+def judged(label: int, noise: list[str]) -> list[Message]:
+    """The assistant's first turn tells; others say the same words at random, and last."""
+    word, decoy = ("plain", "secret")[label], ("plain", "secret")[noise[0] < "d"]
+    return [
+        Message("user", f"{decoy} {decoy} {decoy}"),
+        Message("assistant", f"{noise[1]} {word}"),
+        Message("assistant", noise[0]),
+        Message("user", f"{decoy} {noise[2]}"),
+    ]
+
+
+def last(label: int, noise: list[str]) -> list[Message]:
+    """The assistant's last turn tells; his first says the same words at random."""
+    word, decoy = ("plain", "secret")[label], ("plain", "secret")[noise[0] < "d"]
+    return [
+        Message("assistant", f"{decoy} {decoy} {decoy}"),
+        Message("user", decoy),
+        Message("assistant", f"{noise[1]} {word}"),
+    ]
+
+
+def only(label: int, noise: list[str]) -> list[Message]:
+    """One turn that tells: every view is the same, and every strength is enough."""
+    return [Message("assistant", ("plain", "secret")[label])]
+
+
+def right(examples: list[Example], answers: list[Answer]) -> float:
+    """The share of right answers."""
+    rows = zip(examples, answers, strict=True)
+    return float(np.mean([answer.violates == bool(row.label) for row, answer in rows]))
 
 
 @pytest.mark.parametrize(
@@ -29,18 +98,24 @@ def test_the_view_that_tells_is_chosen_and_without_it_the_baseline_is_worse(
     fitted = fit_bag_of_words(train, validation, "assistant")
     assert (fitted.variant.view, fitted.variant.validation_auroc) == (view, 1.0)
     test = rows("test", turns)
-    assert is_right(test, fitted.answers(test)).mean() > 0.9
+    assert right(test, fitted.answers(test)) > 0.9
     monkeypatch.delitem(VIEWS, view)
     without = fit_bag_of_words(train, validation, "assistant")
     assert without.variant.validation_auroc < 1.0
 
 
-def test_the_first_of_equals_is_chosen_and_a_second_fit_is_the_same() -> None:
+def test_the_first_of_equals_is_chosen_with_its_own_weights_and_a_second_fit_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weakest strength is enough and comes first; others are fitted after it."""
     train, validation = rows("train", only), rows("validation", only)
     fits = [fit_bag_of_words(train, validation, "assistant") for _ in range(2)]
     assert fits[0].variant.c == STRENGTHS[0]
     assert fits[0].variant.ngrams == next(iter(NGRAMS))
     assert fits[0].answers(validation) == fits[1].answers(validation)
+    monkeypatch.setattr("eval.bag_of_words.STRENGTHS", STRENGTHS[:1])
+    alone = fit_bag_of_words(train, validation, "assistant")
+    assert np.abs(fits[0].model.coef_ - alone.model.coef_).max() < 1e-6
 
 
 def parts(label: int, noise: list[str]) -> list[Message]:
@@ -70,24 +145,9 @@ def test_the_strengths_reach_to_where_rare_words_outweigh_a_common_one(
     train, validation = rows("train", rare), rows("validation", rare)
     chosen = fit_bag_of_words(train, validation, "assistant").variant
     assert (chosen.c, chosen.validation_auroc) == (100.0, 1.0)
-    monkeypatch.setattr("eval.bag_of_words.baseline.STRENGTHS", STRENGTHS[:3])
+    monkeypatch.setattr("eval.bag_of_words.STRENGTHS", STRENGTHS[:3])
     weaker = fit_bag_of_words(train, validation, "assistant").variant
     assert weaker.validation_auroc < 1.0
-
-
-def test_the_weights_are_those_of_the_variant_that_was_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The weakest strength is enough and comes first; others are fitted after it."""
-    train, validation = rows("train", only), rows("validation", only)
-    fitted = fit_bag_of_words(train, validation, "assistant")
-    assert fitted.variant.c == STRENGTHS[0]
-    monkeypatch.setattr("eval.bag_of_words.baseline.STRENGTHS", STRENGTHS[:1])
-    alone = fit_bag_of_words(train, validation, "assistant")
-    assert np.abs(fitted.model.coef_ - alone.model.coef_).max() < 1e-6
-    assert [answer.logit for answer in fitted.answers(validation)] == pytest.approx(
-        [answer.logit for answer in alone.answers(validation)], abs=1e-6
-    )
 
 
 def test_the_threshold_keeps_to_the_rule_s_largest_false_positive_rate() -> None:
@@ -130,3 +190,33 @@ def test_beside_generated_rows_the_last_fit_reads_your_own_validation_rows_too()
     without = fit_bag_of_words(train, held_out, "assistant")
     assert without.blocks[0].transform(["beba"]).shape[1] == 2
     assert without.variant.c == fitted.variant.c
+
+
+@pytest.mark.parametrize(
+    ("reads", "judged_speaker", "last_turn"),
+    [
+        ("user", "b", "b"),
+        ("assistant", "c\ne", "e"),
+        ("tool", "a\nd", "d"),  # a system's turn may hold a document, as what tools return
+        ("last tool", "a\nd", "d"),
+        ("conversation", "a\nb\nc\nd\ne", "e"),
+    ],
+)
+def test_every_view_reads_all_the_turns_that_its_name_says(
+    reads: Reads, judged_speaker: str, last_turn: str
+) -> None:
+    roles = ("system", "user", "assistant", "tool", "assistant")
+    turns = [Message(role, text) for role, text in zip(roles, "abcde", strict=True)]
+    (row,) = rows("test", lambda label, noise: turns, 1)
+    read = {view: text_of(row, view, reads) for view in VIEWS}
+    assert read == {
+        "whole conversation": "a\nb\nc\nd\ne",
+        "judged speaker": judged_speaker,
+        "last turn": last_turn,
+    }
+
+
+def test_what_hides_text_is_undone_before_it_is_counted() -> None:
+    hidden = Message("user", "d\u200bo\u200bse \uff41\uff42\uff43")
+    (row,) = rows("test", lambda label, noise: [hidden], 1)
+    assert text_of(row, "whole conversation", "user") == "dose abc"

@@ -1,1 +1,0 @@
-"""The bag-of-words baseline: what can be had without a model."""

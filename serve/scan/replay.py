@@ -1,0 +1,194 @@
+"""`python -m serve.scan.replay A B --files logs/*.jsonl`, entry of `make replay`.
+
+Judges recorded conversations by two versions of a rule's weights in one engine, each conversation
+prefilled once for both, and reports which verdicts flip. It is a scan by two adapters a rule: what
+is cut off at any point goes on where it was. There are no labels, so it says what changes, not what
+is better: `make compare` does. Exit status: 2 for what cannot be replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guard.arguments import count
+from guard.errors import exits_cleanly
+from guard.files.atomic import atomic_write
+from guard.method import METHODS
+from serve.scan.command import add_scan_options, cluster_actors, judge_all
+from serve.scan.flips import ReplayTally, Row
+from serve.scan.manifest import ScanManifest, manifest_of
+from serve.scan.page import excerpts, page, rule_section
+from serve.scan.parts import PartFolder, delete_scan
+from serve.scan.sources import find_sources, names_of
+from serve.scan.versions import RuleVersion, Versions, find_versions, replayed_parts
+
+SHOWN = 50  # flips of a rule that the report lists
+REPORT, PAGE = "replay.json", "replay.html"
+NO_LABELS = (
+    "This page quotes recorded conversations. It has no labels: a flip says that A and B disagree, "
+    "not which of them is right."
+)
+CARD_FACTS = ("method", "version", "rule_text", "threshold", "temperature", "bias", "seed")
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What was counted of each pair of versions, by rule, and of which traffic."""
+
+    manifest: ScanManifest
+    conversations: int
+    versions: Versions
+    tallies: Mapping[str, ReplayTally]
+
+    def as_json(self) -> str:
+        """`replay.json`."""
+        rules: dict[str, Any] = {}
+        for pair in self.versions.pairs:
+            rules[pair.rule] = {
+                "a": _facts(pair.a),
+                "b": _facts(pair.b),
+                "differences": pair.differences,
+                "shares_prefill": pair.shares_prefill,
+                **self.tallies[pair.rule].facts(),
+            }
+        facts = {
+            "model": self.manifest.model,
+            "conversations": self.conversations,
+            "sources": {source: size for source, (size, _) in self.manifest.sources.items()},
+            "rules_of_a_only": self.versions.only_a,
+            "rules_of_b_only": self.versions.only_b,
+            "unchanged_rules": self.versions.unchanged,
+            "rules": rules,
+        }
+        return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+
+    def as_text(self) -> str:
+        """The lines for the terminal: what each version flags, and how many verdicts flip."""
+        lines = [f"{self.conversations:,} conversations, {len(self.tallies)} rules, two versions"]
+        for pair in self.versions.pairs:
+            lines += ["", pair.rule]
+            for label, text in self.tallies[pair.rule].as_text().items():
+                lines.append(f"  {label:<22}{text}")
+            lines += [f"  note: {sentence}" for sentence in pair.differences]
+        return "\n".join([*lines, *self._left_out()])
+
+    def as_html(self) -> str:
+        """`replay.html`. Raises GuardError where a source has changed or cannot be read any more:
+        its texts would be of other rows than the verdicts.
+        """
+        places: list[tuple[str, int]] = []
+        for tally in self.tallies.values():
+            places += [(flip.source, flip.row) for flip in tally.largest()]
+        texts = excerpts(places)
+        for source in {source for source, _ in places}:
+            self.manifest.check_source(source)
+        sections = [
+            rule_section(pair, self.tallies[pair.rule], texts) for pair in self.versions.pairs
+        ]
+        title = f"Replay: {self.conversations:,} conversations, A against B"
+        return page(title, [NO_LABELS, *self._left_out()], sections)
+
+    def save(self, folder: Path) -> None:
+        """Write `replay.html` and `replay.json`, each whole or not at all. Raises as `as_html`."""
+        for name, content in ((PAGE, self.as_html()), (REPORT, self.as_json())):
+            with atomic_write(folder / name) as part:
+                part.write_text(content, encoding="utf-8")
+
+    def _left_out(self) -> list[str]:
+        """The rules that were not replayed, one line per reason."""
+        reasons = (
+            ("only in A", self.versions.only_a),
+            ("only in B", self.versions.only_b),
+            ("the same in both", self.versions.unchanged),
+        )
+        return [f"{reason}: {', '.join(rules)}" for reason, rules in reasons if rules]
+
+
+def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayReport:
+    """Read all parts of a finished replay. Raises GuardError where a part is broken."""
+    tallies = {pair.rule: ReplayTally(shown) for pair in versions.pairs}
+    conversations = 0
+    for rows in _conversations(folder):
+        conversations += 1
+        for pair in versions.pairs:
+            tallies[pair.rule].add(rows[pair.a.name], rows[pair.b.name])
+    return ReplayReport(folder.manifest, conversations, versions, tallies)
+
+
+def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
+    """The rows of each conversation of a finished replay, by the name of the version.
+
+    Raises GuardError if a part is broken.
+    """
+    finished = folder.finished
+    conversations_left: int = finished["conversations"] if finished else 0
+    names, rows_a_part = len(folder.manifest.rules), folder.manifest.rows_a_part
+    for number in folder.numbers():
+        rows = list(folder.read(number))
+        conversations = min(rows_a_part, conversations_left)
+        folder.check_rows(number, len(rows), conversations)
+        conversations_left -= conversations
+        for start in range(0, len(rows), names):
+            yield {row["rule"]: row for row in rows[start : start + names]}
+
+
+def _facts(version: RuleVersion) -> dict[str, Any]:
+    card = {name: getattr(version.card, name) for name in CARD_FACTS}
+    return {"folder": str(version.folder), **card}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.scan.replay",
+        description="Which verdicts on recorded conversations flip between two versions of a "
+        "rule's weights.",
+    )
+    add = parser.add_argument
+    add(
+        "a",
+        type=Path,
+        help="a folder of weights, runs/MODEL/RULE/METHOD (what training replaced is "
+        "RULE/before/METHOD), or runs/MODEL for all its rules",
+    )
+    add("b", type=Path, help="the other version, of the same kind of folder")
+    add_scan_options(parser, out="the folder for verdicts and report (default: runs/replay)")
+    add("--method", help=f"where A and B are folders of rules: {', '.join(METHODS)}")
+    shown = f"flips of a rule that the report lists (default: {SHOWN})"
+    add("--shown", type=count, default=SHOWN, help=shown)
+    arguments = parser.parse_args()
+    if Path() in (arguments.a, arguments.b):
+        parser.error(
+            "name two folders of weights, as in make replay A=runs/tiny/RULE/before/alora "
+            'B=runs/tiny/RULE/alora FILES="logs/*.jsonl"'
+        )
+    arguments.actors = cluster_actors(parser, arguments)
+    return arguments
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    arguments = _arguments()
+    versions = find_versions(arguments.a, arguments.b, arguments.method)
+    sources = find_sources(names_of(arguments.files))
+    parts = replayed_parts(versions)
+    manifest = manifest_of(parts, sources, arguments.rows_a_part, "jsonl")
+    out = arguments.out or arguments.runs / "replay"
+    if arguments.force:
+        delete_scan(out)
+    folder = PartFolder(out, manifest)
+    if folder.finished is None:
+        judge_all(parts, folder, arguments.actors)
+    report = report_replay(folder, versions, arguments.shown)
+    report.save(out)
+    print(report.as_text())
+    print(f"written: {out / REPORT}, {out / PAGE}")
+
+
+if __name__ == "__main__":
+    main()
