@@ -98,11 +98,13 @@ class CalibrateBench(BenchCommand):
             bursts = min(bursts, QUICK_BURSTS)
         if not shares:
             bursts = max(1, bursts // 3)
-        plans = draw_bursts(bursts, self.options.rules, seed=1, shares=shares)
-        for plan in plans[:WARM_UP]:  # the first time is always slow
-            meter.run(plan)
+        drawn = draw_bursts(bursts, self.options.rules, seed=1, shares=shares)
+        for burst in drawn[:WARM_UP]:  # the first time is always slow
+            meter.run(burst)
         label = METHODS[method].label
-        return [meter.run(plan) for plan in tqdm(plans, desc=f"calibrating {label}", unit="burst")]
+        return [
+            meter.run(burst) for burst in tqdm(drawn, desc=f"calibrating {label}", unit="burst")
+        ]
 
 
 def limits_of(sizes: EngineSizes, slots: int) -> StepLimits:

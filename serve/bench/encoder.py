@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
-from guard.weights.card import CARD, read_card
+from guard.weights.card import read_card
 from serve.bench.engines import judged, memory_beside
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample
 from serve.bench.plot import Panel, panels_by
@@ -93,7 +94,6 @@ class EncoderBench(Benchmark[EncoderCell]):
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add this benchmark's options."""
         super().add_options(parser)
         text = f"the decoder to measure beside it, or {NOBODY} (default: {BESIDE})"
         parser.add_argument("--beside", default=BESIDE, help=text)
@@ -106,17 +106,36 @@ class EncoderBench(Benchmark[EncoderCell]):
         self._recipes = [self.recipe]
         if options.beside != NOBODY:
             self._recipes.append(load_recipe(options.beside))
+        self._folders = {recipe.name: self._trained(recipe) for recipe in self._recipes}
         self._prompts = prompt_builder(self.recipe)
         self._engines: dict[str, GuardEngine] = {}
         self._names: dict[str, Sequence[str]] = {}
 
+    def _trained(self, recipe: Recipe) -> dict[str, list[Path]]:
+        """The folders of the rules that are trained on a base, by method.
+
+        Raises GuardError if there is none.
+        """
+        folders: dict[str, list[Path]] = {}
+        refusals: list[GuardError] = []
+        for method in methods_of(recipe):
+            try:
+                folders[method] = list(trained(self.runs, recipe.name, method).values())
+            except GuardError as error:
+                refusals.append(error)
+        if not folders:
+            raise refusals[0]
+        for refusal in refusals:
+            print(f"left out: {refusal}", flush=True)
+        return folders
+
     def inputs(self) -> list[Any]:
-        """The recipes, and the weights of all rules on them."""
+        """The bases, and the weights of all rules on them."""
         inputs: list[Any] = []
         for recipe in self._recipes:
             inputs += [recipe.model_dump(), recipe.base_revision]
-            for card in sorted((self.runs.root / recipe.name).glob(f"*/*/{CARD}")):
-                inputs.append(read_card(card.parent).version)
+            folders = itertools.chain(*self._folders[recipe.name].values())
+            inputs += [read_card(folder).version for folder in folders]
         return inputs
 
     def cells(self) -> list[EncoderCell]:
@@ -136,8 +155,8 @@ class EncoderBench(Benchmark[EncoderCell]):
 
     def _lines(self) -> list[str]:
         lines: list[str] = []
-        for recipe in self._recipes:
-            lines += [f"{method} on {recipe.name}" for method in methods_of(recipe)]
+        for model, folders in self._folders.items():
+            lines += [f"{method} on {model}" for method in folders]
         return lines
 
     @contextlib.contextmanager
@@ -155,10 +174,7 @@ class EncoderBench(Benchmark[EncoderCell]):
 
     def _start(self, recipe: Recipe, rules: int, stack: contextlib.ExitStack) -> None:
         """Start the methods of a recipe in one engine."""
-        folders: dict[str, list[Path]] = {}
-        for method in methods_of(recipe):
-            folders[method] = list(trained(self.runs, recipe.name, method).values())
-        names, copied = copies(folders, rules)
+        names, copied = copies(self._folders[recipe.name], rules)
         print(f"loading {recipe.name} with {len(copied)} rules", flush=True)
         arguments = memory_beside(len(self._recipes)) | {"max_loras": slots(recipe, rules)}
         engine = stack.enter_context(GuardEngine(recipe, copied, **arguments))

@@ -11,7 +11,6 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
@@ -38,18 +37,14 @@ SLOTS, HOST, FLEET = 4, 8, 24  # adapters on the device, in host memory, in all
 SWAP_CHECKS, RULES_A_CHECK, SWAP_TOKENS = 40, 3, 200
 SWAP_WARM_UP = 4  # checks that are not recorded
 
-
-@dataclass(frozen=True)
-class BurstPlan:
-    """The checks of a burst, each with its conversation's tokens and its number of rules."""
-
-    checks: tuple[tuple[int, int], ...]
+# The checks of a burst, each with its conversation's tokens and its number of rules.
+Burst = Sequence[tuple[int, int]]
 
 
-def draw_bursts(count: int, most_rules: int, seed: int, *, shares: bool) -> list[BurstPlan]:
+def draw_bursts(count: int, most_rules: int, seed: int, *, shares: bool) -> list[Burst]:
     """Draw bursts of all sizes: log-uniform lengths, and one to `most_rules` rules."""
     draw = random.Random(seed)
-    drawn = []
+    drawn: list[Burst] = []
     for _ in range(count):
         checks: list[tuple[int, int]] = []
         left = MOST_TOKENS[shares]
@@ -61,7 +56,7 @@ def draw_bursts(count: int, most_rules: int, seed: int, *, shares: bool) -> list
             left -= tokens if shares else tokens * rules
             if left >= 0 or not checks:
                 checks.append((tokens, rules))
-        drawn.append(BurstPlan(tuple(checks)))
+        drawn.append(checks)
     return drawn
 
 
@@ -78,14 +73,14 @@ class BurstMeter:
         self.suffix_tokens = len(self._prompts.suffix_ids(self._texts[0]))
         self._seed = 0
 
-    def run(self, plan: BurstPlan, pause_s: float = 0.0) -> BurstRow:
+    def run(self, burst: Burst, pause_s: float = 0.0) -> BurstRow:
         """Time a burst on new conversations, from an empty cache, after a pause."""
         conversations: list[tuple[Message, ...]] = []
-        for tokens, _ in plan.checks:
+        for tokens, _ in burst:
             self._seed += 1
             conversations.append(conversation(self._prompts, tokens, self._seed))
         lengths = [len(self._prompts.prefix_ids(messages)) for messages in conversations]
-        rules = [rules for _, rules in plan.checks]
+        rules = [rules for _, rules in burst]
         self._engine.forget()
         time.sleep(pause_s)
         started = time.perf_counter()
@@ -151,10 +146,10 @@ def wake_ms(meter: BurstMeter) -> float:
     Caches are cold then, and a core has to wake. In an open-loop load at low rates this is every
     check.
     """
-    plan = BurstPlan(((WAKE_TOKENS, min(WAKE_RULES, meter.most_rules)),))
+    burst = [(WAKE_TOKENS, min(WAKE_RULES, meter.most_rules))]
     differences_ms: list[float] = []
     for _ in range(WAKES):
-        asleep, awake = meter.run(plan, PAUSE_S), meter.run(plan)
+        asleep, awake = meter.run(burst, PAUSE_S), meter.run(burst)
         asleep_ms = asleep.submit_ms + asleep.steps_ms
         differences_ms.append(asleep_ms - awake.submit_ms - awake.steps_ms)
     return max(0.0, statistics.median(differences_ms))

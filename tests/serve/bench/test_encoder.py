@@ -9,6 +9,7 @@ import pytest
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import load_recipe
+from serve.bench import encoder
 from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell, crossover, slots
 from serve.bench.harness import Repeat
 from serve.bench.report import GridReport
@@ -51,6 +52,7 @@ def test_the_shortest_cells_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         EncoderBench, "measure", lambda _, cell, repeat: asked.append((cell.tokens, cell.rules))
     )
+    monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     bench = bench_on("encoder", tmp_path, recipe=recipe())
     cells = [
         EncoderCell(tokens=tokens, rules=rules, line="head on minilm")
@@ -63,9 +65,16 @@ def test_the_shortest_cells_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert asked[-1] == (120, 2)
 
 
-def test_every_method_of_both_bases_is_measured_where_it_does_not_read_too_much(
-    tmp_path: Path,
+def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def trained(_: object, model: str, method: str) -> dict[str, Path]:
+        if (model, method) in untrained:
+            raise GuardError(f"no rule is trained by {method}")
+        return {"rule": tmp_path}
+
+    untrained: list[tuple[str, str]] = []
+    monkeypatch.setattr(encoder, "trained", trained)
     cells: list[EncoderCell] = bench_on("encoder", tmp_path, recipe=recipe()).cells()
     lines = dict.fromkeys(cell.line for cell in cells)
     assert list(lines) == ["lora on minilm", "head on minilm", "lora on tiny", "alora on tiny"]
@@ -74,6 +83,15 @@ def test_every_method_of_both_bases_is_measured_where_it_does_not_read_too_much(
     assert most == {"head on minilm", "alora on tiny"}
     quick = bench_on("encoder", tmp_path, "--quick", "--beside", "none", recipe=recipe()).cells()
     assert {cell.line for cell in quick} == {"lora on minilm", "head on minilm"}
+    untrained += [("minilm", "lora"), ("tiny", "lora")]
+    assert bench_on("encoder", tmp_path, recipe=recipe())._lines() == [
+        "head on minilm",
+        "alora on tiny",
+    ]
+    assert "left out: no rule is trained by lora" in capsys.readouterr().out
+    untrained.append(("minilm", "head"))
+    with pytest.raises(GuardError, match="no rule is trained by lora"):
+        bench_on("encoder", tmp_path, recipe=recipe())
     assert {cell.repeats for cell in quick} == {2} and {cell.tokens for cell in quick} == {120, 450}
 
 

@@ -219,6 +219,7 @@ def test_an_encoder_is_measured_as_by_its_own_benchmark_beside_a_decoder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measured: list[dict[str, Any]] = []
+    monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     monkeypatch.setattr(EncoderBench, "main", lambda self: measured.append(vars(self.options)))
     options = ["--model", "minilm", "--runs", str(tmp_path), "--quick"]
     for name in ("latency", "encoder"):

@@ -38,12 +38,12 @@ def test_bursts_are_of_all_sizes_and_not_too_large() -> None:
     for shares in (True, False):
         drawn = draw_bursts(60, 64, seed=1, shares=shares)
         assert drawn == draw_bursts(60, 64, seed=1, shares=shares)
-        for plan in drawn:
-            tokens = [tokens * (1 if shares else rules) for tokens, rules in plan.checks]
+        for burst in drawn:
+            tokens = [tokens * (1 if shares else rules) for tokens, rules in burst]
             assert sum(tokens) <= MOST_TOKENS[shares] + LONGEST
-        sizes = {len(plan.checks) for plan in drawn}
+        sizes = {len(burst) for burst in drawn}
         assert 1 in sizes and max(sizes) >= 3
-        assert max(rules for plan in drawn for _, rules in plan.checks) > 30
+        assert max(rules for burst in drawn for _, rules in burst) > 30
 
 
 def test_all_conversations_begin_with_the_same_whole_blocks() -> None:

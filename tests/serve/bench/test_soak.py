@@ -15,7 +15,7 @@ from serve.api.app import create_app
 from serve.bench import soak
 from serve.bench.report import GridReport, MeasuredRow, Spread
 from serve.bench.soak import SoakBench
-from serve.bench.workload.server import OpenLoopTraffic, rule_names
+from serve.bench.workload.server import AT_ONCE, OpenLoopTraffic, rule_names
 from serve.bench.workload.traffic import RULES
 from tests.serve.bench.test_plot import report_of
 from tests.serve.bench.toy_bench import bench_on
@@ -96,6 +96,7 @@ def test_a_soak_is_longer_than_its_warm_up_by_what_growth_takes(tmp_path: Path) 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_server_is_soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "QUICK_WINDOW_S", 1.0)
+    monkeypatch.setattr("serve.bench.workload.server.SATURATING_CHECKS", 2 * AT_ONCE)
     soak_of(tmp_path, "--quick").main()
     report = GridReport.load(tmp_path / "soak_bench.json")
     assert report.ended_by is None and len(report.rows) == 4
