@@ -173,10 +173,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def measure(self, cell: SomeCell, repeat: Repeat) -> Sample:
         """Measure a cell once."""
 
-    def prepared(self) -> AbstractContextManager[object]:
-        """Make ready what `inputs` and `started` need."""
-        return contextlib.nullcontext()
-
     def inputs(self) -> list[Any]:
         """What its numbers depend on besides code, machine, recipe and options."""
         return []
@@ -198,13 +194,12 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
 
         Raises GuardError, after the report is written, if an error ended the benchmark early.
         """
-        with self.prepared():
-            inputs = self._fingerprint()
-            report = self._kept(inputs)
-            if report is None or self.options.force:
-                report = self.run(inputs)
-            else:
-                print(f"nothing changed since {self.path} was measured; FORCE=1 measures again")
+        inputs = self._fingerprint()
+        report = self._kept(inputs)
+        if report is None or self.options.force:
+            report = self.run(inputs)
+        else:
+            print(f"nothing changed since {self.path} was measured; FORCE=1 measures again")
         self.publish(report)
         if report.ended_by is not None:
             remedy = "See the error above, and measure again"

@@ -10,7 +10,7 @@ Modes in one engine, in turns, on the same conversations:
                   suffixes have; beyond the context, of as many as it holds, scaled by tokens
 
 Every repeat has a fresh conversation, and every measurement starts with an empty prefix cache. As
-many distinct adapters as rules are resident: the trained ones, loaded again under other names. An
+many adapters as rules are resident: one with random weights, loaded again under other names. An
 encoder is measured by the benchmark `encoder` instead. Knows nothing of what the verdicts mean.
 """
 
@@ -30,13 +30,12 @@ from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
-from guard.weights.card import load_card
 from serve.bench.encoder import BESIDE, EncoderBench
 from serve.bench.engines import scores_of
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, number
 from serve.bench.plot import LOWER_BOUND, Panel, panels_by
 from serve.bench.report import Column, GridReport
-from serve.bench.workload.adapters import MARGIN_TOKENS, Folders, adapter_folders, copies
+from serve.bench.workload.adapters import MARGIN_TOKENS, random_copies
 from serve.bench.workload.prompts import RULE_TEXT, conversation, wordings
 from serve.engine import GuardEngine, Score, ScoreRequest
 
@@ -122,7 +121,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         Ratio("over_lower_bound", "wall_ms", LOWER_BOUND),
         Ratio("engine_over_lower_bound", "engine_ms", LOWER_BOUND),
     )
-    _folders: Folders
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
@@ -130,8 +128,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         super().add_options(parser)
         text = "also 500 rules, with 1,000 adapters resident, and 10,000 to 32,000 tokens"
         parser.add_argument("--wide", action="store_true", help=text)
-        text = "adapters with random weights instead of trained ones"
-        parser.add_argument("--random", action="store_true", help=text)
 
     @property
     def path(self) -> Path:
@@ -145,17 +141,15 @@ class LatencyBench(Benchmark[LatencyCell]):
         if not self.recipe.is_encoder:
             super().main()
             return
-        for option in ("wide", "random"):
-            if getattr(self.options, option):
-                raise GuardError(
-                    "only decoders are measured with this option",
-                    where=f"recipe {self.recipe.name}",
-                    got=f"--{option}",
-                    remedy="Leave it out; make bench NAME=encoder OPTIONS=--help has its own",
-                )
         options = vars(self.options) | {"beside": BESIDE}
+        if options.pop("wide"):
+            raise GuardError(
+                "only decoders are measured with this option",
+                where=f"recipe {self.recipe.name}",
+                got="--wide",
+                remedy="Leave it out; make bench NAME=encoder OPTIONS=--help has its own",
+            )
         options["repeats"] = min(options["repeats"], EncoderBench.repeats)
-        del options["wide"], options["random"]
         EncoderBench(argparse.Namespace(**options)).main()
 
     def cells(self) -> list[LatencyCell]:
@@ -180,34 +174,21 @@ class LatencyBench(Benchmark[LatencyCell]):
         return cells
 
     @contextlib.contextmanager
-    def prepared(self) -> Iterator[None]:
-        """Find or make the adapters."""
-        is_random: bool = self.options.random
-        self.facts["adapters"] = "trained"
-        if is_random:
-            self.facts["adapters"] = "with random weights"
-        with adapter_folders(self.recipe, self.runs, is_random=is_random) as self._folders:
-            yield
-
-    def inputs(self) -> list[Any]:
-        folders = itertools.chain(*self._folders.values())
-        return [load_card(folder).version for folder in folders]
-
-    @contextlib.contextmanager
     def started(self, cells: Sequence[LatencyCell]) -> Iterator[None]:
         """Run an engine in which every adapter has a slot, so that none is loaded while the clock
         runs.
         """
-        names, adapters = copies(self._folders, max(cell.rules for cell in cells))
-        slots = max(len(adapters), self.recipe.engine.get("max_loras", 0))
         longest = max(cell.tokens for cell in cells) + MARGIN_TOKENS
-        arguments = {"max_loras": slots} | room_for(longest, self.recipe)
-        self.facts["adapters in memory"] = len(adapters)
+        arguments = room_for(longest, self.recipe)
         if "hf_overrides" in arguments:
             self.facts["the longest conversations"] = "beyond what the base was made for"
-        print(f"loading {self.recipe.name} with {len(adapters)} adapters", flush=True)
-        with GuardEngine(self.recipe, adapters, **arguments) as engine:
-            self.use(engine, names, arguments.get("max_model_len"))
+        with contextlib.ExitStack() as stack:
+            copied = random_copies(self.recipe, max(cell.rules for cell in cells))
+            names, adapters = stack.enter_context(copied)
+            slots = max(len(adapters), self.recipe.engine.get("max_loras", 0))
+            print(f"loading {self.recipe.name} with {len(adapters)} adapters", flush=True)
+            engine = GuardEngine(self.recipe, adapters, max_loras=slots, **arguments)
+            self.use(stack.enter_context(engine), names, arguments.get("max_model_len"))
             # The first time is always slow: every adapter once, and the longest step once.
             for tokens, rules in ((100, len(self.texts)), (1000, 1)):
                 for mode in (BASE, *names, LOWER_BOUND):
@@ -294,18 +275,13 @@ class LatencyBench(Benchmark[LatencyCell]):
     def notes(self, report: GridReport) -> list[str]:
         """The marginal costs, the meaning of the columns, and what to know about this run."""
         swap_ins = max(row.measured["swap_ins"].max for row in report.rows)
-        sentences = [
+        return [
             *marginal_costs(report),
             "wall: all verdicts of one conversation. a request: the single requests, from",
             "submission. What the conversation has beyond whole blocks of the prefix cache (the",
             "repeats spread it evenly) aLoRA computes once, the base for every rule.",
-            f"Swap-ins while the clock ran: {swap_ins:.0f}.",
+            f"Swap-ins while the clock ran: {swap_ins:.0f}. The adapters have random weights.",
         ]
-        if report.facts["adapters"] != "trained":
-            sentences.append(
-                "THE ADAPTERS HAVE RANDOM WEIGHTS: the times are real, the verdicts are not."
-            )
-        return sentences
 
     def panels(self, report: GridReport) -> list[Panel]:
         """Time against length at a few rules, and against rules at each length of the sweep."""

@@ -1,7 +1,7 @@
 """A race to watch: one conversation against many rules, by LoRA and by aLoRA.
 
 All methods of the recipe that are adapters run in one engine, one after the other. Each starts with
-an empty prefix cache and has as many adapters as there are rules: the rule's trained ones, loaded
+an empty prefix cache and has as many adapters as there are rules: one with random weights, loaded
 again under other names. The terminal and the animated `race.svg` show the times of this one run,
 which are in `race.json`. Knows nothing of what the verdicts mean.
 """
@@ -9,6 +9,7 @@ which are in `race.json`. Knows nothing of what the verdicts mean.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +22,7 @@ from serve.bench.engines import scores_of
 from serve.bench.harness import BenchCommand, add_count
 from serve.bench.race_picture import Lane, RacePicture, RaceReport
 from serve.bench.report import engine_settings, origin
-from serve.bench.workload.adapters import MARGIN_TOKENS, Folders, adapter_folders, copies
+from serve.bench.workload.adapters import MARGIN_TOKENS, random_copies
 from serve.bench.workload.prompts import conversation, wordings
 from serve.engine import GuardEngine, ScoreRequest
 
@@ -43,21 +44,12 @@ class RaceBench(BenchCommand):
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        text = "the rule whose trained adapters race; all for all rules (default: medical_advice)"
-        parser.add_argument("--rule", default="medical_advice", help=text)
         add_count(parser, "--rules", RULES, "number of rules that the conversation is put to")
         add_count(parser, "--tokens", TOKENS, "tokens of the conversation")
-        text = "adapters with random weights instead of trained ones"
-        parser.add_argument("--random", action="store_true", help=text)
 
     def main(self) -> None:
         """Race, show it live, and write report and picture."""
-        rule = self.options.rule
-        if rule == "all":
-            rule = None
-        is_random: bool = self.options.random
-        with adapter_folders(self.recipe, self.runs, is_random=is_random, rule=rule) as folders:
-            report = self.race(folders)
+        report = self.race()
         report.save(self.runs.root / "race.json")
         picture = self.runs.root / "race.svg"
         with atomic_write(picture) as part:
@@ -66,29 +58,26 @@ class RaceBench(BenchCommand):
         print(report.caption)
         print(f"written: {self.runs.root / 'race.json'}, {picture}")
 
-    def race(self, folders: Folders) -> RaceReport:
+    def race(self) -> RaceReport:
         """Race all methods, the first one first."""
         rules, tokens = self.options.rules, self.options.tokens
         if self.options.quick:
             rules = min(rules, QUICK_RULES)
         self._prompts = PromptBuilder.of(self.recipe)
-        self._names, adapters = copies(folders, rules)
-        longest = max(self.recipe.context_tokens, tokens + MARGIN_TOKENS)
-        print(f"loading {self.recipe.name} with {len(adapters)} adapters", flush=True)
-        arguments = {"max_loras": len(adapters), "max_model_len": longest}
-        with GuardEngine(self.recipe, adapters, **arguments) as self._engine:
-            for method in folders:  # every adapter, and a full step: the first time is always slow
+        arguments = {"max_model_len": max(self.recipe.context_tokens, tokens + MARGIN_TOKENS)}
+        with contextlib.ExitStack() as stack:
+            self._names, adapters = stack.enter_context(random_copies(self.recipe, rules))
+            print(f"loading {self.recipe.name} with {len(adapters)} adapters", flush=True)
+            engine = GuardEngine(self.recipe, adapters, max_loras=len(adapters), **arguments)
+            self._engine = stack.enter_context(engine)
+            for method in self._names:  # every adapter, and a full step: at first all is slow
                 self._engine.score(self._requests(method, WARM_UP_TOKENS, WARM_UP_SEED, rules))
                 self._engine.score(self._requests(method, tokens, WARM_UP_SEED, 1))
             columns = TextColumn("{task.description:<6}"), BarColumn(), MofNCompleteColumn()
             with Progress(*columns, TimeElapsedColumn(), auto_refresh=False) as progress:
-                lanes = [self._run(method, tokens, rules, progress) for method in folders]
-        weights = "trained"
-        if self.options.random:
-            weights = "random weights"
+                lanes = [self._run(method, tokens, rules, progress) for method in self._names]
         return RaceReport(
             **origin(self.recipe),
-            adapters=weights,
             conversation_tokens=tokens,
             rules=rules,
             engine=engine_settings(self.recipe),

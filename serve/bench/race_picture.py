@@ -59,7 +59,6 @@ class Lane(Strict):
 class RaceReport(BenchReport):
     """Everything in `runs/race.json`."""
 
-    adapters: str  # "trained" or "random weights"
     conversation_tokens: int
     rules: int
     engine: dict[str, str]
@@ -84,7 +83,7 @@ class RaceReport(BenchReport):
     def caption(self) -> str:
         return (
             f"One conversation of {self.conversation_tokens:,} tokens, {self.rules} rules, "
-            f"{self.adapters} adapters, empty cache, one run each; {self.source}"
+            f"adapters with random weights, empty cache, one run each; {self.source}"
         )
 
 

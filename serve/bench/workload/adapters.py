@@ -1,6 +1,5 @@
-"""The adapters that benchmarks measure with: trained ones, or ones with random weights.
-
-Knows nothing of engines, of what is measured, or of rules worth checking.
+"""The adapters that benchmarks measure with. They have random weights: times are the same, and
+nothing has to be trained. Knows nothing of engines or of what is measured.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from guard.errors import GuardError
-from guard.layout import Runs
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
@@ -19,39 +17,14 @@ from guard.rule import text_hash
 from guard.weights.card import Card, file_digests
 from guard.weights.head import answer_hash
 from serve.bench.workload.prompts import random_rule_text
-from serve.engine.adapter import trained
 
 MARGIN_TOKENS = 200  # for a rule's suffix, and because a repeat's conversation may be longer
 SCALE = 0.05  # standard deviation of random weights
 
-Folders = Mapping[str, Sequence[Path]]  # adapter folders by method
 
-
-@contextlib.contextmanager
-def adapter_folders(
-    recipe: Recipe, runs: Runs, *, is_random: bool, rule: str | None = None
-) -> Iterator[dict[str, list[Path]]]:
-    """The adapter folders to measure with, by method: random ones, or the trained ones of `rule`
-    (None: of all rules).
-
-    Raises GuardError if none is trained.
-    """
-    methods = recipe.adapter_methods
-    if is_random:
-        with random_adapters(recipe, methods, 1) as made:
-            yield {method: [made[f"{method}-0"]] for method in methods}
-        return
-    try:
-        folders: dict[str, list[Path]] = {}
-        for method in methods:
-            folders[method] = list(trained(runs, recipe.name, method, rule).values())
-    except GuardError as error:
-        remedy = f"{error.remedy}; or time adapters with random weights: option --random"
-        raise GuardError(error.problem, where=error.where, got=error.got, remedy=remedy) from error
-    yield folders
-
-
-def copies(folders: Folders, count: int) -> tuple[dict[str, list[str]], dict[str, Path]]:
+def copies(
+    folders: Mapping[str, Sequence[Path]], count: int
+) -> tuple[dict[str, list[str]], dict[str, Path]]:
     """`count` names for each method, and the folder of each name. Adapters are reused as often as
     needed.
     """
@@ -77,6 +50,16 @@ def random_adapters(
             save_random_adapters(folders, recipe, method)
             adapters |= dict(zip(names, folders, strict=True))
         yield adapters
+
+
+@contextlib.contextmanager
+def random_copies(
+    recipe: Recipe, count: int
+) -> Iterator[tuple[dict[str, list[str]], dict[str, Path]]]:
+    """One random adapter of each of the recipe's methods, as `copies` of it."""
+    methods = recipe.adapter_methods
+    with random_adapters(recipe, methods, 1) as adapters:
+        yield copies({method: [adapters[f"{method}-0"]] for method in methods}, count)
 
 
 def adapter_mib(folder: Path) -> float:

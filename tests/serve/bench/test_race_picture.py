@@ -21,7 +21,6 @@ def toy_race(lora_s: float = 12.0, alora_s: float = 0.2) -> RaceReport:
         versions={"vllm": "0.32.0"},
         model="tiny",
         peak_memory_mib=1.0,
-        adapters="trained",
         conversation_tokens=1000,
         rules=RULES,
         engine={},

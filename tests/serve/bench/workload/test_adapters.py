@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.layout import Runs
 from serve.bench.workload.adapters import (
-    adapter_folders,
     adapter_mib,
     copies,
     random_adapters,
@@ -19,38 +17,7 @@ from serve.bench.workload.adapters import (
 )
 from tests.serve import encoder_rules
 from tests.serve.cards import recipe
-from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, save_adapter
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    """A folder with one trained rule."""
-    runs = Runs(tmp_path)
-    for method in recipe().adapter_methods:
-        save_adapter(
-            runs.adapter("tiny", "medical_advice", method), "medical_advice", seed=1, method=method
-        )
-    return runs
-
-
-def test_without_trained_adapters_nothing_is_measured_and_the_flag_for_random_ones_is_named(
-    tmp_path: Path,
-) -> None:
-    with (
-        pytest.raises(GuardError, match=r"make train.*--random"),
-        adapter_folders(recipe(), Runs(tmp_path), is_random=False),
-    ):
-        pytest.fail("no adapters, but the benchmark went on")
-
-
-def test_the_trained_ones_are_taken_or_random_ones(runs: Runs) -> None:
-    trained = {
-        method: [runs.adapter("tiny", "medical_advice", method)]
-        for method in recipe().adapter_methods
-    }
-    for rule in (None, "medical_advice"):
-        with adapter_folders(recipe(), runs, is_random=False, rule=rule) as folders:
-            assert folders == trained
+from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit
 
 
 def test_adapters_are_loaded_again_under_other_names() -> None:
