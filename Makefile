@@ -21,9 +21,9 @@ MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for mak
 DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; kept (make compare: a folder)
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
-QUICK ?=##   1: the coarse grid of make serve and of the benchmarks that have one; for make test: no engine starts, 3 minutes
+QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 3 minutes
 FORCE ?=##   1: do a stage again although nothing changed
-NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
+NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark, or the path of a file with your own
 POLICY ?=##   for make rule: what is forbidden, in a sentence
 FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
 PORT ?=##   for make up: by default 8000
@@ -131,7 +131,7 @@ eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality t
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
 		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
-# What every benchmark is offered; each takes what its row in serve/bench/__main__.py says.
+# What every benchmark is offered; each takes those that it has as options.
 offers = --offer=model='$(MODEL)' --offer=rule='$(RULE)' \
 	$(call flag,offer=quick,$(QUICK)) $(call flag,offer=wide,$(WIDE)) $(call flag,offer=force,$(FORCE))
 
@@ -199,7 +199,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json, plot
+bench: $(ready) ##   lists the benchmarks; NAME=load runs one, NAME=FILE.py your own -> table, runs/*_bench.json, plot
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg

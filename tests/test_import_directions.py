@@ -65,12 +65,6 @@ ROOMS = {
     "serve/plan/replay": ("serve/plan/device",),
     "serve/scan": ("serve/engine/backends",),
     "serve/bench/workload": (),
-    "serve/bench/planning": (
-        "serve/bench/workload",
-        "serve/bench/load",
-        "serve/plan/device",
-        "serve/plan/replay",
-    ),
     "serve/cluster": (
         "serve/policy",
         "serve/tenants",
@@ -78,12 +72,6 @@ ROOMS = {
         "serve/api/input",
         "serve/api/observe",
     ),
-    "serve/bench/http": ("serve/bench/workload", "serve/api/input"),
-    "serve/bench/fleet": ("serve/bench/workload",),
-    "serve/bench/encoder": ("serve/bench/workload",),
-    "serve/bench/load": ("serve/bench/workload",),
-    "serve/bench/latency": ("serve/bench/workload", "serve/bench/encoder"),
-    "serve/bench/race": ("serve/bench/workload",),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.
 PRIVATE = ("serve.bench",)
@@ -254,7 +242,7 @@ def test_the_tables_name_every_folder_with_code() -> None:
         ("train/run.py", "from eval.metrics import auroc", "eval.metrics"),
         ("train/head/fit.py", "from serve import engine", "serve.engine"),
         ("eval/run.py", "from serve import engine, merge", "serve.merge"),
-        ("eval/run.py", "from serve.bench.load import run", "serve.bench.load"),
+        ("eval/run.py", "from serve.bench.load import LoadBench", "serve.bench.load"),
         ("eval/run.py", "import serve", "serve"),
         ("eval/run.py", "import vllm_alora", "vllm_alora"),
         ("serve/up.py", "from train.export import save", "train.export"),
@@ -264,7 +252,7 @@ def test_the_tables_name_every_folder_with_code() -> None:
             "from serve.bench.workload.prompts import conversation",
             "serve.bench.workload.prompts",
         ),
-        ("serve/engine/call.py", "from serve.bench import traffic", "serve.bench"),
+        ("serve/engine/call.py", "from serve.bench import harness", "serve.bench"),
         ("serve/engine/call.py", "from serve.api.app import create_app", "serve.api.app"),
         ("serve/engine/call.py", "from serve.up import main", "serve.up"),
         ("serve/api/formats/check.py", "import vllm_alora", "vllm_alora"),
@@ -319,7 +307,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, impor
             "from serve.engine.call import Call\nfrom serve.api import errors\nimport fastapi",
         ),
         (
-            "serve/bench/command.py",
+            "serve/bench/harness.py",
             "from serve.engine import GuardEngine\n"
             "from serve import merge\nfrom serve.bench.report import BenchReport",
         ),

@@ -31,9 +31,6 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
     "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
-    "serve/bench/http/overhead.py": "tests/serve/bench/http/test_run.py runs it on an engine",
-    "serve/bench/http/reload/measure.py": "tests/serve/bench/http/reload/test_run.py runs it",
-    "serve/bench/http/server.py": "tests/serve/bench/http/test_run.py starts it",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/data/generator/test_last_turn.py": "conversations and excerpts of one kind of rule",

@@ -1,77 +1,39 @@
 """`python -m serve.bench` lists the benchmarks, `python -m serve.bench NAME` runs one.
 
-Entry of `make bench`.
+Entry of `make bench`. NAME may be the path of a file: a benchmark of your own, anywhere.
 
-To add a benchmark: a module as `serve.bench.command` describes it, a row here, and a test.
+To add a benchmark here: a module as `serve.bench.harness` describes it, a row here, and a test.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import importlib.util
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 from guard.errors import GuardError, did_you_mean, exits_cleanly
+from guard.layout import Runs
 from guard.machine.neighbours import warn_if_busy
-from serve.bench.command import Bench, parser_of
+from serve.bench.harness import BenchCommand
 from serve.bench.report import started_from
 
-BENCHES: dict[str, Bench] = {
-    "latency": Bench(
-        "serve.bench.latency.run",
-        "1 to 100 rules on one conversation: LoRA, aLoRA, the bare base, and the lower bound",
-        "30 min, --quick 2, --wide 57",
-        takes=("model", "quick", "wide", "force"),
-    ),
-    "encoder": Bench(
-        "serve.bench.encoder.run",
-        "1 to 100 rules of an encoder on one conversation, and of a decoder beside it",
-        "6 min, --quick 1",
-        takes=("model", "quick", "force"),
-    ),
-    "load": Bench(
-        "serve.bench.load.run",
-        "open-loop load: Poisson arrivals at rising rates, until a method is saturated",
-        "41 min",
-    ),
-    "http": Bench(
-        "serve.bench.http.run",
-        "the server over HTTP: what it adds to the engine, and load up to twice saturation",
-        "4 min, --quick 1",
-        takes=("model", "quick"),
-    ),
-    "reload": Bench(
-        "serve.bench.http.reload.run",
-        "200 replacements of rules during 20,000 checks: is an answer lost, or of other weights",
-        "10 min, --quick 1",
-        takes=("model", "quick"),
-    ),
-    "soak": Bench(
-        "serve.bench.http.soak",
-        "the server at 70 % of saturation for an hour: its memory and its latencies",
-        "1 h, --quick 4 min",
-        takes=("model", "quick"),
-    ),
-    "adapters": Bench(
-        "serve.bench.fleet.run",
-        "round-robin over 1 to 128 adapters, one a request, against a PEFT baseline",
-        "29 min",
-    ),
-    "fleet": Bench(
-        "serve.bench.fleet.run",
-        "1,024 adapters, one a request, drawn by Zipf's law, against a PEFT baseline",
-        "37 min",
-    ),
-    "race": Bench(
-        "serve.bench.race.run",
-        "live: one conversation against 100 rules, LoRA and aLoRA side by side; draws an SVG",
-        "2 min",
-        takes=("model", "rule"),
-    ),
-    "calibrate": Bench(
-        "serve.bench.planning.calibrate",
-        "what a step takes on this machine, for make plan -> runs/calibration.json",
-        "3 min",
-    ),
+# Name -> module; a module may have several.
+BENCHES: dict[str, str] = {
+    "latency": "serve.bench.latency",
+    "encoder": "serve.bench.encoder",
+    "load": "serve.bench.load",
+    "http": "serve.bench.http",
+    "soak": "serve.bench.soak",
+    "adapters": "serve.bench.fleet",
+    "fleet": "serve.bench.fleet",
+    "race": "serve.bench.race",
+    "calibrate": "serve.bench.calibrate",
 }
+OFFER = "--offer="  # what make offers to every benchmark: `--offer=rule=NAME` for `--rule=NAME`
 
 
 @exits_cleanly
@@ -83,31 +45,98 @@ def main() -> None:
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         print(listing())
         sys.exit(0)
-    name = sys.argv[1]
-    bench = bench_named(name)
-    arguments = parser_of(name, bench).parse_args(bench.accepted(sys.argv[2:]))
+    bench = bench_named(sys.argv[1])
+    options = parsed(bench, sys.argv[2:])
     warn_if_busy("the figures will be off")
     started_from()
-    bench.load().main(arguments)
+    bench(options).main()
 
 
-def bench_named(name: str) -> Bench:
-    """The benchmark of this name. Raises GuardError with the nearest valid one."""
-    if name not in BENCHES:
+def bench_named(name: str) -> type[BenchCommand]:
+    """The benchmark of this name, or of this file.
+
+    Raises GuardError with the nearest valid name, or for a file that has not one benchmark.
+    """
+    if name in BENCHES:
+        return _benches_of(importlib.import_module(BENCHES[name]))[name]
+    if not name.endswith(".py"):
         remedy = did_you_mean(name, BENCHES) or f"There are {', '.join(BENCHES)}"
         raise GuardError("there is no such benchmark", got=name, remedy=remedy)
-    return BENCHES[name]
+    benches = list(_benches_of(_imported(Path(name).expanduser())).values())
+    if len(benches) != 1:
+        remedy = "Define one subclass of serve.bench.harness.Benchmark with a name"
+        got = f"{len(benches)} benchmarks"
+        raise GuardError("not one benchmark", where=name, got=got, remedy=remedy)
+    return benches[0]
+
+
+def _imported(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise GuardError("no such file", where=file, remedy="Name a file, or run `make bench`")
+    name = f"bench_file_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _benches_of(module: ModuleType) -> dict[str, type[BenchCommand]]:
+    """The benchmarks that a module defines, by name."""
+    benches: dict[str, type[BenchCommand]] = {}
+    for value in vars(module).values():
+        is_bench = isinstance(value, type) and issubclass(value, BenchCommand)
+        if is_bench and value.__module__ == module.__name__ and hasattr(value, "name"):
+            benches[value.name] = value
+    return benches
+
+
+def parsed(bench: type[BenchCommand], words: Sequence[str]) -> argparse.Namespace:
+    """The benchmark's options. What is offered and it does not have is left out.
+
+    Raises SystemExit for other words that it does not have.
+    """
+    offered = [f"--{word.removeprefix(OFFER)}" for word in words if word.startswith(OFFER)]
+    asked_for = [word for word in words if not word.startswith(OFFER)]
+    parser = parser_of(bench)
+    options, unknown = parser.parse_known_args([*offered, *asked_for])
+    unknown = [word for word in unknown if word not in offered]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
+def parser_of(bench: type[BenchCommand]) -> argparse.ArgumentParser:
+    """The parser of one benchmark's options."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m serve.bench {bench.name}",
+        description=sys.modules[bench.__module__].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --rule, which is offered to all, is no --rules
+    )
+    texts = {
+        "--model": ("tiny", str, "a base model of recipes/models"),
+        "--runs": (Runs().root, Path, "where adapters are and results go"),
+    }
+    for flag, (default, kind, text) in texts.items():
+        parser.add_argument(flag, default=default, type=kind, help=f"{text} (default: {default})")
+    parser.add_argument("--quick", action="store_true", help="a coarse grid")
+    bench.add_options(parser)
+    return parser
 
 
 def listing() -> str:
     """All benchmarks as text, a line each."""
     lines = [
         "usage: python -m serve.bench NAME [options]; NAME --help shows its options",
+        "NAME may be the path of a file with a benchmark of your own.",
         "Times are for the tiny base on two cores.",
         "",
     ]
-    for name, bench in BENCHES.items():
-        lines.append(f"  {name:<14} {bench.summary} ({bench.duration})")
+    for name in BENCHES:
+        bench = bench_named(name)
+        lines.append(f"  {name:<10} {bench.summary} ({bench.duration})")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark's report has: where its numbers come from, spreads, and how it is kept.
+"""What every benchmark's report has: where its numbers come from, its rows, and its table.
 
 Knows nothing of what was measured.
 """
@@ -11,9 +11,10 @@ import json
 import os
 import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 import psutil
@@ -22,41 +23,70 @@ from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.machine.device import usable_cores
 from guard.machine.provenance import Provenance, peak_memory_mib, provenance
+from guard.method import METHODS
 from guard.recipe import Recipe
 
 NOTE_COLUMNS = 110
-FEWEST_FOR_P95 = 20  # values: of fewer, less than one in the mean is above the 95th percentile
-BENCH = Path(__file__).parent
+# Of fewer values, less than one in the mean is above the percentile.
+FEWEST_FOR_P95, FEWEST_FOR_P99 = 20, 100
+
+Value = str | int | float | None
 
 
 class Spread(Strict):
-    """A quantity that was measured several times: median, smallest and largest value.
-
-    `p95`: None where a benchmark does not state it, or has measured too few values.
-    """
+    """A quantity that was measured several times. A percentile of too few values is None."""
 
     median: float
     min: float
     max: float
     p95: float | None = None
+    p99: float | None = None
 
     @classmethod
-    def of(cls, values: Sequence[float], *, with_p95: bool = False) -> Self:
-        """The spread of at least one value. Of fewer than FEWEST_FOR_P95 there is no p95."""
-        p95 = None
-        if with_p95 and len(values) >= FEWEST_FOR_P95:
+    def of(cls, values: Sequence[float]) -> Self:
+        """The spread of at least one value."""
+        p95, p99 = None, None
+        if len(values) >= FEWEST_FOR_P95:
             p95 = percentile(values, 95)
+        if len(values) >= FEWEST_FOR_P99:
+            p99 = percentile(values, 99)
         median = float(statistics.median(values))
-        return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95)
+        return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95, p99=p99)
 
     def text(self, digits: int = 0, unit: str = "") -> str:
         """The spread as text: `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""
-        low, high = f"{self.min:.{digits}f}", f"{self.max:.{digits}f}"
-        return f"{self.median:.{digits}f}{unit} ({low} to {high})"
+        low, high = f"{self.min:,.{digits}f}", f"{self.max:,.{digits}f}"
+        return f"{self.median:,.{digits}f}{unit} ({low} to {high})"
+
+
+class MeasuredRow(Strict):
+    """A cell of the grid, and the spread of every quantity that was measured of it."""
+
+    cell: dict[str, Value]
+    repeats: int
+    measured: dict[str, Spread]
+
+    def median(self, quantity: str) -> float:
+        """The median of a quantity. Raises KeyError where it was not measured."""
+        return self.measured[quantity].median
+
+    def number(self, name: str) -> float:
+        """A number of the cell, or the median of a quantity."""
+        value = self.cell.get(name)
+        if value is None:
+            return self.median(name)
+        return float(value)
+
+
+class LeftOut(Strict):
+    """A cell that was not measured."""
+
+    cell: dict[str, Value]
+    reason: str
 
 
 class BenchReport(Strict):
-    """A JSON file of measurements, all from one run."""
+    """A JSON file of measurements."""
 
     commit: str
     hardware: str
@@ -80,8 +110,110 @@ class BenchReport(Strict):
         with atomic_write(path) as part:
             part.write_text(content + "\n", encoding="utf-8")
 
+    @property
+    def source(self) -> str:
+        """Where the numbers come from, for a caption: `tiny on AMD EPYC, …; commit 1a2b3c4`."""
+        return f"{self.model} on {self.hardware}; commit {self.commit}"
 
-SomeReport = TypeVar("SomeReport", bound=BenchReport)
+
+class GridReport(BenchReport):
+    """The report of a grid of cells.
+
+    `inputs`: a fingerprint of all that the numbers depend on.
+    `facts`: what a benchmark states of itself. `is_resumed`: the rows are of several runs, because
+    one was interrupted. `ended_by`: the error that ended it early.
+    """
+
+    benchmark: str
+    inputs: str
+    threads: int  # of an engine
+    engine: dict[str, str]  # the recipe's arguments
+    facts: dict[str, Value]
+    is_resumed: bool
+    ended_by: str | None
+    left_out: tuple[LeftOut, ...]
+    rows: tuple[MeasuredRow, ...]
+
+    def find(self, **cell: Value) -> list[MeasuredRow]:
+        """The rows of the cells with these values."""
+        return [row for row in self.rows if cell.items() <= row.cell.items()]
+
+    @property
+    def caption(self) -> str:
+        """Where the numbers come from, in one line."""
+        repeats = sorted({row.repeats for row in self.rows})
+        counts = f"{repeats[0]} to {repeats[-1]}"
+        if len(repeats) == 1:
+            counts = str(repeats[0])
+        versions = [f"{name} {self.versions[name]}" for name in ("vllm", "torch")]
+        facts = [f"{name} {value}" for name, value in self.facts.items()]
+        parts = [self.source, ", ".join(versions), f"repeats {counts}", *facts]
+        if self.is_resumed:
+            parts.append("of several runs, as one was interrupted")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: a field of the cell, or a part of a quantity's spread."""
+
+    head: str
+    name: str
+    digits: int = 0
+    part: Literal["median", "max", "p95", "p99", "spread"] = "median"
+    unit: str = ""
+
+    def text(self, row: MeasuredRow) -> str:
+        """What stands in this row; `-` where nothing was measured."""
+        if self.name in row.cell:
+            return label(row.cell[self.name])
+        spread = row.measured.get(self.name)
+        if spread is None:
+            return "-"
+        if self.part == "spread":
+            return spread.text(self.digits, self.unit)
+        value = getattr(spread, self.part)
+        if value is None:
+            return "-"
+        return f"{value:,.{self.digits}f}{self.unit}"
+
+
+def label(value: Value) -> str:
+    """A cell's value as tables and plots show it: a method by its label."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value in METHODS:
+        return METHODS[str(value)].label
+    return str(value)
+
+
+def table(report: GridReport, columns: Sequence[Column]) -> str:
+    """The rows as text, a line each, and below them what was left out and the caption."""
+    shown: list[list[str]] = []  # column by column
+    for column in columns:
+        texts = [column.head, *map(column.text, report.rows)]
+        width = max(map(len, texts))
+        shown.append([text.rjust(width) for text in texts])
+    lines = ["  ".join(line) for line in zip(*shown, strict=True)]
+    lines.insert(1, "─" * len(lines[0]))
+    for missing in report.left_out:
+        cell = ", ".join(f"{name} {label(value)}" for name, value in missing.cell.items())
+        lines.append(f"left out: {cell}: {missing.reason}")
+    if report.ended_by is not None:
+        lines.append(f"ENDED EARLY: {report.ended_by}")
+    return "\n".join([*lines, *notes(report.caption)])
+
+
+def notes(*sentences: str) -> list[str]:
+    """The sentences below a table, in lines of equal width."""
+    return textwrap.wrap(" ".join(sentences), NOTE_COLUMNS)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """A percentile, linear between neighbouring values."""
+    return float(np.percentile(values, percent))
 
 
 @functools.cache
@@ -120,60 +252,5 @@ def threads() -> int:
 
 def engine_settings(recipe: Recipe) -> dict[str, str]:
     """The recipe's engine arguments, as reports keep them."""
-    return {
-        key: str(value) for key, value in (recipe.engine | {"dtype": recipe.serving_dtype}).items()
-    }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """A percentile, linear between neighbouring values."""
-    return float(np.percentile(values, percent))
-
-
-def percentiles(latencies_ms: Sequence[float]) -> dict[str, Any]:
-    """The fields p50_ms, p95_ms and p99_ms of a row."""
-    return {f"p{percent}_ms": percentile(latencies_ms, percent) for percent in (50, 95, 99)}
-
-
-def median_count(values: Sequence[int]) -> int:
-    """The median of whole numbers, rounded."""
-    return round(statistics.median(values))
-
-
-def notes(*sentences: str) -> list[str]:
-    """The sentences below a table, in lines of equal width."""
-    return textwrap.wrap(" ".join(sentences), NOTE_COLUMNS)
-
-
-def source(report: BenchReport) -> str:
-    """Where the numbers come from, for a caption: `tiny on AMD EPYC, …; commit 1a2b3c4`."""
-    return f"{report.model} on {report.hardware}; commit {report.commit}"
-
-
-def publish(
-    report: SomeReport,
-    path: Path,
-    table: Callable[[SomeReport], str],
-    draw: Callable[[SomeReport, Path], None] | None = None,
-) -> None:
-    """Write the report to `path`, and its plot beside it if `draw` is given; print the table.
-
-    Without `draw` no plot of an earlier report stays there.
-    """
-    written, plot = [path], path.with_suffix(".png")
-    report.save(path)
-    plot.unlink(missing_ok=True)
-    if draw is not None:
-        written.append(plot)
-        draw(report, plot)
-    print(table(report))
-    print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
-    print(f"written: {', '.join(map(str, written))}")
-
-
-def shared_code() -> list[Path]:
-    """The files that the benchmarks which keep their report measure with, besides their own folder
-    and the engine.
-    """
-    files = [BENCH / name for name in ("memory.py", "report.py", "scores.py")]
-    return [*files, *sorted((BENCH / "workload").glob("*.py"))]
+    arguments = recipe.engine | {"dtype": recipe.serving_dtype}
+    return {key: str(value) for key, value in arguments.items()}

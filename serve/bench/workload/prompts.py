@@ -5,6 +5,7 @@ Knows nothing of engines.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 
@@ -32,6 +33,7 @@ GUESSES = 10  # of a conversation's number of words
 TOLERANCE_TOKENS = 5  # of a conversation's length
 
 
+@functools.lru_cache(maxsize=2048)  # compared cells ask the same ones
 def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple[Message, ...]:
     """A conversation of random words whose prompt has `prompt_tokens` tokens before the rule turn,
     give or take five.
@@ -53,16 +55,6 @@ def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple
         got, remedy = f"{prompt_tokens} tokens", "Ask for at least 60"
         raise GuardError("no conversation has this length", got=got, remedy=remedy)
     return nearest
-
-
-def common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
-    """The number of leading tokens that both share."""
-    common = 0
-    for first_token, second_token in zip(first, second, strict=False):
-        if first_token != second_token:
-            break
-        common += 1
-    return common
 
 
 def random_rule_text(recipe: Recipe) -> str:

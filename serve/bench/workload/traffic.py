@@ -1,5 +1,7 @@
 """The load that benchmarks put on a server, and the clock beside it. Knows nothing of engines.
 
+Conversations of real lengths, each with some of the rules, arrive by a Poisson process.
+
 A closed loop has a fixed number of workers, each of which submits again when it is answered: it
 measures throughput. An open loop submits at given times, whether or not there were answers: it
 measures latencies, which a closed loop flatters.
@@ -7,13 +9,40 @@ measures latencies, which a closed loop flatters.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-Done = Callable[[], bool]
+from guard.conversation.example import Message
+from guard.prompt.decoder import PromptBuilder
+from serve.bench.workload.prompts import conversation
+
+RULES = (5, 20)  # of a conversation, least and most
+# The 0, 5, 10, … 100 % quantiles of the prompts' lengths in the tiny base's tokens:
+# of every eighth of SGD's 17,193 dialogues (Rastogi et al., 2020).
+# fmt: off
+LENGTHS = (87, 163, 185, 206, 221, 236, 251, 265, 278, 289, 302, 315, 326, 339, 354, 371, 392, 416,
+           443, 490, 740)
+# fmt: on
+
+
+class Submitted(Protocol):
+    """A request that a server has taken."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+class FleetCounts(NamedTuple):
+    """What a server has done since its start."""
+
+    forward_passes: int  # batches that the model has computed
+    adapter_loads: int  # from disk
+    swap_ins: int  # adapters copied into a slot, or given a place
 
 
 @dataclass(frozen=True)
@@ -28,13 +57,7 @@ class Timed:
 
     @property
     def per_second(self) -> float:
-        """Requests answered per second."""
         return len(self.latencies_s) / self.wall_s
-
-
-def round_robin(adapters: int, requests: int) -> list[int]:
-    """The adapter of each request, one after the other: the worst order for an LRU cache."""
-    return [number % adapters for number in range(requests)]
 
 
 def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
@@ -47,20 +70,47 @@ def zipf(adapters: int, alpha: float, requests: int, seed: int) -> list[int]:
 
 
 def poisson(per_second: float, requests: int, seed: int) -> list[float]:
-    """The time when each request is due, in seconds from the start."""
     gaps = np.random.default_rng(seed).exponential(1 / per_second, requests)
     return [float(due) for due in gaps.cumsum()]
 
 
-def closed_loop(
-    submit: Callable[[int], Done], step: Callable[[], None], requests: int, workers: int
-) -> Timed:
-    """Keep `workers` requests in flight until `requests` are answered.
+@dataclass(frozen=True)
+class Arrival:
+    """A conversation, the time when it arrives from the start, and the numbers of its rules."""
 
-    `submit(number)` returns a function that says whether the request is answered.
+    messages: tuple[Message, ...]
+    due_s: float
+    rules: tuple[int, ...]
+
+
+def arrivals(
+    prompts: PromptBuilder, rate: float, checks: int, seed: int, rules: tuple[int, int] = RULES
+) -> list[Arrival]:
+    """Draw conversations of real lengths that arrive by a Poisson process of `rate` a second.
+
+    No two seeds have a conversation in common. `rules`: the least and the most rules of a
+    conversation; there are as many rules as the most.
     """
+    least, most = rules
+    draw = random.Random(seed)
+    quantiles = np.linspace(0, 100, len(LENGTHS))
+    lengths = [
+        round(float(np.interp(draw.uniform(0, 100), quantiles, LENGTHS))) for _ in range(checks)
+    ]
+    drawn = []
+    for number, due_s in enumerate(poisson(rate, checks, seed)):
+        messages = conversation(prompts, lengths[number], (seed << 32) + number)
+        count = draw.randint(least, most)
+        drawn.append(Arrival(messages, due_s, tuple(draw.sample(range(most), count))))
+    return drawn
+
+
+def closed_loop(
+    submit: Callable[[int], Submitted], step: Callable[[], None], requests: int, workers: int
+) -> Timed:
+    """Keep `workers` requests in flight until `requests` are answered."""
     latencies = [0.0] * requests
-    in_flight: dict[int, tuple[float, Done]] = {}
+    in_flight: dict[int, tuple[float, Submitted]] = {}
     submitted = 0
     started = time.perf_counter()
     while submitted < requests or in_flight:
@@ -73,11 +123,11 @@ def closed_loop(
 
 
 def open_loop(
-    submit: Callable[[int], Done], step: Callable[[], None], due_s: Sequence[float]
+    submit: Callable[[int], Submitted], step: Callable[[], None], due_s: Sequence[float]
 ) -> Timed:
     """Submit every request when it is due and not before, however many are in flight."""
     latencies = [0.0] * len(due_s)
-    in_flight: dict[int, tuple[float, Done]] = {}
+    in_flight: dict[int, tuple[float, Submitted]] = {}
     submitted = 0
     started = time.perf_counter()
     while submitted < len(due_s) or in_flight:
@@ -92,9 +142,9 @@ def open_loop(
     return Timed(time.perf_counter() - started, tuple(latencies))
 
 
-def _collect(in_flight: dict[int, tuple[float, Done]], latencies: list[float]) -> None:
+def _collect(in_flight: dict[int, tuple[float, Submitted]], latencies: list[float]) -> None:
     now = time.perf_counter()
-    for number, (since, done) in list(in_flight.items()):
-        if done():
+    for number, (since, request) in list(in_flight.items()):
+        if request.done:
             latencies[number] = now - since
             del in_flight[number]

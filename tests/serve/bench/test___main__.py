@@ -1,36 +1,41 @@
 """The benchmarks' command.
 
-It lists them, answers --help at once, and names the nearest of an unknown one.
+It lists them, answers --help at once, names the nearest of an unknown one, and runs a file of
+one's own.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from types import ModuleType
+from pathlib import Path
 
 import pytest
 
 from guard.errors import GuardError
 from guard.home import ROOT
-from serve.bench.__main__ import BENCHES, bench_named, listing, main
-from serve.bench.command import Bench, parser_of
+from serve.bench.__main__ import BENCHES, bench_named, listing, main, parsed, parser_of
+from serve.bench.harness import BenchCommand
+from tests.serve.bench.toy_bench import ToyBench
+
+OFFERS = ["model=tiny", "rule=medical_advice", "quick", "wide", "force"]
 
 
 def test_the_list_names_every_benchmark_with_what_it_measures() -> None:
-    for name, bench in BENCHES.items():
+    for name in BENCHES:
+        bench = bench_named(name)
         line = next(line for line in listing().splitlines() if line.split()[:1] == [name])
-        assert bench.summary in line and bench.duration in line
+        assert bench.name == name and bench.summary in line and bench.duration in line
 
 
-def test_every_benchmark_and_every_file_of_one_stands_where_it_is_looked_for() -> None:
+def test_every_benchmark_is_documented_and_in_the_table() -> None:
     documented = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for name in BENCHES:
         assert f"| `{name}` |" in documented
-    rooms = {bench.module for bench in BENCHES.values()}
-    for path in (ROOT / "serve" / "bench").rglob("*.py"):
-        if "\ndef arguments(" in path.read_text(encoding="utf-8"):
-            assert ".".join(path.relative_to(ROOT).with_suffix("").parts) in rooms
+    for path in (ROOT / "serve" / "bench").glob("*.py"):
+        if "(Benchmark[" in path.read_text(encoding="utf-8"):
+            assert f"serve.bench.{path.stem}" in BENCHES.values()
 
 
 @pytest.mark.parametrize("options", [[], ["--help"]])
@@ -58,37 +63,105 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(
 
 
 @pytest.mark.parametrize("name", BENCHES)
-def test_every_benchmark_has_the_common_options_and_defaults(name: str) -> None:
-    bench = BENCHES[name]
-    arguments = parser_of(name, bench).parse_args([])
-    assert arguments.runs == ROOT / "runs"
-    assert getattr(arguments, "model", None) == ("tiny" if "model" in bench.takes else None)
-    assert arguments.bench == name and callable(BENCHES[name].load().main)
+def test_every_benchmark_takes_what_is_offered_and_has_the_common_options(name: str) -> None:
+    bench = bench_named(name)
+    options = parsed(bench, [f"--offer={offer}" for offer in OFFERS])
+    assert (options.runs, options.model, options.quick) == (ROOT / "runs", "tiny", True)
+    assert getattr(options, "rule", "medical_advice") == "medical_advice"
+    assert parsed(bench, []).quick is False
 
 
-@pytest.mark.parametrize("name", BENCHES)
-def test_a_benchmark_understands_all_that_it_takes(name: str) -> None:
-    bench = BENCHES[name]
-    offers = ["model=tiny", "rule=medical_advice", "quick", "wide", "force"]
-    words = bench.accepted([f"--offer={offer}" for offer in offers])
-    assert len(words) == len(bench.takes)
-    parser_of(name, bench).parse_args(words)
+def test_what_is_offered_may_be_unknown_and_what_is_asked_for_may_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--offer=model=big", "--offer=rule=a,b", "--offer=wide", "--repeats", "2"]
+    options = parsed(ToyBench, words)
+    assert (options.model, options.repeats) == ("big", 2) and not hasattr(options, "rule")
+    for word in ("--wide", "--rul=a", "--repeats=0", "--repeats=two"):
+        with pytest.raises(SystemExit):
+            parsed(ToyBench, [word])
+        said = capsys.readouterr().err
+        assert word.partition("=")[0] in said
+    assert "(default: 2)" in parser_of(ToyBench).format_help()
 
 
 def test_a_busy_machine_is_told_and_the_commit_read_before_a_benchmark_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[str] = []
-    toy = ModuleType("toy_bench")
-    toy.arguments = lambda parser: None  # type: ignore[attr-defined]
-    toy.main = lambda arguments: events.append(arguments.bench)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "toy_bench", toy)
-    monkeypatch.setitem(BENCHES, "toy", Bench("toy_bench", "a toy", "no time"))
+
+    class Silent(BenchCommand):
+        """It only says that it runs."""
+
+        name = "toy"
+
+        @classmethod
+        def add_options(cls, parser: object) -> None: ...
+
+        def main(self) -> None:
+            events.append(self.recipe.name)
+
+    monkeypatch.setattr("serve.bench.__main__.bench_named", lambda _: Silent)
     monkeypatch.setattr("serve.bench.__main__.warn_if_busy", events.append)
     monkeypatch.setattr("serve.bench.__main__.started_from", lambda: events.append("commit"))
     monkeypatch.setattr("sys.argv", ["bench", "toy"])
     main()
-    assert events == ["the figures will be off", "commit", "toy"]
+    assert events == ["the figures will be off", "commit", "tiny"]
+
+
+OWN = """
+import contextlib
+import time
+from dataclasses import dataclass
+from serve.bench.harness import Benchmark, Cell
+from serve.bench.report import Column
+
+@dataclass(frozen=True, kw_only=True)
+class SleepCell(Cell):
+    ms: int
+    method: str
+
+class Sleep(Benchmark[SleepCell]):
+    name = "sleep"
+    summary = "how long a sleep is"
+    duration = "a moment"
+    columns = Column("", "method"), Column("asked", "ms"), Column("took ms", "took_ms", 1, "spread")
+
+    def cells(self):
+        return [SleepCell(ms=ms, method="alora", repeats=self.options.repeats) for ms in (1, 2)]
+
+    def started(self, cells):
+        return contextlib.nullcontext()
+
+    def measure(self, cell, repeat):
+        started = time.perf_counter()
+        time.sleep(cell.ms / 1000)
+        return {"took_ms": 1000 * (time.perf_counter() - started)}
+"""
+
+
+def test_a_file_outside_the_checkout_is_a_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my_bench.py"
+    file.write_text(OWN)
+    words = ["--offer=rule=a", "--runs", str(tmp_path / "runs"), "--repeats", "1"]
+    monkeypatch.setattr("sys.argv", ["bench", str(file), *words])
+    main()
+    printed = capsys.readouterr().out
+    assert "took ms" in printed and "aLoRA" in printed
+    assert (tmp_path / "runs" / "sleep_bench.json").is_file()
+
+
+def test_a_file_that_is_missing_or_has_not_one_benchmark_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match="no such file"):
+        bench_named(str(tmp_path / "gone.py"))
+    (tmp_path / "none.py").write_text("import serve.bench.harness")
+    with pytest.raises(GuardError, match=r"not one benchmark \(got 0 benchmarks\)"):
+        bench_named(str(tmp_path / "none.py"))
+    shutil.copy(ROOT / "serve/bench/fleet.py", tmp_path / "two.py")
+    with pytest.raises(GuardError, match="got 2 benchmarks"):
+        bench_named(str(tmp_path / "two.py"))
 
 
 HELP = """

@@ -1,0 +1,258 @@
+"""How long N rules on an encoder take on one conversation, and beside them N aLoRAs on a decoder.
+
+    lora    on the encoder: N adapters, each with its head: each reads the conversation
+    head    on the encoder: N heads on the frozen base, which reads the conversation once
+    alora   on the decoder of --beside: N adapters behind a conversation that is read once
+    lora    on the decoder: N adapters, each of which reads the conversation
+
+From some number of rules on, reading the conversation once is faster; the table states that number.
+Both engines are in one process. Every check is put to one of them, in turns, and nothing is cached
+from one check to the next. Trained rules are loaded again and again under other names; every
+adapter has a slot. Cells are left out that would read more than LARGEST_CELL tokens by their
+nominal length; what a long conversation takes is more, because an encoder's windows overlap.
+Lengths are in the encoder's tokens; the decoder reads the same words. Knows nothing of what the
+verdicts mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guard.conversation.example import Message
+from guard.errors import GuardError
+from guard.method import METHODS
+from guard.prompt.builders import prompt_builder
+from guard.recipe import Recipe, load_recipe
+from guard.weights.card import read_card
+from serve.bench.engines import judged, memory_beside
+from serve.bench.harness import Benchmark, Cell, Repeat, Sample
+from serve.bench.plot import Panel, panels_by
+from serve.bench.report import Column, GridReport, MeasuredRow
+from serve.bench.workload.adapters import copies
+from serve.bench.workload.prompts import conversation
+from serve.engine import GuardEngine
+from serve.engine.adapter import trained
+
+BESIDE = "tiny"
+NOBODY = "none"  # no decoder beside the encoder
+# Conversations of 2,000 tokens are read in several windows.
+RULES: tuple[int, ...] = (1, 2, 5, 20, 100)
+TOKENS: tuple[int, ...] = (120, 450, 2000)
+QUICK_RULES, QUICK_TOKENS, QUICK_REPEATS = (1, 20, 100), (120, 450), 2
+# Tokens of conversations that a check reads, by their nominal length: half a minute on one core
+LARGEST_CELL = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderCell(Cell):
+    """A method on a base, as `lora on minilm`."""
+
+    tokens: int
+    rules: int
+    line: str
+
+    @property
+    def method(self) -> str:
+        return self.line.partition(" on ")[0]
+
+    @property
+    def work(self) -> float:
+        """The tokens that a check reads, by the nominal length of the conversation.
+
+        Suffixes and what the windows of an encoder have in common come on top.
+        """
+        if METHODS[self.method].shares_conversation:
+            return self.tokens
+        return self.tokens * self.rules
+
+
+class EncoderBench(Benchmark[EncoderCell]):
+    """An encoder's rules, and a decoder's beside them."""
+
+    name = "encoder"
+    summary = "1 to 100 rules of an encoder on one conversation, and of a decoder beside it"
+    duration = "6 min, --quick 1"
+    line = "line"
+    repeats = 5
+    columns = (
+        Column("tokens", "tokens"),
+        Column("rules", "rules"),
+        Column("", "line"),
+        Column("computed", "computed_tokens"),
+        Column("passes", "forward_passes"),
+        Column("swap-ins", "swap_ins", part="max"),
+        Column("ms (min to max)", "wall_ms", 1, "spread"),
+    )
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        super().add_options(parser)
+        text = f"the decoder to measure beside it, or {NOBODY} (default: {BESIDE})"
+        parser.add_argument("--beside", default=BESIDE, help=text)
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        if not self.recipe.is_encoder:
+            remedy = "Name an encoder, as MODEL=minilm; for this one, `make serve`"
+            raise GuardError("not an encoder", where=f"recipe {self.recipe.name}", remedy=remedy)
+        self._recipes = [self.recipe]
+        if options.beside != NOBODY:
+            self._recipes.append(load_recipe(options.beside))
+        self._folders = {recipe.name: self._trained(recipe) for recipe in self._recipes}
+        self._prompts = prompt_builder(self.recipe)
+        self._engines: dict[str, GuardEngine] = {}
+        self._names: dict[str, Sequence[str]] = {}
+
+    def _trained(self, recipe: Recipe) -> dict[str, list[Path]]:
+        """The folders of the rules that are trained on a base, by method.
+
+        Raises GuardError if there is none.
+        """
+        folders: dict[str, list[Path]] = {}
+        refusals: list[GuardError] = []
+        for method in methods_of(recipe):
+            try:
+                folders[method] = list(trained(self.runs, recipe.name, method).values())
+            except GuardError as error:
+                refusals.append(error)
+        if not folders:
+            raise refusals[0]
+        for refusal in refusals:
+            print(f"left out: {refusal}", flush=True)
+        return folders
+
+    def inputs(self) -> list[Any]:
+        """The bases, and the weights of all rules on them."""
+        inputs: list[Any] = []
+        for recipe in self._recipes:
+            inputs += [recipe.model_dump(), recipe.base_revision]
+            folders = itertools.chain(*self._folders[recipe.name].values())
+            inputs += [read_card(folder).version for folder in folders]
+        return inputs
+
+    def cells(self) -> list[EncoderCell]:
+        """Every method of both bases at every point."""
+        rules, tokens, repeats = RULES, TOKENS, self.options.repeats
+        if self.options.quick:
+            rules, tokens = QUICK_RULES, QUICK_TOKENS
+            repeats = min(repeats, QUICK_REPEATS)
+        cells: list[EncoderCell] = []
+        for length in tokens:
+            for number in rules:
+                cells += [
+                    EncoderCell(tokens=length, rules=number, line=line, repeats=repeats)
+                    for line in self._lines()
+                ]
+        return [cell for cell in cells if cell.work <= LARGEST_CELL]
+
+    def _lines(self) -> list[str]:
+        lines: list[str] = []
+        for model, folders in self._folders.items():
+            lines += [f"{method} on {model}" for method in folders]
+        return lines
+
+    @contextlib.contextmanager
+    def started(self, cells: Sequence[EncoderCell]) -> Iterator[None]:
+        """Run an engine for each base. The shortest cells warm up what the longer ones use."""
+        rules = max(cell.rules for cell in cells)
+        with contextlib.ExitStack() as stack:
+            for recipe in self._recipes:
+                self._start(recipe, rules, stack)
+            shortest = min(cell.tokens for cell in cells)
+            for cell in cells:
+                if cell.tokens == shortest:
+                    self.measure(cell, Repeat(0, 1, seed=0))
+            yield
+
+    def _start(self, recipe: Recipe, rules: int, stack: contextlib.ExitStack) -> None:
+        """Start the methods of a recipe in one engine."""
+        names, copied = copies(self._folders[recipe.name], rules)
+        print(f"loading {recipe.name} with {len(copied)} rules", flush=True)
+        arguments = memory_beside(len(self._recipes)) | {"max_loras": slots(recipe, rules)}
+        engine = stack.enter_context(GuardEngine(recipe, copied, **arguments))
+        for method, of_method in names.items():
+            self._engines[f"{method} on {recipe.name}"] = engine
+            self._names[f"{method} on {recipe.name}"] = of_method
+
+    def measure(self, cell: EncoderCell, repeat: Repeat) -> Sample:
+        """Measure one check. Raises GuardError if a rule was not judged."""
+        messages: tuple[Message, ...] = conversation(self._prompts, cell.tokens, repeat.seed)
+        engine, names = self._engines[cell.line], self._names[cell.line][: cell.rules]
+        engine.forget()
+        before = engine.counters
+        started = time.perf_counter()
+        check = engine.check(messages, names)
+        wall_ms = (time.perf_counter() - started) * 1000
+        judged(check, where=cell.line)
+        return {
+            "wall_ms": wall_ms,
+            "computed_tokens": check.computed_tokens,
+            "forward_passes": engine.counters.forward_passes - before.forward_passes,
+            "swap_ins": engine.counters.swap_ins - before.swap_ins,
+        }
+
+    def notes(self, report: GridReport) -> list[str]:
+        """From which number of rules on the decoder's adapters are faster."""
+        if self.options.beside == NOBODY:
+            return []
+        line, beside = (adapter_line(recipe) for recipe in self._recipes)
+        sentences: list[str] = []
+        for tokens in dict.fromkeys(row.cell["tokens"] for row in report.rows):
+            first = report.find(tokens=tokens, line=line)
+            rules = crossover(first, report.find(tokens=tokens, line=beside))
+            where = "at no number of rules measured"
+            if rules is not None:
+                where = f"from {rules:.1f} rules on"
+            sentences.append(f"{tokens} tokens: {beside} is faster than {line} {where}.")
+        return sentences
+
+    def panels(self, report: GridReport) -> list[Panel]:
+        """Time against the number of rules, a panel for each length."""
+        looks = {"x": "rules", "y": ("wall_ms",), "y_label": "ms to all verdicts"}
+        return panels_by("tokens", report.rows, line="line", **looks)
+
+
+def methods_of(recipe: Recipe) -> list[str]:
+    """The methods that are measured: of a decoder none that would change its base's dtype."""
+    if recipe.is_encoder:
+        return list(recipe.methods)
+    return recipe.adapter_methods
+
+
+def slots(recipe: Recipe, rules: int) -> int:
+    """The number of slots: one for each rule's adapter of each method; heads need none."""
+    return max(1, rules * len(recipe.adapter_methods))
+
+
+def adapter_line(recipe: Recipe) -> str:
+    """The base's method with adapters: one that shares conversations, if there is one."""
+    methods = recipe.sharing_methods or recipe.adapter_methods
+    return f"{methods[0]} on {recipe.name}"
+
+
+def crossover(first: Sequence[MeasuredRow], second: Sequence[MeasuredRow]) -> float | None:
+    """The number of rules from which on `second` is faster than `first`; None where it never is.
+
+    Between the measured numbers, log ms is taken as linear in log rules. Where `second` is always
+    faster, it is the smallest measured number.
+    """
+    before: tuple[float, float] | None = None
+    for row, second_row in zip(first, second, strict=False):
+        rules = row.number("rules")
+        lead = math.log(row.median("wall_ms") / second_row.median("wall_ms"))
+        if lead > 0 and before is None:
+            return rules
+        if lead > 0 and before is not None:
+            start, deficit = before
+            share = -deficit / (lead - deficit)
+            return math.exp(start + share * (math.log(rules) - start))
+        before = math.log(rules), lead
+    return None

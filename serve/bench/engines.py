@@ -1,0 +1,56 @@
+"""Engines in benchmarks: their part of a GPU's memory, and their scores or an error.
+
+Knows nothing of clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from guard.errors import GuardError
+from guard.machine.device import installed_device
+from serve.engine import Call, Check, Refusal, Score
+from serve.engine.backends.arguments import LARGEST_SHARE
+
+
+def memory_beside(bases: int) -> dict[str, Any]:
+    """vLLM's EngineArgs for an engine whose base is one of `bases` in memory at the same time.
+
+    On a GPU each gets an equal part of the memory: where a recipe does not give its `device_gib`,
+    vLLM would take nearly all of it for the first engine. On a CPU none are needed: engines are
+    sized by the recipe alone.
+    """
+    if installed_device() == "cpu":
+        return {}
+    return {"gpu_memory_utilization": LARGEST_SHARE / bases}
+
+
+def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:
+    """The outcomes, if all are scores. Raises GuardError if one is a refusal."""
+    scores = []
+    for outcome in outcomes:
+        if not isinstance(outcome, Score):
+            raise _refused(outcome, where)
+        scores.append(outcome)
+    return scores
+
+
+def scores_of_calls(calls: Iterable[Call], where: str) -> list[Score]:
+    """The scores of all calls, which are done. Raises GuardError if a request was refused."""
+    scores = []
+    for call in calls:
+        scores += scores_of(call.results(), where)
+    return scores
+
+
+def judged(check: Check, where: str) -> Check:
+    """The check, in which every rule has a verdict. Raises GuardError if one was refused."""
+    for refusal in check.refused.values():
+        raise _refused(refusal, where)
+    return check
+
+
+def _refused(refusal: Refusal, where: str) -> GuardError:
+    problem, remedy = "a benchmark request was refused", "Run `make doctor`"
+    return GuardError(problem, where=where, got=refusal, remedy=remedy)

@@ -1,1 +1,0 @@
-"""Many adapters, one a request: round-robin or by Zipf's law, against a PEFT baseline."""

@@ -1,0 +1,417 @@
+"""The harness of all benchmarks: a grid of cells, measured in turns, kept, tabled and drawn.
+
+A benchmark is a subclass of `Benchmark` in a module of its own. It states its cells, what runs
+while they are measured (`started`), one function that measures a cell once (`measure`), and its
+columns. Importing the module must not import torch or vLLM: `--help` is answered first.
+
+Cells that differ only in the field `line` are compared: they are measured in turns, another one
+first in each repeat, so that a change of the machine's speed meets all of them. Every sample is
+kept in `runs/NAME.part.jsonl` as soon as it is measured: a run that is interrupted goes on there,
+if nothing that it depends on has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from tqdm import tqdm
+
+from guard.arguments import count
+from guard.errors import GuardError
+from guard.layout import Runs, fingerprint, running_code
+from guard.machine.provenance import hardware, versions
+from guard.recipe import load_recipe
+from serve.bench import plot
+from serve.bench.report import (
+    Column,
+    GridReport,
+    LeftOut,
+    MeasuredRow,
+    Spread,
+    Value,
+    engine_settings,
+    notes,
+    origin,
+    peak_of_processes_mib,
+    table,
+    threads,
+)
+from serve.engine import CODE
+
+BENCH = Path(__file__).parent
+WITHOUT_EFFECT = ("runs", "force")  # options that change no number
+
+# Numbers that one measurement of a cell gives, by quantity; several numbers are pooled.
+Sample = Mapping[str, float | Sequence[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A cell of the grid. A subclass has a field for each thing that its table names.
+
+    `repeats`: how often it is measured.
+    """
+
+    repeats: int = 1
+
+    @property
+    def group(self) -> object:
+        """Cells of one group share what `started` starts."""
+        return None
+
+    @property
+    def work(self) -> float:
+        """The work of a repeat relative to the other cells', for the progress bar."""
+        return 1.0
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What tells it from the other cells."""
+        values: dict[str, Value] = asdict(self)
+        del values["repeats"]
+        return values
+
+    @property
+    def key(self) -> str:
+        return json.dumps(self.values, sort_keys=True)
+
+
+class Repeat(NamedTuple):
+    """The number of a repeat, of how many, and a seed that compared cells have in common."""
+
+    number: int
+    of: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A quantity of a cell over that of the compared cell `to`, within each repeat."""
+
+    name: str
+    quantity: str
+    to: str
+
+
+SomeCell = TypeVar("SomeCell", bound=Cell)
+
+
+def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
+    """Add an option that is a whole number of at least 1, whose help states its default."""
+    parser.add_argument(flag, default=default, type=count, help=f"{text} (default: {default})")
+
+
+class BenchCommand(ABC):
+    """What `python -m serve.bench NAME` runs: a grid, or what is none (`race`, `calibrate`).
+
+    `summary` and `duration` (on two cores, with the tiny base) stand in the list.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    duration: ClassVar[str]
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.recipe = load_recipe(options.model)
+        self.runs = Runs(options.runs)
+
+    @classmethod
+    @abstractmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Add its own options to --model, --runs and --quick."""
+
+    @abstractmethod
+    def main(self) -> None:
+        """Measure, write the report, print it."""
+
+
+class Benchmark(BenchCommand, Generic[SomeCell]):
+    """A grid of cells."""
+
+    columns: ClassVar[Sequence[Column]]
+    line: ClassVar[str] = "method"
+    ratios: ClassVar[Sequence[Ratio]] = ()
+    repeats: ClassVar[int] = 3
+    is_resumable: ClassVar[bool] = True
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        self.facts: dict[str, Value] = {}  # stated in the report's caption
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options of all grids. A benchmark with its own calls this too."""
+        text = "how often a cell is measured, at most"
+        add_count(parser, "--repeats", cls.repeats, text)
+        parser.add_argument("--force", action="store_true", help="although nothing changed")
+
+    @property
+    def path(self) -> Path:
+        """Where the report is kept."""
+        return self.runs.root / f"{self.name}_bench.json"
+
+    @abstractmethod
+    def cells(self) -> list[SomeCell]:
+        """The cells, in the order of the table."""
+
+    @abstractmethod
+    def started(self, cells: Sequence[SomeCell]) -> AbstractContextManager[object]:
+        """Run what a group's cells are measured on, warmed up."""
+
+    @abstractmethod
+    def measure(self, cell: SomeCell, repeat: Repeat) -> Sample:
+        """Measure a cell once."""
+
+    def inputs(self) -> list[Any]:
+        """What its numbers depend on besides code, machine, recipe and options."""
+        return []
+
+    def skipped(self, cell: SomeCell, samples: Mapping[SomeCell, Sequence[Sample]]) -> str:
+        """The reason to leave a cell out, after what was measured so far; empty: measure it."""
+        return ""
+
+    def notes(self, report: GridReport) -> list[str]:
+        """Sentences below the table."""
+        return []
+
+    def panels(self, report: GridReport) -> list[plot.Panel]:
+        """The panels of the plot; none: no plot."""
+        return []
+
+    def main(self) -> None:
+        """Measure, unless nothing has changed since; publish the report.
+
+        Raises GuardError, after the report is written, if an error ended the benchmark early.
+        """
+        inputs = self._fingerprint()
+        report = self._kept(inputs)
+        if report is None or self.options.force:
+            report = self.run(inputs)
+        else:
+            print(f"nothing changed since {self.path} was measured; FORCE=1 measures again")
+        self.publish(report)
+        if report.ended_by is not None:
+            remedy = "See the error above, and measure again"
+            raise GuardError("the benchmark ended early", got=report.ended_by, remedy=remedy)
+
+    def run(self, inputs: str) -> GridReport:
+        """Measure all cells. `inputs`: the fingerprint, from before."""
+        path = self.path.with_suffix(".part.jsonl")
+        if self.options.force or not self.is_resumable:
+            path.unlink(missing_ok=True)
+        grid = _Grid(self, KeptSamples(path, inputs))
+        grid.measure()
+        if grid.ended_by is None:
+            path.unlink(missing_ok=True)
+        return GridReport(
+            **origin(self.recipe, grid.peak_mib),
+            benchmark=self.name,
+            inputs=inputs,
+            threads=threads(),
+            engine=engine_settings(self.recipe),
+            facts=self.facts,
+            is_resumed=grid.kept.is_resumed,
+            ended_by=grid.ended_by,
+            left_out=tuple(grid.left_out),
+            rows=tuple(grid.rows()),
+        )
+
+    def publish(self, report: GridReport) -> None:
+        """Write the report and its plot, and print the table."""
+        report.save(self.path)
+        written = [self.path, *self.draw(report)]
+        print(table(report, self.columns))
+        for line in notes(*self.notes(report)):
+            print(line)
+        print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
+        print(f"written: {', '.join(map(str, written))}")
+
+    def draw(self, report: GridReport) -> list[Path]:
+        """Write the plot beside the report. Returns what was written."""
+        picture, panels = self.path.with_suffix(".png"), self.panels(report)
+        picture.unlink(missing_ok=True)  # of an earlier report
+        if not panels:
+            return []
+        plot.draw(panels, report, picture)
+        return [picture]
+
+    def _fingerprint(self) -> str:
+        """The fingerprint of all that the numbers depend on."""
+        options = dict(vars(self.options))
+        for name in WITHOUT_EFFECT:
+            del options[name]
+        module = Path(sys.modules[type(self).__module__].__file__ or __file__)
+        code = running_code((*CODE, *sorted(BENCH.rglob("*.py")), module))
+        machine = hardware(), versions(), threads()
+        made_with = self.recipe.model_dump(), self.recipe.base_revision, options, self.inputs()
+        return fingerprint(self.name, *made_with, *machine, code)
+
+    def _kept(self, inputs: str) -> GridReport | None:
+        """The report that is there, if it is of these inputs and whole."""
+        try:
+            report = GridReport.load(self.path)
+        except (OSError, ValueError, GuardError):  # no report of this version: measured again
+            return None
+        if report.inputs != inputs or report.ended_by is not None:
+            return None
+        return report
+
+
+class KeptSamples:
+    """The samples so far, in a file that an interrupted run leaves. They are of one `inputs`."""
+
+    def __init__(self, path: Path, inputs: str) -> None:
+        self._path = path
+        self._samples: dict[tuple[str, int], Sample] = {}
+        head, lines = json.dumps({"inputs": inputs}), [""]
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+        if lines[:1] != [head]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(head, encoding="utf-8")
+            lines = [head]
+        for line in lines[1:]:
+            with contextlib.suppress(ValueError):  # the one that was just being written
+                cell, number, sample = json.loads(line)
+                self._samples[cell, number] = sample
+        self.is_resumed = bool(self._samples)
+
+    def get(self, cell: Cell, number: int) -> Sample | None:
+        return self._samples.get((cell.key, number))
+
+    def has_all(self, cells: Sequence[Cell]) -> bool:
+        """Whether nothing of these cells is left to measure."""
+        return all((cell.key, cell.repeats - 1) in self._samples for cell in cells)
+
+    def add(self, cell: Cell, number: int, sample: Sample) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps([cell.key, number, sample]))
+
+
+class _Grid(Generic[SomeCell]):
+    """The measurement of a benchmark's cells."""
+
+    def __init__(self, benchmark: Benchmark[SomeCell], kept: KeptSamples) -> None:
+        self.kept = kept
+        self.left_out: list[LeftOut] = []
+        self.ended_by: str | None = None
+        self.peak_mib = 0.0
+        self._benchmark, self._cells = benchmark, benchmark.cells()
+        self._samples: dict[SomeCell, list[Sample]] = {}
+
+    def measure(self) -> None:
+        """Measure the cells group by group. An error after the first sample ends it early."""
+        groups: dict[object, list[SomeCell]] = {}
+        for cell in self._cells:
+            groups.setdefault(cell.group, []).append(cell)
+        total = sum(cell.work * cell.repeats for cell in self._cells)
+        bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
+        with tqdm(total=total, desc=self._benchmark.name, bar_format=bar_format) as bar:
+            for cells in groups.values():
+                started: AbstractContextManager[object] = contextlib.nullcontext()
+                if not self.kept.has_all(cells):
+                    started = self._benchmark.started(cells)
+                try:
+                    with started:
+                        for block in self._blocks(cells):
+                            self._measure_block(block, bar)
+                        self.peak_mib = max(self.peak_mib, peak_of_processes_mib())
+                except GuardError as error:
+                    if not self._samples:
+                        raise
+                    self.ended_by = str(error)
+                    return
+
+    def rows(self) -> Iterator[MeasuredRow]:
+        """A row for every cell that was measured."""
+        for cell in self._cells:
+            samples = self._samples.get(cell, [])
+            if samples:
+                measured = _spreads(samples) | self._ratios(cell, samples)
+                yield MeasuredRow(cell=cell.values, repeats=len(samples), measured=measured)
+
+    def _blocks(self, cells: Sequence[SomeCell]) -> list[list[SomeCell]]:
+        """The cells, those together that are compared."""
+        blocks: dict[str, list[SomeCell]] = {}
+        for cell in cells:
+            blocks.setdefault(self._block_key(cell), []).append(cell)
+        return list(blocks.values())
+
+    def _block_key(self, cell: SomeCell) -> str:
+        values = cell.values
+        values.pop(self._benchmark.line, None)
+        return json.dumps(values, sort_keys=True)
+
+    def _measure_block(self, block: Sequence[SomeCell], bar: tqdm) -> None:
+        cells: list[SomeCell] = []
+        for cell in block:
+            reason = self._benchmark.skipped(cell, self._samples)
+            if reason:
+                self.left_out.append(LeftOut(cell=cell.values, reason=reason))
+                bar.total -= cell.work * cell.repeats
+            else:
+                cells.append(cell)
+        repeats = max((cell.repeats for cell in cells), default=0)
+        for number in range(repeats):
+            due = [cell for cell in cells if number < cell.repeats]
+            first = number % len(due)
+            seed = zlib.crc32(f"{self._block_key(due[0])} {number}".encode())
+            for cell in (*due[first:], *due[:first]):
+                bar.set_postfix_str(", ".join(map(str, cell.values.values())), refresh=False)
+                self._measure_cell(cell, Repeat(number, repeats, seed))
+                bar.update(cell.work)
+
+    def _measure_cell(self, cell: SomeCell, repeat: Repeat) -> None:
+        sample = self.kept.get(cell, repeat.number)
+        if sample is None:
+            sample = self._benchmark.measure(cell, repeat)
+            self.kept.add(cell, repeat.number, sample)
+        self._samples.setdefault(cell, []).append(sample)
+
+    def _ratios(self, cell: SomeCell, samples: Sequence[Sample]) -> dict[str, Spread]:
+        """The ratios to the cells that it is compared with, by name."""
+        by_line: dict[Value, Sequence[Sample]] = {}
+        for compared, compared_samples in self._samples.items():
+            if self._block_key(compared) == self._block_key(cell):
+                by_line[compared.values.get(self._benchmark.line)] = compared_samples
+        spreads: dict[str, Spread] = {}
+        for ratio in self._benchmark.ratios:
+            divisors = by_line.get(ratio.to, samples)
+            if divisors is samples:
+                continue
+            values: list[float] = []
+            for sample, divisor in zip(samples, divisors, strict=False):
+                values.append(number(sample, ratio.quantity) / number(divisor, ratio.quantity))
+            spreads[ratio.name] = Spread.of(values)
+        return spreads
+
+
+def number(sample: Sample, quantity: str) -> float:
+    """A quantity of which a sample has one number."""
+    value = sample[quantity]
+    assert isinstance(value, int | float)
+    return value
+
+
+def _spreads(samples: Sequence[Sample]) -> dict[str, Spread]:
+    """The spread of every quantity over the repeats."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for quantity, value in sample.items():
+            pooled = values.setdefault(quantity, [])
+            if isinstance(value, int | float):
+                pooled.append(value)
+            else:
+                pooled += value
+    return {quantity: Spread.of(numbers) for quantity, numbers in values.items() if numbers}

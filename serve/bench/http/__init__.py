@@ -1,1 +1,0 @@
-"""The benchmark of the server over HTTP."""

@@ -1,1 +1,0 @@
-"""Rules that are replaced while they are checked."""

@@ -1,1 +1,0 @@
-"""The latency of one conversation against many rules."""

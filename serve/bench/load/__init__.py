@@ -1,1 +1,0 @@
-"""Open-loop load on one engine: latencies at rising rates."""

@@ -1,1 +1,0 @@
-"""Measurements that calibrate the planner, and that test its predictions."""

@@ -1,0 +1,128 @@
+"""The adapters that benchmarks measure with. They have random weights: times are the same, and
+nothing has to be trained. Knows nothing of engines or of what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from guard.errors import GuardError
+from guard.method import METHODS, PEFT_WEIGHTS
+from guard.prompt.decoder import PromptBuilder
+from guard.recipe import Recipe
+from guard.rule import text_hash
+from guard.weights.card import Card, file_digests
+from guard.weights.head import answer_hash
+from serve.bench.workload.prompts import random_rule_text
+
+MARGIN_TOKENS = 200  # for a rule's suffix, and because a repeat's conversation may be longer
+SCALE = 0.05  # standard deviation of random weights
+
+
+def copies(
+    folders: Mapping[str, Sequence[Path]], count: int
+) -> tuple[dict[str, list[str]], dict[str, Path]]:
+    """`count` names for each method, and the folder of each name. Adapters are reused as often as
+    needed.
+    """
+    names: dict[str, list[str]] = {}
+    adapters: dict[str, Path] = {}
+    for method, method_folders in folders.items():
+        names[method] = [f"{method}-{number}" for number in range(count)]
+        for number, name in enumerate(names[method]):
+            adapters[name] = method_folders[number % len(method_folders)]
+    return names, adapters
+
+
+@contextlib.contextmanager
+def random_adapters(
+    recipe: Recipe, methods: Sequence[str], count: int
+) -> Iterator[dict[str, Path]]:
+    """`count` adapters of each method in a temporary folder, by name: `lora-0`, `lora-1`, …."""
+    with tempfile.TemporaryDirectory() as scratch:
+        adapters: dict[str, Path] = {}
+        for method in methods:
+            names = [f"{method}-{number}" for number in range(count)]
+            folders = [Path(scratch) / name for name in names]
+            save_random_adapters(folders, recipe, method)
+            adapters |= dict(zip(names, folders, strict=True))
+        yield adapters
+
+
+@contextlib.contextmanager
+def random_copies(
+    recipe: Recipe, count: int
+) -> Iterator[tuple[dict[str, list[str]], dict[str, Path]]]:
+    """One random adapter of each of the recipe's methods, as `copies` of it."""
+    methods = recipe.adapter_methods
+    with random_adapters(recipe, methods, 1) as adapters:
+        yield copies({method: [adapters[f"{method}-0"]] for method in methods}, count)
+
+
+def adapter_mib(folder: Path) -> float:
+    """The size of an adapter's weights on disk, in MiB."""
+    return (folder / PEFT_WEIGHTS).stat().st_size / 2**20
+
+
+def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -> None:
+    """Write adapter folders as training would, with the recipe's rank and targets. The weights are
+    noise that no two adapters share.
+
+    Raises GuardError for an encoder, whose adapters also have heads.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if recipe.is_encoder:
+        problem = "there are no random adapters on this kind of base"
+        raise GuardError(problem, got=recipe.kind, remedy="Train a rule on it")
+    prompts = PromptBuilder.of(recipe)
+    config = LoraConfig(task_type="CAUSAL_LM", **recipe.settings(method).lora)
+    config.alora_invocation_tokens = None
+    if METHODS[method].acts_from == "suffix":
+        config.alora_invocation_tokens = list(prompts.invocation(random_rule_text(recipe)))
+    base_config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
+    with torch.device("meta"):  # shapes only: a base of any size takes no memory
+        model = get_peft_model(AutoModelForCausalLM.from_config(base_config), config)
+    shapes = {name: tensor.shape for name, tensor in get_peft_model_state_dict(model).items()}
+    config.inference_mode = True
+    for seed, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        noise = torch.Generator().manual_seed(seed)
+        weights = [SCALE * torch.randn(shape, generator=noise) for shape in shapes.values()]
+        save_file(dict(zip(shapes, weights, strict=True)), folder / PEFT_WEIGHTS)
+        config.save_pretrained(str(folder))
+        _card(folder, recipe, method, prompts).save(folder)
+
+
+def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> Card:
+    text = random_rule_text(recipe)
+    return Card(
+        rule=folder.parent.name,  # as in runs/MODEL/RULE/METHOD
+        rule_text=text,
+        rule_hash=text_hash(text),
+        prompt_hash=prompts.hash,
+        answer_hash=answer_hash(),
+        method=method,
+        model=recipe.name,
+        base=recipe.base,
+        base_revision=recipe.base_revision,
+        data_hash="none",
+        test_sha256="none",
+        seed=0,
+        recipe={},
+        versions={},
+        metrics={},
+        temperature=1.0,
+        bias=0.0,
+        threshold=0.5,
+        uncertainty_band=(0.5, 0.5),
+        coverage=None,
+        max_fpr=None,
+        files=file_digests(folder, method),
+    )

@@ -1,0 +1,176 @@
+"""The PEFT baseline of the fleet benchmarks: plain PEFT on the same base, with an LRU of adapters.
+
+It is what a team would write without an engine: one process with `capacity` places. PEFT's hot swap
+reads an adapter into the least recently used place, and PEFT's `adapter_names` puts requests for
+several adapters into one batch. oneDNN computes the base's layers, as in vLLM: on some processors
+that is far faster than PyTorch's own choice. Nothing is compiled, because every mixture of adapters
+would be a graph of its own and take minutes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.utils.hotswap import hotswap_adapter
+from torch.utils.mkldnn import MkldnnLinear
+from transformers import AutoModelForCausalLM
+
+from guard.conversation.example import Message
+from guard.prompt.decoder import PromptBuilder
+from guard.recipe import Recipe
+from serve.bench.workload.traffic import FleetCounts
+
+
+@dataclass
+class PeftRequest:
+    """One prompt for one adapter, and its answer: log P(yes) - log P(no), in nats."""
+
+    adapter: str
+    token_ids: tuple[int, ...]
+    logit: float | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.logit is not None
+
+
+class PeftBaseline:
+    """Answers requests batch by batch, the oldest first. For one thread.
+
+    `folders`: adapter -> folder. `capacity`: adapters in memory. `batch`: the most requests of a
+    batch.
+    """
+
+    def __init__(
+        self, recipe: Recipe, folders: Mapping[str, Path], capacity: int = 25, batch: int = 16
+    ) -> None:
+        self._prompts = PromptBuilder.of(recipe)
+        self._folders, self._capacity, self._batch = dict(folders), capacity, batch
+        self._queue: deque[PeftRequest] = deque()
+        self.loads, self._forward_passes = 0, 0
+        self._asked: list[PeftRequest] = []  # since the last begin
+        self._device = _device()
+        base = AutoModelForCausalLM.from_pretrained(
+            recipe.base_path, revision=recipe.commit, dtype=getattr(torch, recipe.serving_dtype)
+        )
+        first = next(iter(self._folders))
+        folder = str(self._folders[first])
+        model = PeftModel.from_pretrained(base, folder, adapter_name="place 0")
+        self._model = model.to(self._device).eval()
+        on_cpu = self._device == "cpu"
+        if on_cpu and recipe.serving_dtype == "float32" and torch.backends.mkldnn.is_available():
+            _by_onednn(self._model)
+        # The place of each adapter in memory, the least recently used first
+        self._places = OrderedDict({first: "place 0"})
+
+    @property
+    def counts(self) -> FleetCounts:
+        """Each adapter that was given a place was read from disk."""
+        return FleetCounts(self._forward_passes, self.loads, self.loads)
+
+    def begin(self) -> None:
+        self._asked = []
+
+    def computed_tokens(self) -> int:
+        return sum(len(request.token_ids) for request in self._asked)
+
+    def submit(self, messages: Sequence[Message], rule_text: str, adapter: str) -> PeftRequest:
+        request = PeftRequest(adapter, self._prompts.build(messages, rule_text).token_ids)
+        self._queue.append(request)
+        self._asked.append(request)
+        return request
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Answer the oldest requests: as many as a batch holds and as have adapters that fit into
+        memory together.
+        """
+        batch = self._next_batch()
+        places = [self._place(request.adapter) for request in batch]
+        mixed = {}
+        if len(set(places)) > 1:
+            mixed["adapter_names"] = places
+        else:
+            self._model.set_adapter(places[0])
+        self._forward_passes += 1
+        for request, logit in zip(batch, self._logits(batch, mixed), strict=True):
+            request.logit = logit
+
+    def _logits(self, batch: Sequence[PeftRequest], mixed: Mapping[str, Any]) -> list[float]:
+        """The logit of each request. `mixed`: PEFT's arguments for several adapters in a batch."""
+        ids, mask = _padded([request.token_ids for request in batch])
+        outputs = self._model(
+            input_ids=ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            logits_to_keep=1,
+            use_cache=False,
+            **mixed,
+        )
+        logits = outputs.logits[:, -1].float()
+        margins = logits[:, self._prompts.yes_id] - logits[:, self._prompts.no_id]
+        return [float(margin) for margin in margins]
+
+    def _next_batch(self) -> list[PeftRequest]:
+        """Take requests from the queue, and mark their adapters as used, so that none of them is
+        evicted for another.
+        """
+        batch: list[PeftRequest] = []
+        adapters: set[str] = set()
+        while self._queue and len(batch) < self._batch:
+            adapters.add(self._queue[0].adapter)
+            if len(adapters) > self._capacity:
+                break
+            batch.append(self._queue.popleft())
+        for request in batch:
+            if request.adapter in self._places:
+                self._places.move_to_end(request.adapter)
+        return batch
+
+    def _place(self, adapter: str) -> str:
+        """Load the adapter unless it is in memory, if necessary in place of the least recently used
+        one. Returns its place.
+        """
+        if adapter in self._places:
+            return self._places[adapter]
+        folder = str(self._folders[adapter])
+        self.loads += 1
+        if len(self._places) < self._capacity:
+            slot = f"place {len(self._places)}"
+            self._model.load_adapter(folder, slot)
+        else:
+            _, slot = self._places.popitem(last=False)
+            hotswap_adapter(self._model, folder, slot, torch_device=self._device)
+        self._places[adapter] = slot
+        return slot
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask, [prompts, longest], padded on the left: the verdict follows the last
+    token.
+    """
+    shape = len(prompts), max(map(len, prompts))
+    ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    for row, token_ids in enumerate(prompts):
+        ids[row, shape[1] - len(token_ids) :] = torch.tensor(token_ids)
+        mask[row, shape[1] - len(token_ids) :] = 1
+    return ids, mask
+
+
+def _by_onednn(model: torch.nn.Module) -> None:
+    """Let oneDNN compute the base's linear layers, whether they have an adapter or not."""
+    for path, layer in list(model.named_modules()):
+        # The output layer computes only one position.
+        is_base_layer = "lora_" not in path and "lm_head" not in path
+        if type(layer) is torch.nn.Linear and is_base_layer:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, MkldnnLinear(layer, torch.float32))

@@ -1,0 +1,259 @@
+"""The latency benchmark: its grid, what it asks of an engine, and when it measures an encoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from guard.errors import GuardError
+from guard.recipe import MODELS, Recipe, load_recipe
+from serve.bench import latency
+from serve.bench.__main__ import main
+from serve.bench.encoder import EncoderBench
+from serve.bench.harness import Repeat
+from serve.bench.latency import (
+    BASE,
+    LORA_REPEATS,
+    LatencyBench,
+    LatencyCell,
+    marginal_costs,
+    shares_conversation,
+    spread_length,
+)
+from serve.bench.plot import LOWER_BOUND
+from serve.bench.report import GridReport, MeasuredRow, Spread, table
+from serve.engine.score import EngineCounters, Refusal, Score, ScoreRequest
+from tests.serve.bench.small_engine import small_recipe
+from tests.serve.bench.test_plot import report_of
+from tests.serve.bench.toy_bench import bench_on
+from tests.serve.cards import RULE_TEXTS, prompts
+
+BLOCK = 32
+CONTEXT = 1100  # tokens: as many as a warm-up needs
+NAMES: dict[str, list[str]] = {"lora": ["plain", "plain again"], "alora": ["first", "second"]}
+MODES = (BASE, *NAMES, LOWER_BOUND)
+
+
+@pytest.mark.parametrize(("tokens", "repeats"), [(1000, 1), (1000, 5), (100, 2), (5000, 32)])
+def test_what_is_beyond_whole_blocks_is_spread_evenly_over_the_repeats(
+    tokens: int, repeats: int
+) -> None:
+    lengths = [spread_length(tokens, Repeat(n, repeats, 0), BLOCK) for n in range(repeats)]
+    assert all(abs(length - tokens) <= BLOCK // 2 for length in lengths)
+    assert abs(sum(length % BLOCK for length in lengths) / repeats - BLOCK / 2) <= 1
+    assert len({length % BLOCK for length in lengths}) == repeats
+
+
+def cells_of(tmp_path: Path, *words: str) -> list[LatencyCell]:
+    cells: list[LatencyCell] = bench_on("latency", tmp_path, *words).cells()
+    assert len({cell.key for cell in cells}) == len(cells)
+    return cells
+
+
+def points(cells: list[LatencyCell]) -> set[tuple[int, int]]:
+    return {(cell.tokens, cell.rules) for cell in cells}
+
+
+def test_the_grid_holds_both_sweeps_in_every_mode(tmp_path: Path) -> None:
+    cells = cells_of(tmp_path)
+    for length in (1000, 5000):
+        assert {(length, rules) for rules in (1, 5, 10, 20, 50, 100)} <= points(cells)
+    assert {(length, 5) for length in (100, 250, 500, 1000, 2000, 5000)} <= points(cells)
+    assert len(points(cells)) == 16 and len(cells) == 16 * len(MODES)
+    repeats = {cell.mode: cell.repeats for cell in cells}
+    assert repeats == {BASE: 20, "lora": LORA_REPEATS, "alora": 20, LOWER_BOUND: 20}
+    quick = cells_of(tmp_path, "--quick")
+    assert {(1000, 1), (1000, 100)} < points(quick) and {cell.repeats for cell in quick} == {2}
+
+
+def test_what_is_beyond_the_sweeps_is_measured_when_asked_for_and_in_engines_of_its_own(
+    tmp_path: Path,
+) -> None:
+    wide, cells = cells_of(tmp_path, "--wide"), cells_of(tmp_path)
+    beyond = {(1000, 200), (1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)}
+    assert points(wide) - points(cells) == beyond
+    assert {cell.group for cell in cells} == {False}
+    assert points([cell for cell in wide if cell.group]) == {(n, 5) for n in latency.LONG}
+
+
+def test_only_what_shares_the_conversation_computes_it_once() -> None:
+    assert [shares_conversation(mode) for mode in MODES] == [True, False, True, True]
+    work = {mode: LatencyCell(tokens=1000, rules=10, mode=mode).work for mode in MODES}
+    assert work["lora"] - work["alora"] == 9 * 1000 and work["alora"] == work[BASE]
+
+
+class ToyEngine:
+    """Answers at once; `cached`: tokens of each request that come from the cache, by mode."""
+
+    def __init__(self, cached: Mapping[str, Sequence[int]], rule_text: str) -> None:
+        names = [name for of_method in NAMES.values() for name in of_method]
+        self.rules = {name: SimpleNamespace(rule_text=rule_text) for name in names}
+        self.counters = EngineCounters()
+        self.backend = SimpleNamespace(block_size=BLOCK)
+        self.calls: list[Sequence[ScoreRequest]] = []
+        self.forgotten = 0
+        self._cached = cached
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score | Refusal]:
+        self.calls.append(requests)
+        self.counters += EngineCounters(step_s=0.001)
+        modes = {name: method for method, names in NAMES.items() for name in names}
+        cached = self._cached[modes.get(requests[0].adapter or "", BASE)]
+        return [Score(0.0, tokens, 100, 1.0) for tokens, _ in zip(cached, requests, strict=False)]
+
+
+CLEAN = {BASE: [0, 64], "lora": [0, 0], "alora": [0, 64]}
+
+
+def toy_bench(
+    cached: Mapping[str, Sequence[int]] = CLEAN, rule_text: str = RULE_TEXTS["plain"]
+) -> tuple[ToyEngine, LatencyBench]:
+    engine = ToyEngine(cached, rule_text)
+    bench: LatencyBench = bench_on("latency", Path("runs"))
+    bench.use(engine, NAMES)  # type: ignore[arg-type]
+    return engine, bench
+
+
+def measure_all(bench: LatencyBench) -> None:
+    for mode in MODES:
+        bench.measure(LatencyCell(tokens=100, rules=2, mode=mode), Repeat(0, 1, seed=3))
+
+
+def test_every_mode_is_asked_the_same_questions_each_with_an_empty_cache() -> None:
+    engine, bench = toy_bench()
+    measure_all(bench)
+    base, lora, alora, bound = engine.calls
+    assert engine.forgotten == 4
+    asked = [[request.adapter for request in call] for call in (base, lora, alora, bound)]
+    assert asked == [[None, None], NAMES["lora"], NAMES["alora"], [None]]
+    strip = [[request._replace(adapter=None) for request in call] for call in (base, lora, alora)]
+    assert strip[0] == strip[1] == strip[2]
+    assert len({request.rule_text for request in base}) == 2
+    assert bound[0].messages != base[0].messages
+
+
+def test_adapters_that_read_nothing_get_nothing_and_the_base_titles() -> None:
+    engine, bench = toy_bench(rule_text="")
+    measure_all(bench)
+    base, lora, alora, bound = engine.calls
+    assert [request.rule_text for request in (*lora, *alora)] == [""] * 4
+    assert len({request.rule_text for request in base}) == 2
+    assert all(request.rule_text for request in (*base, *bound))
+
+
+@pytest.mark.parametrize("leak", [{BASE: [32, 64]}, {"lora": [0, 32]}, {"alora": [32, 64]}])
+def test_a_prefix_cache_that_leaks_between_measurements_stops_the_benchmark(
+    leak: Mapping[str, Sequence[int]],
+) -> None:
+    _, bench = toy_bench(CLEAN | leak)
+    with pytest.raises(GuardError, match="leaked"):
+        measure_all(bench)
+
+
+def test_a_refused_request_stops_the_benchmark() -> None:
+    engine, bench = toy_bench()
+    engine.score = lambda requests: [Refusal("rule", "no", "nan") for _ in requests]  # type: ignore[method-assign]
+    with pytest.raises(GuardError, match="refused"):
+        measure_all(bench)
+
+
+def test_the_lower_bound_is_one_base_prompt_of_the_conversation_and_all_suffixes() -> None:
+    engine, bench = toy_bench()
+    measure_all(bench)
+    fan_out = [prompts().build(request.messages, request.rule_text) for request in engine.calls[2]]
+    needed = fan_out[0].invocation_start + sum(
+        len(prompt.token_ids) - prompt.invocation_start for prompt in fan_out
+    )
+    (request,) = engine.calls[-1]
+    assert abs(len(prompts().build(request.messages, request.rule_text).token_ids) - needed) <= 6
+    cell = LatencyCell(tokens=100, rules=2, mode=LOWER_BOUND)
+    sample = bench.measure(cell, Repeat(0, 1, seed=3))
+    assert sample["needed_tokens"] == needed
+    # A toy's prompt has a hundred tokens, and its step takes a millisecond.
+    assert sample["engine_ms"] == pytest.approx(needed / 100)
+
+
+def test_the_marginal_cost_is_between_neighbouring_numbers_of_rules() -> None:
+    rows: list[MeasuredRow] = []
+    for tokens, rules, wall_ms in ((1000, 10, 100.0), (1000, 30, 150.0), (5000, 1, 7.0)):
+        cell = {"tokens": tokens, "rules": rules, "mode": "alora"}
+        measured = {"wall_ms": Spread.of([wall_ms])}
+        rows.append(MeasuredRow(cell=cell, repeats=1, measured=measured))
+    (sentence,) = marginal_costs(report_of(rows[::-1]))
+    assert sentence == "On 1,000 tokens a rule more costs 2.50 ms from 10 to 30 rules."
+
+
+def test_an_encoder_is_measured_as_by_its_own_benchmark_beside_a_decoder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured: list[dict[str, Any]] = []
+    monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
+    monkeypatch.setattr(EncoderBench, "main", lambda self: measured.append(vars(self.options)))
+    options = ["--model", "minilm", "--runs", str(tmp_path), "--quick"]
+    for name in ("latency", "encoder"):
+        monkeypatch.setattr("sys.argv", ["bench", name, *options])
+        main()
+    of_latency, of_encoder = measured
+    assert of_latency == of_encoder and of_latency["beside"] == "tiny"
+
+
+def test_what_is_measured_of_decoders_alone_is_refused_of_an_encoder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(EncoderBench, "main", lambda _: pytest.fail("it was measured"))
+    bench = bench_on("latency", tmp_path, "--wide", recipe=load_recipe("minilm"))
+    with pytest.raises(GuardError, match="got --wide"):
+        bench.main()
+
+
+def recipe_of_short_context(folder: Path) -> Recipe:
+    """A small recipe on the tiny base, which is made for CONTEXT tokens here."""
+    shutil.copytree(MODELS / "tiny", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = CONTEXT
+    (folder / "config.json").write_text(json.dumps(config))
+    return small_recipe().model_copy(update={"base": str(folder), "context_tokens": CONTEXT})
+
+
+@pytest.mark.slow
+def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(latency, "LENGTHS", (100,))  # longer ones have an engine of their own
+    short = recipe_of_short_context(tmp_path / "base")
+    bench = bench_on("latency", tmp_path, recipe=short)
+    cells: list[LatencyCell] = []
+    for tokens, rules, repeats in ((100, 2, 2), (CONTEXT + 100, 1, 1)):
+        cells += [
+            LatencyCell(tokens=tokens, rules=rules, mode=mode, repeats=repeats) for mode in MODES
+        ]
+    bench.cells = lambda: cells
+    bench.main()
+    printed = capsys.readouterr().out
+    assert "with 4 adapters" in printed and "with 2 adapters" in printed  # an engine for each group
+    report = GridReport.load(tmp_path / "latency.json")
+    row = {mode: report.find(tokens=100, mode=mode)[0] for mode in MODES}
+    cached = {mode: row[mode].median("cached_tokens") for mode in MODES}
+    computed = {mode: row[mode].median("computed_tokens") for mode in MODES}
+    assert cached["lora"] == 0 < cached[BASE] < cached["alora"]
+    assert computed["lora"] - cached["lora"] > computed["alora"]
+    assert abs(row[LOWER_BOUND].median("needed_tokens") - computed["alora"]) <= 1
+    assert abs(computed[LOWER_BOUND] - computed["alora"]) <= 6
+    for mode in MODES:
+        assert 0 < row[mode].median("engine_ms") <= row[mode].measured["wall_ms"].max
+        assert row[mode].repeats == 2 and row[mode].measured["swap_ins"].max == 0
+    assert row["lora"].median("over_alora") > 0 and "over_alora" not in row["alora"].measured
+    (long,) = report.find(tokens=CONTEXT + 100, mode="alora")
+    assert CONTEXT < long.median("computed_tokens") < CONTEXT + 200
+    text = " ".join(table(report, bench.columns).split())
+    assert "beyond what the base was made for" in text
+    assert "The adapters have random weights." in " ".join(bench.notes(report))

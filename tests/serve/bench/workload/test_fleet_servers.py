@@ -1,0 +1,79 @@
+"""The fleet's servers: all answer the same requests, the bare base without adapters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from guard.errors import GuardError
+from serve.bench import engines
+from serve.bench.workload import fleet_servers, peft_baseline
+from serve.bench.workload.fleet_servers import (
+    ALL_RESIDENT,
+    BARE_BASE,
+    ONE_SLOT,
+    PEFT,
+    EngineServer,
+    FleetServer,
+    servers,
+)
+from tests.serve.bench.small_engine import small_recipe
+from tests.serve.guarded import CONVERSATION, guard_engine, save_adapter
+
+pytestmark = pytest.mark.slow
+
+TEXT = "The assistant must not be rude."
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FleetServer]]:
+    root: Path = tmp_path_factory.mktemp("servers")
+    folders = {
+        name: save_adapter(root / name, name, seed=seed, text=TEXT)
+        for seed, name in enumerate(("first", "second"))
+    }
+    with servers(small_recipe(), folders, (PEFT, ALL_RESIDENT, BARE_BASE)) as all_servers:
+        yield all_servers
+
+
+def test_every_server_answers_and_counts_what_it_computed(running: dict[str, FleetServer]) -> None:
+    assert list(running) == [PEFT, ALL_RESIDENT, BARE_BASE]
+    computed = set()
+    for server in running.values():
+        server.begin()
+        done = [server.submit(CONVERSATION, TEXT, name) for name in ("first", "second")]
+        while not all(answer.done for answer in done):
+            server.step()
+        computed.add(server.computed_tokens())
+        server.begin()
+        assert server.computed_tokens() == 0
+    assert len(computed) == 1
+
+
+def test_a_refused_request_stops_the_benchmark() -> None:
+    server = EngineServer(guard_engine())
+    server.submit(CONVERSATION, TEXT, "nobody's rule")
+    with pytest.raises(GuardError, match="refused"):
+        server.computed_tokens()
+
+
+@pytest.mark.parametrize(("device", "share"), [("cuda", 0.92 / 3), ("cpu", None)])
+def test_engines_and_peft_have_equal_parts_of_a_gpu_and_the_bare_base_needs_none(
+    device: str, share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def toy_engine(*_: object, **engine_args: Any) -> contextlib.nullcontext[Any]:
+        asked.append(engine_args)
+        return contextlib.nullcontext(SimpleNamespace(step=None))
+
+    monkeypatch.setattr(engines, "installed_device", lambda: device)
+    monkeypatch.setattr(fleet_servers, "GuardEngine", toy_engine)
+    monkeypatch.setattr(peft_baseline, "PeftBaseline", lambda *_: None)
+    with servers(small_recipe(), {}, (PEFT, ONE_SLOT, ALL_RESIDENT, BARE_BASE)):
+        assert [args.get("gpu_memory_utilization") for args in asked] == [share, share]
