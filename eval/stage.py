@@ -123,8 +123,8 @@ class Stage:
             evaluation = self._evaluate(rule, bags[rule.trial.rule.id], agreements)
             evaluation.save(rule.trial.folder)
             mark_current(rule.trial.folder, self._inputs(rule.trial))
-        for name, error in errors.items():
-            self.leave_out(name, error)
+        for name, problem in errors.items():
+            self.leave_out(name, problem)
 
     def earlier_evaluations(self, selected: Collection[str]) -> list[Evaluation]:
         """The evaluations of other rules that are kept on this base and still hold; why one does

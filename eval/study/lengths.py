@@ -89,14 +89,14 @@ class Lengths(Strict):
             counts = cell.model_dump(exclude={"rule", "method", "characters", "position"})
             together.setdefault(key, Counter()).update(counts)
         rows: list[list[str]] = []
-        for key, it in together.items():
+        for about, it in together.items():
             shares = [
                 share_cell(it["missed"], it["violating"]),
                 share_cell(it["missed_confident"], it["violating"]),
                 share_cell(it["flagged"], it["n"] - it["violating"]),
                 share_cell(it["confident"], it["n"]),
             ]
-            rows.append([*key, str(it["n"]), *shares, str(it["unjudged"])])
+            rows.append([*about, str(it["n"]), *shares, str(it["unjudged"])])
         return markdown_table(head, rows)
 
     def save(self, path: Path) -> None:

@@ -37,4 +37,4 @@ def busy_cores() -> float:
         return 0.0
     own_cores = (time.process_time() - own_s) / (time.monotonic() - began)
     usable = [percent for core, percent in enumerate(percents) if core in usable_cores()]
-    return max(0.0, sum(usable) / 100 - own_cores)
+    return float(max(0.0, sum(usable) / 100 - own_cores))

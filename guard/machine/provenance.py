@@ -81,7 +81,7 @@ def gpu_driver() -> str:
 
 
 def host_memory_gib() -> float:
-    return psutil.virtual_memory().total / 2**30
+    return float(psutil.virtual_memory().total / 2**30)
 
 
 def peak_memory_mib(process: int | Literal["self"] = "self") -> float:

@@ -76,7 +76,7 @@ def planned_load(plan: Plan, runs: Path) -> tuple[Plan, PlannedLoad]:
     if traffic.trace is not None:
         suffix = plan.suffix_tokens or deploy(plan, runs).methods[0].suffix_tokens
         trace = read_trace(Path(traffic.trace), suffix)
-        replaced = {"rules": max(len(trace.rules), traffic.rules)}
+        replaced: dict[str, float] = {"rules": max(len(trace.rules), traffic.rules)}
         if "rate" not in traffic.model_fields_set:
             replaced["rate"] = trace_rate(trace.arrivals)
         traffic = traffic.model_copy(update=replaced)
@@ -194,7 +194,7 @@ def _cost_section(deployment: Deployment, load: PlannedLoad, outcomes: list[Outc
     for outcome in outcomes:
         found, price = outcome.capacity, deployment.price.value
         replicas = found.replicas(load.rate)
-        values = {}
+        values: dict[str, tuple[float, str]] = {}
         if replicas is not None:
             usd = per_million_checks(price, replicas, load.rate)
             values["replicas"] = (replicas, "")
