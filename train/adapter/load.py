@@ -52,7 +52,7 @@ def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
         # Else bitsandbytes packs weights for inference on a CPU in eval mode, and a product with
         # packed ones has no gradient.
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
     return frozen(model)
 
 
