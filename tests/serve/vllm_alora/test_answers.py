@@ -22,16 +22,20 @@ from tests.serve.served import Served
 pytestmark = pytest.mark.slow
 
 
+def logits_of(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model makes of random states, and the logits of its whole vocabulary."""
+    states = torch.randn(5, model.lm_head.weight.shape[1])
+    with torch.inference_mode():
+        return model.logits_processor(model.lm_head, states), states @ model.lm_head.weight.T
+
+
 def test_the_guard_engine_computes_the_two_verdicts_and_any_other_engine_all(
     served: Served,
 ) -> None:
-    ids = [prompts().yes_id, prompts().no_id]
-    for model, answered in ((runner_of(guard_engine()).model, ids), (served.runner.model, None)):
-        states = torch.randn(5, model.lm_head.weight.shape[1])
-        with torch.inference_mode():
-            found = model.logits_processor(model.lm_head, states)
-        every = (states @ model.lm_head.weight.T)[:, : model.logits_processor.org_vocab_size]
-        torch.testing.assert_close(found, every if answered is None else every[:, answered])
+    found, every = logits_of(runner_of(guard_engine()).model)
+    torch.testing.assert_close(found, every[:, [prompts().yes_id, prompts().no_id]])
+    model = served.runner.model
+    assert logits_of(model)[0].shape == (5, model.logits_processor.org_vocab_size)
 
 
 def test_a_bfloat16_base_s_answers_are_computed_in_the_output_layer_s_dtype() -> None:
