@@ -107,7 +107,7 @@ class Slots:
 
         All answers are PEFT's.
         """
-        before = self.manager.swap_ins
+        before = getattr(self.manager, "swap_ins", 0)  # there from the first one on
         prompts = []
         for number in numbers:
             own = 40 + 3 * number if seed is None else 40
@@ -115,7 +115,7 @@ class Slots:
             prompts.append(prompt_for(self._invocation, before=own, after=9, seed=own_seed))
         folders = [self.folders[number] for number in numbers]
         assert_peft(self.served.ask(prompts, folders), prompts, folders)
-        return int(self.manager.swap_ins - before)
+        return int(getattr(self.manager, "swap_ins", 0) - before)
 
     def adapter_id(self, number: int) -> int:
         return int(self.served.request(self.folders[number]).lora_int_id)
