@@ -59,6 +59,7 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/vllm_alora/test_shared_prompt_in_vllm.py": "all seams: shared prompts as lists",
     "tests/test_class_names.py": "the whole tree",
     "tests/test_documents.py": "the pages",
+    "tests/test_house.py": "the whole tree",
     "tests/test_import_directions.py": "the whole tree",
     "tests/test_makefile.py": "the Makefile and setup/",
     "tests/test_repository.py": "the whole tree",
