@@ -10,7 +10,7 @@ from tests.serve.fuzz.sequences import fuzz_sequences
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("--max-examples=25", "--phases=coverage,fuzzing", "--max-failures=5")
+SHORT = ("--max-examples=40", "--phases=coverage,fuzzing", "--max-failures=5")
 
 
 def test_no_answer_to_what_the_description_allows_or_forbids_is_an_error_or_an_allow() -> None:
