@@ -50,8 +50,8 @@ def build(plan: Plan, runs: Path) -> PlanReport:
     deployment = deploy(plan, runs)
     outcomes = []
     for method in deployment.methods:
-        found = capacity(method, load.source, plan.p95_ms, plan.most_busy)
-        outcomes.append(Outcome(method, found))
+        limits = capacity(method, load.source, plan.p95_ms, plan.most_busy)
+        outcomes.append(Outcome(method, limits))
     return PlanReport(
         name=plan.name,
         commit=provenance()["commit"],
@@ -164,13 +164,13 @@ def _memory_section(outcomes: list[Outcome]) -> Section:
 def _replica_section(outcomes: list[Outcome]) -> Section:
     rows = []
     for outcome in outcomes:
-        found = outcome.capacity
+        limits = outcome.capacity
         values = {
-            "saturates at": (found.saturation_per_second, "checks/s"),
-            "lone p50": (found.lone.p50_ms, "ms"),
-            "lone p95": (found.lone.p95_ms, "ms"),
+            "saturates at": (limits.saturation_per_second, "checks/s"),
+            "lone p50": (limits.lone.p50_ms, "ms"),
+            "lone p95": (limits.lone.p95_ms, "ms"),
         }
-        point = found.within_target
+        point = limits.within_target
         if point is not None:
             values |= {
                 "within target": (point.rate, "checks/s"),
@@ -192,14 +192,14 @@ def _replica_section(outcomes: list[Outcome]) -> Section:
 def _cost_section(deployment: Deployment, load: PlannedLoad, outcomes: list[Outcome]) -> Section:
     rows = []
     for outcome in outcomes:
-        found, price = outcome.capacity, deployment.price.value
-        replicas = found.replicas(load.rate)
+        limits, price = outcome.capacity, deployment.price.value
+        replicas = limits.replicas(load.rate)
         values: dict[str, tuple[float, str]] = {}
         if replicas is not None:
             usd = per_million_checks(price, replicas, load.rate)
             values["replicas"] = (replicas, "")
             values |= _checks_and_verdicts(usd, load)
-        full = per_million_checks(price, 1, found.saturation_per_second)
+        full = per_million_checks(price, 1, limits.saturation_per_second)
         values["checks, always full"] = (full, "USD")
         figures = {"price": deployment.price} | computed(values, SIMULATED)
         rows.append(FigureRow(label=outcome.method.label, figures=figures))

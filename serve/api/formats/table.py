@@ -68,8 +68,8 @@ def _loaded(file: Path) -> WireFormat:
     return wire_format
 
 
-def _shares_a_path(one: WireFormat, two: WireFormat) -> bool:
-    return any(one.has_path(request.path) for request in (*two.requests, *two.replies))
+def _shares_a_path(first: WireFormat, second: WireFormat) -> bool:
+    return any(first.has_path(request.path) for request in (*second.requests, *second.replies))
 
 
 FORMATS = all_formats(HOME / "formats")
