@@ -29,8 +29,8 @@ from serve.bench.report import BenchReport, notes, origin
 from serve.bench.workload.adapters import random_adapters
 from serve.bench.workload.prompts import random_rule_text
 from serve.engine import GuardEngine
-from serve.plan.device.calibration import BurstRow, DeviceCalibration, EngineSizes, fitted
-from serve.plan.replay.scheduler import MAX_SEQUENCES, STEP_TOKENS, StepLimits
+from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes
+from serve.plan.calibration import BurstRow, DeviceCalibration, EngineSizes, fitted
 
 BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
 QUICK_BURSTS = 12
@@ -107,8 +107,8 @@ class CalibrateBench(BenchCommand):
         ]
 
 
-def limits_of(sizes: EngineSizes, slots: int) -> StepLimits:
-    return StepLimits(sizes.step_tokens, sizes.max_sequences, slots, sizes.block_size)
+def limits_of(sizes: EngineSizes, slots: int) -> ReplicaSizes:
+    return ReplicaSizes(sizes.step_tokens, sizes.max_sequences, slots, sizes.block_size)
 
 
 def table(report: CalibrationReport) -> str:

@@ -23,9 +23,9 @@ from guard.recipe import Recipe
 from serve.bench.engines import scores_of, scores_of_calls
 from serve.bench.workload.prompts import conversation, random_rule_text, wordings
 from serve.engine import Call, GuardEngine, ScoreRequest
-from serve.plan.device.calibration import BurstRow, FittedCost, non_negative, standard_errors
-from serve.plan.device.step_cost import StepWork
-from serve.plan.replay.scheduler import StepLimits, StepScheduler
+from serve.plan.batching import ReplicaSizes, StepScheduler
+from serve.plan.calibration import BurstRow, FittedCost, non_negative, standard_errors
+from serve.plan.device import StepWork
 
 SHORTEST, LONGEST = 80, 3000  # tokens of a conversation
 AT_ONCE = (1, 1, 2, 3, 5, 8)  # checks of a burst
@@ -64,7 +64,7 @@ class BurstMeter:
     """Runs bursts of checks by one method's adapters. `limits`: those of the engine."""
 
     def __init__(
-        self, engine: GuardEngine, recipe: Recipe, limits: StepLimits, method: str
+        self, engine: GuardEngine, recipe: Recipe, limits: ReplicaSizes, method: str
     ) -> None:
         self._engine, self._method = engine, method
         self._prompts, self._limits = PromptBuilder.of(recipe), limits

@@ -8,11 +8,11 @@ import pytest
 
 from guard.home import ROOT
 from serve.bench.calibrate import CalibrationReport, table
-from serve.plan.build import build
-from serve.plan.device.calibration import load_calibration
+from serve.plan.calibration import load_calibration
+from serve.plan.report import build
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.bench.toy_bench import bench_on
-from tests.serve.plan.deployments import plan
+from tests.serve.plan.on_paper import plan
 
 pytestmark = pytest.mark.slow
 
