@@ -29,7 +29,6 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/api/formats/openai_error.py": "test_openai_chat.py beside it reads it",
     "serve/api/observe/record.py": "values; tests/serve/api/observe/test_audit.py writes them",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
-    "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
