@@ -249,7 +249,6 @@ class CalibrateBench(BenchCommand):
         add_count(parser, "--rules", RULES, "the most rules of a check")
 
     def main(self) -> None:
-        """Measure, write the file that `make plan` reads, print the table."""
         report, path = self.calibrated(), self.runs.root / "calibration.json"
         report.save(path)
         print(table(report))
@@ -305,7 +304,6 @@ class CalibrateBench(BenchCommand):
 
 
 def table(report: CalibrationReport) -> str:
-    """The report as text."""
     lines = []
     for method, cost in report.methods.items():
         submit = dict(zip(("a check", "a token", "a rule"), cost.submit.values(), strict=True))

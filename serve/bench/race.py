@@ -95,7 +95,6 @@ class RaceReport(BenchReport):
 
     @property
     def result(self) -> str:
-        """The times of all lanes and the speedup, in one line."""
         times = [f"{lane.label} {duration(lane.finish_s)}" for lane in self.lanes]
         return f"{', '.join(times)}: {self.speedup}"
 
@@ -108,7 +107,6 @@ class RaceReport(BenchReport):
 
 
 def duration(seconds: float) -> str:
-    """The duration as text, for example `0.24 s` or `13.8 s`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     return f"{seconds:.1f} s"
@@ -239,7 +237,6 @@ class RaceBench(BenchCommand):
         add_count(parser, "--tokens", TOKENS, "tokens of the conversation")
 
     def main(self) -> None:
-        """Race, show it live, and write report and picture."""
         report = self.race()
         report.save(self.runs.root / "race.json")
         picture = self.runs.root / "race.svg"

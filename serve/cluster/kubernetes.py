@@ -200,7 +200,6 @@ def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snaps
 
 
 def _beginnings(root: Path) -> list[str]:
-    """The beginnings of the last applications, the newest first."""
     file = root / BEGINNINGS
     return file.read_text(encoding="utf-8").split() if file.is_file() else []
 

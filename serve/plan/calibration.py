@@ -83,12 +83,10 @@ class FittedCost(Strict):
         return indistinct
 
     def step_ms(self, work: StepWork) -> float:
-        """The time of steps of this work, with the copies and loads of their adapters."""
         computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
         return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
 
     def submit_ms(self, tokens: int, rules: int) -> float:
-        """The time to put a check into the engine."""
         check_ms, token_ms, rule_ms = (self.submit[name] for name in SUBMIT_FEATURES)
         return check_ms + token_ms * tokens + rule_ms * rules
 

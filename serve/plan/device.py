@@ -125,13 +125,11 @@ def shape_of(recipe: Recipe) -> DecoderShape:
 
 
 def adapter_targets(recipe: Recipe, method: str) -> tuple[str, ...]:
-    """The projections that a method's adapters change, according to the recipe."""
     targets = recipe.settings(method).lora.get("target_modules", PROJECTIONS)
     return PROJECTIONS if targets == "all-linear" else tuple(targets)
 
 
 def adapter_rank(recipe: Recipe, method: str) -> int:
-    """The rank of a method's adapters, according to the recipe; PEFT's default is 8."""
     return int(recipe.settings(method).lora.get("r", 8))
 
 

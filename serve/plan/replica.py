@@ -41,7 +41,6 @@ class Replay:
 
     @property
     def per_second(self) -> float:
-        """Checks answered per second."""
         return len(self.latencies_s) / self.wall_s
 
     @property

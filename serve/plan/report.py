@@ -90,11 +90,9 @@ class PlanReport(Strict):
     curves: dict[str, tuple[RatePoint, ...]]
 
     def rows(self, title: str) -> dict[str, dict[str, Figure]]:
-        """The rows of the table with this title. Raises KeyError where there is none."""
         return {section.title: section.rows for section in self.sections}[title]
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as part:
             part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -64,7 +64,6 @@ class TrafficSource:
     trace: tuple[CheckArrival, ...] = ()
 
     def at(self, rate: float) -> DrawnTraffic:
-        """Traffic of `rate` checks a second."""
         if not self.trace:
             return draw_traffic(self.planned, rate, self.checks, self.seed)
         stretch = trace_rate(self.trace) / rate
@@ -77,7 +76,6 @@ class TrafficSource:
 
 
 def trace_rate(trace: tuple[CheckArrival, ...]) -> float:
-    """The rate of a trace, in checks per second."""
     return len(trace) / max(trace[-1].due_s, 1e-9)
 
 
