@@ -24,12 +24,12 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
+    "serve/bench/http.py": "test_soak.py beside it measures the same server",
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",
     "serve/api/formats/openai_error.py": "test_openai_chat.py beside it reads it",
     "serve/api/observe/record.py": "values; tests/serve/api/observe/test_audit.py writes them",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
-    "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
@@ -46,7 +46,6 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/client/test_package.py": "serve/client as a wheel",
     "tests/serve/engine/test_head_input.py": "head.py, against what training reads",
     "tests/serve/cluster/test_autoscaling.py": "ray_pool.py, on a Ray of other replicas",
-    "tests/serve/cluster/shards/test_rules.py": "service.py beside it: how rules change",
     "tests/serve/cluster/shards/test_shards_on_ray.py": "shards/ and ray_pool.py, on one Ray",
     "tests/serve/api/formats/test_one_reader.py": "all formats, scans and rows: one reader",
     "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",

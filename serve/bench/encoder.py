@@ -130,7 +130,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         return folders
 
     def inputs(self) -> list[Any]:
-        """The bases, and the weights of all rules on them."""
         inputs: list[Any] = []
         for recipe in self._recipes:
             inputs += [recipe.model_dump(), recipe.base_revision]
@@ -139,7 +138,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         return inputs
 
     def cells(self) -> list[EncoderCell]:
-        """Every method of both bases at every point."""
         rules, tokens, repeats = RULES, TOKENS, self.options.repeats
         if self.options.quick:
             rules, tokens = QUICK_RULES, QUICK_TOKENS
@@ -161,7 +159,6 @@ class EncoderBench(Benchmark[EncoderCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[EncoderCell]) -> Iterator[None]:
-        """Run an engine for each base. The shortest cells warm up what the longer ones use."""
         rules = max(cell.rules for cell in cells)
         with contextlib.ExitStack() as stack:
             for recipe in self._recipes:
@@ -200,7 +197,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         }
 
     def notes(self, report: GridReport) -> list[str]:
-        """From which number of rules on the decoder's adapters are faster."""
         if self.options.beside == NOBODY:
             return []
         line, beside = (adapter_line(recipe) for recipe in self._recipes)
@@ -215,7 +211,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         return sentences
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Time against the number of rules, a panel for each length."""
         looks = {"x": "rules", "y": ("wall_ms",), "y_label": "ms to all verdicts"}
         return panels_by("tokens", report.rows, line="line", **looks)
 
@@ -228,7 +223,6 @@ def methods_of(recipe: Recipe) -> list[str]:
 
 
 def slots(recipe: Recipe, rules: int) -> int:
-    """The number of slots: one for each rule's adapter of each method; heads need none."""
     return max(1, rules * len(recipe.adapter_methods))
 
 

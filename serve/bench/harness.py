@@ -291,7 +291,6 @@ class KeptSamples:
         return self._samples.get((cell.key, number))
 
     def has_all(self, cells: Sequence[Cell]) -> bool:
-        """Whether nothing of these cells is left to measure."""
         return all((cell.key, cell.repeats - 1) in self._samples for cell in cells)
 
     def add(self, cell: Cell, number: int, sample: Sample) -> None:
@@ -334,7 +333,6 @@ class _Grid(Generic[SomeCell]):
                     return
 
     def rows(self) -> Iterator[MeasuredRow]:
-        """A row for every cell that was measured."""
         for cell in self._cells:
             samples = self._samples.get(cell, [])
             if samples:
@@ -398,7 +396,6 @@ class _Grid(Generic[SomeCell]):
 
 
 def number(sample: Sample, quantity: str) -> float:
-    """A quantity of which a sample has one number."""
     value = sample[quantity]
     assert isinstance(value, int | float)
     return value

@@ -62,7 +62,6 @@ class HttpBench(Benchmark[HttpCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[HttpCell]) -> Iterator[None]:
-        """Run the server with random adapters."""
         self._prompts = PromptBuilder.of(self.recipe)
         with (
             random_runs(self.recipe, max(RULES)) as runs,
@@ -75,7 +74,6 @@ class HttpBench(Benchmark[HttpCell]):
             yield
 
     def measure(self, cell: HttpCell, repeat: Repeat) -> Sample:
-        """Measure one check."""
         messages = conversation(self._prompts, cell.tokens, repeat.seed)
         body = as_body(messages, rule_names(cell.rules))
         started = time.perf_counter()

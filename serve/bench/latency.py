@@ -124,7 +124,6 @@ class LatencyBench(Benchmark[LatencyCell]):
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add this benchmark's options."""
         super().add_options(parser)
         text = "also 500 rules, with 1,000 adapters resident, and 10,000 to 32,000 tokens"
         parser.add_argument("--wide", action="store_true", help=text)
@@ -153,7 +152,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         EncoderBench(argparse.Namespace(**options)).main()
 
     def cells(self) -> list[LatencyCell]:
-        """Every mode at every point: both sweeps, or the coarse grid; the cheapest first."""
         repeats: int = self.options.repeats
         points = dict.fromkeys([(length, RULES_OF_LENGTH_SWEEP) for length in LENGTHS], repeats)
         for length in LENGTHS_OF_RULES_SWEEP:
@@ -273,7 +271,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         }
 
     def notes(self, report: GridReport) -> list[str]:
-        """The marginal costs, the meaning of the columns, and what to know about this run."""
         swap_ins = max(row.measured["swap_ins"].max for row in report.rows)
         return [
             *marginal_costs(report),
@@ -284,7 +281,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         ]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Time against length at a few rules, and against rules at each length of the sweep."""
         looks: dict[str, Any] = {"y": ("wall_ms",), "line": "mode", "note": "over_alora"}
         looks["y_label"] = "ms to all verdicts"
         rows = report.find(rules=RULES_OF_LENGTH_SWEEP)

@@ -89,7 +89,6 @@ class SoakBench(Benchmark[WindowCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[WindowCell]) -> Iterator[None]:
-        """Run a server, and measure its saturation."""
         with (
             random_runs(self.recipe, RULES[1]) as runs,
             server_process(self.recipe, runs) as self._server,
@@ -129,7 +128,6 @@ class SoakBench(Benchmark[WindowCell]):
         return statistics.median(values[-third:]) / statistics.median(values[:third])
 
     def notes(self, report: GridReport) -> list[str]:
-        """The growth, and the meaning of the columns."""
         sentences = ["Growth from the first third of the windows to the last, without the first"]
         sentences.append(f"{self._warm_up}, which warm up:")
         for name, quantity in (("latency", "check_ms"), ("memory", "memory_mib")):
@@ -146,7 +144,6 @@ class SoakBench(Benchmark[WindowCell]):
         ]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Latency and memory, window by window."""
         rows = [row for row in report.rows if "check_ms" in row.measured]
         panels = [
             Panel(rows, "window", ("check_ms",), "", y_label="ms to the answer", is_log=False)

@@ -113,6 +113,5 @@ def finish(folder: PartFolder, counts: VerdictCounts) -> ScanManifest:
 
 
 def scan_bar(manifest: ScanManifest) -> tqdm[Any]:
-    """A progress bar over the bytes of the sources."""
     total = sum(size for size, _ in manifest.sources.values())
     return tqdm(total=total or None, unit="B", unit_scale=True, desc="scan")

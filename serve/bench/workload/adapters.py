@@ -63,7 +63,6 @@ def random_copies(
 
 
 def adapter_mib(folder: Path) -> float:
-    """The size of an adapter's weights on disk, in MiB."""
     return (folder / PEFT_WEIGHTS).stat().st_size / 2**20
 
 

@@ -147,7 +147,6 @@ def _rendered(messages: Sequence[Any], tools: Any) -> list[Any]:
 
 
 def _until_first_user(messages: Sequence[Any]) -> Sequence[Any]:
-    """The messages up to the first one of the user's, that included."""
     for number, message in enumerate(messages):
         if isinstance(message, dict) and message.get("role") == "user":
             return messages[: number + 1]

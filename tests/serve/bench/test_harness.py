@@ -11,7 +11,7 @@ from serve.bench import harness
 from serve.bench.harness import KeptSamples, Repeat
 from serve.bench.report import GridReport
 from serve.engine import CODE
-from tests.serve.bench.toy_bench import ToyCell, toy_bench
+from tests.serve.bench.toy_bench import ToyBench, ToyCell, toy_bench
 
 
 def test_compared_cells_are_measured_in_turns_and_groups_one_after_the_other(
@@ -73,6 +73,8 @@ def test_report_plot_and_table_are_published(
 def test_what_has_not_changed_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(ToyBench, "panels", lambda *_: [])  # a plot takes longest
+
     def measures(*words: str, weights: str = "first") -> bool:
         bench = toy_bench(tmp_path, *words, weights=weights)
         bench.main()

@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-KILLS = 3
+KILLS = 2
 
 
 @dataclass(frozen=True)

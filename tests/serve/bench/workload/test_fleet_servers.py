@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,42 +17,15 @@ from serve.bench.workload.fleet_servers import (
     ONE_SLOT,
     PEFT,
     EngineServer,
-    FleetServer,
     servers,
 )
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import CONVERSATION, guard_engine, save_adapter
-
-pytestmark = pytest.mark.slow
+from tests.serve.guarded import CONVERSATION, guard_engine
 
 TEXT = "The assistant must not be rude."
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FleetServer]]:
-    root: Path = tmp_path_factory.mktemp("servers")
-    folders = {
-        name: save_adapter(root / name, name, seed=seed, text=TEXT)
-        for seed, name in enumerate(("first", "second"))
-    }
-    with servers(small_recipe(), folders, (PEFT, ALL_RESIDENT, BARE_BASE)) as all_servers:
-        yield all_servers
-
-
-def test_every_server_answers_and_counts_what_it_computed(running: dict[str, FleetServer]) -> None:
-    assert list(running) == [PEFT, ALL_RESIDENT, BARE_BASE]
-    computed = set()
-    for server in running.values():
-        server.begin()
-        done = [server.submit(CONVERSATION, TEXT, name) for name in ("first", "second")]
-        while not all(answer.done for answer in done):
-            server.step()
-        computed.add(server.computed_tokens())
-        server.begin()
-        assert server.computed_tokens() == 0
-    assert len(computed) == 1
-
-
+@pytest.mark.slow
 def test_a_refused_request_stops_the_benchmark() -> None:
     server = EngineServer(guard_engine())
     server.submit(CONVERSATION, TEXT, "nobody's rule")

@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, validate
-from serve.plan.device.step_cost import StepWork
+from serve.plan.device import StepWork
 
 COMMAND = "make bench NAME=calibrate"
 FEATURES = ("steps", "tokens", "pairs", "sequences")  # of StepWork, each with a coefficient
@@ -40,12 +40,11 @@ class BurstRow(Strict):
 
 
 class FittedCost(Strict):
-    """A StepCost that is linear in what the steps compute, in ms.
+    """The times of one method, linear in what its steps compute.
 
-    `submit`: coefficients by SUBMIT_FEATURES. `swap_in_ms`, `load_ms`: the times for an adapter,
-    and their standard errors, None where a file does not state them. `wake_ms`: the extra time of a
-    check that finds the engine asleep. `error`: the median relative error of the fit on its own
-    bursts.
+    `swap_in_ms`, `load_ms`: for an adapter, with standard errors where the file states them.
+    `wake_ms`: the extra time of a check that finds the engine asleep. `error`: the median relative
+    error of the fit on its own bursts.
     """
 
     step: dict[str, float]
@@ -58,10 +57,21 @@ class FittedCost(Strict):
     error: float = 0.0
 
     @property
+    def table_row(self) -> dict[str, tuple[float, str]]:
+        """The coefficients as tables show them."""
+        return {
+            "step": (self.step["steps"], "ms"),
+            "1,000 tokens": (1000 * self.step["tokens"], "ms"),
+            "M pairs": (1e6 * self.step["pairs"], "ms"),
+            "a rule": (self.step["sequences"], "ms"),
+            "swap-in": (self.swap_in_ms, "ms"),
+            "disk": (self.load_ms, "ms"),
+            "wake": (self.wake_ms, "ms"),
+        }
+
+    @property
     def indistinct(self) -> list[str]:
-        """The times for an adapter that are not told from 0 by their standard errors, in words:
-        `swap-in: 0.00 ms, standard error 0.41`.
-        """
+        """The times for an adapter that are not told from 0 by their standard errors, in words."""
         times = (
             ("swap-in", self.swap_in_ms, self.swap_in_error_ms),
             ("disk", self.load_ms, self.load_error_ms),
@@ -73,21 +83,18 @@ class FittedCost(Strict):
         return indistinct
 
     def step_ms(self, work: StepWork) -> float:
-        """The time of steps of this work, with the copies and loads of their adapters."""
         computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
         return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
 
     def submit_ms(self, tokens: int, rules: int) -> float:
-        """The time to put a check into the engine."""
         check_ms, token_ms, rule_ms = (self.submit[name] for name in SUBMIT_FEATURES)
         return check_ms + token_ms * tokens + rule_ms * rules
 
 
 class EngineSizes(Strict):
-    """The sizes of the measured engine: the largest step, and the cache.
+    """The sizes of the measured engine. `suffix_tokens`: what a rule adds.
 
-    `scaffold_tokens`: the length of the whole blocks that every conversation's prompt begins with,
-    which the cache therefore holds. `suffix_tokens`: the tokens that a rule adds.
+    `scaffold_tokens`: the length of the whole blocks that every conversation's prompt begins with.
     """
 
     step_tokens: int
@@ -99,7 +106,7 @@ class EngineSizes(Strict):
 
 
 class DeviceCalibration(Strict):
-    """Everything in `runs/calibration.json`. `methods`: the coefficients of each method."""
+    """Everything in `runs/calibration.json`."""
 
     commit: str
     hardware: str

@@ -1,28 +1,26 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from guard.errors import GuardError
-from serve.plan.device.calibration import (
+from serve.plan.calibration import (
     FEATURES,
-    SUBMIT_FEATURES,
     BurstRow,
-    DeviceCalibration,
-    EngineSizes,
     FittedCost,
     fitted,
     load_calibration,
     non_negative,
     standard_errors,
 )
-from serve.plan.device.step_cost import StepWork
+from serve.plan.device import StepWork
+from tests.serve.plan.on_paper import calibration
 
 STEP = {"steps": 9.0, "tokens": 0.035, "pairs": 2e-5, "sequences": 0.3}
 SUBMIT = {"checks": 0.3, "conversation_tokens": 0.002, "rules": 0.03}
+FITTED = FittedCost(step=STEP, submit=SUBMIT)
 
 
 def burst(draw: np.random.Generator, noise: float) -> BurstRow:
@@ -45,26 +43,6 @@ def burst(draw: np.random.Generator, noise: float) -> BurstRow:
         * draw.uniform(1 - noise, 1 + noise),
         steps=work["steps"],
         work=work,
-    )
-
-
-def calibration() -> DeviceCalibration:
-    return DeviceCalibration(
-        commit="c0ffee",
-        hardware="a core",
-        versions={},
-        model="tiny",
-        peak_memory_mib=1.0,
-        engine=EngineSizes(
-            step_tokens=2048,
-            max_sequences=512,
-            block_size=32,
-            cache_tokens=100_000,
-            scaffold_tokens=32,
-            suffix_tokens=3,
-        ),
-        methods={"alora": FittedCost(step=STEP, submit=SUBMIT)},
-        bursts=(),
     )
 
 
@@ -118,30 +96,17 @@ def test_a_step_and_its_copies_and_a_submission_add_up() -> None:
     work = StepWork(steps=1, tokens=100, pairs=1e5, sequences=10, swap_ins=2, loads=1)
     assert cost.step_ms(work) == pytest.approx(9 + 3.5 + 2 + 3 + 4 + 5)
     assert cost.submit_ms(1000, 10) == pytest.approx(0.3 + 2 + 0.3)
-    assert set(SUBMIT) == set(SUBMIT_FEATURES)
 
 
-def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    path.write_text(calibration().model_dump_json(), encoding="utf-8")
-    assert load_calibration(path) == calibration()
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"commit": 1}'])
-def test_a_missing_or_broken_file_is_refused_with_what_to_do(
-    tmp_path: Path, content: str | None
-) -> None:
-    path = tmp_path / "calibration.json"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    with pytest.raises(GuardError) as refused:
+def test_the_file_is_read_as_it_was_written_and_another_is_refused(tmp_path: Path) -> None:
+    path, written = tmp_path / "calibration.json", calibration(alora=FITTED)
+    with pytest.raises(GuardError, match=r"calibration.json.*make bench NAME=calibrate"):
         load_calibration(path)
-    assert str(path) in str(refused.value)
-    if content is None:
-        assert "make bench NAME=calibrate" in str(refused.value)
-
-
-def test_a_method_that_was_not_measured_is_refused() -> None:
+    path.write_text(written.model_dump_json(), encoding="utf-8")
+    assert load_calibration(path) == written
     with pytest.raises(GuardError, match=r"no such method.*got lora.*Known: alora"):
-        calibration().cost("lora")
-    assert json.loads(calibration().model_dump_json())["model"] == "tiny"
+        written.cost("lora")
+    for broken in ("{", '{"commit": 1}'):
+        path.write_text(broken, encoding="utf-8")
+        with pytest.raises(GuardError, match=r"calibration\.json"):
+            load_calibration(path)

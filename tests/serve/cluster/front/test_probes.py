@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.cluster.front.sums import MAX_GONE, SummedMetrics, merged
+from serve.cluster.front.probes import MAX_GONE, SummedMetrics, merged
 
 
 def exposition(checks: int, ready: int, *seconds: float, verdict: str = "allow") -> str:
