@@ -23,9 +23,8 @@ from typing import Any
 from tqdm import tqdm
 
 from data.debate import prompts
-from data.debate.paid_endpoint import PaidEndpoint, Refused
+from data.debate.paid_endpoint import OutOfForm, PaidEndpoint, Refused, Writers
 from data.debate.prompts import ConversationDraft, Decomposition, Dimension, Leaning, Topic, Vote
-from data.debate.writers import Writers
 from data.splits import assign, labels_scarce
 from guard.conversation.example import FEWEST_ROWS, Example
 from guard.errors import GuardError
@@ -39,17 +38,15 @@ SAMPLED = 3  # the most cases that are tried for each one wanted
 def generate(
     rule: Rule, seed: int, writers: Writers, answers_file: Path
 ) -> tuple[list[Example], dict[str, Any]]:
-    """As many examples of `rule` as are wanted, about half of them violating, in splits, and the
-    statistics.
+    """As many examples of `rule` as are wanted, half of them violating, in splits; and statistics.
 
-    Answers are kept in `answers_file`. At most as many questions as are in flight are asked beyond
-    the budget. Raises GuardError where the endpoint cannot be asked, the budget is spent, or too
-    few cases are agreed upon; whatever was answered is kept.
+    Answers are kept in `answers_file`. Raises GuardError where the endpoint cannot be asked, the
+    budget is spent, or too few cases are agreed upon.
     """
     refuse_last_turn(rule)
     half = writers.wanted // 2
     with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
-        paid = PaidEndpoint(writers.endpoint, answers_file, writers.budget_usd)
+        paid = PaidEndpoint(writers, answers_file)
         debates = Debates(rule, seed, paid, bar)
         try:
             asyncio.run(debates.run(half, writers))
@@ -130,13 +127,13 @@ class Debates:
                 got=str(refused),
                 remedy="Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS",
             ) from None
-        if answer is None:
+        except OutOfForm:
             raise GuardError(
                 "the endpoint gave no dimensions of the policy",
                 where=self.paid.answers_file,
                 remedy="Look at what it answered in the file, delete the file, or take another "
                 "model",
-            )
+            ) from None
         return answer.dimensions
 
     def statistics(self) -> dict[str, Any]:
@@ -177,7 +174,6 @@ class Case:
 
     @property
     def label(self) -> int:
-        """The label that the case should have: 1 violates."""
         return self.number % 2
 
     async def settle(self) -> Example | None:
@@ -201,15 +197,14 @@ class Case:
         return example
 
     async def _settled(self, topic: Topic, identity: str) -> Example | None:
-        """Raises Refused and OutOfForm."""
         draft: ConversationDraft | None = None
         dissent: list[str] = []
         for rewritings in range(1 + REFINEMENTS):
             about = f"{identity}/{rewritings}"
             chat = prompts.write(self.rule, topic, draft, dissent)
-            draft = await self.paid.answer(ConversationDraft, chat, f"{about}/write")
-            if draft is None:
-                raise OutOfForm("not written in form")
+            draft = await self.paid.answer(
+                ConversationDraft, chat, f"{about}/write", out_of_form="not written in form"
+            )
             dissent, rounds = await self._debate(draft, about)
             if not dissent:
                 return self._example(draft, topic, {"rewritings": rewritings, "rounds": rounds})
@@ -221,8 +216,6 @@ class Case:
         for number in range(1, ROUNDS + 1):
             chat = prompts.advocate(self.rule, draft, self.label, transcript)
             argument = await self.paid.text(chat, f"{about}/{number}/advocate")
-            if argument is None:
-                raise OutOfForm("not judged in form")
             transcript.append(f"Advocate: {argument}")
             votes = await self._votes(draft, transcript, f"{about}/{number}")
             dissent = []
@@ -238,7 +231,6 @@ class Case:
     async def _votes(
         self, draft: ConversationDraft, transcript: Sequence[str], about: str
     ) -> dict[Leaning, Vote]:
-        """The judges' votes by their leaning."""
         questions = []
         for leaning in prompts.LEANINGS:
             chat = prompts.judge(self.rule, draft, leaning, transcript)
@@ -249,8 +241,6 @@ class Case:
         for leaning, answer in zip(prompts.LEANINGS, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
-            if answer is None:
-                raise OutOfForm("not judged in form")
             votes[leaning] = answer
         return votes
 
@@ -275,7 +265,3 @@ class Case:
                 **effort,
             },
         )
-
-
-class OutOfForm(Exception):
-    """An answer that is needed never came in its form."""

@@ -16,7 +16,8 @@ import pytest
 
 from data.build import build, main
 from data.debate.debate import REFINEMENTS, ROUNDS
-from data.debate.writers import Writers
+from data.debate.paid_endpoint import Writers
+from data.sources import DataRequest
 from guard.conversation.example import SPLITS, read_examples
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -222,14 +223,15 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
 ) -> None:
     writers = Writers(endpoint(server), 60, "", SEEDS, None)
     folder = tmp_path / RULE.id
-    assert build(RULE, "llm", writers, 0, "keep", folder)
+    request = DataRequest(RULE, "llm", writers, 0, "keep", folder)
+    assert build(request)
     rows = [len(read_examples(folder / f"{split}.jsonl")) for split in SPLITS]
     assert sum(rows) == 60 + 4  # two of either label have a copy with a long turn
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["debate"]["outcomes"] == {AT_ONCE: 60}
     requests = len(server.requests)
-    assert not build(RULE, "llm", writers, 0, "keep", folder)
-    assert build(RULE, "llm", writers, 0, "keep", folder, force=True)
+    assert not build(request)
+    assert build(request, force=True)
     assert len(server.requests) == requests
 
 
@@ -243,9 +245,9 @@ def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_
     rule = RULE.model_copy(update={"turns": "last"})
     writers, folder = Writers(endpoint(server), 40), Runs(tmp_path).data(RULE.id)
     with pytest.raises(GuardError, match=r"about the last turn alone \(got last\).*DATA=generator"):
-        build(rule, "llm", writers, 0, "keep", folder)
+        build(DataRequest(rule, "llm", writers, 0, "keep", folder))
     assert not server.requests
-    assert build(RULE, "llm", writers, 0, "keep", folder)
+    assert build(DataRequest(RULE, "llm", writers, 0, "keep", folder))
     monkeypatch.setattr("data.build.load_rule", lambda name: rule)
     monkeypatch.setattr(sys, "argv", ["data.build", "--rule", RULE.id, "--runs", str(tmp_path)])
     with pytest.raises(SystemExit):
