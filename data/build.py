@@ -101,7 +101,6 @@ def _inputs(request: DataRequest) -> str:
 
 
 def _files_read(source: str) -> list[Path]:
-    """The files that a source says it reads. Raises GuardError for one that is not there."""
     entry = source_named(source)
     files = entry.files(source)
     for file in files:
@@ -253,7 +252,6 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
 
 
 def _notes(rule: Rule, source: str, *, is_kept: bool, is_built: bool) -> Iterator[str]:
-    """What a reader of the data should know."""
     if EDIT in in_words(rule):
         path = own_or_shipped(RULES / f"{rule.id}.yaml")
         yield f"{path} still says {EDIT}; a judge behind an endpoint reads these lines"

@@ -36,7 +36,6 @@ class LongTurns:
 
     @classmethod
     def amid_allowed(cls, rule: Rule, examples: Sequence[Example]) -> LongTurns:
-        """Amid what is said in the allowed ones of `examples`."""
         texts: dict[str, list[str]] = {}
         allowed = [] if rule.depends_on_context else [row for row in examples if not row.label]
         for message in itertools.chain.from_iterable(row.messages for row in allowed):
@@ -148,7 +147,6 @@ def _filled(texts: Sequence[str], characters: int, rng: random.Random) -> list[s
 
 
 def _records(characters: int, rng: random.Random) -> list[str]:
-    """Lines of JSON as a tool returns them."""
     lines: list[str] = []
     while characters > 0:
         record = {

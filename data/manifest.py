@@ -20,7 +20,6 @@ FEW_TEST_ROWS = 100
 
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
-    """The manifest of one rule's examples, JSON-able, without where they came from."""
     words: dict[str, dict[str, float]] = {}
     for label in (0, 1):
         lengths = [_words(example) for example in examples if example.label == label]
@@ -43,7 +42,6 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def table(rule: str, manifest: dict[str, Any]) -> str:
-    """The manifest in a few lines for the terminal."""
     lines = [f"{rule}: {manifest['source']}, seed {manifest['seed']}", *_count_lines(manifest)]
     return "\n".join([*lines, *_size_lines(manifest), *_debate_lines(manifest)])
 

@@ -184,7 +184,6 @@ def _scalar(text: str) -> str:
 
 
 def next_steps(name: str) -> str:
-    """What comes after the file is written, as commands that train and serve the same weights."""
     weights = f"RULE={name} MODEL=minilm METHOD=head"
     return f"""\
 Read and edit it, then bring labelled rows, or let an endpoint write and debate them

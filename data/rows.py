@@ -216,7 +216,6 @@ def _name_label(fields: dict[str, Any], feature: Any) -> None:
 
 
 def _hub_name(source: str) -> tuple[str, str]:
-    """The data set or folder that `hub:…` names, and its configuration, which may be empty."""
     path, _, configuration = source.removeprefix(HUB).partition(":")
     return path, configuration
 

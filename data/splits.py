@@ -101,7 +101,6 @@ def _sizes(rows: Any) -> Any:
 
 
 def _shingle_rows(texts: Sequence[str]) -> Any:
-    """A sparse matrix, [texts, buckets], 1.0 where a text has a shingle of the bucket."""
     import numpy as np
     from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -186,29 +185,6 @@ def _rank(example: Example) -> int:
     return SPLITS.index(example.split)
 
 
-class Clusters:
-    """Indices that are joined into clusters, each named by its leader."""
-
-    def __init__(self, size: int) -> None:
-        self._leaders = list(range(size))
-
-    def leader(self, index: int) -> int:
-        while self._leaders[index] != index:
-            self._leaders[index] = self._leaders[self._leaders[index]]
-            index = self._leaders[index]
-        return index
-
-    def join(self, index: int, onto: int) -> None:
-        """Make the cluster of `index` a part of that of `onto`, which keeps its leader."""
-        self._leaders[self.leader(index)] = self.leader(onto)
-
-    def members(self) -> list[list[int]]:
-        by_leader: dict[int, list[int]] = defaultdict(list)
-        for index in range(len(self._leaders)):
-            by_leader[self.leader(index)].append(index)
-        return list(by_leader.values())
-
-
 def assign(
     examples: Sequence[Example], seed: int, shares: Mapping[Split, float] = SHARES
 ) -> list[Example]:
@@ -218,8 +194,11 @@ def assign(
     count as one in intervals. Groups are assigned in random order, large ones first, each to the
     split that lacks most of the group's labels.
     """
-    clusters = _clusters(examples, near_duplicates(examples))
-    groups = clusters.members()
+    leaders = _leaders(examples, near_duplicates(examples))
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, leader in enumerate(leaders):
+        members[leader].append(index)
+    groups = list(members.values())
     random.Random(seed).shuffle(groups)
     groups.sort(key=len, reverse=True)  # while every split still has room for large groups
     totals = Counter(example.label for example in examples)
@@ -233,7 +212,7 @@ def assign(
         neediest = max(lacks, key=lacks.__getitem__)
         filled[neediest].update(counts)
         split_of |= dict.fromkeys(group, neediest)
-    named = _named_by_leader(examples, clusters)
+    named = _named_by_leader(examples, leaders)
     return [replace(example, split=split_of[index]) for index, example in enumerate(named)]
 
 
@@ -244,24 +223,34 @@ def group_near_duplicates(examples: Sequence[Example]) -> list[Example]:
     """
     pairs = near_duplicates(examples)
     inside = (pair for pair in pairs if examples[pair.first].split == examples[pair.second].split)
-    return _named_by_leader(examples, _clusters(examples, inside))
+    return _named_by_leader(examples, _leaders(examples, inside))
 
 
-def _named_by_leader(examples: Sequence[Example], clusters: Clusters) -> list[Example]:
+def _named_by_leader(examples: Sequence[Example], leaders: Sequence[int]) -> list[Example]:
     named = []
-    for index, example in enumerate(examples):
-        named.append(replace(example, group=examples[clusters.leader(index)].group))
+    for example, leader in zip(examples, leaders, strict=True):
+        named.append(replace(example, group=examples[leader].group))
     return named
 
 
-def _clusters(examples: Sequence[Example], pairs: Iterable[NearDuplicate]) -> Clusters:
-    clusters = Clusters(len(examples))
+def _leaders(examples: Sequence[Example], pairs: Iterable[NearDuplicate]) -> list[int]:
+    """For each example the index of the leader of its cluster; those of one group and those of
+    `pairs` are together.
+    """
+    leaders = list(range(len(examples)))
+
+    def leader(index: int) -> int:
+        while leaders[index] != index:
+            leaders[index] = leaders[leaders[index]]
+            index = leaders[index]
+        return index
+
     first_of: dict[str, int] = {}
     for index, example in enumerate(examples):
-        clusters.join(index, first_of.setdefault(example.group, index))
+        leaders[leader(index)] = leader(first_of.setdefault(example.group, index))
     for pair in pairs:
-        clusters.join(pair.second, pair.first)
-    return clusters
+        leaders[leader(pair.second)] = leader(pair.first)
+    return [leader(index) for index in range(len(examples))]
 
 
 def _lack(
@@ -275,7 +264,6 @@ def _lack(
 
 
 def labels_scarce(examples: Sequence[Example], fewest: int) -> list[str]:
-    """The labels of which a split has fewer rows, in words."""
     counts = Counter((example.split, example.label) for example in examples)
     scarce: list[str] = []
     for split, label in SPLIT_LABELS:

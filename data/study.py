@@ -86,7 +86,6 @@ class StudyRequest:
 
     @property
     def own_rows(self) -> Path:
-        """The rows that `make data` made of the rule."""
         return self.runs.data(self.rule.id)
 
 

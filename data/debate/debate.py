@@ -82,7 +82,6 @@ class Debates:
         self._tried = {0: 0, 1: 0}
 
     async def run(self, half: int, writers: Writers) -> None:
-        """Debate cases in waves until `half` of each label are accepted, or too many were tried."""
         # Cases are finished before others begin: a budget then buys examples.
         at_once = asyncio.Semaphore(writers.endpoint.concurrency)
         async with self.paid:
@@ -141,7 +140,6 @@ class Debates:
         return self.paid.statistics.as_json() | {"dimensions": dimensions}
 
     def examples(self, half: int) -> list[Example]:
-        """The accepted cases in splits. Raises GuardError where they are too few."""
         allowed, violating = self._accepted[0], self._accepted[1]
         examples = assign([*allowed, *violating], self.seed)
         if min(len(allowed), len(violating)) < half / 2:
@@ -177,15 +175,14 @@ class Case:
         return self.number % 2
 
     async def settle(self) -> Example | None:
-        """The example, once both judges agree; None if they never do."""
         identity = f"{self.rule.id}/{self.seed}/{self.number}"  # its answers are kept by it
         rng = random.Random(identity)
         dimension = rng.choice(self.dimensions)
         topic = Topic(self.number, dimension.name, rng.choice(dimension.values), self.label)
-        outcome = "no consensus"
         example: Example | None = None
         try:
             example = await self._settled(topic, identity)
+            outcome = "no consensus"
         except Refused:
             outcome = "refused by the endpoint"
         except OutOfForm as error:

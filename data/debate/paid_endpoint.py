@@ -210,7 +210,6 @@ class PaidEndpoint:
         raise OutOfForm(out_of_form)
 
     async def _completion(self, messages: Chat, about: str) -> PaidAnswer:
-        """The answer from memory, else from the endpoint. Raises Refused."""
         key = fingerprint(self.endpoint.base_url, self.endpoint.body(messages), about)
         answer = self._file.get(key)
         if answer is None:
@@ -257,7 +256,6 @@ class PaidEndpoint:
         return cost or 0.0
 
     def _count(self, answer: PaidAnswer) -> None:
-        """Add an answer to the statistics, once."""
         if answer.key in self._counted:
             return
         self._counted.add(answer.key)

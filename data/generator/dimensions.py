@@ -93,7 +93,6 @@ def _sampled(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -
 
 
 def _acts_beside(tokens: int, rng: random.Random) -> int:
-    """At most three, and one in 120 tokens."""
     return rng.randint(0, min(3, tokens // 120))
 
 
@@ -143,7 +142,6 @@ def _partners(corpus: Corpus, violating: Sequence[str], allowed: str) -> list[st
 
 
 def _rounds(names: Sequence[str], length: int, rng: random.Random) -> list[str]:
-    """`length` names, every name as often as every other, in random order."""
     rounds: list[str] = []
     for _ in range(length // len(names) + 1):
         rounds += rng.sample(list(names), len(names))

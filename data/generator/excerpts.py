@@ -81,7 +81,6 @@ class ExcerptWriter:
         self._slots = slot_pool(book.slots, pool)
 
     def group(self, name: str, split: Split, key: str) -> list[Example]:
-        """A pair of the excerpt `name`, the violating row first."""
         excerpt = self.book.excerpts[name]
         rng = random.Random(key)
         layout = rng.choice(excerpt.layouts)
@@ -114,7 +113,6 @@ class ExcerptWriter:
     def _messages(
         self, layout: str, filling: str, registers: dict[str, str], key: str
     ) -> tuple[Message, ...]:
-        """The turns of the layout, its hole filled."""
         bindings = grammar.Bindings(self._slots, key)
         messages = []
         for index, (speaker, text) in enumerate(turns_of(layout, "user")):

@@ -71,7 +71,6 @@ class Exchange:
 
     @property
     def lines(self) -> set[str]:
-        """The templates it was written from."""
         return {turn.line for turn in self.turns}
 
     @property
@@ -194,7 +193,6 @@ class Exchanges:
     def everyday(
         self, domain: str, most: int, key: str, rng: random.Random, taken: Set[str] = frozenset()
     ) -> list[Exchange]:
-        """Up to `most` exchanges about one domain."""
         free = [line for line in self.corpus.background.domains[domain] if line not in taken]
         exchanges = []
         for number, line in enumerate(rng.sample(free, min(most, len(free)))):
@@ -202,7 +200,6 @@ class Exchanges:
         return exchanges
 
     def thanks(self, key: str, rng: random.Random, taken: Set[str] = frozenset()) -> list[Exchange]:
-        """A word of thanks and the answer to it; none if all are taken."""
         free = [line for line in self.corpus.background.thanks if line not in taken]
         if not free:
             return []

@@ -74,7 +74,6 @@ def generate(
 
 
 def _clashing_groups(examples: list[Example]) -> list[int]:
-    """The numbers of the groups of two that are near duplicates of an earlier one."""
     return sorted({pair.second // 2 for pair in near_duplicates(examples)})
 
 

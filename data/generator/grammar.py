@@ -98,7 +98,6 @@ def reached(template: str, slots: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -> None:
-    """Raise GuardError if brackets do not match, or a slot, a form or a person is unknown."""
     flat = without_choices(template)
     if re.search(r"[()|]", flat):
         problem, remedy = "brackets do not match, or '|' outside brackets", "Write (one|another)"

@@ -58,7 +58,6 @@ def load_background(phrases: Path = PHRASES) -> Background:
 
 
 def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES) -> Phrasebook:
-    """The phrases of `rule` with the background's slots added."""
     path = phrases / f"{rule.id}.yaml"
     if not path.is_file():
         raise GuardError(
@@ -163,7 +162,6 @@ def _check_names(book: Phrasebook, name: str, act: Act, path: Path) -> None:
 
 
 def _check_speakers(book: Phrasebook, name: str, act: Act, path: Path) -> None:
-    """An act has something before or after it, and speakers take turns there."""
     needs_before = act.speaker != "user"
     is_answered = act.speaker == "tool" or bool(act.after) != (act.speaker == "assistant")
     if bool(act.before) != needs_before or not is_answered:
@@ -305,7 +303,6 @@ def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
 
 
 def _check_asked(book: ExcerptBook, slot: str, layout: str, where: str) -> None:
-    """The layout has the right value of a slot of `either`, and not the wrong one."""
     reached_slots = grammar.reached(layout, book.slots)
     if slot not in reached_slots:
         remedy = f"Put {{{slot}}} into it, or take {{{slot}.?}} out of `either`"

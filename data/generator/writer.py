@@ -89,7 +89,6 @@ class Writer:
         self._borrowed = () if corpus.rule.depends_on_context else corpus.borrowed
 
     def group(self, dimensions: Dimensions, split: Split, key: str) -> list[Example]:
-        """The contrast pair of `dimensions`, the violating conversation first."""
         if self._is_on_last_turn:
             dimensions = replace(dimensions, position="late")
         rng = random.Random(key)
@@ -105,7 +104,6 @@ class Writer:
         ]
 
     def _example(self, pair: ContrastPair, label: int, act: str, target: Exchange) -> Example:
-        """The conversation of `pair` with this label, whose `target` performs `act`."""
         messages = self._messages(pair, target)
         return Example(
             id=f"{pair.key}/{label}",
@@ -213,7 +211,6 @@ class Writer:
     def _frame(
         self, dimensions: Dimensions, targets: Targets, key: str, rng: random.Random
     ) -> Frame:
-        """Everything around the target, up to the sampled length."""
         taken = targets.violating.lines | targets.allowed.lines
         room = dimensions.target_tokens - _total_tokens(targets) // 2
         system = None
@@ -247,7 +244,6 @@ class Writer:
     def _acts_around(
         self, dimensions: Dimensions, rng: random.Random
     ) -> list[tuple[Phrasebook, str]]:
-        """The books and acts of the hard negatives, then of the distractors."""
         rule_acts = self.corpus.acts(violating=False)
         if self._is_on_last_turn:
             rule_acts += self.corpus.acts(violating=True)
@@ -260,7 +256,6 @@ class Writer:
     def _everyday(
         self, domain: str, room: int, key: str, rng: random.Random, taken: set[str]
     ) -> list[Exchange]:
-        """Everyday exchanges of about `room` tokens, of `domain` first."""
         domains: Iterable[str] = self.corpus.background.domains
         if self.corpus.rule.depends_on_context:  # its conversations keep to its own domains
             domains = self.corpus.book.domains
@@ -282,7 +277,6 @@ class Writer:
         return written
 
     def _messages(self, pair: ContrastPair, target: Exchange) -> tuple[Message, ...]:
-        """The exchanges in the speakers' registers, with transitions and the trick."""
         messages = []
         if pair.frame.system:
             messages.append(Message("system", grammar.tidy(pair.frame.system)))

@@ -18,7 +18,7 @@ from data.generator.generate import Counts
 from data.generator.library import BACKGROUND, PHRASES
 from data.new_rule import WHO
 from data.rows import read_rows
-from data.sources import SOURCES, DataRequest
+from data.sources import FILE, SOURCES, DataRequest
 from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -121,15 +121,16 @@ def test_a_build_writes_splits_and_manifest_and_the_same_bytes_again(tmp_path: P
 
 
 def test_a_build_is_not_redone_until_an_input_changes_or_a_file_is_gone(tmp_path: Path) -> None:
-    assert made(GENERATOR, tmp_path)
-    assert not made(GENERATOR, tmp_path)
-    assert made(GENERATOR, tmp_path, 1)
-    assert made(GENERATOR, tmp_path, 1, force=True)
+    source, folder = own(tmp_path), tmp_path / "out"
+    assert made(source, folder)
+    assert not made(source, folder)
+    assert made(source, folder, 1)
+    assert made(source, folder, 1, force=True)
     changed = RULE.model_copy(update={"policy": RULE.policy + " Always."})
-    assert made(GENERATOR, tmp_path, 1, rule=changed)
+    assert made(source, folder, 1, rule=changed)
     for name in ("train.jsonl", "manifest.json"):
-        (tmp_path / name).unlink()
-        assert made(GENERATOR, tmp_path, 1)
+        (folder / name).unlink()
+        assert made(source, folder, 1, rule=changed)
 
 
 def test_own_data_are_built_again_when_a_file_of_theirs_changes(tmp_path: Path) -> None:
@@ -156,7 +157,8 @@ def test_own_data_are_built_again_when_a_file_of_theirs_changes(tmp_path: Path) 
 def test_a_build_that_is_interrupted_leaves_the_old_data_set_or_nothing_that_passes_for_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(GENERATOR, tmp_path)
+    source, folder = own(tmp_path), tmp_path / "out"
+    made(source, folder)
     splits_written = iter(range(2))
 
     def writing(path: Path, examples: list[Example]) -> str:
@@ -166,21 +168,21 @@ def test_a_build_that_is_interrupted_leaves_the_old_data_set_or_nothing_that_pas
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(command, "write_examples", writing)
-        made(GENERATOR, tmp_path, 1)
-    assert not made(GENERATOR, tmp_path)
+        made(source, folder, 1)
+    assert not made(source, folder)
     rename = Path.replace
 
     def renaming(path: Path, target: Path) -> Path:
-        if target == tmp_path / "validation.jsonl":
+        if target == folder / "validation.jsonl":
             interrupt()
         return rename(path, target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "replace", renaming)
-        made(GENERATOR, tmp_path, 1)
+        made(source, folder, 1)
     with pytest.raises(GuardError, match=r"no such file"):
-        split_files(tmp_path)
-    assert made(GENERATOR, tmp_path)
+        split_files(folder)
+    assert made(source, folder)
 
 
 def test_bad_rows_stop_a_build_and_leave_what_was_there(tmp_path: Path) -> None:
@@ -248,31 +250,33 @@ def test_data_sets_depend_on_the_code_of_every_folder_of_the_stage(
     )
     assert {f"guard/{name}.py" for name in how_rows_are_read} <= names
     assert {name.partition("/")[0] for name in names} == {"data", "guard"}
-    assert made(GENERATOR, tmp_path / "out")
+    source, folder = own(tmp_path), tmp_path / "out"
+    assert made(source, folder)
     changed = tmp_path / "writer.py"
     changed.write_text("# another way to write\n")
     unchanged = [path for path in code_files() if path.name != "writer.py"]
     monkeypatch.setattr(command, "code_files", lambda: [*unchanged, changed])
-    assert made(GENERATOR, tmp_path / "out")
+    assert made(source, folder)
 
 
 def test_forced_data_that_are_interrupted_are_built_again_and_those_whose_source_fails_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert made(GENERATOR, tmp_path)
+    source, folder = own(tmp_path), tmp_path / "out"
+    assert made(source, folder)
     with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
         interrupted.setattr("data.build.refuse_leaks", interrupt)
-        made(GENERATOR, tmp_path, force=True)
-    assert made(GENERATOR, tmp_path)
+        made(source, folder, force=True)
+    assert made(source, folder)
 
     def fail(_: object) -> Any:
         raise GuardError("no endpoint")
 
     with monkeypatch.context() as offline, pytest.raises(GuardError, match="no endpoint"):
-        failing = replace(SOURCES[GENERATOR], load=fail)
+        failing = replace(SOURCES[FILE], load=fail)
         offline.setattr("data.build.source_named", lambda _: failing)
-        made(GENERATOR, tmp_path, force=True)
-    assert not made(GENERATOR, tmp_path)
+        made(source, folder, force=True)
+    assert not made(source, folder)
 
 
 def test_the_command_writes_where_it_says_and_refuses_options_of_an_endpoint_that_is_not_asked(

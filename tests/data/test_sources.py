@@ -103,6 +103,14 @@ def _both(tmp_path: Path, rows: list[dict[str, Any]]) -> list[Example]:
     return _examples(tmp_path / "both")
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    """What the generator writes alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    _built(GENERATOR, folder)
+    return _examples(folder)
+
+
 def _examples(folder: Path) -> list[Example]:
     rows: list[Example] = []
     for file in split_files(folder):
@@ -112,12 +120,11 @@ def _examples(folder: Path) -> list[Example]:
 
 @pytest.mark.slow
 def test_own_rows_are_split_by_themselves_and_stand_beside_those_of_the_generator_alone(
-    tmp_path: Path,
+    tmp_path: Path, alone: list[Example]
 ) -> None:
     rows = _both(tmp_path, random_rows(100))
-    assert _built(GENERATOR, tmp_path / "alone")
     own = [row for row in rows if not row.is_generated]
-    assert [row for row in rows if row.is_generated] == _examples(tmp_path / "alone")
+    assert [row for row in rows if row.is_generated] == alone
     assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}
     for split in SPLITS:
         assert {row.label for row in own if row.split == split} == {0, 1}
@@ -142,21 +149,21 @@ def test_own_rows_without_a_validation_split_get_one_of_their_training_rows(tmp_
 
 @pytest.mark.slow
 def test_own_rows_that_cannot_stand_beside_generated_ones_are_refused_before_anything_is_written(
-    tmp_path: Path,
+    tmp_path: Path, alone: list[Example]
 ) -> None:
     with pytest.raises(GuardError, match=r"none\.jsonl: no such file"):
         _built(f"generator+{tmp_path}/none.jsonl", tmp_path / "both")
     with pytest.raises(GuardError, match="no row with label 1"):
         _both(tmp_path, [row | {"label": 0} for row in random_rows()])
-    assert _built(GENERATOR, tmp_path / "alone")
-    copied = read_examples(tmp_path / "alone" / "train.jsonl")[0]
+    copied = alone[0]
     turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
-    copies = {
-        "mine": {"messages": turns, "label": 1 - copied.label, "id": "mine"},
-        copied.id: {"text": "of an id that is taken", "label": 0, "id": copied.id},
-        "other": {"text": "of their group", "label": 0, "group": copied.group, "id": "other"},
-    }
-    for name, row in copies.items():
-        with pytest.raises(GuardError, match=f"some of your rows are generated ones.*{name} \\("):
-            _both(tmp_path, [*in_splits(random_rows()), row | {"split": "train"}])
+    copies = [
+        {"messages": turns, "label": 1 - copied.label, "id": "mine", "split": "train"},
+        {"text": "of an id that is taken", "label": 0, "id": copied.id, "split": "train"},
+        {"text": "of their group", "label": 0, "group": copied.group, "id": "o", "split": "train"},
+    ]
+    with pytest.raises(GuardError, match="some of your rows are generated ones") as refused:
+        _both(tmp_path, [*in_splits(random_rows()), *copies])
+    for name in ("mine (like ", f"{copied.id} (the id or group", "o (the id or group"):
+        assert name in str(refused.value)
     assert not (tmp_path / "both").exists()
