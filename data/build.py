@@ -156,11 +156,9 @@ def main() -> None:
     args = _arguments()
     names = rule_names(args.rule)
     if args.data and len(names) > 1:
-        raise GuardError(
-            "--data is the data of one rule",
-            got=f"{len(names)} rules",
-            remedy="Name one rule, or set `data:` in each rule's file",
-        )
+        problem = "--data is the data of one rule"
+        remedy = "Name one rule, or set `data:` in each rule's file"
+        raise GuardError(problem, got=f"{len(names)} rules", remedy=remedy)
     errors = []
     for name in names:
         try:
@@ -192,17 +190,13 @@ def _refuse_unread_flags(
     for candidate in SOURCES.values():
         unread = [flag for flag in candidate.flags if flag not in entry.flags]
         if any(getattr(args, flag) for flag in unread):
-            raise GuardError(
-                f"{_in_words(unread)} are for data of another source: {candidate.description}",
-                got=source,
-                remedy=f"Say --data {candidate.shape} (DATA={candidate.shape})",
-            )
+            problem = f"{_in_words(unread)} are for data of another source: {candidate.description}"
+            remedy = f"Say --data {candidate.shape} (DATA={candidate.shape})"
+            raise GuardError(problem, got=source, remedy=remedy)
     if args.splits and not entry.reads_splits:
-        raise GuardError(
-            "--splits is for rows of your own: data of this source have splits of their own",
-            got=source,
-            remedy="Go without --splits (SPLITS=)",
-        )
+        problem = "--splits is for rows of your own: data of this source have splits of their own"
+        remedy = "Go without --splits (SPLITS=)"
+        raise GuardError(problem, got=source, remedy=remedy)
     stated = [flag for flag in entry.flags if getattr(args, flag)]
     if is_kept and stated:
         raise GuardError(

@@ -128,17 +128,13 @@ def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parse
             problems.append((row.where, BadRow(TOO_DEEP)))
     problems += _contradictions(parsed)
     if problems:
-        raise GuardError(
-            "\n  ".join([f"{len(problems)} bad rows:", *_each_kind(problems)]),
-            where=source,
-            remedy="Correct or remove these rows",
-        )
+        problem = "\n  ".join([f"{len(problems)} bad rows:", *_each_kind(problems)])
+        remedy = "Correct or remove these rows"
+        raise GuardError(problem, where=source, remedy=remedy)
     if not parsed:
-        raise GuardError(
-            "no rows: the source is empty, or has a header alone",
-            where=source,
-            remedy="Write one conversation and its label a row",
-        )
+        problem = "no rows: the source is empty, or has a header alone"
+        remedy = "Write one conversation and its label a row"
+        raise GuardError(problem, where=source, remedy=remedy)
     return parsed
 
 
@@ -274,12 +270,9 @@ def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
     counts = Counter(row.example.id for row in parsed)
     repeated = [identity for identity, count in counts.items() if count > 1]
     if repeated:
-        raise GuardError(
-            f"{len(repeated)} ids occur more than once",
-            where=source,
-            got=", ".join(repeated[:NAMED]),
-            remedy="Give every row an id of its own, or none",
-        )
+        problem = f"{len(repeated)} ids occur more than once"
+        remedy = "Give every row an id of its own, or none"
+        raise GuardError(problem, where=source, got=", ".join(repeated[:NAMED]), remedy=remedy)
 
 
 def _into_splits(
@@ -290,11 +283,9 @@ def _into_splits(
     if splits == {None}:
         return SourcedData(assign(examples, seed, shares))
     if None in splits:
-        raise GuardError(
-            "some rows have a split and some have none",
-            where=source,
-            remedy="Give every row a split, or none, or say SPLITS=new",
-        )
+        problem = "some rows have a split and some have none"
+        remedy = "Give every row a split, or none, or say SPLITS=new"
+        raise GuardError(problem, where=source, remedy=remedy)
     if clean:
         examples = drop_leaks(examples)
     else:

@@ -97,17 +97,13 @@ def _check_name(name: str, path: Path) -> None:
 
 def _check_policy(policy: str) -> None:
     if len(policy) < 10:
-        raise GuardError(
-            "the policy is too short: it says in a sentence what is forbidden",
-            got=repr(policy),
-            remedy='For example POLICY="never promise a delivery date"',
-        )
+        problem = "the policy is too short: it says in a sentence what is forbidden"
+        remedy = 'For example POLICY="never promise a delivery date"'
+        raise GuardError(problem, got=repr(policy), remedy=remedy)
     if len(policy) > 140:
-        raise GuardError(
-            "the policy is too long: here it is one sentence, and the file has room for more",
-            got=f"{len(policy)} characters",
-            remedy="Shorten it to 140 characters",
-        )
+        problem = "the policy is too long: here it is one sentence, and the file has room for more"
+        remedy = "Shorten it to 140 characters"
+        raise GuardError(problem, got=f"{len(policy)} characters", remedy=remedy)
 
 
 def _by_hand(policy: str, judged: Judged) -> RuleDraft:

@@ -79,11 +79,9 @@ def read_rows(source: str) -> Iterator[SourceRow]:
 
 def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
     if text.lstrip().startswith("["):
-        raise GuardError(
-            "one JSON list, not an object a line",
-            where=source,
-            remedy=f"Write each object on a line of its own: jq -c '.[]' {source} > rows.jsonl",
-        )
+        problem = "one JSON list, not an object a line"
+        remedy = f"Write each object on a line of its own: jq -c '.[]' {source} > rows.jsonl"
+        raise GuardError(problem, where=source, remedy=remedy)
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue

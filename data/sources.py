@@ -212,8 +212,6 @@ def source_named(name: str) -> DataSource:
     if is_readable(name) or Path(name).exists():
         return SOURCES[FILE]
     names = f"Known: {', '.join(source.shape for source in SOURCES.values())}"
-    raise GuardError(
-        "there is no such data source",
-        got=name,
-        remedy=f"{did_you_mean(name, SOURCES)} {names}".strip(),
-    )
+    problem = "there is no such data source"
+    remedy = f"{did_you_mean(name, SOURCES)} {names}".strip()
+    raise GuardError(problem, got=name, remedy=remedy)

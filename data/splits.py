@@ -120,11 +120,9 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
             f"{row.id} ({row.split})" for row in (examples[pair.first], examples[pair.second])
         ]
         named.append(f"{' and '.join(places)}: {pair.similarity:.2f}")
-    raise GuardError(
-        f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
-        got="; ".join(named),
-        remedy="Remove one of each pair, or use SPLITS=clean or SPLITS=new",
-    )
+    problem = f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)"
+    remedy = "Remove one of each pair, or use SPLITS=clean or SPLITS=new"
+    raise GuardError(problem, got="; ".join(named), remedy=remedy)
 
 
 def refuse_straddling(examples: Sequence[Example]) -> None:

@@ -152,11 +152,9 @@ class Debates:
                 remedy="State the policy more clearly, or take a stronger model",
             )
         if scarce := labels_scarce(examples, FEWEST_ROWS):
-            raise GuardError(
-                f"{len(examples)} agreed cases are too few to train on: {'; '.join(scarce)}",
-                where=self.paid.answers_file,
-                remedy="Ask for more --examples: what was answered is kept",
-            )
+            problem = f"{len(examples)} agreed cases are too few to train on: {'; '.join(scarce)}"
+            remedy = "Ask for more --examples: what was answered is kept"
+            raise GuardError(problem, where=self.paid.answers_file, remedy=remedy)
         return examples
 
 

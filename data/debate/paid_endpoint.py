@@ -69,11 +69,9 @@ def writers_for(
             "GENERATOR_API_KEY: any OpenAI-compatible endpoint",
         )
     if EDIT in in_words(rule):
-        raise GuardError(
-            f"the rule still says {EDIT}",
-            where=own_or_shipped(RULES / f"{rule.id}.yaml"),
-            remedy="Write there what violates it and what it allows",
-        )
+        problem = f"the rule still says {EDIT}"
+        remedy = "Write there what violates it and what it allows"
+        raise GuardError(problem, where=own_or_shipped(RULES / f"{rule.id}.yaml"), remedy=remedy)
     file = unlabelled or earlier.get("unlabelled", "")
     return Writers(
         endpoint=Endpoint(**WRITING | settings),
@@ -244,11 +242,9 @@ class PaidEndpoint:
     def _require_usage(self, answer: PaidAnswer) -> None:
         """Raise GuardError if a budget has to be kept and an answer does not say what it took."""
         if self.budget_usd is not None and None in (answer.prompt_tokens, answer.completion_tokens):
-            raise GuardError(
-                "a budget needs the token counts that this endpoint does not report",
-                where=self.endpoint.url,
-                remedy="Unset GENERATOR_BUDGET_USD, or take an endpoint that reports its usage",
-            )
+            problem = "a budget needs the token counts that this endpoint does not report"
+            remedy = "Unset GENERATOR_BUDGET_USD, or take an endpoint that reports its usage"
+            raise GuardError(problem, where=self.endpoint.url, remedy=remedy)
 
     def _cost(self, answer: PaidAnswer) -> float:
         """0.0 without prices."""

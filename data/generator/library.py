@@ -108,11 +108,9 @@ def _check_book(corpus: Corpus, path: Path) -> None:
             raise GuardError(problem, where=path, got=len(lines), remedy="Write at least two")
     _check_answers(book, path)
     if corpus.rule.depends_on_context and not book.domains:
-        raise GuardError(
-            "the book of a rule that says `depends_on_context` needs `domains`",
-            where=path,
-            remedy=f"Known: {', '.join(corpus.background.domains)}",
-        )
+        problem = "the book of a rule that says `depends_on_context` needs `domains`"
+        remedy = f"Known: {', '.join(corpus.background.domains)}"
+        raise GuardError(problem, where=path, remedy=remedy)
     _check_partners(corpus, path)
     _check_places(corpus, path)
 
@@ -188,22 +186,16 @@ def _named_lines(book: Phrasebook, names: Iterable[str]) -> Iterator[str]:
 def _refuse_repeats(speakers: Sequence[Speaker], line: str, where: str) -> None:
     has_unknown = not set(speakers) <= set(get_args(Speaker))
     if has_unknown or any(first == second for first, second in itertools.pairwise(speakers)):
-        raise GuardError(
-            "the speakers of a line must be named and take turns, also with the act",
-            where=where,
-            got=line,
-            remedy="Write `user: … >> tool: …`, the turns separated by >>",
-        )
+        problem = "the speakers of a line must be named and take turns, also with the act"
+        remedy = "Write `user: … >> tool: …`, the turns separated by >>"
+        raise GuardError(problem, where=where, got=line, remedy=remedy)
 
 
 def _refuse_few(lines: tuple[str, ...], where: str) -> None:
     if not all(cores_of(lines, pool) for pool in get_args(Pool)):
-        raise GuardError(
-            "too few lines for training, validation and test to have their own",
-            where=where,
-            got=len(lines),
-            remedy="Write at least four; fifteen and more are good",
-        )
+        problem = "too few lines for training, validation and test to have their own"
+        remedy = "Write at least four; fifteen and more are good"
+        raise GuardError(problem, where=where, got=len(lines), remedy=remedy)
 
 
 def _check_answers(book: Phrasebook, path: Path) -> None:
@@ -217,11 +209,9 @@ def _check_partners(corpus: Corpus, path: Path) -> None:
     """Both labels have acts, and every act shares a context with an act of the other label."""
     violating, allowed = corpus.acts(violating=True), corpus.acts(violating=False)
     if not violating or not allowed:
-        raise GuardError(
-            "needs at least one act that violates the rule and one that does not",
-            where=path,
-            remedy="An act violates where the judged speaker `does` it",
-        )
+        problem = "needs at least one act that violates the rule and one that does not"
+        remedy = "An act violates where the judged speaker `does` it"
+        raise GuardError(problem, where=path, remedy=remedy)
     pairs = [pair for pair in itertools.product(violating, allowed) if corpus.book.shared(*pair)]
     partnered = set(itertools.chain.from_iterable(pairs))
     for name in [*violating, *allowed]:
@@ -290,12 +280,9 @@ def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
         raise GuardError(problem, where=where, remedy="Make it a form of its own")
     for line in excerpt.either:
         if not RIGHT_OR_WRONG.search(grammar.without_choices(line)):
-            raise GuardError(
-                "a line says nothing that can be wrong, or not always",
-                where=f"{where}.either",
-                got=line,
-                remedy="Put {slot.?}, outside of brackets, where layouts say {slot}",
-            )
+            problem = "a line says nothing that can be wrong, or not always"
+            remedy = "Put {slot.?}, outside of brackets, where layouts say {slot}"
+            raise GuardError(problem, where=f"{where}.either", got=line, remedy=remedy)
         for slot in RIGHT_OR_WRONG.findall(line):
             _check_values(book, slot, f"{where}.either")
             for layout in excerpt.layouts:
