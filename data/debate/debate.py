@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def refuse_last_turn(rule: Rule) -> None:
 
 
 class Debates:
-    """The debated cases of one rule: how many were tried, and which were accepted."""
+    """The debated cases of one rule, each by its number; its label is its number modulo 2."""
 
     def __init__(self, rule: Rule, seed: int, paid: PaidEndpoint, bar: tqdm[Any]) -> None:
         self.rule, self.seed, self.paid = rule, seed, paid
@@ -96,17 +95,14 @@ class Debates:
 
     async def _settle(self, number: int, at_once: asyncio.Semaphore) -> Example | None:
         async with at_once:
-            case = Case(self.rule, self.dimensions, number, self.seed, self.paid)
-            example = await case.settle()
+            example = await self._case(number)
         self._bar.set_postfix_str(self.paid.statistics.in_words())
         self._bar.update(example is not None)
         return example
 
     def _next_wave(self, half: int) -> list[int]:
-        """The numbers of the next cases: as many of each label as are missing.
-
-        So what is tried follows from the answers, not from who came first. A case's label is its
-        number modulo 2.
+        """As many cases of each label as are missing: what is tried follows from the answers, not
+        from who came first.
         """
         wave: list[int] = []
         for label, tried in self._tried.items():
@@ -157,26 +153,12 @@ class Debates:
             raise GuardError(problem, where=self.paid.answers_file, remedy=remedy)
         return examples
 
-
-@dataclass(frozen=True)
-class Case:
-    """One sampled case on its way through the debate."""
-
-    rule: Rule
-    dimensions: tuple[Dimension, ...]
-    number: int
-    seed: int
-    paid: PaidEndpoint
-
-    @property
-    def label(self) -> int:
-        return self.number % 2
-
-    async def settle(self) -> Example | None:
-        identity = f"{self.rule.id}/{self.seed}/{self.number}"  # its answers are kept by it
+    async def _case(self, number: int) -> Example | None:
+        """One sampled case: the example, once both judges agree; None if they never do."""
+        identity = f"{self.rule.id}/{self.seed}/{number}"  # its answers are kept by it
         rng = random.Random(identity)
         dimension = rng.choice(self.dimensions)
-        topic = Topic(self.number, dimension.name, rng.choice(dimension.values), self.label)
+        topic = Topic(number, dimension.name, rng.choice(dimension.values), label=number % 2)
         example: Example | None = None
         try:
             example = await self._settled(topic, identity)
@@ -200,22 +182,24 @@ class Case:
             draft = await self.paid.answer(
                 ConversationDraft, chat, f"{about}/write", out_of_form="not written in form"
             )
-            dissent, rounds = await self._debate(draft, about)
+            dissent, rounds = await self._debate(draft, topic.label, about)
             if not dissent:
                 return self._example(draft, topic, {"rewritings": rewritings, "rounds": rounds})
         return None
 
-    async def _debate(self, draft: ConversationDraft, about: str) -> tuple[list[str], int]:
+    async def _debate(
+        self, draft: ConversationDraft, label: int, about: str
+    ) -> tuple[list[str], int]:
         """The reasons of the judges who are against the label in the last round, and its number."""
         transcript: list[str] = []
         for number in range(1, ROUNDS + 1):
-            chat = prompts.advocate(self.rule, draft, self.label, transcript)
+            chat = prompts.advocate(self.rule, draft, label, transcript)
             argument = await self.paid.text(chat, f"{about}/{number}/advocate")
             transcript.append(f"Advocate: {argument}")
             votes = await self._votes(draft, transcript, f"{about}/{number}")
             dissent = []
             for leaning, vote in votes.items():
-                if vote.violates != bool(self.label):
+                if vote.violates != bool(label):
                     dissent.append(vote.reason)
                     self.paid.statistics.votes_against[leaning] += 1
             if not dissent:
@@ -242,12 +226,12 @@ class Case:
     def _example(
         self, draft: ConversationDraft, topic: Topic, effort: Mapping[str, int]
     ) -> Example:
-        identity = f"{self.rule.id}/llm/{self.seed}/{self.number}"
+        identity = f"{self.rule.id}/llm/{self.seed}/{topic.number}"
         return Example(
             id=identity,
             rule=self.rule.id,
             messages=draft.as_messages,
-            label=self.label,
+            label=topic.label,
             split="train",  # until it is assigned to a split
             source=f"BARRED by {self.paid.endpoint.model}",
             group=identity,

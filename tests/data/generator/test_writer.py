@@ -38,13 +38,6 @@ def _differing(pair: list[Example]) -> list[int]:
     return [number for number, (first, second) in enumerate(turns) if first != second]
 
 
-def test_the_key_alone_decides_the_words(corpus: Corpus, plain: Dimensions) -> None:
-    writer = Writer(corpus, "seen")
-    assert writer.group(plain, "train", "key") == writer.group(plain, "train", "key")
-    first, second = (writer.group(plain, "train", key) for key in ("key", "another"))
-    assert first[0].messages != second[0].messages
-
-
 def test_the_target_stands_where_its_position_says(corpus: Corpus, plain: Dimensions) -> None:
     writer = Writer(corpus, "seen")
     turns = {}
