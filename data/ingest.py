@@ -122,8 +122,8 @@ def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parse
     for row in rows:
         try:
             parsed.append(_parse(row, rule, source))
-        except GuardError as problem:
-            problems.append((row.where, problem))
+        except GuardError as error:
+            problems.append((row.where, error))
         except RecursionError:
             problems.append((row.where, BadRow(TOO_DEEP)))
     problems += _contradictions(parsed)
