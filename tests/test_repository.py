@@ -33,7 +33,6 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
-    "tests/data/generator/test_last_turn.py": "conversations and excerpts of one kind of rule",
     "tests/deploy/test_agentgateway.py": "deploy/agentgateway against the server",
     "tests/deploy/test_docker.py": "deploy/docker, and what it names",
     "tests/deploy/test_kong.py": "deploy/kong's Lua against the server",

@@ -71,7 +71,6 @@ class Exchange:
 
     @property
     def lines(self) -> set[str]:
-        """The templates it was written from."""
         return {turn.line for turn in self.turns}
 
     @property
@@ -84,9 +83,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Scene:
-    """What one exchange is written with: the book, its slots' values, the lines used up, the random
-    draws.
-    """
+    """What one exchange is written with; `taken` are lines that are used up."""
 
     book: Phrasebook
     bindings: grammar.Bindings
@@ -175,11 +172,9 @@ class Exchanges:
         context: tuple[str, ...] = (),
         around: Around | None = None,
     ) -> Exchange | None:
-        """The act `name` with what others say before and after it; None if every line that fits is
-        taken.
-
-        Others say `around`, or a line of `context`, or of the act's own context. Exchanges with one
-        `key` share their slot values.
+        """The act `name` with what others say before and after it: `around`, or a line of `context`
+        or of the act's own; None if every line that fits is taken. Exchanges with one `key` share
+        their slot values.
         """
         act = book.acts[name]
         scene = Scene(book, grammar.Bindings(self._slots[book.rule], key), taken, rng)
@@ -198,16 +193,13 @@ class Exchanges:
     def everyday(
         self, domain: str, most: int, key: str, rng: random.Random, taken: Set[str] = frozenset()
     ) -> list[Exchange]:
-        """Up to `most` exchanges about one domain."""
         free = [line for line in self.corpus.background.domains[domain] if line not in taken]
-        chosen = rng.sample(free, min(most, len(free)))
-        return [
-            self._plain(line, domain, f"{key}/{domain}/{number}", rng)
-            for number, line in enumerate(chosen)
-        ]
+        exchanges = []
+        for number, line in enumerate(rng.sample(free, min(most, len(free)))):
+            exchanges.append(self._plain(line, domain, f"{key}/{domain}/{number}", rng))
+        return exchanges
 
     def thanks(self, key: str, rng: random.Random, taken: Set[str] = frozenset()) -> list[Exchange]:
-        """A word of thanks and the answer to it; none if all are taken."""
         free = [line for line in self.corpus.background.thanks if line not in taken]
         if not free:
             return []
@@ -218,8 +210,8 @@ class Exchanges:
         return grammar.Bindings(self._everyday_slots, key).fill(line)
 
     def _around(self, scene: Scene, name: str, act: Act, wording: str) -> Around | None:
-        """What others say around `act`: one of the lines `name` that holds what `wording` repeats,
-        or the act `name`.
+        """What others say around `act`: a line of `name` that holds what `wording` repeats, or the
+        act `name`.
         """
         book = scene.book
         if name in book.lines:
@@ -264,7 +256,6 @@ class Exchanges:
 
 
 def _stop(sentence: str) -> str:
-    """The sentence with a full stop, if it has no other end."""
     if sentence.rstrip().endswith((".", "?", "!")):
         return sentence
     return sentence + "."

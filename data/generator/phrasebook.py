@@ -88,7 +88,6 @@ class Act(Strict):
         return f"padding_{self.speaker}"
 
     def violates(self, judged: Judged) -> bool:
-        """The label of an example whose target is this act."""
         return self.stance == "does" and judged in (self.speaker, "conversation")
 
     def follows(self, core: str, line: str) -> bool:
@@ -148,7 +147,6 @@ class Corpus:
     background: Background
 
     def acts(self, *, violating: bool) -> list[str]:
-        """The rule's acts that violate it, or those that do not."""
         acts = self.book.acts.items()
         return [name for name, act in acts if act.violates(self.rule.judged) == violating]
 

@@ -66,7 +66,6 @@ _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
 def _in_words(text: str, rng: random.Random, share: float, change: Callable[[str], str]) -> str:
-    """`text` with about a `share` of its words changed."""
 
     def replacement(word: re.Match[str]) -> str:
         if rng.random() < share:
@@ -92,7 +91,6 @@ def full_width(text: str, rng: random.Random, pool: Pool) -> str:
 
 
 def hidden_tags(text: str, rng: random.Random, pool: Pool) -> str:
-    """A judge-directed injection in tag characters, which nobody sees."""
     return text + _shifted(rng.choice(pool_of(INSTRUCTIONS, pool)), 0xE0000)
 
 
@@ -109,7 +107,6 @@ def leetspeak(text: str, rng: random.Random, pool: Pool) -> str:
 
 
 def instruction(text: str, rng: random.Random, pool: Pool) -> str:
-    """A judge-directed injection before or after what is said."""
     return _beside(text, rng.choice(pool_of(INSTRUCTIONS, pool)), rng)
 
 

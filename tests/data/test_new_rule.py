@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,8 @@ SENTENCE = "never promise a delivery date"
     [
         (SENTENCE, "assistant", "The assistant must not promise a delivery date."),
         ("Do not ask for a password.", "user", "The user must not ask for a password."),
-        (
-            *("The user must not swear: at staff, or at all", "assistant"),
-            "The user must not swear: at staff, or at all.",
-        ),
-        (
-            *('no off-label advice, that\'s $100 "gone"', "assistant"),
-            'No off-label advice, that\'s $100 "gone".',
-        ),
+        ("The user must not swear: ever", "assistant", "The user must not swear: ever."),
+        ('no advice, that\'s $100 "gone"', "assistant", 'No advice, that\'s $100 "gone".'),
         ("Replies stay under a hundred words", "assistant", "Replies stay under a hundred words."),
         (LONG, "conversation", f"{LONG.capitalize()}."),
     ],
@@ -57,13 +50,10 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
         "allows": ["It quotes: the carrier."],
         "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
     }
-    draft = partial(
-        new_rule,
-        policy=SENTENCE,
-        judged="assistant",
-        rules=tmp_path,
-        endpoint=Endpoint(server.url, "toy"),
-    )
+
+    def draft(name: str) -> Path:
+        return new_rule(name, SENTENCE, "assistant", tmp_path, Endpoint(server.url, "toy"))
+
     server.reply = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
     draft("delivery_date")
     rule = load_rule("delivery_date", tmp_path)

@@ -15,27 +15,25 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.clients import DEPLOY, ROOT, output
-from tests.deploy.server_options import assert_understood, timeout_of
+from tests.deploy.clients import DEPLOY, ROOT, assert_understood, output, timeout_of
 
 FOLDER = DEPLOY / "docker"
 DOCKERFILE = FOLDER / "Dockerfile"
 COMPOSE = FOLDER / "compose.yaml"
 
 
-def of(name: str) -> list[str]:
-    """The Dockerfile's instructions of this name, each on one line, without comments."""
-    return [rest for instruction, rest in instructions() if instruction == name]
-
-
 def instructions() -> list[tuple[str, str]]:
-    lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if line.strip() and not line.startswith("#"))
+    """The Dockerfile's, each on one line, without comments."""
+    text = re.sub(r"^(#.*)?\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         name, _, rest = line.strip().partition(" ")
         found.append((name, rest.strip()))
     return found
+
+
+def of(name: str) -> list[str]:
+    return [rest for instruction, rest in instructions() if instruction == name]
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from serve.api.observe.audit import AuditLog
-from tests.deploy.clients import DEPLOY, ROOT
-from tests.deploy.server_options import assert_understood, timeout_of
+from tests.deploy.clients import DEPLOY, ROOT, assert_understood, timeout_of
 from tests.serve.api.observe.toy_record import record
 
 UNIT = DEPLOY / "systemd" / "centurion.service"

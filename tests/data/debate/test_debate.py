@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -16,14 +15,15 @@ import pytest
 
 from data.build import build, main
 from data.debate.debate import REFINEMENTS, ROUNDS
-from data.debate.writers import Writers
+from data.debate.paid_endpoint import Writers
+from data.sources import DataRequest
 from guard.conversation.example import SPLITS, read_examples
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import Runs
 from tests.data.llm_server import RULE, SEEDS, Server, debated, endpoint
 
-KILLS = 5
+KILLS = 3
 HALVES = [0] * 20 + [1] * 20
 AT_ONCE = "accepted in round 1 after 0 rewritings"
 
@@ -116,21 +116,6 @@ def test_agreed_cases_that_training_would_refuse_are_an_error_and_stay(
     assert len(set(server.requests)) == len(server.requests) > answered
 
 
-@pytest.mark.slow
-def test_what_an_answer_adds_of_its_own_accord_is_left_out(
-    server: Server, answers: Path, tmp_path: Path
-) -> None:
-    plain, _ = debated(server, answers)
-
-    def reply(kind: str, system: str, user: str, name: str) -> str:
-        text = Server.reply(server, kind, system, user, name)
-        return text if kind == "advocate" else text.replace("{", '{"confidence": 0.9, ')
-
-    server.reply = reply  # type: ignore[method-assign]
-    more, statistics = debated(server, tmp_path / "more.jsonl")
-    assert (more, statistics["malformed"]) == (plain, 0)
-
-
 def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs_its_case_alone(
     server: Server, answers: Path
 ) -> None:
@@ -163,7 +148,7 @@ def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
 
 
 @pytest.mark.slow
-def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
+def test_a_run_killed_three_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
     server: Server, answers: Path, tmp_path: Path
 ) -> None:
     plain, _ = debated(server, tmp_path / "plain.jsonl", concurrency=4)
@@ -175,14 +160,11 @@ def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_
         "from tests.data.llm_server import Server, debated\n"
         f"debated(Server(url={server.url!r}), Path({str(answers)!r}), concurrency=4)\n"
     )
-    rng = random.Random(5)
-    for kills_left in range(KILLS, 0, -1):
-        paid, mark, before = _names(answers), len(server.requests), _lines(answers)
+    for kill in range(1, KILLS + 1):
+        paid, mark = _names(answers), len(server.requests)
         command = [sys.executable, "-c", script]
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-        # Over the whole run.
-        until = before + rng.randint(1, max(1, 2 * (total - 20 - before) // (kills_left + 1)))
-        while process.poll() is None and _lines(answers) < until:
+        while process.poll() is None and _lines(answers) < total * kill // (KILLS + 1):
             time.sleep(0.005)
         assert process.poll() is None, "it was to be killed before its end"
         os.kill(process.pid, signal.SIGKILL)
@@ -190,12 +172,12 @@ def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_
         time.sleep(2 * server.delay_s)  # what was in flight has reached the server
         assert not paid & set(server.requests[mark:])
     server.delay_s = 0.0
+    assert _lines(answers) > total / 2  # the last kill fell late
     asked_before, paid = len(server.requests), _names(answers)
     assert debated(server, answers, concurrency=4)[0] == plain
     assert not paid & set(server.requests[asked_before:])
     # Only what was in flight at a kill is asked again.
     assert len(server.requests) <= len(set(server.requests)) + KILLS * 4
-    assert before > total / 2  # the last kill fell late
 
 
 def _lines(kept: Path) -> int:
@@ -222,14 +204,15 @@ def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_somet
 ) -> None:
     writers = Writers(endpoint(server), 60, "", SEEDS, None)
     folder = tmp_path / RULE.id
-    assert build(RULE, "llm", writers, 0, "keep", folder)
+    request = DataRequest(RULE, "llm", writers, 0, "keep", folder)
+    assert build(request)
     rows = [len(read_examples(folder / f"{split}.jsonl")) for split in SPLITS]
     assert sum(rows) == 60 + 4  # two of either label have a copy with a long turn
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["debate"]["outcomes"] == {AT_ONCE: 60}
     requests = len(server.requests)
-    assert not build(RULE, "llm", writers, 0, "keep", folder)
-    assert build(RULE, "llm", writers, 0, "keep", folder, force=True)
+    assert not build(request)
+    assert build(request, force=True)
     assert len(server.requests) == requests
 
 
@@ -243,9 +226,9 @@ def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_
     rule = RULE.model_copy(update={"turns": "last"})
     writers, folder = Writers(endpoint(server), 40), Runs(tmp_path).data(RULE.id)
     with pytest.raises(GuardError, match=r"about the last turn alone \(got last\).*DATA=generator"):
-        build(rule, "llm", writers, 0, "keep", folder)
+        build(DataRequest(rule, "llm", writers, 0, "keep", folder))
     assert not server.requests
-    assert build(RULE, "llm", writers, 0, "keep", folder)
+    assert build(DataRequest(RULE, "llm", writers, 0, "keep", folder))
     monkeypatch.setattr("data.build.load_rule", lambda name: rule)
     monkeypatch.setattr(sys, "argv", ["data.build", "--rule", RULE.id, "--runs", str(tmp_path)])
     with pytest.raises(SystemExit):
@@ -253,29 +236,32 @@ def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_
     assert "this rule is about the last" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("GENERATOR_")}
-    settings = bare | {
-        "GENERATOR_BASE_URL": server.url,
-        "GENERATOR_MODEL": "toy",
-        "GENERATOR_PRICE_IN": "1",
-        "GENERATOR_PRICE_OUT": "1",
-    }
+def test_the_command_says_what_it_needs(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"GENERATOR_BASE_URL": server.url, "GENERATOR_MODEL": "toy"}
+    settings |= {"GENERATOR_PRICE_IN": "1", "GENERATOR_PRICE_OUT": "1"}
 
-    def run(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "data.build", "--rule", RULE.id, "--runs", str(tmp_path)]
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+    def run(environment: dict[str, str], *arguments: str) -> tuple[object, str]:
+        command = ["data.build", "--rule", RULE.id, "--runs", str(tmp_path), *arguments]
+        status: object = 0
+        with monkeypatch.context() as set_to:
+            for name in settings:
+                set_to.delenv(name, raising=False)
+            for name, value in environment.items():
+                set_to.setenv(name, value)
+            set_to.setattr(sys, "argv", command)
+            try:
+                main()
+            except SystemExit as ended:
+                status = ended.code
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
 
-    status, told = run(bare, "--data", "llm", "--examples", "40")
+    status, told = run({}, "--data", "llm", "--examples", "40")
     assert status == 2 and "GENERATOR_BASE_URL" in told
     unlabelled = tmp_path / "seeds.jsonl"
     unlabelled.write_text('{"messages": [{"role": "user", "content": "Where is my lamp?"}]}\n')
@@ -283,7 +269,7 @@ def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
     status, told = run(settings, "--data", "llm", *more)
     assert status == 0 and "40 accepted in round 1 after 0 rewritings" in told and "USD" in told
     requests = len(server.requests)
-    status, told = run(bare)
+    status, told = run({})
     assert status == 0 and "DATA=llm asks it again" in told, told
     status, told = run(settings, "--data", "llm")
     assert status == 0 and "unchanged" in told, told

@@ -7,14 +7,13 @@ import pytest
 
 from data.generator import grammar
 from data.generator.exchange import Exchanges, count_tokens
-from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus, Pool, cores_of
-from guard.rule import load_rule
+from tests.data.generator.corpora import corpus_of
 
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return load_corpus(load_rule("pii_leak"), [load_rule("medical_advice")])
+    return corpus_of("pii_leak", ("medical_advice",))
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
@@ -24,7 +23,7 @@ def corpus() -> Corpus:
 def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
     rule: str, name: str, pool: Pool
 ) -> None:
-    corpus = load_corpus(load_rule(rule), [load_rule("refund_promise")])
+    corpus = corpus_of(rule, ("refund_promise",))
     exchanges, act = Exchanges(corpus, pool), corpus.book.acts[name]
     repeated = 0
     for number in range(400):
