@@ -26,8 +26,7 @@ from guard.calibration_rows import check_rows_for_rate
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError, exits_cleanly
-from guard.files.atomic import atomic_write
-from guard.files.lock import locked
+from guard.files.atomic import atomic_write, locked
 from guard.home import ROOT, own_or_shipped
 from guard.layout import Runs, fingerprint, is_current, mark_current, not_current
 from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash

@@ -1,6 +1,4 @@
-"""Parsing of command lines: types of options for argparse, whose errors say what is expected and
-what was given, and lists of names, from Python too.
-"""
+"""Types of options for argparse, whose errors say what is expected, and lists of names."""
 
 from __future__ import annotations
 
@@ -23,11 +21,9 @@ def count(text: str) -> int:
 
 
 def multiple(text: str, of: int, at_least: int) -> int:
-    """A whole number that `of` divides, of at least `at_least`."""
     if not text.isdecimal() or int(text) < at_least or int(text) % of:
-        raise argparse.ArgumentTypeError(
-            f"must be a multiple of {of} from {at_least}, got {text!r}"
-        )
+        problem = f"must be a multiple of {of} from {at_least}, got {text!r}"
+        raise argparse.ArgumentTypeError(problem)
     return int(text)
 
 
@@ -36,9 +32,8 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def comma_separated(text: str, kind: str) -> list[str]:
-    """The names in a list, each once, in the order given.
-
-    Raises GuardError if there is none; `kind` says what they name.
+    """The names in a list, each once, in order. GuardError if there is none; `kind` is what they
+    name.
     """
     names = [name.strip() for name in text.split(",")]
     names = [name for name in dict.fromkeys(names) if name]
@@ -63,7 +58,6 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds above 0."""
     try:
         number = float(text)
     except ValueError:

@@ -47,7 +47,7 @@ LAST_TURNS: dict[Judged, str] = {
 
 
 class RuleExample(Strict):
-    """One illustrated case of a rule, as trust-and-safety teams write them."""
+    """One illustrated case of a rule."""
 
     text: str
     violates: bool
@@ -57,8 +57,7 @@ class Rule(Strict):
     """A rule in plain language.
 
     `title` is one short sentence that forbids something. `policy` is the paragraph that the label
-    answers and that a judge behind an endpoint reads. The model's recipe says which of them stands
-    in an adapter's prompt, if any: an adapter learns from the data what its rule covers.
+    answers. The model's recipe says which of them stands in an adapter's prompt, if any.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -96,7 +95,6 @@ class Rule(Strict):
         return self.judged
 
     def text(self, turn: RuleTurn = "title") -> str:
-        """What the prompt's rule turn says; for `none` there is no such turn."""
         return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())
 
 
@@ -106,9 +104,7 @@ def text_hash(rule_text: str) -> str:
 
 
 def in_words(rule: Rule, note: str = "") -> str:
-    """The whole rule for a reader who decides by it, an LLM or a person, with a `note` after the
-    policy.
-    """
+    """The whole rule for an LLM or a person who decides by it, with a `note` after the policy."""
     parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
     if rule.turns == "last":
         last = LAST_TURNS[rule.judged]
@@ -133,12 +129,11 @@ def _labelled(example: RuleExample) -> str:
 
 
 def load_rule(name: str, rules: Path = RULES) -> Rule:
-    """The rule in `rules/<name>.yaml`."""
     return load_named(name, rules, Rule, "id")
 
 
 def rule_names(selection: str, rules: Path = RULES) -> list[str]:
-    """`all`, one name, or several separated by commas, as names of rule files in a stable order."""
+    """The names in a list, or those of all rule files, in a stable order."""
     if selection == "all":
         names = [path.stem for path in yaml_files(rules)]
         if not names:

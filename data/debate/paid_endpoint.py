@@ -14,7 +14,7 @@ import httpx
 
 from data.debate.prompts import Chat
 from data.llm_reply import Filled, filled, words
-from guard.endpoint.client import Completion, Endpoint, finished
+from guard.endpoint import Completion, Endpoint, finished
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint

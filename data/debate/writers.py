@@ -12,8 +12,7 @@ from data.ingest import conversation
 from data.llm_reply import WRITING
 from data.rows import BadRow, read_rows
 from guard.conversation.example import Message
-from guard.endpoint.client import Endpoint
-from guard.endpoint.settings import endpoint_settings, price
+from guard.endpoint import Endpoint, endpoint_settings, price
 from guard.errors import GuardError
 from guard.home import own_or_shipped
 from guard.rule import EDIT, RULES, Rule, in_words

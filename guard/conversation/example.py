@@ -76,7 +76,6 @@ class Example:
 
 
 def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
-    """`[{role, content}, …]` as messages. Raises GuardError naming the turn that is wrong."""
     if not isinstance(value, list | tuple) or not value:
         raise GuardError(
             "messages must be a non-empty list of {role, content}",
@@ -104,7 +103,6 @@ def _as_message(item: Any, turn: int, where: object) -> Message:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples of a JSON-lines file that this project wrote."""
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy="Run `make data` first")
     examples = []
@@ -125,7 +123,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def write_examples(path: Path, examples: Iterable[Example]) -> str:
-    """Write JSON lines, whole or not at all; return the file's SHA-256."""
+    """Write JSON lines; return the file's SHA-256."""
     content = b"".join(as_line(example) for example in examples)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
@@ -134,7 +132,5 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
 
 
 def as_line(example: Example) -> bytes:
-    """The example as it stands in the file. Raises ValueError, TypeError or RecursionError for what
-    JSON in UTF-8 cannot hold.
-    """
+    """The example as it stands in the file. Fails on what JSON in UTF-8 cannot hold."""
     return (json.dumps(asdict(example), ensure_ascii=False) + "\n").encode()

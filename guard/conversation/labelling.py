@@ -1,6 +1,4 @@
-"""What the labels of a data set follow from besides its rows, so that a changed rule is noticed:
-whom it judges, which turns count, whether it is about commands or depends on context.
-"""
+"""What the labels of a data set follow from besides its rows, so that a changed rule is noticed."""
 
 from __future__ import annotations
 
@@ -9,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from guard.errors import GuardError
-from guard.files.json_file import load_json
+from guard.files.strict_json import load_json
 from guard.rule import Rule
 
 MANIFEST_KEY = "labelling"
 
 
 def labelling(rule: Rule) -> dict[str, Any]:
-    """The fields of the rule that decide what its rows are labelled."""
     return {
         "judged": rule.judged,
         "turns": rule.turns,
@@ -26,8 +23,8 @@ def labelling(rule: Rule) -> dict[str, Any]:
 
 
 def check_labelling(data: Path, rule: Rule) -> None:
-    """Raise GuardError if the rows in the folder `data` were made for other fields of the rule. A
-    folder without a manifest, as a study's, is taken as it is.
+    """Raise GuardError if the rows in `data` were made for other fields of the rule. A folder
+    without a manifest, as a study's, is taken as it is.
     """
     manifest = data / "manifest.json"
     if not manifest.is_file():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from guard.errors import GuardError
-from guard.files.lock import locked
+from guard.files.atomic import locked
 from guard.files.strict_json import read_json
 
 
@@ -44,13 +44,10 @@ class AnswerFile(Generic[RowT]):
         return self._rows.get(key)
 
     def rows(self) -> list[RowT]:
-        """All rows, also those that nothing asks for any more."""
         return list(self._rows.values())
 
     def add(self, rows: list[RowT]) -> None:
-        """Keep `rows` for good: they are with the system before this returns, so no kill can lose
-        them.
-        """
+        """Keep `rows` for good: they are with the system before this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._is_whole:
             self._drop_torn_end()
@@ -62,9 +59,7 @@ class AnswerFile(Generic[RowT]):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While answers are paid for: no other command asks for the same ones. What another has got
-        until now is read first.
-        """
+        """While answers are paid for: no other command asks for the same ones."""
         with locked(self.path, "another command is asking, and paying, for these answers"):
             self._drop_torn_end()
             self._read(self._row_type)

@@ -1,6 +1,4 @@
-"""Which kind of device this environment computes on, and what it is fast at, without an import of
-torch. Every result that is looked up asks again.
-"""
+"""Which kind of device this environment computes on, and what it is fast at, without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the in
 
 
 def usable_cores() -> set[int]:
-    """The numbers of the cores that this process may use: fewer than all under an affinity."""
+    """The numbers of the cores that this process may use."""
     return os.sched_getaffinity(0)
 
 
@@ -27,10 +25,9 @@ def usable_cores() -> set[int]:
 def installed_device() -> Device:
     """The device that the installed torch was built for; the CPU where none is installed."""
     try:
-        version = importlib.metadata.version("torch")
+        return "cpu" if "+cpu" in importlib.metadata.version("torch") else "cuda"
     except importlib.metadata.PackageNotFoundError:
         return "cpu"
-    return "cpu" if "+cpu" in version else "cuda"
 
 
 def missing_for_compiling() -> str | None:
@@ -46,9 +43,6 @@ def missing_for_compiling() -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for products of bfloat16; False where the system does not
-    tell.
-    """
     return not BFLOAT16_FLAGS.isdisjoint(cpu_info("flags").split())
 
 

@@ -14,10 +14,7 @@ MOST_BUSY = 0.5  # cores that others may use before a warning
 
 
 def warn_if_busy(consequence: str) -> None:
-    """Say on stderr, in a line that ends in `consequence`, if other processes use these cores.
-
-    Takes SAMPLE_S seconds. Says nothing where the system does not tell.
-    """
+    """Say on stderr, in a line that ends in `consequence`, if other processes use these cores."""
     busy = busy_cores()
     if busy > MOST_BUSY:
         cores = len(usable_cores())

@@ -13,11 +13,7 @@ PREDICTIONS = "predictions.jsonl"
 
 
 def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> None:
-    """Write the rows, each of an id, a split and a logit.
-
-    A logit is log P(yes) - log P(no), in nats and uncalibrated; those of test rows come from the
-    method's reference, for adapters plain PEFT.
-    """
+    """Write rows of an id, a split and a logit; test rows' logits are the method's reference's."""
     lines = []
     for row_id, split, logit in rows:
         lines.append(json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n")
@@ -25,7 +21,6 @@ def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> N
 
 
 def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
-    """The logits of one split by id, in nats."""
     path = folder / PREDICTIONS
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy=remedy)

@@ -16,7 +16,6 @@ from guard.conversation.chat import (
     PartlyRead,
     rendering_hash,
     says_nothing,
-    tool_turns,
     turns,
     turns_of,
     unread_parts,
@@ -100,7 +99,7 @@ def test_tools_are_described_before_all_else_a_line_each() -> None:
     lines = ["Tools:", '{"name": "weather", "parameters": {"type": "object"}}', '{"type": "x"}']
     assert described == Message("system", "\n".join(lines))
     assert turn == Message("user", "Hi")
-    assert tool_turns([]) == [] and tool_turns([WEATHER])[0].role == "system"
+    assert turns([]) == ()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
         {"role": "user", "content": "Hi", "name": "bo"},
         {"role": "assistant", **{"content": None, "tool_calls": [CALL], "annotations": []}},
     ]
-    expected = (*tool_turns([WEATHER]), *read(*messages))
+    expected = (*turns([], [WEATHER]), *read(*messages))
     assert turns_of(messages, [WEATHER], where="x") == expected
 
 
@@ -192,7 +191,7 @@ def test_what_stands_beside_a_function_or_a_text_is_read_too() -> None:
     for beside in ({"custom": {"input": "ibuprofen"}}, {"note": "ibuprofen"}):
         for function in ({"name": "pay"}, {"name": "pay", "custom": "", "note": ""}):
             assert "ibuprofen" in words(tool_calls=[{"function": function, **beside}])
-            assert "ibuprofen" in tool_turns([{"function": function, **beside}])[0].content
+            assert "ibuprofen" in turns([], [{"function": function, **beside}])[0].content
     assert "ibuprofen" in words(content=[{"type": "text", "text": "ok", "refusal": "ibuprofen"}])
 
 

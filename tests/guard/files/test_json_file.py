@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.files.json_file import MAX_BYTES, load_json
+from guard.files.strict_json import MAX_BYTES, load_json
 
 
 def test_a_value_is_read_up_to_the_largest_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.files.lock import locked
+from guard.files.atomic import locked
 
 
 def test_a_file_is_held_until_it_is_closed_and_keeps_its_content(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The client against endpoints with faults; tests/eval/judge has a real server."""
+"""The client against faults, and its variables; tests/eval/judge has a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from guard.endpoint.client import ATTEMPTS, MAX_TIMEOUTS, Completion, Endpoint, read_completion
+from guard.endpoint import (
+    ATTEMPTS,
+    MAX_TIMEOUTS,
+    Completion,
+    Endpoint,
+    endpoint_settings,
+    read_completion,
+)
 from guard.errors import GuardError
 
 ANSWER = {
@@ -110,3 +117,39 @@ def test_the_key_is_sent_and_not_shown_in_any_notation() -> None:
 def test_a_message_without_content_is_an_empty_answer() -> None:
     completion = read_completion({"choices": [{"message": {"role": "assistant"}}]}, 1.0)
     assert completion.text == ""
+
+
+SET = {"GENERATOR_BASE_URL": "http://x/v1", "GENERATOR_MODEL": "m", "JUDGE_MODEL": "another role's"}
+
+
+def test_a_role_reads_its_own_variables() -> None:
+    settings = endpoint_settings(SET | {"GENERATOR_API_KEY": "k\n"}, "generator", "to go without")
+    assert settings is not None
+    endpoint = Endpoint(**settings)
+    assert (endpoint.url, endpoint.model, endpoint.api_key, endpoint.role) == (
+        "http://x/v1/chat/completions",
+        "m",
+        "k",
+        "generator",
+    )
+    assert endpoint_settings({"JUDGE_MODEL": "m"}, "generator", "to go without") is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"GENERATOR_MODEL": ""}, r"GENERATOR_MODEL is not set.*or neither to go without"),
+        ({"GENERATOR_TIMEOUT_S": "-1"}, r"GENERATOR_TIMEOUT_S has a bad value.*Seconds"),
+        *(
+            (
+                {"GENERATOR_BASE_URL": url},
+                r"(?s)^(?!.*secret)GENERATOR_BASE_URL holds a user name.*GENERATOR_API_KEY",
+            )
+            for url in ("https://me:secret@x/v1", "me:secret@x/v1", "ftp://me:secret@x")
+        ),
+        ({"GENERATOR_API_KEY": "a\nb"}, r"GENERATOR_API_KEY holds a character"),
+    ],
+)
+def test_errors_name_the_role_s_variable(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(GuardError, match=message):
+        endpoint_settings(SET | changed, "generator", "to go without")
