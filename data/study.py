@@ -28,7 +28,6 @@ from data.sources import generated
 from data.splits import refuse_copies, refuse_leaks
 from guard.arguments import count, multiple, whole_numbers
 from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
-from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import (
     Runs,
@@ -38,7 +37,7 @@ from guard.layout import (
     not_current,
     split_files,
 )
-from guard.rule import RULES, Rule, load_rule
+from guard.rule import RULES, Rule, check_labelling, load_rule
 from guard.study import (
     ORIGIN,
     Origin,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from guard.arguments import comma_separated
 from guard.conversation.example import ROLES
 from guard.errors import GuardError
+from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, load_named
 from guard.home import HOME, yaml_files
 
 RULES = HOME / "recipes" / "rules"
 
+MANIFEST_KEY = "labelling"  # of a data set's manifest: what its labels follow from in the rule
 EDIT = "EDIT:"  # marks what has to be filled in in a new rule's file
 Judged = Literal["user", "assistant", "tool", "conversation"]
 LONGEST_TITLE = 160  # characters
@@ -143,3 +146,35 @@ def rule_names(selection: str, rules: Path = RULES) -> list[str]:
     for name in names:
         load_rule(name, rules)
     return names
+
+
+def labelling(rule: Rule) -> dict[str, Any]:
+    return {
+        "judged": rule.judged,
+        "turns": rule.turns,
+        "commands": rule.commands,
+        "depends_on_context": rule.depends_on_context,
+    }
+
+
+def check_labelling(data: Path, rule: Rule) -> None:
+    """Raise GuardError if the rows in `data` were made for other fields of the rule. A folder
+    without a manifest, as a study's, is taken as it is.
+    """
+    manifest = data / "manifest.json"
+    if not manifest.is_file():
+        return
+    remedy = f"Run `make data RULE={rule.id} FORCE=1`"
+    kept = load_json(manifest, remedy=remedy)
+    if not isinstance(kept, dict):
+        raise GuardError("the manifest is not an object", where=manifest, remedy=remedy)
+    then = kept.get(MANIFEST_KEY, {})
+    changed = [name for name, value in labelling(rule).items() if then.get(name, value) != value]
+    if changed:
+        was = ", ".join(f"{name}: {json.dumps(then[name])}" for name in changed)
+        now = ", ".join(f"{name}: {json.dumps(labelling(rule)[name])}" for name in changed)
+        raise GuardError(
+            f"the rows of {rule.id} were made for {was}; the rule says {now}",
+            where=data,
+            remedy=f"Run `make data RULE={rule.id}` again, rows of your own with labels that fit",
+        )

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
 from guard.errors import GuardError
-from guard.rule import load_rule, rule_names, text_hash
+from guard.rule import (
+    MANIFEST_KEY,
+    check_labelling,
+    labelling,
+    load_rule,
+    rule_names,
+    text_hash,
+)
 
 TITLE = "|\n  Never promise\n  a refund.\n"
 POLICY = "Never say or imply that money comes back."
@@ -83,3 +91,27 @@ def test_a_selection_that_names_no_rule_is_refused(rules: Path) -> None:
         rule_names("refund", rules)
     with pytest.raises(GuardError, match="no rules"):
         rule_names("all", rules / "none")
+
+
+MEDICAL = load_rule("medical_advice")
+
+
+def test_rows_of_another_speaker_are_refused_and_another_wording_is_none_of_it(
+    tmp_path: Path,
+) -> None:
+    check_labelling(tmp_path, MEDICAL)
+    (tmp_path / "manifest.json").write_text(json.dumps({MANIFEST_KEY: labelling(MEDICAL)}))
+    check_labelling(tmp_path, MEDICAL.model_copy(update={"title": "No advice.", "max_fpr": 0.01}))
+    changed = MEDICAL.model_copy(update={"judged": "user", "turns": "last"})
+    problem = r'made for judged: "assistant", turns: "any"; .* judged: "user", turns: "last"'
+    with pytest.raises(GuardError, match=rf"{problem}.*make data RULE=medical_advice"):
+        check_labelling(tmp_path, changed)
+
+
+@pytest.mark.parametrize("content", ['{"labelling": ', "[]"])
+def test_a_manifest_that_cannot_be_read_says_how_to_make_it_again(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(GuardError, match=r"manifest.json.*make data RULE=medical_advice FORCE=1"):
+        check_labelling(tmp_path, MEDICAL)
