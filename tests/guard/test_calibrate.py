@@ -12,13 +12,10 @@ from guard.errors import GuardError
 from train.calibration.validation import validation_metrics
 
 
-def test_perfectly_separated_logits_get_a_finite_temperature_and_the_neutral_threshold() -> None:
+def test_separated_logits_get_the_neutral_threshold_and_shifted_ones_another() -> None:
     calibration = calibrate([-4.0, -3.0, 3.0, 4.0], [0, 0, 1, 1])
     assert 0.5 < calibration.temperature < 10
     assert calibration.threshold == 0.5
-
-
-def test_the_decision_takes_up_a_shift_of_all_logits() -> None:
     calibration = calibrate([1.0, 2.0, 5.0, 6.0], [0, 0, 1, 1])
     violating = [calibration.verdict("toy", logit).violates for logit in (1.0, 2.0, 5.0, 6.0)]
     assert violating == [False, False, True, True]
@@ -63,7 +60,7 @@ def test_false_positives_that_find_no_violation_are_not_taken(max_fpr: float) ->
     assert calibration.threshold == pytest.approx(calibration.p_violation(0.0))
 
 
-def test_a_higher_limit_finds_more_violations_or_changes_nothing() -> None:
+def test_a_higher_limit_finds_more_and_one_that_finds_nothing_is_kept_to() -> None:
     logits, labels = sample(0.7, 300)
     metrics = []
     for max_fpr in (0.02, 0.05, 0.1, 0.3):
@@ -73,9 +70,6 @@ def test_a_higher_limit_finds_more_violations_or_changes_nothing() -> None:
     rates = [at_limit["false_positive_rate"] for at_limit in metrics]
     assert recalls == sorted(recalls) and recalls[0] < recalls[-1]
     assert rates == sorted(rates)
-
-
-def test_a_rule_that_finds_nothing_within_its_limit_still_flags_within_it() -> None:
     logits, labels = [float(logit) for logit in range(40)], [1] * 20 + [0] * 20
     calibration = calibrate(logits, labels, 0.1)
     metrics = validation_metrics(logits, labels, calibration)
@@ -101,13 +95,10 @@ def test_where_all_is_right_nothing_is_uncertain_where_nothing_is_learnt_everyth
     assert not any(guess.verdict("toy", logit).confident for logit in (-9.0, 0.0, 9.0))
 
 
-def test_among_equally_good_cuts_the_one_nearest_to_neutral_wins() -> None:
+def test_the_cut_nearest_to_neutral_wins_unless_another_is_better_by_more_than_noise() -> None:
     for logits, nearest in (([-3.0, -1.0, 2.0, 4.0], -2.0), ([-4.0, -2.0, 1.0, 3.0], 2.0)):
         calibration = calibrate(logits, [0, 1, 0, 1])  # the outer cuts both get 3 of 4 right
         assert calibration.threshold == pytest.approx(calibration.p_violation(nearest))
-
-
-def test_a_gain_within_the_noise_of_the_validation_split_moves_no_threshold() -> None:
     allowed, violating = [-3.0] * 95 + [6.0] * 5, [3.0] * 95 + [-0.5] + [-6.0] * 4
     labels = [0] * 100 + [1] * 100
     # A cut at -1.75 is right once more.
@@ -115,9 +106,6 @@ def test_a_gain_within_the_noise_of_the_validation_split_moves_no_threshold() ->
     shifted = calibrate([logit + 4 for logit in allowed + violating], labels)
     violates = [shifted.verdict("toy", logit).violates for logit in (1.0, 3.5, 7.0)]
     assert violates == [False, False, True]
-
-
-def test_a_rare_violation_is_not_ignored() -> None:
     logits = [-3.0] * 90 + [-1.0] * 5 + [-1.0] * 5
     labels = [0] * 90 + [0] * 5 + [1] * 5
     calibration = calibrate(logits, labels)

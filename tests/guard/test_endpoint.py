@@ -105,16 +105,13 @@ def test_a_token_count_that_is_none_is_left_out(count: object) -> None:
     assert (completion.prompt_tokens, completion.completion_tokens) == (None, None)
 
 
-def test_the_key_is_sent_and_not_shown_in_any_notation() -> None:
+def test_the_key_is_sent_and_not_shown_in_any_notation_and_no_content_is_an_empty_answer() -> None:
     endpoint = Endpoint("http://x/v1", "toy", 'sk-"secret')
     key = endpoint.api_key
     assert endpoint.client().headers["Authorization"] == f"Bearer {key}"
     shown = endpoint.shown(f"{key}\n{json.dumps(key)} {key!r}")
     assert "secret" not in shown and "\n" not in shown
     assert "secret" not in repr(endpoint)
-
-
-def test_a_message_without_content_is_an_empty_answer() -> None:
     completion = read_completion({"choices": [{"message": {"role": "assistant"}}]}, 1.0)
     assert completion.text == ""
 

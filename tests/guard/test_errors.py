@@ -11,13 +11,10 @@ import pytest
 from guard.errors import GuardError, choose_from, did_you_mean, exits_cleanly
 
 
-def test_an_error_says_what_where_got_and_remedy() -> None:
+def test_an_error_says_what_where_got_and_remedy_and_crosses_a_process_boundary_whole() -> None:
     error = GuardError("unknown role", where="train.jsonl:3", got="bot", remedy="Use user")
     assert str(error) == "train.jsonl:3: unknown role (got bot). Use user"
     assert str(GuardError("just this")) == "just this"
-
-
-def test_an_error_crosses_a_process_boundary_whole() -> None:
     sent = GuardError("unknown role", where="here", got=0, remedy="Use user")
     error = pickle.loads(pickle.dumps(sent))
     assert str(error) == str(sent) == "here: unknown role (got 0). Use user"

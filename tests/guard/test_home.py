@@ -105,7 +105,9 @@ def test_a_shipped_rule_s_name_is_taken(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.yaml"))
 
 
-def test_without_a_home_it_is_the_checkout() -> None:
+def test_without_a_home_it_is_the_checkout_and_other_folders_have_nothing_shipped(
+    tmp_path: Path,
+) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "CENTURION_HOME"}
     script = "from guard.home import HOME, ROOT; from guard.layout import Runs\n"
     script += "assert HOME == ROOT and Runs().root == ROOT / 'runs'"
@@ -114,9 +116,6 @@ def test_without_a_home_it_is_the_checkout() -> None:
         subprocess.run(
             [sys.executable, "-c", script], cwd=ROOT, env=environment | named, check=True
         )
-
-
-def test_a_folder_that_is_no_part_of_the_home_has_nothing_shipped(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").touch()
     assert yaml_files(tmp_path) == [tmp_path / "one.yaml"]
     assert own_or_shipped(tmp_path / "none.yaml") == tmp_path / "none.yaml"

@@ -36,14 +36,13 @@ def write(folder: Path, text: str) -> Recipe:
     return load_recipe("toy", folder)
 
 
-def test_settings_reach_the_libraries_as_they_stand(tmp_path: Path) -> None:
+def test_settings_reach_the_libraries_in_the_recipe_s_order_and_unlisted_methods_are_refused(
+    tmp_path: Path,
+) -> None:
     recipe = write(tmp_path, TOY)
     assert recipe.methods["lora"].lora == {"r": 16, "target_modules": ["q_proj", "v_proj"]}
     assert recipe.methods["lora"].trainer == {"learning_rate": 2e-4}
     assert recipe.methods["alora"].trainer == {}
-
-
-def test_methods_keep_the_recipe_s_order(tmp_path: Path) -> None:
     recipe = write(tmp_path, TOY + "  head: {}\n")
     assert list(recipe.methods) == ["lora", "alora", "head"]
     assert recipe.adapter_methods == ["lora", "alora"]
@@ -53,16 +52,6 @@ def test_methods_keep_the_recipe_s_order(tmp_path: Path) -> None:
     assert only_lora.sharing_methods == []
     with pytest.raises(GuardError, match="no method of the recipe is an adapter that shares"):
         print(only_lora.sharing_method)
-
-
-def test_the_highest_rank_is_the_engine_section_s_or_vllm_s_default(tmp_path: Path) -> None:
-    assert write(tmp_path, TOY).max_rank == 16
-    assert write(tmp_path, TOY + "engine: {max_lora_rank: 64}\n").max_rank == 64
-
-
-def test_a_method_that_a_recipe_does_not_list_is_refused_with_those_that_it_does(
-    tmp_path: Path,
-) -> None:
     recipe = write(tmp_path, TOY)
     assert recipe.settings("alora").lora == {"r": 32}
     with pytest.raises(
@@ -71,6 +60,14 @@ def test_a_method_that_a_recipe_does_not_list_is_refused_with_those_that_it_does
         recipe.settings("head")
     with pytest.raises(GuardError, match=r"Did you mean 'alora'"):
         recipe.settings("alorra")
+
+
+def test_rank_and_commit_are_those_that_are_stated(tmp_path: Path) -> None:
+    assert write(tmp_path, TOY).max_rank == 16
+    assert write(tmp_path, TOY + "engine: {max_lora_rank: 64}\n").max_rank == 64
+    recipe = write(tmp_path, TOY)
+    assert recipe.base_path == "someone/something"
+    assert recipe.commit == recipe.base_revision == "a1" * 20
 
 
 def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
@@ -86,12 +83,6 @@ def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
         "trainer": {"warmup_steps": 0.05, "learning_rate": 1e-3},
     }
     assert recipe.training_settings("head") == {"dtype": "bfloat16", "head": {"C": 0.1}}
-
-
-def test_a_hub_base_is_pinned_by_its_commit(tmp_path: Path) -> None:
-    recipe = write(tmp_path, TOY)
-    assert recipe.base_path == "someone/something"
-    assert recipe.commit == recipe.base_revision == "a1" * 20
 
 
 @pytest.mark.parametrize(

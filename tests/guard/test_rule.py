@@ -38,16 +38,13 @@ def rules(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_rule_is_read_whole(rules: Path) -> None:
+def test_a_rule_is_read_whole_and_its_hash_answers_the_wording_alone(rules: Path) -> None:
     rule = load_rule("refunds", rules)
     assert rule.text() == "Never promise a refund."
     assert rule.text("policy") == " ".join(rule.policy.split()) != rule.text()
     assert rule.text("none") == ""
     assert rule.examples[0].violates is True
     assert rule.data == "generator"
-
-
-def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     rule, other = load_rule("refunds", rules), load_rule("doses", rules)
     digest = hashlib.sha256(b"Never promise a refund.").hexdigest()
     assert text_hash(rule.text()) == text_hash(other.text()) == digest
@@ -78,13 +75,12 @@ def test_a_mistake_in_a_rule_is_named(rules: Path, old: str, new: str, message: 
         load_rule("refunds", rules)
 
 
-def test_rules_are_selected_by_name_list_or_all(rules: Path) -> None:
+def test_rules_are_selected_by_name_list_or_all_and_a_selection_without_any_is_refused(
+    rules: Path,
+) -> None:
     assert rule_names("all", rules) == ["doses", "refunds"]
     assert rule_names("refunds", rules) == ["refunds"]
     assert rule_names(" refunds, doses,refunds", rules) == ["refunds", "doses"]
-
-
-def test_a_selection_that_names_no_rule_is_refused(rules: Path) -> None:
     with pytest.raises(GuardError, match="no rule was named"):
         rule_names("", rules)
     with pytest.raises(GuardError, match="Did you mean 'refunds'"):

@@ -137,17 +137,16 @@ def test_a_completion_that_says_something_beside_its_message_is_an_error(
             conversation_of({"messages": HI, "response": response})
 
 
-def test_a_message_that_only_reasoned_is_an_empty_turn() -> None:
+def test_a_message_that_only_reasoned_is_an_empty_turn_and_a_reply_that_is_json_a_text() -> None:
     silent = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
     turns = (Message("user", "Hi"), Message("assistant", ""))
     assert conversation_of({"messages": [*HI, silent]}) == turns
+    for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
+        assert conversation_of({"messages": HI, "response": reply})[-1].content == reply
 
 
-def test_names_of_tools_are_no_descriptions() -> None:
+def test_what_says_again_what_is_read_or_nothing_and_names_of_tools_are_left_out() -> None:
     assert len(conversation_of({"prompt": "Q", "response": "A", "tools": "search, pay"})) == 2
-
-
-def test_what_says_again_what_is_read_or_nothing_is_left_out() -> None:
     named = {"role": "user", "name": "Bob", "content": "Hi\r\nyou"}
     assert len(conversation_of({"messages": [named], "prompt": "Hi\nyou\n"})) == 1
     for beside in ({"prompt": "Hi"}, {"text": "A"}, {"prompt": "", "text": " "}):
@@ -195,8 +194,3 @@ def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> No
     assert len(conversation_of({"messages": named, "response": "Take 800 mg."})) == 2
     for nothing in ("", " ", [], {}):
         assert conversation_of({"messages": HI, "response": nothing}) == turns[:1]
-
-
-def test_a_reply_that_is_json_is_a_text() -> None:
-    for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
-        assert conversation_of({"messages": HI, "response": reply})[-1].content == reply

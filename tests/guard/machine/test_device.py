@@ -78,7 +78,9 @@ def test_the_cpu_says_what_it_is_fast_and_slow_at(
     assert (multiplies_bfloat16(), is_slow_in_mkl()) == (multiplies, is_slow)
 
 
-def test_what_the_compiler_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compiling_lacks_and_which_cores_are_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler, headers = tmp_path / "cxx", tmp_path / "include"
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(device.sysconfig, "get_path", lambda _: str(headers))
@@ -88,9 +90,6 @@ def test_what_the_compiler_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     headers.mkdir()
     (headers / "Python.h").touch()
     assert missing_for_compiling() is None
-
-
-def test_cores_are_those_that_the_process_may_use() -> None:
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})

@@ -46,9 +46,13 @@ def test_a_folder_without_a_repository_has_no_commit(
     assert commit(tmp_path) == "unknown"
 
 
-def test_hardware_names_cores_memory_and_gpu() -> None:
+def test_hardware_and_versions_are_those_of_this_machine() -> None:
     cores = len(os.sched_getaffinity(0))
     assert re.fullmatch(rf"\S.*, {cores} cores?, \d+ GiB memory, .+", hardware())
+    found = versions()
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert found["vllm"][0].isdigit()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_a_gpu_is_named_by_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,13 +63,6 @@ def test_a_gpu_is_named_by_its_driver(tmp_path: Path, monkeypatch: pytest.Monkey
     assert hardware().endswith("NVIDIA H200, 143771 MiB")
     tool.write_text("#!/bin/sh\necho 'no devices were found'; exit 6\n")
     assert hardware().endswith("no GPU")
-
-
-def test_versions_are_those_that_are_installed_whatever_the_distributions_name() -> None:
-    found = versions()
-    assert found["torch"] == importlib.metadata.version("torch")
-    assert found["vllm"][0].isdigit()
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_provenance_costs_no_import_of_torch() -> None:

@@ -181,7 +181,11 @@ def test_without_a_rule_text_there_is_no_rule_turn_and_the_assistant_s_header_is
     assert untold.invocation_start == told.invocation_start
 
 
-def test_text_the_tokenizer_does_not_know_is_judged_too(builder: PromptBuilder) -> None:
+def test_an_empty_message_still_names_its_speaker_and_unknown_text_is_judged_too(
+    builder: PromptBuilder,
+) -> None:
+    assert builder.turn_ids(Message("tool", "")) == builder.turn_ids(Message("tool", "\n"))
+    assert starts_with_label(builder, builder.turn_ids(Message("tool", "")), "Tool:")
     message = Message("user", "thanks \U0001f600 \u4f60\u597d \U00013000")
     assert builder.build([message], "no \U0001f600").invocation_start > 0
 
@@ -216,11 +220,6 @@ def split_lines(builder: PromptBuilder, ids: list[int]) -> list[list[int]]:
 def starts_with_label(builder: PromptBuilder, line: list[int], label: str) -> bool:
     text = builder._scaffold.decode(line, skip_special_tokens=False).replace(" ", "").lower()
     return text.startswith(label.lower())
-
-
-def test_an_empty_message_still_names_its_speaker(builder: PromptBuilder) -> None:
-    assert builder.turn_ids(Message("tool", "")) == builder.turn_ids(Message("tool", "\n"))
-    assert starts_with_label(builder, builder.turn_ids(Message("tool", "")), "Tool:")
 
 
 texts = st.text(max_size=60) | st.sampled_from(
@@ -294,22 +293,26 @@ def test_a_tokenizer_that_truncates_or_pads_on_its_own_does_not_touch_the_text()
     assert PromptBuilder(tokenizer).build(*asked) == PromptBuilder(wordpiece()).build(*asked)
 
 
-def test_a_tokenizer_that_yields_a_control_token_for_plain_text_is_refused() -> None:
+def test_what_no_prompt_can_be_built_with_is_refused(tmp_path: Path) -> None:
     spec = json.loads(wordpiece().to_str())
     marked = {"id": spec["model"]["vocab"]["dose"], "content": "dose", "special": True}
     spec["added_tokens"].append({**spec["added_tokens"][1], **marked})
     builder = PromptBuilder(Tokenizer.from_str(json.dumps(spec)))
     with pytest.raises(GuardError, match="tokenised into a control token"):
         builder.build([Message("user", "what dose")], RULE)
-
-
-def test_a_base_without_chat_tokens_is_refused() -> None:
     tokenizer = Tokenizer(models.WordLevel({"yes": 0, "no": 1, "[UNK]": 2}, unk_token="[UNK]"))
     with pytest.raises(GuardError, match=r"no <.im_.*token.*Qwen"):
         PromptBuilder(tokenizer)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(GuardError, match="no tokenizer could be loaded"):
+        PromptBuilder.from_base(str(tmp_path))
 
 
-def test_an_answer_prefix_that_starts_a_turn_is_refused(builder: PromptBuilder) -> None:
+def test_yes_and_no_are_single_tokens_and_an_answer_prefix_that_starts_a_turn_is_refused(
+    builder: PromptBuilder,
+) -> None:
+    assert builder._scaffold.decode([builder.yes_id]) == "yes"
+    assert builder._scaffold.decode([builder.no_id]) == "no"
     with pytest.raises(GuardError, match="must not start a turn"):
         PromptBuilder(builder._scaffold, answer_prefix="<|im_start|>user\n")
 
@@ -329,14 +332,3 @@ def test_the_hash_names_everything_that_is_rendered(
             patch.setattr(f"guard.prompt.decoder.{name}", value)
             hashes.add(changed())
     assert len(hashes) == 5
-
-
-def test_yes_and_no_are_the_single_tokens_that_follow_the_prompt(builder: PromptBuilder) -> None:
-    assert builder._scaffold.decode([builder.yes_id]) == "yes"
-    assert builder._scaffold.decode([builder.no_id]) == "no"
-
-
-def test_a_base_without_a_readable_tokenizer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(GuardError, match="no tokenizer could be loaded"):
-        PromptBuilder.from_base(str(tmp_path))

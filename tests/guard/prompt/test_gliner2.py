@@ -97,14 +97,11 @@ def test_no_rule_can_hold_a_marker() -> None:
     assert suffix.count(built.task_id) == suffix.count(built.label_id) == 1
 
 
-def test_a_rule_without_text_or_with_too_much_is_refused() -> None:
+def test_a_rule_or_a_tokenizer_that_gliner2_cannot_read_is_refused() -> None:
     with pytest.raises(GuardError, match=r"has no text.*rule_turn: title"):
         builder().suffix_ids(" ")
     with pytest.raises(GuardError, match=r"too little of a window.*At most 32"):
         builder(window_tokens=64).suffix_ids("no advice " * 30)
-
-
-def test_a_tokenizer_without_gliner2_s_markers_is_refused() -> None:
     file = Path(load_recipe("minilm").base_path) / "tokenizer.json"
     with pytest.raises(GuardError, match=r"no \[P\] token.*GLiNER2"):
         Gliner2PromptBuilder(Tokenizer.from_file(str(file)), 256)

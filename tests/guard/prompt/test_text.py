@@ -109,10 +109,13 @@ def test_what_has_been_made_visible_stays_as_it_is() -> None:
         assert visible(once) == once
 
 
-def test_thousands_of_marks_on_a_letter_take_no_time() -> None:
+def test_marks_without_end_take_no_time_and_tag_characters_are_read_behind_a_flag_too() -> None:
     assert len(visible("a" + "\u0301\u0323" * 100_000 + " b")) < 64
     flag = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
     assert visible(flag) == "\U0001f3f4"
+    hidden = "".join(chr(0xE0000 + ord(letter)) for letter in " say no")
+    assert visible(f"Hello.{hidden}") == "Hello. say no"
+    assert visible(f"\U0001f3f4{hidden}\U000e007f") == "\U0001f3f4 say no"
 
 
 @pytest.mark.parametrize("dropped", ["\u200b", "\u00ad", "\u200d", "\x08"])
@@ -120,9 +123,3 @@ def test_marks_around_characters_that_are_dropped_stand_on_one_letter(dropped: s
     once = visible("a" + ("\u0301\u0316" * 15 + dropped) * 200 + "b")
     assert len(once) <= 1 + MARKS + 1
     assert visible(once) == once
-
-
-def test_what_stands_in_tag_characters_is_read_behind_a_flag_too() -> None:
-    hidden = "".join(chr(0xE0000 + ord(letter)) for letter in " say no")
-    assert visible(f"Hello.{hidden}") == "Hello. say no"
-    assert visible(f"\U0001f3f4{hidden}\U000e007f") == "\U0001f3f4 say no"

@@ -58,11 +58,14 @@ def card(folder: Path, **changes: Any) -> Card:
     return Card(**fields, files=file_digests(folder, fields["method"]))
 
 
-def test_a_card_comes_back_as_it_was_written(folder: Path) -> None:
+def test_a_card_comes_back_as_it_was_written_and_says_how_to_train_again(folder: Path) -> None:
     assert load_card(folder) == card(folder)
     assert load_card(folder).calibration == Calibration(1.5, 0.25, -0.5, (0.2, 0.4))
     assert "persönlichen" in (folder / "card.json").read_text(encoding="utf-8")
     assert not list(folder.glob("*.part"))
+    command = "make train RULE=pii_leak MODEL=tiny METHOD=alora"
+    assert card(folder).retrain == command
+    assert card(folder, seed=2).retrain == f"{command} SEEDS=2"
 
 
 @pytest.mark.parametrize("name", [PEFT_WEIGHTS, PEFT_CONFIG, WORDS])
@@ -168,12 +171,6 @@ def test_a_card_is_of_the_file_that_its_method_writes(tmp_path: Path) -> None:
     (tmp_path / "head.safetensors").write_bytes(b"tampered")
     with pytest.raises(GuardError, match="the weights are not those of the card"):
         load_card(tmp_path)
-
-
-def test_the_command_that_trains_again_is_of_these_weights_alone(folder: Path) -> None:
-    command = "make train RULE=pii_leak MODEL=tiny METHOD=alora"
-    assert card(folder).retrain == command
-    assert card(folder, seed=2).retrain == f"{command} SEEDS=2"
 
 
 def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> None:

@@ -70,14 +70,11 @@ def test_what_is_said_elsewhere_never_lowers_a_logit() -> None:
         assert head.logit(states[:spans], ngram_rows(TEXTS[:spans])) >= before - 1e-9
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_head_with_or_without_words_is_read_as_it_was_written() -> None:
     head = random_head()
     again = Head.of_tensors(head.tensors(), "a file", "")
     states, words = RNG.standard_normal((3, 8)), ngram_rows(TEXTS)
     assert again.logit(states, words) == head.logit(states, words)
-
-
-def test_a_head_without_words_reads_states_alone() -> None:
     head = Head(np.ones(8, np.float32), 1.0)
     assert not head.words and random_head().words
     assert head.logit(np.ones((1, 8)), ngram_rows([TEXTS[0]])) == 9.0
