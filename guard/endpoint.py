@@ -293,11 +293,8 @@ def _check_address(base_url: str, prefix: str) -> None:
             remedy=f"Give the key as {prefix}_API_KEY",
         )
     if not base_url.startswith(("http://", "https://")):
-        raise GuardError(
-            f"{prefix}_BASE_URL must be an http(s) address",
-            got=base_url,
-            remedy="For example https://api.openai.com/v1",
-        )
+        problem = f"{prefix}_BASE_URL must be an http(s) address"
+        raise GuardError(problem, got=base_url, remedy="For example https://api.openai.com/v1")
 
 
 def _api_key(text: str, name: str) -> str:

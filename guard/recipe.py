@@ -185,12 +185,9 @@ class Recipe(Strict):
 
     def settings(self, method: str) -> MethodSettings:
         if method not in self.methods:
-            raise GuardError(
-                "the recipe lists no such method",
-                where=f"{self._where}: methods",
-                got=method,
-                remedy=f"{choose_from(method, self.methods)}; or add a section to the recipe",
-            )
+            problem = "the recipe lists no such method"
+            remedy = f"{choose_from(method, self.methods)}; or add a section to the recipe"
+            raise GuardError(problem, where=f"{self._where}: methods", got=method, remedy=remedy)
         return self.methods[method]
 
     def trainer_settings(self, method: str) -> dict[str, Any]:
@@ -253,12 +250,9 @@ class Recipe(Strict):
     @property
     def sharing_method(self) -> str:
         if not self.sharing_methods:
-            raise GuardError(
-                "no method of the recipe is an adapter that shares conversations",
-                where=self._where,
-                got=", ".join(self.methods),
-                remedy="Add a section `alora` to its methods",
-            )
+            problem = "no method of the recipe is an adapter that shares conversations"
+            remedy = "Add a section `alora` to its methods"
+            raise GuardError(problem, where=self._where, got=", ".join(self.methods), remedy=remedy)
         return self.sharing_methods[0]
 
     @property

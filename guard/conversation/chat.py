@@ -199,11 +199,9 @@ def _refuse_long_arguments(
     arguments = [function_of(call)[0].get("arguments") for call in calls]
     characters = sum(len(text) for text in arguments if isinstance(text, str))
     if characters > MAX_ARGUMENTS:
-        raise GuardError(
-            "the arguments of the tool calls are too long to be read",
-            got=f"{characters} characters",
-            remedy=f"Send at most {MAX_ARGUMENTS}",
-        )
+        problem = "the arguments of the tool calls are too long to be read"
+        remedy = f"Send at most {MAX_ARGUMENTS}"
+        raise GuardError(problem, got=f"{characters} characters", remedy=remedy)
 
 
 def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
@@ -240,12 +238,9 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
     except ValidationError as error:
         wrong, *_ = wrong_values(error.errors(), item)
         why = f"{wrong.key}: {wrong.problem}".removeprefix(": ")
-        raise GuardError(
-            f"turn {turn} must be {{role, content}} as OpenAI has it: {why}",
-            where=where,
-            got=repr(item)[:60],
-            remedy='For example {"role": "user", "content": "Hello"}',
-        ) from None
+        problem = f"turn {turn} must be {{role, content}} as OpenAI has it: {why}"
+        remedy = 'For example {"role": "user", "content": "Hello"}'
+        raise GuardError(problem, where=where, got=repr(item)[:60], remedy=remedy) from None
 
 
 def is_seen(text: str) -> bool:

@@ -62,11 +62,8 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
     for name in (*beside, *_of_other_formats(present)):
         _refuse_left_out(name, present.get(name), turns)
     if says_nothing(turns):
-        raise GuardError(
-            "the conversation is empty",
-            got=repr(fields)[:60],
-            remedy="Leave the row out, or write down what was said",
-        )
+        remedy = "Leave the row out, or write down what was said"
+        raise GuardError("the conversation is empty", got=repr(fields)[:60], remedy=remedy)
     return turns
 
 
@@ -154,22 +151,16 @@ def _words(text: str) -> str:
 def _turns_of_messages(present: Mapping[str, Any]) -> tuple[Message, ...]:
     tools = json_cell(present.get("tools") or [], "tools")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise GuardError(
-            "tools must be a list of objects",
-            got=repr(tools)[:60],
-            remedy="Write them as OpenAI's chat completions have them",
-        )
+        remedy = "Write them as OpenAI's chat completions have them"
+        raise GuardError("tools must be a list of objects", got=repr(tools)[:60], remedy=remedy)
     turns = turns_of(json_cell(present["messages"], "messages"), tools, where="messages")
     return _with_response(turns, present.get("response"))
 
 
 def _exchange(present: Mapping[str, Any]) -> tuple[Message, ...]:
     if not ("prompt" in present and "response" in present):
-        raise GuardError(
-            "prompt and response must both be there",
-            got=", ".join(present),
-            remedy="A text by itself is text",
-        )
+        problem = "prompt and response must both be there"
+        raise GuardError(problem, got=", ".join(present), remedy="A text by itself is text")
     exchange = [_said(present, "prompt", "user"), _said(present, "response", "assistant")]
     return turns_of(exchange, where="prompt and response")
 
@@ -227,11 +218,9 @@ def _answers_in(response: Any) -> list[dict[str, Any]]:
         return [response]
     elif not response:
         return []
-    raise GuardError(
-        "the row has a response that cannot be read",
-        got=repr(response)[:60],
-        remedy="Have a text, a message or a chat completion there",
-    )
+    problem = "the row has a response that cannot be read"
+    remedy = "Have a text, a message or a chat completion there"
+    raise GuardError(problem, got=repr(response)[:60], remedy=remedy)
 
 
 def _refuse_beside_the_messages(
@@ -240,11 +229,9 @@ def _refuse_beside_the_messages(
     for fields in (completion, *choices):
         silent_keys = keys.COMPLETION if fields is completion else keys.CHOICE
         for key in keys.unread_keys(fields, silent_keys, ("choices", "message")):
-            raise GuardError(
-                f"the response has the key {key!r}, which no rule reads",
-                got=repr(fields)[:60],
-                remedy="Leave the key out, or have the message alone there",
-            )
+            problem = f"the response has the key {key!r}, which no rule reads"
+            remedy = "Leave the key out, or have the message alone there"
+            raise GuardError(problem, got=repr(fields)[:60], remedy=remedy)
 
 
 def _reply_in(text: str) -> Any:

@@ -74,11 +74,9 @@ class AnswerFile(Generic[RowT]):
             try:
                 row = row_type(**read_json(line))
             except (ValueError, TypeError) as error:
-                raise GuardError(
-                    f"not a kept answer: {error}",
-                    where=f"{self.path}:{number}",
-                    remedy="Delete that line",
-                ) from error
+                problem = f"not a kept answer: {error}"
+                remedy = "Delete that line"
+                raise GuardError(problem, where=f"{self.path}:{number}", remedy=remedy) from error
             self._rows[row.key] = row
 
     def _drop_torn_end(self) -> None:

@@ -91,12 +91,9 @@ def load_named(name: str, folder: Path, model: type[Model], key: str) -> Model:
     value = load(path, model)
     stated = getattr(value, key)
     if stated != name:
-        raise GuardError(
-            f"{key} differs from the file's name",
-            where=path,
-            got=stated,
-            remedy=f"Write `{key}: {name}` or rename the file",
-        )
+        problem = f"{key} differs from the file's name"
+        remedy = f"Write `{key}: {name}` or rename the file"
+        raise GuardError(problem, where=path, got=stated, remedy=remedy)
     return value
 
 

@@ -177,11 +177,9 @@ class PromptBuilder:
     def _text_ids(self, text: str) -> list[int]:
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
         if not self._control_ids.isdisjoint(ids):
-            raise GuardError(
-                "text was tokenised into a control token",
-                got=repr(text)[:60],
-                remedy="Use another base: with this tokenizer a text could end its own turn",
-            )
+            problem = "text was tokenised into a control token"
+            remedy = "Use another base: with this tokenizer a text could end its own turn"
+            raise GuardError(problem, got=repr(text)[:60], remedy=remedy)
         return ids
 
     def _control(self, token: str) -> int:
@@ -216,11 +214,9 @@ def load_tokenizer(base: str, revision: str | None) -> Tokenizer:
             return Tokenizer.from_file(str(file))
         return Tokenizer.from_pretrained(base, revision=revision or "main")
     except Exception as error:  # tokenizers raises nothing narrower on a malformed file
-        raise GuardError(
-            f"no tokenizer could be loaded: {error}",
-            where=base,
-            remedy="Check the recipe's base and the network",
-        ) from error
+        problem = f"no tokenizer could be loaded: {error}"
+        remedy = "Check the recipe's base and the network"
+        raise GuardError(problem, where=base, remedy=remedy) from error
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> tuple[Tokenizer, int | None]:

@@ -115,11 +115,9 @@ class EncoderPromptBuilder(PromptBuilder):
     def _labels(self) -> dict[tuple[int, ...], str]:
         labels = {tuple(self._text_ids(label)): role for role, label in ROLE_LABELS.items()}
         if len(labels) < len(ROLE_LABELS):
-            raise GuardError(
-                "the tokenizer writes the labels of two speakers alike",
-                got=", ".join(ROLE_LABELS.values()),
-                remedy="Use another base: a rule reads only the judged speaker's turns",
-            )
+            problem = "the tokenizer writes the labels of two speakers alike"
+            remedy = "Use another base: a rule reads only the judged speaker's turns"
+            raise GuardError(problem, got=", ".join(ROLE_LABELS.values()), remedy=remedy)
         return labels
 
     @cached_property

@@ -124,36 +124,20 @@ def test_every_recipe_of_the_project_loads_with_its_methods(path: Path) -> None:
         assert recipe.serving_memory.device_gib, "vLLM would take most of the machine's memory"
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
-def test_a_recipe_may_have_a_dtype_for_each_device(
-    tmp_path: Path, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: device)
-    text = TOY.replace("dtype: bfloat16", "dtype: {cpu: float32, cuda: bfloat16}")
-    assert write(tmp_path, text).dtype == dtype
+BOTH = "{cpu: float32, cuda: bfloat16}"
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "problem"),
-    [("{cuda: bfloat16}", "none for cpu"), ("{cpu: float32, gpu: bfloat16}", "unknown: gpu")],
-)
-def test_a_dtype_for_an_unknown_device_or_none_for_this_one_is_named(
-    tmp_path: Path, dtypes: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
-    with pytest.raises(GuardError, match=rf"dtype.*each of cpu, cuda.*{problem}"):
-        write(tmp_path, TOY.replace("dtype: bfloat16", f"dtype: {dtypes}"))
-
-
-@pytest.mark.parametrize(
-    ("device", "multiplies", "dtype", "stated", "served"),
+    ("device", "multiplies", "dtype", "stated", "trained", "served"),
     [
-        ("cpu", True, "float32", "", "bfloat16"),
-        ("cpu", True, "float32", "dtype: float32", "float32"),
-        ("cpu", False, "float32", "", "float32"),
-        ("cpu", True, "float16", "", "float16"),
-        ("cuda", True, "float32", "", "float32"),
-        ("cuda", False, "bfloat16", "dtype: float16", "float16"),
+        ("cpu", True, "float32", "", "float32", "bfloat16"),
+        ("cpu", True, "float32", "dtype: float32", "float32", "float32"),
+        ("cpu", False, "float32", "", "float32", "float32"),
+        ("cpu", True, "float16", "", "float16", "float16"),
+        ("cuda", True, "float32", "", "float32", "float32"),
+        ("cuda", False, "bfloat16", "dtype: float16", "bfloat16", "float16"),
+        ("cpu", False, BOTH, "", "float32", "float32"),
+        ("cuda", False, BOTH, "", "bfloat16", "bfloat16"),
     ],
 )
 def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
@@ -163,30 +147,33 @@ def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
     multiplies: bool,
     dtype: str,
     stated: str,
+    trained: str,
     served: str,
 ) -> None:
+    """But an encoder, whose rules are heads, which read exact states, and where it is asked for."""
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: device)
     monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: multiplies)
     text = TOY.replace("dtype: bfloat16", f"dtype: {dtype}")
     recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
-    assert (recipe.dtype, recipe.serving_dtype) == (dtype, served)
+    assert (recipe.dtype, recipe.serving_dtype) == (trained, served)
+    assert recipe.served_as_trained().serving_dtype == (served if stated else trained)
+    assert write(tmp_path, ENCODER).serving_dtype == "float32"
 
 
-@pytest.mark.parametrize(("stated", "served"), [("", "float32"), ("dtype: bfloat16", "bfloat16")])
-def test_served_as_trained_is_in_the_dtype_of_training_unless_another_is_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str, served: str
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("dtype: bfloat16", "dtype: {cuda: bfloat16}", "dtype.*each of cpu, cuda.*none for cpu"),
+        ("dtype: bfloat16", "dtype: {cpu: float32, gpu: float16}", "dtype.*cuda.*unknown: gpu"),
+        ("name:", "engine: {dtype: auto}\nname:", r"dtype: one of .*, float16, got 'auto'"),
+    ],
+)
+def test_a_dtype_that_this_device_or_nothing_has_is_named(
+    tmp_path: Path, old: str, new: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
-    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
-    text = TOY.replace("dtype: bfloat16", "dtype: float32")
-    recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
-    assert recipe.serving_dtype == "bfloat16"
-    assert recipe.served_as_trained().serving_dtype == served
-
-
-def test_a_dtype_of_the_engine_that_nothing_is_compared_in_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"dtype: one of float32, bfloat16, float16, got 'auto'"):
-        write(tmp_path, TOY + "\nengine: {dtype: auto}\n")
+    with pytest.raises(GuardError, match=problem):
+        write(tmp_path, TOY.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -236,14 +223,6 @@ def test_what_an_encoder_has_not_is_refused(
     assert line in ENCODER
     with pytest.raises(GuardError, match=problem):
         write(tmp_path, ENCODER.replace(line, instead))
-
-
-def test_an_encoder_is_served_in_the_dtype_of_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its rules are heads, which read exact states."""
-    monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)
-    assert write(tmp_path, ENCODER).serving_dtype == "float32"
 
 
 def test_every_key_of_a_recipe_is_documented() -> None:

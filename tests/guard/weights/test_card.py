@@ -18,13 +18,11 @@ from guard.verdict import Calibration
 from guard.weights.card import VERSION, Card, file_digests, load_card
 from tests.signed import sign
 
-CONFIG = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "use_rslora": False, "bias": "none"}
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / PEFT_WEIGHTS).write_bytes(b"weights")
-    (tmp_path / PEFT_CONFIG).write_text(json.dumps(CONFIG))
+    (tmp_path / PEFT_CONFIG).write_text("{}")
     (tmp_path / WORDS).write_bytes(b"words")
     card(tmp_path).save(tmp_path)
     return tmp_path
@@ -79,7 +77,8 @@ def test_a_file_that_is_not_the_cards_is_refused_by_name_and_signed_another_vers
     (folder / name).write_bytes(content)
     if change == "removed":
         (folder / name).unlink()
-    with pytest.raises(GuardError, match=f"{name}.*rain"):
+    problem = r"is another file \(got [0-9a-f]{12}\).*rain" if change == "edited" else ".*rain"
+    with pytest.raises(GuardError, match=f"{name} ?{problem}"):
         load_card(folder)
     if (folder / name).is_file():
         assert sign(folder).version != before
@@ -93,20 +92,6 @@ def test_words_that_the_card_does_not_name_are_refused(folder: Path) -> None:
     (folder / WORDS).write_bytes(b"words")
     with pytest.raises(GuardError, match=r"words\.safetensors is another file"):
         load_card(folder)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("use_rslora", True), ("lora_alpha", 1), ("r", 4), ("bias", "all"), ("new", None)],
-)
-def test_an_edited_configuration_is_refused_and_signed_another_version(
-    folder: Path, key: str, value: object
-) -> None:
-    before = load_card(folder).version
-    (folder / PEFT_CONFIG).write_text(json.dumps(CONFIG | {key: value}))
-    with pytest.raises(GuardError, match=r"config\.json is another file \(got [0-9a-f]{12}"):
-        load_card(folder)
-    assert sign(folder).version != before
 
 
 OTHERS: dict[str, Any] = {
