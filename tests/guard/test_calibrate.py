@@ -35,8 +35,8 @@ def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_
     assert shifted.bias == pytest.approx(-1.5, abs=0.15)
     logits, labels = sample(0.0)
     assert abs(calibrate(logits, labels).bias) < 0.1
-    assert calibrate(*sample(0.0, 20_000)).temperature == pytest.approx(3.0, rel=0.05)
-    hundreds = [slice(start, start + 100) for start in range(0, 2000, 100)]
+    assert calibrate(*sample(0.0, 8_000)).temperature == pytest.approx(3.0, rel=0.05)
+    hundreds = [slice(start, start + 100) for start in range(0, 1000, 100)]
     few = [calibrate(logits[rows], labels[rows]).bias for rows in hundreds]
     assert few.count(0.0) > len(few) / 2  # of a hundred rows a bias would mostly follow noise
 
@@ -77,7 +77,7 @@ def test_a_higher_limit_finds_more_and_one_that_finds_nothing_is_kept_to() -> No
     assert metrics["false_positive_rate"] == 0.1
 
 
-def test_outside_the_uncertainty_band_few_verdicts_are_wrong_and_no_narrower_would_do() -> None:
+def test_few_verdicts_outside_the_uncertainty_band_are_wrong_and_equal_logits_are_alike() -> None:
     logits, labels = sample(0.0)
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
@@ -85,14 +85,17 @@ def test_outside_the_uncertainty_band_few_verdicts_are_wrong_and_no_narrower_wou
     assert 0.94 < metrics["accuracy_where_confident"] < 0.96
     assert 0.2 < metrics["confident"] < 0.9
     assert calibration.uncertainty_band[0] < calibration.threshold < calibration.uncertainty_band[1]
-
-
-def test_where_all_is_right_nothing_is_uncertain_where_nothing_is_learnt_everything() -> None:
     right = calibrate([-4.0] * 50 + [4.0] * 50, [0] * 50 + [1] * 50)
     assert all(right.verdict("toy", logit).confident for logit in (-4.0, -0.1, 0.0, 0.1, 4.0))
     rng = np.random.default_rng(0)
     guess = calibrate(rng.normal(0, 1, 400).tolist(), (np.arange(400) % 2).tolist())
     assert not any(guess.verdict("toy", logit).confident for logit in (-9.0, 0.0, 9.0))
+    logits = [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29
+    labels = [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29
+    calibration = calibrate(logits, labels)
+    assert len({calibration.verdict("toy", logit).confident for logit in (-2.0, 2.0)}) == 1
+    metrics = validation_metrics(logits, labels, calibration)
+    assert metrics["accuracy_where_confident"] == pytest.approx(0.9744, abs=1e-4)
 
 
 def test_the_cut_nearest_to_neutral_wins_unless_another_is_better_by_more_than_noise() -> None:
@@ -114,20 +117,8 @@ def test_the_cut_nearest_to_neutral_wins_unless_another_is_better_by_more_than_n
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_diverged_training_is_an_error_with_a_remedy(bad: float) -> None:
+def test_logits_or_rows_that_no_threshold_follows_from_are_refused(bad: float) -> None:
     with pytest.raises(GuardError, match=r"not finite.*1 of 4.*learning rate"):
         calibrate([0.1, bad, 0.2, 0.3], [0, 1, 0, 1])
-
-
-def test_a_false_positive_rate_that_the_rows_cannot_show_is_refused() -> None:
     with pytest.raises(GuardError, match=r"too few allowed.*20 rows, max_fpr 0.01.*at least 100"):
         calibrate([-1.0] * 20 + [1.0] * 20, [0] * 20 + [1] * 20, 0.01)
-
-
-def test_equal_logits_are_all_inside_the_band_or_all_outside() -> None:
-    logits = [-3.0] * 10 + [3.0] * 10 + [-2.0] * 29 + [2.0] * 29
-    labels = [0] * 8 + [1] * 2 + [1] * 10 + [0] * 29 + [1] * 29
-    calibration = calibrate(logits, labels)
-    assert len({calibration.verdict("toy", logit).confident for logit in (-2.0, 2.0)}) == 1
-    metrics = validation_metrics(logits, labels, calibration)
-    assert metrics["accuracy_where_confident"] == pytest.approx(0.9744, abs=1e-4)

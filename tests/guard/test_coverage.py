@@ -108,15 +108,10 @@ def test_another_language_or_form_anywhere_is_not_covered(strange: str, others: 
     assert not coverage().has(form(strange, *familiar))
 
 
-def test_a_foreign_sentence_in_pieces_is_not_covered_and_hidden_characters_change_nothing() -> None:
+def test_what_is_foreign_or_unknown_is_counted_in_its_strangest_stretch() -> None:
     assert not coverage().has(form("每天", "服用八", "百毫克", "布洛芬"))
     cyrillic = ENGLISH.replace("o", "\N{CYRILLIC SMALL LETTER O}")
     assert coverage().has(form(cyrillic.replace("e", "e\u200b")))
-
-
-def test_the_share_of_unknown_text_is_that_of_the_strangest_stretch_and_of_foreign_letters() -> (
-    None
-):
     assert share("please ask the doctor José") == pytest.approx(4 / 22)
     assert share("please ask the doctor Jošé") == pytest.approx(11 / 22)
     known, unknown = "head hurts " * 100, "xylophonically " * 4  # 56 characters
@@ -143,13 +138,10 @@ def test_an_allow_is_sure_below_the_logit_of_its_length_if_there_is_one() -> Non
 
 
 @pytest.mark.parametrize("words", ["", "no base64!", "AAAA"])
-def test_a_card_s_field_of_words_is_whole(words: str) -> None:
-    """Or the card is refused when it is loaded, not a check when it is judged."""
+def test_a_card_s_field_of_words_is_whole_and_no_more_is_unpacked(words: str) -> None:
+    # Or the card is refused when it is loaded, not a check when it is judged.
     with pytest.raises(ValueError, match="no field of words"):
         coverage(words=words)
-
-
-def test_a_field_of_words_that_unpacks_to_more_is_not_unpacked() -> None:
     bomb = base64.b64encode(zlib.compress(np.zeros(1 << 25, np.uint8).tobytes())).decode()
     with pytest.raises(ValueError, match="32769 bytes instead of 32768"):
         coverage(words=bomb)

@@ -49,7 +49,7 @@ def ask(server: Toy, endpoint: Endpoint = TOY) -> Completion:
     return asyncio.run(question())
 
 
-def test_an_answer_comes_as_it_is_with_what_it_cost() -> None:
+def test_an_answer_comes_as_it_is_with_what_it_cost_and_a_refused_text_is_one() -> None:
     endpoint = Endpoint("http://x/v1", "toy", price_in=1.0, price_out=2.0)
     completion = ask(Toy(200), endpoint)
     assert (completion.text, completion.finish_reason, completion.refused) == ("yes", "stop", False)
@@ -57,6 +57,8 @@ def test_an_answer_comes_as_it_is_with_what_it_cost() -> None:
     assert completion.latency_ms > 0
     assert endpoint.cost_usd(7, 1) == pytest.approx(9e-6)
     assert TOY.cost_usd(7, 1) is None
+    server = Toy(403)
+    assert ask(server).refused and server.requests == 1
 
 
 @pytest.mark.parametrize(
@@ -92,11 +94,6 @@ def test_a_lasting_failure_ends(server: Toy, problem: str, requests: int) -> Non
     with pytest.raises(GuardError, match=problem):
         ask(server, endpoint)
     assert server.requests == requests
-
-
-def test_a_text_that_is_not_taken_is_refused() -> None:
-    server = Toy(403)
-    assert ask(server).refused and server.requests == 1
 
 
 @pytest.mark.parametrize("count", [None, -1, True, "7", 1.5])

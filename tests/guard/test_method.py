@@ -8,7 +8,7 @@ from guard.errors import GuardError
 from guard.method import METHODS, PEFT_WEIGHTS, method_named
 
 
-def test_what_follows_from_where_the_weights_of_a_method_act() -> None:
+def test_methods_act_where_they_say_and_an_unknown_one_is_refused_with_the_nearest() -> None:
     assert [method.name for method in METHODS.values()] == list(METHODS)
     assert len({method.label for method in METHODS.values()}) == len(METHODS)
     assert not METHODS["lora"].shares_conversation
@@ -18,9 +18,6 @@ def test_what_follows_from_where_the_weights_of_a_method_act() -> None:
         assert method.is_adapter == (method.weights == PEFT_WEIGHTS)
     assert METHODS["lora"].is_seeded and METHODS["alora"].is_seeded
     assert not METHODS["head"].is_seeded
-
-
-def test_an_unknown_method_is_refused_with_the_nearest_name() -> None:
     assert method_named("alora") is METHODS["alora"]
     with pytest.raises(GuardError, match=r"no such method \(got alorra\). Did you mean 'alora'"):
         method_named("alorra")

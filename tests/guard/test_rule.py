@@ -92,8 +92,9 @@ def test_rules_are_selected_by_name_list_or_all_and_a_selection_without_any_is_r
 MEDICAL = load_rule("medical_advice")
 
 
-def test_rows_of_another_speaker_are_refused_and_another_wording_is_none_of_it(
-    tmp_path: Path,
+@pytest.mark.parametrize("content", ['{"labelling": ', "[]"])
+def test_rows_for_another_speaker_are_refused_as_are_manifests_that_nobody_can_read(
+    tmp_path: Path, content: str
 ) -> None:
     check_labelling(tmp_path, MEDICAL)
     (tmp_path / "manifest.json").write_text(json.dumps({MANIFEST_KEY: labelling(MEDICAL)}))
@@ -102,12 +103,6 @@ def test_rows_of_another_speaker_are_refused_and_another_wording_is_none_of_it(
     problem = r'made for judged: "assistant", turns: "any"; .* judged: "user", turns: "last"'
     with pytest.raises(GuardError, match=rf"{problem}.*make data RULE=medical_advice"):
         check_labelling(tmp_path, changed)
-
-
-@pytest.mark.parametrize("content", ['{"labelling": ', "[]"])
-def test_a_manifest_that_cannot_be_read_says_how_to_make_it_again(
-    tmp_path: Path, content: str
-) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(GuardError, match=r"manifest.json.*make data RULE=medical_advice FORCE=1"):
         check_labelling(tmp_path, MEDICAL)

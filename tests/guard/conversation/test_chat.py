@@ -199,14 +199,13 @@ def test_what_stands_beside_a_function_or_a_text_is_read_but_for_what_an_ordinar
     assert unread_parts([turn]) == ("message 0 has the key 'content.0.content'",)
 
 
-def test_long_arguments_and_signs_without_ink_are_read_at_once() -> None:
+def test_long_arguments_and_signs_without_ink_are_read_at_once_and_deep_nesting_is_refused() -> (
+    None
+):
     emoji = json.dumps("\U0001f600")[1:-1]  # two escapes
     call = {"function": {"name": "pay", "arguments": "{" + f"\\u0041{emoji}x" * 50_000}}
     assert words(tool_calls=[call]).count("A\U0001f600x") == 50_000
     assert words(name="\u00ad" * 1_000_000, content="Hi") == "Hi"
-
-
-def test_what_is_nested_too_deeply_is_refused() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]

@@ -30,7 +30,7 @@ def test_kept_rows_are_found_by_a_later_run_until_they_are_forgotten(tmp_path: P
     assert AnswerFile(file.path, Row).get("a") is None
 
 
-def test_a_row_torn_by_a_kill_is_dropped_and_the_next_one_is_whole(tmp_path: Path) -> None:
+def test_a_row_torn_by_a_kill_is_dropped_and_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     AnswerFile(path, Row).add([Row("a", "1"), Row("b", "2")])
     path.write_bytes(path.read_bytes()[:-3])
@@ -38,9 +38,6 @@ def test_a_row_torn_by_a_kill_is_dropped_and_the_next_one_is_whole(tmp_path: Pat
     assert file.get("b") is None
     file.add([Row("c", "3")])
     assert AnswerFile(path, Row).get("c") == Row("c", "3")
-
-
-def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"key": "a", "text": "1"}\n{"key": "a"}\n')
     with pytest.raises(GuardError, match=r"rows\.jsonl:2"):

@@ -40,15 +40,12 @@ def test_what_is_wrong_is_said_with_its_place(text: str, where: str) -> None:
         assert where in problem(text.encode("utf-16"))
 
 
-def test_repeated_keys_are_told_from_keys_of_several_objects_and_nesting_is_said_in_words() -> None:
+def test_repeated_keys_are_told_from_keys_of_several_objects_in_one_pass() -> None:
     text = '{"a": {"a": [{"a": 1}, {"a": 2}]}, "b": "\\"a\\": 1"}'
     assert read_json(text) == read_json(text.encode()) == json.loads(text)
     with pytest.raises(RecursionError) as error:
         read_json("[" * 100_000)
     assert in_words(error.value) == "nested too deeply"
-
-
-def test_a_key_twice_among_many_is_found_in_one_pass() -> None:
     keys = ", ".join(f'"key {number}": {{"a": "\\\\"}}' for number in range(100_000))
     began = time.thread_time()
     with pytest.raises(RepeatedKey, match="'last' stands twice"):

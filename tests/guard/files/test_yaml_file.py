@@ -118,16 +118,13 @@ def test_a_mistake_is_named_with_its_file_key_and_value(
     assert str(tmp_path / "toy.yaml") in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_is_missing_is_named(tmp_path: Path) -> None:
     for text in ("count: " + "9" * 5000, "passed_on: " + "[" * 2000 + "]" * 2000):
         with pytest.raises(GuardError, match=r"a value cannot be read: (Exceeds|maximum rec)"):
             read(tmp_path, text)
     (tmp_path / "toy.yaml").write_bytes(b"name: caf\xe9")
     with pytest.raises(GuardError, match=r"toy.yaml:1: not UTF-8 text \(got byte 0xe9, .*'é'\)"):
         load(tmp_path / "toy.yaml", Toy)
-
-
-def test_a_missing_file_names_the_nearest_and_all_known(tmp_path: Path) -> None:
     (tmp_path / "medical_advice.yaml").touch()
     (tmp_path / "pii_leak.yaml").touch()
     known = r"no such file. Did you mean 'medical_advice'\? Known: medical_advice, pii_leak"

@@ -34,21 +34,19 @@ def nothing_is_kept() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("version", "device"), [("2.13.0+cpu", "cpu"), ("2.13.0", "cuda"), ("2.13.0+cu130", "cuda")]
+    ("version", "device"),
+    [("2.13.0+cpu", "cpu"), ("2.13.0", "cuda"), ("2.13.0+cu130", "cuda"), (None, "cpu")],
 )
 def test_a_build_for_cpus_says_so_in_its_version(
-    version: str, device: str, monkeypatch: pytest.MonkeyPatch
+    version: str | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: version)
+    def stated(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", stated)
     assert installed_device() == device
-
-
-def test_without_torch_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    assert installed_device() == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -134,15 +132,9 @@ def test_a_busy_machine_is_one_line_on_stderr(
     assert capsys.readouterr() == ("", said if is_said else "")
 
 
-def test_nothing_is_said_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def untold(**_: object) -> list[float]:
-        raise FileNotFoundError("/proc/stat")
-
-    monkeypatch.setattr(device.psutil, "cpu_percent", untold)
-    assert busy_cores() == 0.0
-
-
-def test_a_real_busy_process_is_counted() -> None:
+def test_a_real_busy_process_is_counted_and_nothing_where_the_system_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     program = "import time\nprint(flush=True)\nwhile time.monotonic(): pass"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -151,3 +143,9 @@ def test_a_real_busy_process_is_counted() -> None:
         while busy_cores() <= 0.1:
             assert time.monotonic() < until
         process.kill()
+
+    def untold(**_: object) -> list[float]:
+        raise FileNotFoundError("/proc/stat")
+
+    monkeypatch.setattr(device.psutil, "cpu_percent", untold)
+    assert busy_cores() == 0.0

@@ -25,15 +25,14 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_clean_checkout_is_named_by_its_commit(repository: Path) -> None:
+@pytest.mark.parametrize("name", ["file", "new"], ids=["changed", "added"])
+def test_a_checkout_is_named_by_its_commit_and_dirty_if_it_differs(
+    repository: Path, name: str
+) -> None:
     command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
     head = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert head.startswith(commit(repository))
     assert len(commit(repository)) >= 7
-
-
-@pytest.mark.parametrize("name", ["file", "new"], ids=["changed", "added"])
-def test_a_checkout_that_differs_is_dirty(name: str, repository: Path) -> None:
     clean = commit(repository)
     (repository / name).write_text("2")
     assert commit(repository) == f"{clean}-dirty"
@@ -46,16 +45,15 @@ def test_a_folder_without_a_repository_has_no_commit(
     assert commit(tmp_path) == "unknown"
 
 
-def test_hardware_and_versions_are_those_of_this_machine() -> None:
+def test_hardware_and_versions_are_those_of_this_machine_and_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cores = len(os.sched_getaffinity(0))
     assert re.fullmatch(rf"\S.*, {cores} cores?, \d+ GiB memory, .+", hardware())
     found = versions()
     assert found["torch"] == importlib.metadata.version("torch")
     assert found["vllm"][0].isdigit()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-def test_a_gpu_is_named_by_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB'\n")
     tool.chmod(0o755)

@@ -61,7 +61,7 @@ def test_tfidf_is_that_of_scikit_learn() -> None:
     np.testing.assert_allclose(got, plain.transform(texts).toarray()[:, order], rtol=1e-6)
 
 
-def test_a_vocabulary_has_the_ngrams_of_most_documents_and_not_of_all(
+def test_a_vocabulary_has_the_ngrams_of_most_documents_and_unknown_ones_count_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     vocabulary = NgramVocabulary.of(
@@ -72,9 +72,6 @@ def test_a_vocabulary_has_the_ngrams_of_most_documents_and_not_of_all(
     texts = [[[9], [5]], [[9], [5], [6]], [[9], [6], [4]], [[4]]]
     vocabulary = NgramVocabulary.of([ngram_rows(document) for document in texts])
     assert vocabulary.keys.tolist() == [4, 9]
-
-
-def test_unknown_ngrams_count_nothing() -> None:
     vocabulary = NgramVocabulary.of([ngram_rows([text]) for text in ([1, 2], [1, 2], [3])])
     rows, columns, values = vocabulary.tfidf(ngram_rows([[], [9, 8, 2**31 - 1], [9, 1]]))
     assert (rows.tolist(), vocabulary.keys[columns].tolist(), values.tolist()) == ([2], [1], [1.0])

@@ -100,16 +100,13 @@ def test_ordinary_text_comes_back_as_it_was(text: str) -> None:
     assert visible(text) == text
 
 
-def test_what_has_been_made_visible_stays_as_it_is() -> None:
+def test_made_visible_text_stays_and_marks_or_tags_hide_nothing() -> None:
     rng = random.Random(0)
     alphabet = "ab c9\n\u0430\u0435\u200b\u200d\u00ad\ufb01\u0301\u0338\uff41\u06cc"
     alphabet += "\U000e0041\U000e007f"
     for _ in range(500):
         once = visible("".join(rng.choices(alphabet, k=12)))
         assert visible(once) == once
-
-
-def test_marks_without_end_take_no_time_and_tag_characters_are_read_behind_a_flag_too() -> None:
     assert len(visible("a" + "\u0301\u0323" * 100_000 + " b")) < 64
     flag = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
     assert visible(flag) == "\U0001f3f4"

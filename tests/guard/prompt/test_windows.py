@@ -41,11 +41,15 @@ def window(*lengths: int) -> Window:
     return one
 
 
-def test_a_window_begins_with_the_last_turns_of_the_one_before_it_and_what_fits_is_one() -> None:
+def test_a_window_begins_with_the_last_turns_of_the_one_before_it() -> None:
     assert ids_of(3, 5, limit=9) == [(CLS, *flat(3, 5))]
     first, second = ids_of(20, 5, 4, 30, limit=41)
     assert first == (CLS, *flat(20, 5, 4))
     assert second == (CLS, *flat(20, 5, 4, 30)[20:])  # 9 of at most 10 repeated tokens
+    # A conversation that grows keeps the windows that are full.
+    before = ids_of(*[10] * 9, limit=32)
+    after = ids_of(*[10] * 12, limit=32)
+    assert after[: len(before) - 1] == before[:-1]
 
 
 @pytest.mark.parametrize("lengths", [(7, 9, 30, 4, 4, 12), (100,), (2, 100, 2), (31,) * 5, (63, 2)])
@@ -66,13 +70,6 @@ def test_every_token_is_read_and_no_turn_that_fits_is_cut(lengths: tuple[int, ..
 def _holds(window: tuple[int, ...], turn: tuple[int, ...]) -> bool:
     starts = range(len(window) - len(turn) + 1)
     return any(window[start : start + len(turn)] == turn for start in starts)
-
-
-def test_windows_depend_on_the_turns_alone() -> None:
-    """A conversation that grows keeps the windows that are full."""
-    before = ids_of(*[10] * 9, limit=32)
-    after = ids_of(*[10] * 12, limit=32)
-    assert after[: len(before) - 1] == before[:-1]
 
 
 def test_a_turn_is_one_span_or_cut_evenly_into_the_fewest() -> None:

@@ -85,13 +85,21 @@ def test_a_file_that_is_not_the_cards_is_refused_by_name_and_signed_another_vers
         assert load_card(folder).version != before
 
 
-def test_words_that_the_card_does_not_name_are_refused(folder: Path) -> None:
+def test_a_card_is_of_the_files_that_its_method_writes_and_of_no_others(folder: Path) -> None:
     (folder / WORDS).unlink()
     sign(folder)
     assert load_card(folder)
     (folder / WORDS).write_bytes(b"words")
     with pytest.raises(GuardError, match=r"words\.safetensors is another file"):
         load_card(folder)
+    head = folder / "head"
+    head.mkdir()
+    (head / "head.safetensors").write_bytes(b"weight and bias")
+    card(head, method="head").save(head)
+    assert list(load_card(head).files) == ["head.safetensors"]
+    (head / "head.safetensors").write_bytes(b"tampered")
+    with pytest.raises(GuardError, match="the weights are not those of the card"):
+        load_card(head)
 
 
 OTHERS: dict[str, Any] = {
@@ -149,27 +157,6 @@ def test_another_layout_of_the_same_card_is_the_same_version_and_without_it_it_i
         load_card(folder)
 
 
-def test_a_card_is_of_the_file_that_its_method_writes(tmp_path: Path) -> None:
-    (tmp_path / "head.safetensors").write_bytes(b"weight and bias")
-    card(tmp_path, method="head").save(tmp_path)
-    assert list(load_card(tmp_path).files) == ["head.safetensors"]
-    (tmp_path / "head.safetensors").write_bytes(b"tampered")
-    with pytest.raises(GuardError, match="the weights are not those of the card"):
-        load_card(tmp_path)
-
-
-def test_a_folder_without_weights_or_card_is_not_an_adapter(folder: Path) -> None:
-    (folder / PEFT_WEIGHTS).unlink()
-    with pytest.raises(GuardError, match=f"no {PEFT_WEIGHTS}.*make train"):
-        load_card(folder)
-    (folder / "card.json").unlink()
-    with pytest.raises(GuardError, match=r"no card.json: not finished weights.*make train"):
-        load_card(folder)
-    shutil.rmtree(folder)
-    with pytest.raises(GuardError, match=r"no such folder.*make train"):
-        load_card(folder)
-
-
 WRONG: list[tuple[dict[str, object], str]] = [
     ({"temperature": 0.0}, "'temperature': input should be greater than 0"),
     ({"temperature": float("nan")}, "'temperature': input should be"),
@@ -189,10 +176,19 @@ NO_CARD: list[tuple[bytes, str]] = [
 ]
 
 
-def test_a_card_that_was_edited_wrongly_or_is_none_is_refused(folder: Path) -> None:
+def test_a_folder_without_weights_or_whole_card_is_refused(folder: Path) -> None:
+    (folder / PEFT_WEIGHTS).unlink()
+    with pytest.raises(GuardError, match=f"no {PEFT_WEIGHTS}.*make train"):
+        load_card(folder)
     content = json.loads((folder / "card.json").read_text(encoding="utf-8"))
     edited = [(json.dumps(content | change).encode(), message) for change, message in WRONG]
     for card_bytes, message in edited + NO_CARD:
         (folder / "card.json").write_bytes(card_bytes)
         with pytest.raises(GuardError, match=message):
             load_card(folder)
+    (folder / "card.json").unlink()
+    with pytest.raises(GuardError, match=r"no card.json: not finished weights.*make train"):
+        load_card(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(GuardError, match=r"no such folder.*make train"):
+        load_card(folder)
