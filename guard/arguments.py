@@ -9,22 +9,20 @@ from collections.abc import Iterable
 from guard.errors import GuardError
 
 
-def whole_number(text: str, at_least: int = 0) -> int:
-    """A whole number of at least `at_least`. Raises ArgumentTypeError, as all types here do."""
-    if not text.isdecimal() or int(text) < at_least:
-        raise argparse.ArgumentTypeError(f"must be a whole number from {at_least}, got {text!r}")
+def multiple(text: str, of: int, at_least: int, kind: str = "") -> int:
+    """A whole number. Raises ArgumentTypeError, as all types here do."""
+    if not text.isdecimal() or int(text) < at_least or int(text) % of:
+        wanted = f"{kind or f'a multiple of {of}'} from {at_least}"
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
     return int(text)
+
+
+def whole_number(text: str) -> int:
+    return multiple(text, 1, 0, "a whole number")
 
 
 def count(text: str) -> int:
-    return whole_number(text, 1)
-
-
-def multiple(text: str, of: int, at_least: int) -> int:
-    if not text.isdecimal() or int(text) < at_least or int(text) % of:
-        problem = f"must be a multiple of {of} from {at_least}, got {text!r}"
-        raise argparse.ArgumentTypeError(problem)
-    return int(text)
+    return multiple(text, 1, 1, "a whole number")
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

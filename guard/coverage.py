@@ -45,11 +45,12 @@ class ConversationForm:
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
         self.turns = len(messages)
-        self.characters = sum(len(message.content) for message in messages)
+        self.characters = 0
         self.longest_turns: dict[str, int] = {}  # by speaker, in characters
         for message in messages:
-            longest = self.longest_turns.get(message.role, 0)
-            self.longest_turns[message.role] = max(longest, len(message.content))
+            size = len(message.content)
+            self.characters += size
+            self.longest_turns[message.role] = max(self.longest_turns.get(message.role, 0), size)
 
     @property
     def has_long_turn(self) -> bool:

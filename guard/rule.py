@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -27,12 +27,7 @@ Turns = Literal["any", "last"]
 # The turns that weights look for a violation in: all of the judged speaker's turns, or the last.
 Last = Literal["last user", "last assistant", "last tool", "last conversation"]
 Reads = Literal[Judged, Last]
-LAST_OF: dict[Judged, Reads] = {
-    "user": "last user",
-    "assistant": "last assistant",
-    "tool": "last tool",
-    "conversation": "last conversation",
-}
+LAST_OF: dict[Judged, Reads] = dict(zip(get_args(Judged), get_args(Last), strict=True))
 # The roles whose turns count. Results of tools may be in the system message, as documents are.
 SPEAKERS: dict[Reads, tuple[str, ...]] = {
     "user": ("user",),
@@ -93,9 +88,7 @@ class Rule(Strict):
 
     @property
     def reads(self) -> Reads:
-        if self.turns == "last":
-            return LAST_OF[self.judged]
-        return self.judged
+        return LAST_OF[self.judged] if self.turns == "last" else self.judged
 
     def text(self, turn: RuleTurn = "title") -> str:
         return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())
@@ -109,6 +102,9 @@ def text_hash(rule_text: str) -> str:
 def in_words(rule: Rule, note: str = "") -> str:
     """The whole rule for an LLM or a person who decides by it, with a `note` after the policy."""
     parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
+    examples: list[str] = []
+    for example in rule.examples:
+        examples.append(f"{example.text.strip()} -> {'yes' if example.violates else 'no'}")
     if rule.turns == "last":
         last = LAST_TURNS[rule.judged]
         parts.append(f"Only {last} counts; what stands before it is context.")
@@ -118,17 +114,12 @@ def in_words(rule: Rule, note: str = "") -> str:
         "Terms": rule.terms,
         "Violates the rule": rule.violates,
         "Does not violate the rule": rule.allows,
-        "Examples": [_labelled(example) for example in rule.examples],
+        "Examples": examples,
     }
     for heading, lines in lists.items():
         if lines:
             parts.append("\n- ".join((f"{heading}:", *lines)))
     return "\n\n".join(parts)
-
-
-def _labelled(example: RuleExample) -> str:
-    label = "yes" if example.violates else "no"
-    return f"{example.text.strip()} -> {label}"
 
 
 def load_rule(name: str, rules: Path = RULES) -> Rule:

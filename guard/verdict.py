@@ -80,11 +80,10 @@ class Calibration:
         return Verdict(rule, logit, p, self.threshold, confident)
 
     def _is_covered(self, p: float, logit: float, form: ConversationForm | None) -> bool:
-        if self.coverage is None:
-            return True
-        if form is None or (p < self.threshold and not self.coverage.is_sure_allow(form, logit)):
-            return False
-        return self.coverage.has(form)
+        if self.coverage is None or form is None:
+            return self.coverage is None
+        is_sure = p >= self.threshold or self.coverage.is_sure_allow(form, logit)
+        return is_sure and self.coverage.has(form)
 
 
 def expected_calibration_error(

@@ -32,7 +32,7 @@ class WrongValue:
 
     @property
     def key(self) -> str:
-        """The path as `messages.2.content`; empty for the whole value."""
+        """The path as `messages.2.content`."""
         return ".".join(str(part)[:LONGEST_SHOWN] for part in self.path)
 
     def __str__(self) -> str:
@@ -80,9 +80,7 @@ def _nearest(types: Mapping[str | int, list[WrongValue]]) -> list[WrongValue]:
     best = max(map(_nearness, types.values()))
     joined: dict[Path, WrongValue] = {}
     for values in types.values():
-        if _nearness(values) < best:
-            continue
-        for value in values:
+        for value in values if _nearness(values) == best else ():
             before = joined.setdefault(value.path, value)
             if value.problem.removeprefix(SAY) not in before.problem:
                 problem = f"{before.problem} or {value.problem.removeprefix(SAY)}"

@@ -38,7 +38,7 @@ class AnswerFile(Generic[RowT]):
         self._rows: dict[str, RowT] = {}
         self._is_whole = False  # whether a half line at the end was cut off
         if path.is_file():
-            self._read(self._row_type)
+            self._read()
 
     def get(self, key: str) -> RowT | None:
         return self._rows.get(key)
@@ -62,17 +62,17 @@ class AnswerFile(Generic[RowT]):
         """While answers are paid for: no other command asks for the same ones."""
         with locked(self.path, "another command is asking, and paying, for these answers"):
             self._drop_torn_end()
-            self._read(self._row_type)
+            self._read()
             yield
 
     def forget(self) -> None:
         self.path.unlink(missing_ok=True)
         self._rows.clear()
 
-    def _read(self, row_type: type[RowT]) -> None:
+    def _read(self) -> None:
         for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], start=1):
             try:
-                row = row_type(**read_json(line))
+                row = self._row_type(**read_json(line))
             except (ValueError, TypeError) as error:
                 problem = f"not a kept answer: {error}"
                 remedy = "Delete that line"

@@ -76,12 +76,9 @@ def load(path: Path, model: type[Model]) -> Model:
         raise GuardError("no such file", where=path, remedy=choose_from(path.stem, names))
     content = _read(path)
     if not isinstance(content, dict):
-        raise GuardError(
-            "must be a mapping of keys to values",
-            where=path,
-            got="nothing" if content is None else repr(content)[:60],
-            remedy="Write one `key: value` a line, after the model of the other files there",
-        )
+        got = "nothing" if content is None else repr(content)[:60]
+        remedy = "Write one `key: value` a line, after the model of the other files there"
+        raise GuardError("must be a mapping of keys to values", where=path, got=got, remedy=remedy)
     return validate(content, model, where=path)
 
 
@@ -139,19 +136,15 @@ def validate(
 def _in_words(value: WrongValue, model: type[BaseModel]) -> str:
     key = value.key or "content"
     if value.kind == "extra_forbidden":
-        return _unknown_key(key, value.path, model)
+        names = _names(model, value.path[:-1])
+        nearest = did_you_mean(str(value.path[-1]), names)
+        return f"unknown key '{key}'" + (
+            f". {nearest}" if nearest else f", known: {', '.join(names)}"
+        )
     if value.kind == "missing":
         return f"missing key '{key}'"
     words = f"'{key}': {value.problem[0].lower()}{value.problem[1:]}"
     return f"{words}, got {value.got}" if value.got else words
-
-
-def _unknown_key(key: str, location: tuple[Any, ...], model: type[BaseModel]) -> str:
-    names = _names(model, location[:-1])
-    nearest = did_you_mean(str(location[-1]), names)
-    if nearest:
-        return f"unknown key '{key}'. {nearest}"
-    return f"unknown key '{key}', known: {', '.join(names)}"
 
 
 def _names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -4,6 +4,7 @@ name its version.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import re
@@ -92,14 +93,9 @@ def versions() -> dict[str, str]:
     installed = {"python": platform.python_version()}
     for name, distributions in PACKAGES.items():
         for distribution in distributions:
-            try:
-                version = importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            installed[name] = version
-            if distribution != name:
-                installed[name] += f" ({distribution})"
-            break
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                other = "" if distribution == name else f" ({distribution})"
+                installed.setdefault(name, importlib.metadata.version(distribution) + other)
     return installed
 
 

@@ -139,10 +139,7 @@ def _without_controls(text: str) -> str:
         is_control = category in ("Cf", "Cc")
         if is_control and position not in joiners and character not in _BREAKS:
             continue  # marks on both sides of it are counted together
-        if category.startswith("M"):
-            marks += 1
-        else:
-            marks = 0
+        marks = marks + 1 if category.startswith("M") else 0
         if marks <= MARKS:
             characters.append(_plain(character))
     return "".join(characters)
@@ -162,16 +159,12 @@ def _plain(character: str) -> str:
 
 def _latin_where_mixed(match: re.Match[str]) -> str:
     word = match[0]
-    if any(map(str.isascii, word)):
-        return _as_latin(word)
-    return word
+    return _as_latin(word) if any(map(str.isascii, word)) else word
 
 
 def _latin_where_all_look_alike(match: re.Match[str]) -> str:
     word = match[0]
-    if len(word) >= ALONE and all(character in _LOOK_ALIKES for character in word):
-        return _as_latin(word)
-    return word
+    return _as_latin(word) if len(word) >= ALONE and set(word) <= _LOOK_ALIKES.keys() else word
 
 
 def _as_latin(word: str) -> str:

@@ -105,19 +105,17 @@ def _turn_parts(
     speaker_of: Callable[[Sequence[int]], str],
 ) -> list[_TurnPart]:
     parts: list[_TurnPart] = []
-    number = 0
-    turn: list[int] = []
-    for token in token_ids:
-        turn.append(token)
+    number, start = 0, 0
+    for end, token in enumerate(token_ids, start=1):
         if token == separator_id:
+            turn = token_ids[start:end]
             speaker = speaker_of(turn)
             parts += [_TurnPart(ids, speaker, number) for ids in _overlapping(turn, room)]
-            number += 1
-            turn = []
+            number, start = number + 1, end
     return parts
 
 
-def _overlapping(turn: list[int], room: int) -> list[list[int]]:
+def _overlapping(turn: Sequence[int], room: int) -> list[Sequence[int]]:
     if len(turn) <= room:
         return [turn]
     step = room - round(OVERLAP * room)
@@ -160,15 +158,14 @@ def judged_of(speakers: Sequence[str], reads: Reads) -> list[int]:
 
 def select_counting_turns(windows: Sequence[Window], reads: Reads) -> list[Window]:
     """The windows of one conversation that have turns which count for a rule, with these alone."""
-    turns: list[tuple[Window, Span]] = []
-    for window in windows:
-        turns += [(window, turn) for turn in window.turns]
-    speakers = [turn.speaker for _, turn in turns]
-    numbers = [turn.turn for _, turn in turns]
-    counted = [turns[index] for index in counting(speakers, reads, numbers)]
+    turns = list(itertools.chain.from_iterable(window.turns for window in windows))
+    speakers, numbers = [turn.speaker for turn in turns], [turn.turn for turn in turns]
+    counted = set(counting(speakers, reads, numbers))
     selected: list[Window] = []
+    first = 0  # the window's first turn
     for window in windows:
-        spans = tuple(turn for of_window, turn in counted if of_window is window)
+        spans = [turn for index, turn in enumerate(window.turns, first) if index in counted]
+        first += len(window.turns)
         if spans:
-            selected.append(Window(window.token_ids, spans))
+            selected.append(Window(window.token_ids, tuple(spans)))
     return selected

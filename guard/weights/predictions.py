@@ -31,16 +31,11 @@ def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
         try:
             row = json.loads(line)
             if row["split"] == split:
-                logits[str(row["id"])] = _finite(row["logit"])
+                logits[str(row["id"])] = logit = float(row["logit"])
+                if not math.isfinite(logit):
+                    raise ValueError(f"the logit is {logit}")
         except (ValueError, KeyError, TypeError) as error:
             raise GuardError(
                 f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy
             ) from error
     return logits
-
-
-def _finite(value: object) -> float:
-    logit = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(logit):
-        raise ValueError(f"the logit is {value}")
-    return logit
