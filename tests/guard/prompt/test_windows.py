@@ -43,9 +43,9 @@ def window(*lengths: int) -> Window:
 
 def test_a_window_begins_with_the_last_turns_of_the_one_before_it() -> None:
     assert ids_of(3, 5, limit=9) == [(CLS, *flat(3, 5))]
-    first, second = ids_of(20, 5, 4, 30, limit=41)
-    assert first == (CLS, *flat(20, 5, 4))
-    assert second == (CLS, *flat(20, 5, 4, 30)[20:])  # 9 of at most 10 repeated tokens
+    first, second = ids_of(20, 5, 5, 30, limit=41)
+    assert first == (CLS, *flat(20, 5, 5))
+    assert second == (CLS, *flat(20, 5, 5, 30)[20:])  # 10 of at most 10 repeated tokens
     # A conversation that grows keeps the windows that are full.
     before = ids_of(*[10] * 9, limit=32)
     after = ids_of(*[10] * 12, limit=32)
