@@ -23,13 +23,21 @@ from data.splits import refuse_leaks
 from guard.arguments import whole_number
 from guard.calibration_rows import check_rows_for_rate
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
-from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError, exits_cleanly
-from guard.files.atomic import atomic_write
-from guard.files.lock import locked
+from guard.files.atomic import atomic_write, locked
 from guard.home import ROOT, own_or_shipped
 from guard.layout import Runs, fingerprint, is_current, mark_current, not_current
-from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
+from guard.rule import (
+    EDIT,
+    MANIFEST_KEY,
+    RULES,
+    Rule,
+    in_words,
+    labelling,
+    load_rule,
+    rule_names,
+    text_hash,
+)
 
 LOCK = "lock"  # in a rule's data folder
 

@@ -19,8 +19,7 @@ import yaml
 from pydantic import Field
 
 from data.llm_reply import WRITING, Form, filled
-from guard.endpoint.client import Completion, Endpoint
-from guard.endpoint.settings import endpoint_settings
+from guard.endpoint import Completion, Endpoint, endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.home import own_or_shipped

@@ -28,10 +28,9 @@ from data.sources import generated, in_pairs
 from data.splits import refuse_copies, refuse_leaks
 from guard.arguments import count, whole_numbers
 from guard.conversation.example import FEWEST_ROWS, Example, Split, read_examples
-from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, fingerprint, is_current, mark_current, not_current, split_files
-from guard.rule import RULES, Rule, load_rule
+from guard.rule import RULES, Rule, check_labelling, load_rule
 from guard.study import (
     ORIGIN,
     Origin,

@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Quality table: LLM judge, bag of words and the recipe's methods on the same "
         "test examples. Writes runs/report.{json,md}.",
         epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are "
-        "set (guard/endpoint/settings.py has all variables), otherwise the base model, zero-shot.",
+        "set (guard/endpoint.py has all variables), otherwise the base model, zero-shot.",
     )
     parser.add_argument(
         "--rule", required=True, help="a rule's name, several separated by commas, or all"

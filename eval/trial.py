@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from guard.conversation.example import SPLITS, Example, read_examples
-from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint, split_files
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe
-from guard.rule import RULES, Rule, load_rule, text_hash
+from guard.rule import RULES, Rule, check_labelling, load_rule, text_hash
 from guard.weights.card import CARD, Card, load_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
 

@@ -1,6 +1,4 @@
-"""Where the files of a base are, and what pins them: a folder, one of an installed package, or a
-commit on the hub. `where` names the recipe in errors.
-"""
+"""Where the files of a base are, and what pins them. `where` names the recipe in errors."""
 
 from __future__ import annotations
 
@@ -23,23 +21,20 @@ READ_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".py")
 RECORDS = ("provenance.json", "card.json")
 IN_PACKAGE = "package:"  # begins a base that an installed package carries
 
+FileState = tuple[int, int, int, int]
+
 
 def folder_or_hub_id(base: str, home: Path, where: str) -> str:
-    """The local folder, by any path (a relative one in `home`) or of a package, if it exists; else
-    the hub id.
-    """
+    """The local folder or that of a package, if it exists; else the hub id."""
     if base.startswith(IN_PACKAGE):
         return str(_folder_in_package(base, where))
     local = own_or_shipped(home / Path(base).expanduser())
     if local.is_dir():
         return str(local)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
-        raise GuardError(
-            "neither a folder nor a hub id",
-            where=f"{where}: base",
-            got=base,
-            remedy="Name a folder, such as /models/qwen3 or recipes/models/tiny, or ORG/NAME",
-        )
+        remedy = "Name a folder, such as /models/qwen3 or recipes/models/tiny, or ORG/NAME"
+        problem = "neither a folder nor a hub id"
+        raise GuardError(problem, where=f"{where}: base", got=base, remedy=remedy)
     return base
 
 
@@ -47,12 +42,8 @@ def _folder_in_package(base: str, where: str) -> Path:
     module, _, folder = base.removeprefix(IN_PACKAGE).partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise GuardError(
-            "the package that carries the base is not installed",
-            where=f"{where}: base",
-            got=module,
-            remedy="Run `make setup`",
-        )
+        problem = "the package that carries the base is not installed"
+        raise GuardError(problem, where=f"{where}: base", got=module, remedy="Run `make setup`")
     return Path(spec.submodule_search_locations[0], folder)
 
 
@@ -63,12 +54,9 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
     try:
         return _commit(path, revision)
     except (OSError, ValueError) as error:
-        raise GuardError(
-            f"no commit of the base is known: {error}",
-            where=where,
-            got=path,
-            remedy="Check base and revision and the network, or download the base first",
-        ) from error
+        problem = f"no commit of the base is known: {error}"
+        remedy = "Check base and revision and the network, or download the base first"
+        raise GuardError(problem, where=where, got=path, remedy=remedy) from error
 
 
 def folder_digest(folder: Path, where: str) -> str:
@@ -90,23 +78,17 @@ def folder_digest(folder: Path, where: str) -> str:
             remedy="Save it again with transformers' save_pretrained, which writes "
             "model.safetensors; rules that were trained on it are to be trained again then",
         )
+    # The state changes when a file is written again, even with its old time of modification.
     files: list[tuple[str, FileState]] = []
     for path in sorted(folder.rglob("*")):
         below = path.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in below.parts)
         is_read = path.suffix in READ_SUFFIXES and path.name not in RECORDS
         if is_read and not is_hidden and path.is_file():
-            files.append((str(below), _state_of(path)))
+            status = path.stat()
+            state = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            files.append((str(below), state))
     return _digest(folder, tuple(files))
-
-
-FileState = tuple[int, int, int, int]
-
-
-def _state_of(path: Path) -> FileState:
-    """What changes when a file is written again, even with its old time of modification."""
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @functools.cache

@@ -13,8 +13,7 @@ from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock
 
-from guard.files.atomic import atomic_write
-from guard.files.lock import locked
+from guard.files.atomic import atomic_write, locked
 from guard.layout import Runs, fingerprint, not_current, split_files
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from guard.arguments import whole_numbers
-from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
-from guard.machine.neighbours import warn_if_busy
+from guard.machine.device import warn_if_busy
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
-from guard.rule import RULES, load_rule, rule_names
+from guard.rule import RULES, check_labelling, load_rule, rule_names
 from guard.weights.card import read_card
 from train.examples import Row, Rows, load
 from train.export import damage_of, export, finish_export

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from guard.errors import GuardError, exits_cleanly
-from guard.machine.neighbours import warn_if_busy
+from guard.machine.device import warn_if_busy
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder

@@ -21,8 +21,7 @@ from data.ingest import conversation
 from data.llm_reply import WRITING, Filled, filled, words
 from data.rows import BadRow, read_rows
 from guard.conversation.example import Message
-from guard.endpoint.client import Completion, Endpoint, finished
-from guard.endpoint.settings import endpoint_settings, price
+from guard.endpoint import Completion, Endpoint, endpoint_settings, finished, price
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.home import own_or_shipped

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.answers import Answer
-from guard.endpoint.client import Completion
+from guard.endpoint import Completion
 from guard.files.yaml_file import Strict
 
 

@@ -20,7 +20,7 @@ from eval.answers import Answer
 from eval.judge.answer import Judgement, JudgeRow, endpoint_record
 from eval.served import Served
 from guard.conversation.example import Example, Message
-from guard.endpoint.client import Completion, Endpoint, finished
+from guard.endpoint import Completion, Endpoint, finished
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from eval.judge.answer import Judgement, JudgeRecord
 from eval.judge.endpoint import EndpointJudge
 from eval.served import Served
-from guard.endpoint.settings import endpoint_settings
+from guard.endpoint import endpoint_settings
 from guard.recipe import Recipe
 
 

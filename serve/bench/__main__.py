@@ -17,7 +17,7 @@ from types import ModuleType
 
 from guard.errors import GuardError, did_you_mean, exits_cleanly
 from guard.layout import Runs
-from guard.machine.neighbours import warn_if_busy
+from guard.machine.device import warn_if_busy
 from serve.bench.harness import BenchCommand
 from serve.bench.report import started_from
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from guard.arguments import comma_separated
 from guard.errors import GuardError
-from guard.files.json_file import load_json
+from guard.files.strict_json import load_json
 from guard.layout import Runs
 from guard.method import METHODS, PEFT_CONFIG
 from guard.prompt.builders import prompt_builder

@@ -9,7 +9,7 @@ import pytest
 
 from data import new_rule as command
 from data.new_rule import new_rule
-from guard.endpoint.client import Endpoint
+from guard.endpoint import Endpoint
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.recipe import load_recipe

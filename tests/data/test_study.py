@@ -25,10 +25,9 @@ from guard.conversation.example import (
     read_examples,
     write_examples,
 )
-from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.rule import load_rule
+from guard.rule import MANIFEST_KEY, labelling, load_rule
 from guard.study import ORIGIN, Study, StudyPoint, point_runs, study_folder
 
 WORDS = [f"{first}{last}" for first in "bcdfghjklm" for last in ("ane", "ell", "ist", "ord", "ump")]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from guard.conversation.example import read_examples, write_examples
-from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.method import PEFT_WEIGHTS
+from guard.rule import MANIFEST_KEY
 from tests.eval.conftest import WITH_HEAD, World
 from tests.signed import sign
 

@@ -23,11 +23,11 @@ from safetensors import SafetensorError
 
 from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, read_examples, write_examples
-from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import is_current
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
+from guard.rule import MANIFEST_KEY
 from guard.weights.card import CARD, load_card, read_card
 from guard.weights.predictions import read_predictions
 from tests.train.conftest import (

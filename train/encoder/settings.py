@@ -9,7 +9,7 @@ from typing import Any
 from transformers.utils.hub import cached_file
 
 from guard.errors import GuardError
-from guard.files.json_file import load_json
+from guard.files.strict_json import load_json
 from guard.recipe import Recipe
 from train.adapter.load import check_modules, checked_settings
 from train.encoder.bases import BASES

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from guard.calibration_rows import own_rows_decide
-from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, load
@@ -26,7 +25,7 @@ from guard.home import HOME, own_or_shipped
 from guard.layout import Runs
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from guard.rule import Rule, RuleTurn, load_rule
+from guard.rule import Rule, RuleTurn, check_labelling, load_rule
 from train.examples import Row, Rows
 from train.examples import load as load_rows
 from train.job import Job

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from eval.judge.answer import JudgeRow, endpoint_record, parse_answer
-from guard.endpoint.client import read_completion
+from guard.endpoint import read_completion
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
 from guard.conversation.example import Example, Message
-from guard.endpoint.client import ATTEMPTS
+from guard.endpoint import ATTEMPTS
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import fingerprint
@@ -196,7 +196,7 @@ def test_judge_keeps_to_its_concurrency(ask: Ask, endpoint: Endpoint) -> None:
 def test_judge_tries_again_after_a_passing_fault(
     fault: Reply, ask: Ask, endpoint: Endpoint
 ) -> None:
-    """All faults: tests/guard/endpoint."""
+    """All faults: tests/guard/test_endpoint.py."""
     endpoint.reply = lambda number, before: (
         fault if before < 2 and number == 1 else Reply("yes" if number % 2 else "no")
     )

@@ -80,12 +80,11 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, line: Any, message: str)
     assert f"{path}:2" in str(caught.value)
 
 
-def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
+def test_a_missing_file_says_how_to_make_it_and_a_message_cannot_be_built_wrong(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(GuardError, match=r"no such file. Run `make data` first"):
         read_examples(tmp_path / "train.jsonl")
-
-
-def test_a_message_cannot_be_built_wrong() -> None:
     with pytest.raises(GuardError, match="unknown role"):
         Message("developer", "hi")
     with pytest.raises(GuardError, match="not Unicode"):

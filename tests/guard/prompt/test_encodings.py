@@ -104,15 +104,16 @@ def test_blocks_of_readable_text_give_way_to_it(written: str) -> None:
     assert written not in seen
 
 
-def test_a_word_in_quoted_printable_is_read_behind_it() -> None:
+def test_short_words_and_blocks_are_read_behind_what_could_hide_them() -> None:
     words = {"=69bu=70rofen": "ibuprofen", "=6Dedicine=73": "medicines", "f=C3=BCnf": "fünf"}
     for written, word in (words | {"=74ak=65": "take"}).items():
         assert visible(f"Now {written}, please") == f"Now {written} {word}, please"
-
-
-def test_a_short_block_stays_as_its_text_could_hide_it() -> None:
-    """A word's capitals can be chosen so that it is the base64 of other letters."""
+    # A word's capitals can be chosen so that it is the base64 of other letters.
     assert visible("Take aWJ1cHJvZmVu now") == "Take aWJ1cHJvZmVu ibuprofen now"
+    assert visible("T<b></b>ake it") == "Take<b></b> it"
+    assert visible("T<span class=x>a</span>ke it") == "Take<span class=x></span> it"
+    assert visible("Ta<!-- x -->ke it") == "Take<!-- x --> it"
+    assert visible("T**ak**e it, **T**ake it") == "Take**** it, Take**** it"
 
 
 @pytest.mark.parametrize(
@@ -127,13 +128,6 @@ def test_a_short_block_stays_as_its_text_could_hide_it() -> None:
 def test_a_block_that_is_not_all_text_stays_as_it_could_hide_a_word(block: str) -> None:
     seen = visible(block)
     assert seen.startswith(block) and TEXT in seen.removeprefix(block)
-
-
-def test_markup_inside_a_word_stands_behind_it() -> None:
-    assert visible("T<b></b>ake it") == "Take<b></b> it"
-    assert visible("T<span class=x>a</span>ke it") == "Take<span class=x></span> it"
-    assert visible("Ta<!-- x -->ke it") == "Take<!-- x --> it"
-    assert visible("T**ak**e it, **T**ake it") == "Take**** it, Take**** it"
 
 
 RANDOM = random.Random(0)

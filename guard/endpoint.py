@@ -2,6 +2,17 @@
 
 The package openai would ask an endpoint that is too slow again and again: here it is asked
 MAX_TIMEOUTS times, since it may charge for each. An answer that is no completion is tried again.
+
+The environment describes an endpoint, as the key must not be in a file or on a command line. For
+the role JUDGE:
+
+    JUDGE_BASE_URL     for example https://api.openai.com/v1
+    JUDGE_MODEL        the model's name there
+    JUDGE_API_KEY      sent as bearer token; not needed for a local server
+    JUDGE_OPTIONS      JSON merged into every request, instead of the role's own
+    JUDGE_CONCURRENCY  requests in flight (8)
+    JUDGE_TIMEOUT_S    per request (60; GENERATOR 600)
+    JUDGE_PRICE_IN, JUDGE_PRICE_OUT   USD per million tokens, for the cost
 """
 
 from __future__ import annotations
@@ -9,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,7 +41,6 @@ MISCONFIGURED = (401, 402, 404)
 # OpenAI's codes, with status 429 and 400: waiting does not help.
 UNPAID = ("insufficient_quota", "billing_hard_limit_reached")
 SHOWN = 400  # characters of what went wrong, the endpoint's own message included
-
 
 Answer = TypeVar("Answer")
 
@@ -95,7 +106,6 @@ class Endpoint:
         return {"model": self.model, "messages": list(messages), **self.options}
 
     def cost_usd(self, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """What these tokens cost; None without prices."""
         if self.price_in is None or self.price_out is None:
             return None
         return (prompt_tokens * self.price_in + completion_tokens * self.price_out) / 1e6
@@ -116,25 +126,29 @@ class Endpoint:
         refuses key or model, or keeps failing.
         """
         request = self.body(messages)
-        failures: list[FailedAttempt] = []
-        while len(failures) < ATTEMPTS:
-            if failures:
-                await asyncio.sleep(self._wait_s(failures))
+        name = self.role.upper()
+        timeouts = 0
+        failure: FailedAttempt | None = None
+        for attempt in range(ATTEMPTS):
+            if failure is not None:
+                backoff_s = self.backoff_s * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
+                await asyncio.sleep(min(failure.retry_after_s or backoff_s, MAX_WAIT_S))
             outcome = await self._attempt(client, request, about)
             if isinstance(outcome, Completion):
                 return outcome
-            failures.append(outcome)
-            if sum(failure.is_timeout for failure in failures) == MAX_TIMEOUTS:
+            failure = outcome
+            timeouts += failure.is_timeout
+            if timeouts == MAX_TIMEOUTS:
                 raise self._error(
                     f"gave no answer about {about} in {self.timeout_s:g} s, {MAX_TIMEOUTS} times",
-                    f"Raise {self.role.upper()}_TIMEOUT_S; all answers so far are kept, run the "
-                    "same command again to go on",
+                    f"Raise {name}_TIMEOUT_S; all answers so far are kept, run the same command "
+                    "again to go on",
                 )
         raise self._error(
             f"failed {ATTEMPTS} times on {about}",
             "All answers so far are kept; run the same command again to go on, or lower "
-            f"{self.role.upper()}_CONCURRENCY",
-            failures[-1].problem,
+            f"{name}_CONCURRENCY",
+            failure.problem if failure else "",
         )
 
     def shown(self, text: str) -> str:
@@ -177,11 +191,6 @@ class Endpoint:
             return FailedAttempt(message, retry_after_s=_retry_after_s(response))
         return Completion(self.shown(message), None, None, latency_ms, refused=True)
 
-    def _wait_s(self, failures: Sequence[FailedAttempt]) -> float:
-        """Seconds until the next attempt: as the endpoint asks, else a backoff that doubles."""
-        backoff_s = self.backoff_s * 2 ** (len(failures) - 1) * random.uniform(0.75, 1.25)
-        return min(failures[-1].retry_after_s or backoff_s, MAX_WAIT_S)
-
     def _cannot_ask(self, about: str, message: str) -> GuardError:
         name = self.role.upper()
         return self._error(
@@ -198,17 +207,12 @@ class Endpoint:
 
 
 def read_completion(completion: Any, latency_ms: float) -> Completion:
-    """A chat completion's answer.
-
-    Raises LookupError, TypeError or AttributeError where it is none.
-    """
+    """A chat completion's answer; LookupError, TypeError or AttributeError where it is none."""
     choice = completion["choices"][0]
     text = choice["message"].get("content")
-    finish_reason = choice.get("finish_reason")
     if not isinstance(text, str | None):
         raise TypeError(f"the content is {type(text).__name__}, not text")
-    if not isinstance(finish_reason, str):
-        finish_reason = None
+    finish_reason = choice.get("finish_reason")
     usage = completion.get("usage")
     return Completion(
         # No content is an answer too: the model refused, or spent all its tokens on reasoning.
@@ -216,35 +220,29 @@ def read_completion(completion: Any, latency_ms: float) -> Completion:
         prompt_tokens=_count(usage, "prompt_tokens"),
         completion_tokens=_count(usage, "completion_tokens"),
         latency_ms=latency_ms,
-        finish_reason=finish_reason,
+        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
     )
 
 
 def _count(usage: Any, name: str) -> int | None:
-    """A token count; None where there is none or it is not one."""
-    if not isinstance(usage, dict) or type(usage.get(name)) is not int or usage[name] < 0:
-        return None
-    return int(usage[name])
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and count >= 0 else None
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """The Retry-After header in seconds; it may also be a date (RFC 9110, section 10.2.3)."""
+    """The Retry-After header in seconds; it may also be a date (RFC 9110)."""
     value = response.headers.get("retry-after", "")
     try:
+        if "GMT" in value:
+            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, OverflowError):  # no date, or one of a year that is none
+    except (ValueError, OverflowError):  # neither, or of a year that is none
         return None
 
 
 async def finished(paying: asyncio.Task[Answer], timeout_s: float) -> Answer:
-    """The answer that is being paid for.
-
-    Where whoever waits is cancelled, as another request failed or somebody pressed Ctrl-C, it is
-    waited for first, if it comes within `timeout_s`: it costs the same either way.
+    """The answer that is being paid for. Where whoever waits is cancelled, it is waited for first,
+    for `timeout_s` at most: it costs the same either way.
     """
     try:
         return await asyncio.shield(paying)
@@ -255,3 +253,99 @@ async def finished(paying: asyncio.Task[Answer], timeout_s: float) -> Answer:
         elif not paying.cancelled():
             paying.exception()
         raise
+
+
+def endpoint_settings(
+    environment: Mapping[str, str], role: str, otherwise: str
+) -> dict[str, Any] | None:
+    """The arguments of an Endpoint from the variables of `role`; None without any. `otherwise` says
+    in an error what happens without.
+    """
+    prefix = role.upper()
+    base_url = environment.get(f"{prefix}_BASE_URL", "").rstrip("/")
+    model = environment.get(f"{prefix}_MODEL", "")
+    if not base_url and not model:
+        return None
+    for name, value in ((f"{prefix}_BASE_URL", base_url), (f"{prefix}_MODEL", model)):
+        if not value:
+            raise GuardError(
+                f"{name} is not set",
+                remedy=f"Set {prefix}_BASE_URL and {prefix}_MODEL, or neither {otherwise}",
+            )
+    _check_address(base_url, prefix)
+    settings: dict[str, Any] = {"base_url": base_url, "model": model, "role": role}
+    for variable, (convert, remedy) in OPTIONAL.items():
+        text = environment.get(f"{prefix}_{variable}", "")
+        try:
+            if text:
+                settings[variable.lower()] = convert(text)
+        except ValueError as error:
+            problem = f"{prefix}_{variable} has a bad value: {error}"
+            raise GuardError(problem, got=text, remedy=remedy) from error
+    key_name = f"{prefix}_API_KEY"
+    return settings | {"api_key": _api_key(environment.get(key_name, ""), key_name)}
+
+
+def _check_address(base_url: str, prefix: str) -> None:
+    if "@" in base_url:  # the address is printed, and kept in reports
+        raise GuardError(
+            f"{prefix}_BASE_URL holds a user name or a password",
+            remedy=f"Give the key as {prefix}_API_KEY",
+        )
+    if not base_url.startswith(("http://", "https://")):
+        problem = f"{prefix}_BASE_URL must be an http(s) address"
+        raise GuardError(problem, got=base_url, remedy="For example https://api.openai.com/v1")
+
+
+def _api_key(text: str, name: str) -> str:
+    """The key without the line end that a file adds; one that no header can carry is not shown."""
+    key = text.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise GuardError(
+            f"{name} holds a character that no key has (a line break, or one beyond ASCII)",
+            remedy="Copy the key again, on one line",
+        )
+    return key
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text, parse_constant=_no_constant)
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _requests(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError("must be more than 0, and finite")
+    return value
+
+
+def price(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError("must be 0 or more, and finite")
+    return value
+
+
+# The variables that may be left out, without the role: how each is read, and a remedy.
+# The Endpoint's arguments are called after them.
+OPTIONAL: dict[str, tuple[Callable[[str], Any], str]] = {
+    "OPTIONS": (_json_object, 'For example {"temperature": 0, "max_tokens": 512}'),
+    "CONCURRENCY": (_requests, "A whole number of requests in flight, for example 8"),
+    "TIMEOUT_S": (_seconds, "Seconds, for example 60"),
+    "PRICE_IN": (price, "USD per million tokens, for example 0.4"),
+    "PRICE_OUT": (price, "USD per million tokens, for example 1.6"),
+}

@@ -1,4 +1,4 @@
-"""The client against endpoints with faults; tests/eval/judge has a real server."""
+"""The client against faults, and its variables; tests/eval/judge has a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from guard.endpoint.client import ATTEMPTS, MAX_TIMEOUTS, Completion, Endpoint, read_completion
+from guard.endpoint import (
+    ATTEMPTS,
+    MAX_TIMEOUTS,
+    Completion,
+    Endpoint,
+    endpoint_settings,
+    read_completion,
+)
 from guard.errors import GuardError
 
 ANSWER = {
@@ -42,7 +49,7 @@ def ask(server: Toy, endpoint: Endpoint = TOY) -> Completion:
     return asyncio.run(question())
 
 
-def test_an_answer_comes_as_it_is_with_what_it_cost() -> None:
+def test_an_answer_comes_as_it_is_with_what_it_cost_and_a_refused_text_is_one() -> None:
     endpoint = Endpoint("http://x/v1", "toy", price_in=1.0, price_out=2.0)
     completion = ask(Toy(200), endpoint)
     assert (completion.text, completion.finish_reason, completion.refused) == ("yes", "stop", False)
@@ -50,6 +57,8 @@ def test_an_answer_comes_as_it_is_with_what_it_cost() -> None:
     assert completion.latency_ms > 0
     assert endpoint.cost_usd(7, 1) == pytest.approx(9e-6)
     assert TOY.cost_usd(7, 1) is None
+    server = Toy(403)
+    assert ask(server).refused and server.requests == 1
 
 
 @pytest.mark.parametrize(
@@ -87,26 +96,54 @@ def test_a_lasting_failure_ends(server: Toy, problem: str, requests: int) -> Non
     assert server.requests == requests
 
 
-def test_a_text_that_is_not_taken_is_refused() -> None:
-    server = Toy(403)
-    assert ask(server).refused and server.requests == 1
-
-
 @pytest.mark.parametrize("count", [None, -1, True, "7", 1.5])
 def test_a_token_count_that_is_none_is_left_out(count: object) -> None:
     completion = read_completion(ANSWER | {"usage": {"prompt_tokens": count}}, 1.0)
     assert (completion.prompt_tokens, completion.completion_tokens) == (None, None)
 
 
-def test_the_key_is_sent_and_not_shown_in_any_notation() -> None:
+def test_the_key_is_sent_and_not_shown_in_any_notation_and_no_content_is_an_empty_answer() -> None:
     endpoint = Endpoint("http://x/v1", "toy", 'sk-"secret')
     key = endpoint.api_key
     assert endpoint.client().headers["Authorization"] == f"Bearer {key}"
     shown = endpoint.shown(f"{key}\n{json.dumps(key)} {key!r}")
     assert "secret" not in shown and "\n" not in shown
     assert "secret" not in repr(endpoint)
-
-
-def test_a_message_without_content_is_an_empty_answer() -> None:
     completion = read_completion({"choices": [{"message": {"role": "assistant"}}]}, 1.0)
     assert completion.text == ""
+
+
+SET = {"GENERATOR_BASE_URL": "http://x/v1", "GENERATOR_MODEL": "m", "JUDGE_MODEL": "another role's"}
+
+
+def test_a_role_reads_its_own_variables() -> None:
+    settings = endpoint_settings(SET | {"GENERATOR_API_KEY": "k\n"}, "generator", "to go without")
+    assert settings is not None
+    endpoint = Endpoint(**settings)
+    assert (endpoint.url, endpoint.model, endpoint.api_key, endpoint.role) == (
+        "http://x/v1/chat/completions",
+        "m",
+        "k",
+        "generator",
+    )
+    assert endpoint_settings({"JUDGE_MODEL": "m"}, "generator", "to go without") is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"GENERATOR_MODEL": ""}, r"GENERATOR_MODEL is not set.*or neither to go without"),
+        ({"GENERATOR_TIMEOUT_S": "-1"}, r"GENERATOR_TIMEOUT_S has a bad value.*Seconds"),
+        *(
+            (
+                {"GENERATOR_BASE_URL": url},
+                r"(?s)^(?!.*secret)GENERATOR_BASE_URL holds a user name.*GENERATOR_API_KEY",
+            )
+            for url in ("https://me:secret@x/v1", "me:secret@x/v1", "ftp://me:secret@x")
+        ),
+        ({"GENERATOR_API_KEY": "a\nb"}, r"GENERATOR_API_KEY holds a character"),
+    ],
+)
+def test_errors_name_the_role_s_variable(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(GuardError, match=message):
+        endpoint_settings(SET | changed, "generator", "to go without")
