@@ -106,9 +106,7 @@ def test_labels_flip_at_the_cards_threshold_not_at_zero(world: World) -> None:
 
 
 @pytest.mark.parametrize(("answered", "refused"), [(0, 1), (0, 2), (1, 199), (197, 3)])
-def test_an_engine_that_refuses_many_prompts_is_not_one_that_agrees(
-    answered: int, refused: int, world: World
-) -> None:
+def test_refusing_many_prompts_is_not_agreeing(answered: int, refused: int, world: World) -> None:
     total = answered + refused
     message = rf"refused {refused} of {total} prompts.*got medical-{answered}: too long.*doctor"
     with pytest.raises(GuardError, match=message):

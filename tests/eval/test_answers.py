@@ -7,12 +7,7 @@ import numpy as np
 from eval.answers import Answer, group_numbers, outcomes, scored_answers, unanswered
 from guard.conversation.example import Example, Message
 
-ANSWERS = [
-    Answer(True, 2.0, 0.9, True),
-    Answer(False),
-    Answer(None),
-    Answer(None),
-]
+ANSWERS = [Answer(True, 2.0, 0.9, True), Answer(False), Answer(None), Answer(None)]
 LABELS = [1, 1, 1, 0]
 
 

@@ -8,15 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from eval.answers import Answer
-from eval.bag_of_words import (
-    NGRAMS,
-    STRENGTHS,
-    VIEWS,
-    fit_bag_of_words,
-    text_of,
-)
+from eval.bag_of_words import NGRAMS, STRENGTHS, VIEWS, fit_bag_of_words, text_of
 from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.errors import GuardError
 from guard.rule import Reads
@@ -90,9 +85,7 @@ def right(examples: list[Example], answers: list[Answer]) -> float:
     [("whole conversation", early), ("judged speaker", judged), ("last turn", last)],
 )
 def test_the_view_that_tells_is_chosen_and_without_it_the_baseline_is_worse(
-    view: str,
-    turns: Callable[[int, list[str]], list[Message]],
-    monkeypatch: pytest.MonkeyPatch,
+    view: str, turns: Callable[[int, list[str]], list[Message]], monkeypatch: MonkeyPatch
 ) -> None:
     train, validation = rows("train", turns), rows("validation", turns)
     fitted = fit_bag_of_words(train, validation, "assistant")
@@ -104,9 +97,7 @@ def test_the_view_that_tells_is_chosen_and_without_it_the_baseline_is_worse(
     assert without.variant.validation_auroc < 1.0
 
 
-def test_the_first_of_equals_is_chosen_with_its_own_weights_and_a_second_fit_is_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_of_equals_is_chosen_with_its_own_weights(monkeypatch: MonkeyPatch) -> None:
     """The weakest strength is enough and comes first; others are fitted after it."""
     train, validation = rows("train", only), rows("validation", only)
     fits = [fit_bag_of_words(train, validation, "assistant") for _ in range(2)]
@@ -138,9 +129,7 @@ def rare(label: int, noise: list[str]) -> list[Message]:
     return [Message("assistant", f"{common} {common} {common} {first}{'xy'[label]}")]
 
 
-def test_the_strengths_reach_to_where_rare_words_outweigh_a_common_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_strength_lets_rare_words_outweigh_a_common_one(monkeypatch: MonkeyPatch) -> None:
     """C = 100 won on 12 of 15 shipped rules, 1,000 on none: docs/lessons.md."""
     train, validation = rows("train", rare), rows("validation", rare)
     chosen = fit_bag_of_words(train, validation, "assistant").variant
@@ -202,9 +191,7 @@ def test_beside_generated_rows_the_last_fit_reads_your_own_validation_rows_too()
         ("conversation", "a\nb\nc\nd\ne", "e"),
     ],
 )
-def test_every_view_reads_all_the_turns_that_its_name_says(
-    reads: Reads, judged_speaker: str, last_turn: str
-) -> None:
+def test_views_read_what_they_say(reads: Reads, judged_speaker: str, last_turn: str) -> None:
     roles = ("system", "user", "assistant", "tool", "assistant")
     turns = [Message(role, text) for role, text in zip(roles, "abcde", strict=True)]
     (row,) = rows("test", lambda label, noise: turns, 1)

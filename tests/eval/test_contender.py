@@ -14,8 +14,6 @@ from eval.contender import is_baseline, label_of, on_base
         (on_base("tiny", "judge"), "tiny judge", True),
     ],
 )
-def test_a_contender_of_several_bases_carries_the_base_s_name(
-    contender: str, label: str, baseline: bool
-) -> None:
+def test_a_contender_carries_its_base_s_name(contender: str, label: str, baseline: bool) -> None:
     assert label_of(contender) == label
     assert is_baseline(contender) is baseline

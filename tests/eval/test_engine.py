@@ -102,9 +102,7 @@ def _p(logit: float) -> float:
     return 1 / (1 + 2.718281828459045 ** (-logit / 2.0))
 
 
-def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(
-    tiny_world: World,
-) -> None:
+def test_real_adapters_through_the_engine_agree_with_peft(tiny_world: World) -> None:
     evaluate(tiny_world)
     report = json.loads(tiny_world.runs.report.read_text())
     medical = report["rules"]["medical"]
@@ -127,9 +125,7 @@ def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(
         assert len({round(row["logit"], 3) for row in rows if row["id"] == f"e{number}"}) == 3
 
 
-def test_an_adapter_that_is_not_the_one_peft_saw_is_found_out(
-    tiny_world: World, tmp_path: Path
-) -> None:
+def test_another_adapter_than_peft_saw_is_found_out(tiny_world: World, tmp_path: Path) -> None:
     """The LoRA's weights in the folder of predictions that PEFT made with others."""
     folder = tiny_world.runs.adapter("tiny", "medical", "lora")
     predictions = folder / "predictions.jsonl"

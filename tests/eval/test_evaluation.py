@@ -119,9 +119,7 @@ def test_strata_are_measured_on_their_own(world: World) -> None:
     assert strata["seen"].metrics["auroc"] == pytest.approx((1 + 2 / 4) / 2)
 
 
-def test_the_answered_rows_are_those_of_the_worst_seed_and_intervals_count_the_others_as_wrong(
-    world: World,
-) -> None:
+def test_the_answered_rows_are_those_of_the_worst_seed(world: World) -> None:
     world.add_rule(examples=8, seeds=(0, 1))
     lora = {0: answers(RIGHT), 1: answers([*RIGHT[:5], None, None, None])}
     result = measured(world, {"lora": lora, "alora": dict.fromkeys(lora, answers(RIGHT))})
@@ -141,9 +139,7 @@ def test_refusals_are_counted_by_method(world: World) -> None:
     assert result.methods["judge"].accuracy == 7 / 8
 
 
-def test_an_evaluation_is_read_back_or_what_is_wrong_with_it_is_said(
-    world: World, tmp_path: Path
-) -> None:
+def test_an_evaluation_is_read_back_or_refused(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "toy" / "medical" / "eval"
     result, remedy = evaluated(world), r".*Run `make eval RULE=medical MODEL=toy`"
     with pytest.raises(GuardError, match=r"evaluation\.json: no such file" + remedy):

@@ -109,9 +109,7 @@ def test_bootstrap_interval_is_the_binomials_for_one_seed() -> None:
 
 
 @pytest.mark.parametrize("accuracy", [True, False], ids=["an accuracy", "a difference"])
-def test_an_interval_grows_when_seeds_differ_and_when_examples_come_in_groups(
-    accuracy: bool,
-) -> None:
+def test_an_interval_grows_when_seeds_differ_and_with_groups(accuracy: bool) -> None:
     def width(rule: Outcomes) -> float:
         ci95 = bootstrap_mean_difference([rule]).ci95
         if accuracy:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from eval.answers import Answer, scored_answers
 from eval.metrics import wilson_interval
@@ -125,6 +126,6 @@ def test_a_mean_over_some_is_no_mean() -> None:
     assert mean_metrics([{"a": 0.5, "b": 0.5}, {"a": 1.0, "b": None}]) == {"a": 0.75, "b": None}
 
 
-def test_a_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_is_one_entry(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS, "flagged", Metric("flagged", lambda it: it.decisions.mean()))
     assert quality([1, 0, 0], answers([1.0, 1.0, -1.0])).metrics["flagged"] == pytest.approx(2 / 3)

@@ -7,13 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from eval.ranking import (
-    RankedRows,
-    auroc_difference,
-    auroc_draws,
-    auroc_estimate,
-    weighted_auroc,
-)
+from eval.ranking import RankedRows, auroc_difference, auroc_draws, auroc_estimate, weighted_auroc
 from guard.errors import GuardError
 
 
@@ -28,9 +22,7 @@ def noisy(tested: RankedRows, seeds: int = 1, noise: float = 1.0) -> NDArray[np.
 
 
 @pytest.mark.parametrize("decimals", [8, 0], ids=["no ties", "many ties"])
-def test_it_is_scikit_learn_s_auroc_of_rows_that_occur_as_often_as_they_weigh(
-    decimals: int,
-) -> None:
+def test_it_is_scikit_learn_s_auroc_of_rows_repeated_by_weight(decimals: int) -> None:
     tested = rows(60)
     (logits,) = noisy(tested).round(decimals)
     weights = np.random.default_rng(1).integers(0, 4, size=(5, 60)).astype(float)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 import eval.run
 from eval.evaluation import Evaluation
@@ -90,9 +91,7 @@ def test_the_report_has_the_documented_format(reported: tuple[World, Report]) ->
     assert content["mean"]["differences"] == {"alora_minus_lora": no_difference}
 
 
-def test_the_table_reads_as_markdown_and_names_hardware_and_commit(
-    reported: tuple[World, Report],
-) -> None:
+def test_the_table_names_hardware_and_commit(reported: tuple[World, Report]) -> None:
     world, report = reported
     text, content = report.as_markdown(), report_json(world)
     assert text == world.runs.report.with_suffix(".md").read_text()
@@ -158,9 +157,7 @@ def test_a_rule_that_is_no_longer_current_leaves_the_report_and_says_so(world: W
     assert "Left out: medical: " in evaluate(world, "legal").as_markdown()
 
 
-def test_another_judge_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_judge_outdates_an_evaluation(world: World, monkeypatch: MonkeyPatch) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
     evaluate(world)
@@ -241,9 +238,7 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
         evaluate(world)
 
 
-def test_of_all_rules_one_on_which_the_engine_disagrees_with_peft_is_left_out(
-    world: World,
-) -> None:
+def test_of_all_rules_one_of_disagreement_is_left_out(world: World) -> None:
     def wrong_once(request: ScoreRequest) -> float:
         return -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
 
@@ -298,9 +293,7 @@ def test_the_bag_of_words_has_the_false_positive_rate_that_the_rule_wants(world:
     assert bag["false_positive_rate"] <= 0.05
 
 
-def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_starts(
-    world: World,
-) -> None:
+def test_rows_unfit_for_a_bag_of_words_stop_before_an_engine_starts(world: World) -> None:
     world.add_rule("medical", examples=10)
     write_examples(world.runs.data("medical") / "train.jsonl", words_rows("medical", "train", 1))
     for method in world.recipe.methods:
@@ -332,9 +325,7 @@ def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     assert (content["seeds"], content["mean"]["differences"]) == ([0], {})
 
 
-def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch) -> None:
     first = world.recipe
     head = {"head": WITH_HEAD.methods["head"]}
     second = first.model_copy(update={"name": "second", "methods": head})
@@ -380,9 +371,7 @@ def test_bases_without_a_common_rule_have_no_table(world: World) -> None:
         evaluate(world, recipes=[first, second])
 
 
-def test_an_earlier_rule_that_cannot_be_put_side_by_side_does_not_stop_another(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_rule_stops_no_other(world: World, monkeypatch: MonkeyPatch) -> None:
     first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
     for recipe in (first, second):
         world.recipe = recipe
@@ -403,9 +392,7 @@ def test_an_earlier_rule_that_cannot_be_put_side_by_side_does_not_stop_another(
         evaluate(world, "legal", recipes=[first, second])
 
 
-def test_one_method_of_a_recipe_is_evaluated_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_method_is_evaluated_alone(world: World, monkeypatch: MonkeyPatch) -> None:
     """The others need not be trained."""
     selected: list[Recipe] = []
 
@@ -428,9 +415,7 @@ def test_one_method_of_a_recipe_is_evaluated_alone(
     ]
 
 
-def test_the_command_explains_itself_and_refuses_nonsense(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_explains_itself(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["eval.run", "--help"])
     with pytest.raises(SystemExit):
         main()
@@ -443,10 +428,7 @@ def test_the_command_explains_itself_and_refuses_nonsense(
         ("medical_advice", "tiny,no_such_base", "no_such_base"),
     ):
         refused = subprocess.run(
-            [*command, "--rule", rule, "--model", model],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
+            [*command, "--rule", rule, "--model", model], cwd=ROOT, capture_output=True, text=True
         )
         assert refused.returncode == 2
         assert refused.stderr.startswith("error: ")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from eval.served import Served, answering_code, score_missing
 from eval.trial import Contestant
@@ -73,9 +74,7 @@ def test_what_was_answered_is_not_asked_again(world: World) -> None:
     assert answers == [evidence(example.messages) for example in world.trial().examples]
 
 
-def test_a_run_that_was_cut_short_goes_on_where_it_was(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_cut_short_goes_on_where_it_was(world: World, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("eval.served.CHUNK", 5)
     world.add_rule(examples=8)
 
@@ -116,7 +115,7 @@ def test_weights_that_read_other_turns_are_asked_again(world: World) -> None:
     assert {query.request.adapter for query in missing} == {"medical/alora/0"}
 
 
-def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_vllm_is_asked_again(world: World, monkeypatch: MonkeyPatch) -> None:
     world.add_rule(examples=4)
     asked(world)
     monkeypatch.setattr("eval.served.versions", lambda: {"vllm": "9.9", "torch": "9.9"})
@@ -134,7 +133,7 @@ def test_another_vllm_is_asked_again(world: World, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_another_version_of_our_own_code_is_asked_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    world: World, monkeypatch: MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     world.add_rule(examples=4)
     asked(world)
@@ -161,9 +160,7 @@ def test_other_engine_settings_or_another_configuration_are_asked_again(world: W
 
 
 @pytest.mark.parametrize("turn", ["title", "none"])
-def test_the_bare_base_is_told_the_rule_and_an_adapter_reads_what_it_was_trained_with(
-    world: World, turn: RuleTurn
-) -> None:
+def test_the_bare_base_is_told_the_rule(world: World, turn: RuleTurn) -> None:
     world.recipe = world.recipe.model_copy(update={"rule_turn": turn})
     world.add_rule(examples=2)
     engine = asked(world)

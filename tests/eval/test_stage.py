@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 import guard.recipe
 from eval.bag_of_words import BagVariant
@@ -48,9 +49,7 @@ def test_an_evaluation_depends_on_all_code_that_makes_figures() -> None:
     assert {"verdict.py", "calibration_rows.py", "tricks.py"} < {path.name for path in CODE}
 
 
-def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_code_of_the_engine_outdates(world: World, monkeypatch: MonkeyPatch) -> None:
     world.add_rule("medical", examples=10)
     evaluated(world)
     for name in ("eval.served", "eval.stage"):
@@ -59,9 +58,7 @@ def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
     assert sum(request.adapter is None for request in engine.requests) == 10
 
 
-def test_another_decision_rule_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_decision_outdates(world: World, monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     world.add_rule("medical", examples=10)
     evaluated(world)
     before = evaluation_file(world).stat().st_mtime_ns
@@ -94,9 +91,7 @@ def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: Wor
     assert again.left_out == []
 
 
-def test_a_rule_on_which_the_engine_disagrees_with_peft_is_named_and_no_judge_is_paid_for_it(
-    world: World,
-) -> None:
+def test_where_engine_and_peft_disagree_no_judge_is_paid(world: World) -> None:
     world.add_rule("medical", examples=10)
     engine = ToyEngine(
         lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
@@ -108,9 +103,7 @@ def test_a_rule_on_which_the_engine_disagrees_with_peft_is_named_and_no_judge_is
     assert not (world.runs.root / "judge").exists()
 
 
-def test_the_engine_has_the_type_that_answers_are_kept_under_whichever_are_missing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_has_the_type_of_kept_answers(world: World, monkeypatch: MonkeyPatch) -> None:
     """With a head among the methods all are answered in the type of training."""
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
     monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
@@ -137,8 +130,8 @@ def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> No
     assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
 
 
-def test_code_that_is_edited_during_an_evaluation_makes_it_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_code_edited_meanwhile_outdates(
+    world: World, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     """For the next process, which runs the code as it is then."""
     world.add_rule("medical", examples=10)

@@ -77,9 +77,7 @@ def test_a_stale_seed_that_nobody_asked_for_is_left_out_with_its_remedy(world: W
         world.trial(seeds=(0, 2))
 
 
-def test_of_other_rows_the_served_weights_alone_answer_and_keep_their_answers_apart(
-    world: World,
-) -> None:
+def test_of_other_rows_the_served_weights_alone_answer(world: World) -> None:
     world.add_rule(seeds=(0, 1))
     trial = world.trial()
     other = trial.of_rows(trial.examples[:3], "other")
@@ -135,9 +133,7 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
         ({"files": {"adapter_model.safetensors": "0" * 64}}, "not those of the card"),
     ],
 )
-def test_an_adapter_that_is_not_the_one_is_refused(
-    card: dict[str, Any], message: str, world: World
-) -> None:
+def test_another_adapter_is_refused(card: dict[str, Any], message: str, world: World) -> None:
     world.add_rule()
     world.add_adapter("medical", "lora", 0, {}, **card)
     with pytest.raises(GuardError, match=message):
@@ -161,8 +157,7 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
         world.trial()
     (folder / "card.json").unlink()
     with pytest.raises(
-        GuardError,
-        match=r"recipe: alora missing.*make train RULE=medical MODEL=toy METHOD=alora",
+        GuardError, match=r"recipe: alora missing.*make train RULE=medical MODEL=toy METHOD=alora"
     ):
         world.trial()
     (world.runs.data("medical") / "train.jsonl").unlink()

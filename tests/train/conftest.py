@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from pytest import MonkeyPatch
 from torch import nn
 from transformers import (
     LlamaConfig,
@@ -203,7 +204,7 @@ def finish_at_once(job: Job) -> None:
     finish(job, rows, RankedWeights(rows))
 
 
-def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
+def calls_of(monkeypatch: MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
     """The arguments of each call from here on; what is called stays the same."""
     calls: list[tuple[Any, ...]] = []
     original = getattr(owner, name)
@@ -216,12 +217,12 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[
     return calls
 
 
-def multiply_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def multiply_by_torch(monkeypatch: MonkeyPatch) -> None:
     """From here on PyTorch's own products compute, as where MKL is fast."""
     monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: False)
 
 
-def layers_by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+def layers_by_onednn(monkeypatch: MonkeyPatch) -> list[nn.Module]:
     """The layers that oneDNN computes from here on, as where MKL is slow, call by call."""
     computed: list[nn.Module] = []
     original = onednn._product

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM
 
 from guard.layout import is_current
@@ -44,7 +45,7 @@ def steps_of(folder: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_the_folder_is_complete_and_plain_peft_gives_the_logits_written_there(
-    make_job: MakeJob, toy_base: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, toy_base: Path, method: str, monkeypatch: MonkeyPatch
 ) -> None:
     """The base is called what the recipe calls it, and not where it lay here."""
     job = make_job(method, max_steps=6)

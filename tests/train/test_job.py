@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.layout import Runs, mark_current
@@ -64,14 +65,12 @@ def with_one_method(job: Job) -> Job:
     ],
     ids=["policy", "max_fpr", "engine", "the other method"],
 )
-def test_all_else_leaves_an_adapter_current(
-    make_job: MakeJob, change: Callable[[Job], Job]
-) -> None:
+def test_all_else_leaves_it_current(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
     job = make_job()
     assert change(job).inputs == job.inputs
 
 
-def test_who_is_judged_decides_an_encoder_s_weights_and_no_other_s(
+def test_who_is_judged_decides(
     make_job: MakeJob,
     make_encoder_job: MakeEncoderJob,  # noqa: F811
 ) -> None:
@@ -156,9 +155,7 @@ def test_the_scratch_folder_is_beside_the_adapter(make_job: MakeJob) -> None:
     assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
 
 
-def test_weights_are_outdated_when_words_are_read_otherwise(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_way_to_read_words_outdates(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     adapter = make_job("lora")
     methods = adapter.recipe.methods | {"head": type(adapter.recipe.methods["lora"])()}
     recipe = adapter.recipe.model_copy(update={"methods": methods})

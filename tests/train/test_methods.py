@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -45,9 +46,7 @@ def test_an_adapter_does_not_take_the_settings_of_a_head(make_job: MakeJob, meth
         TRAINERS["decoder"][method].check(with_settings(make_job(method), head={"C": 1.0}))
 
 
-def test_gliner2_which_reads_all_turns_is_trained_on_the_rows_as_they_are(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gliner2_is_trained_without_openings(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     asked: list[TrainingWork] = []
     monkeypatch.setattr("train.encoder.trainer.fit", lambda work: (asked.append(work), [])[1])
     job = make_job()

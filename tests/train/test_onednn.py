@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,7 +42,7 @@ def computed(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
 
 @pytest.fixture
-def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_mkl(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
 
 
@@ -66,8 +67,8 @@ def test_the_output_is_the_plain_one(slow_mkl: None, shape: tuple[int, ...] | No
         (True, Doubled(24, 8)),
     ],
 )
-def test_where_mkl_is_fast_and_in_other_layers_nothing_changes(
-    monkeypatch: pytest.MonkeyPatch, is_slow: bool, layer: nn.Linear
+def test_elsewhere_nothing_changes(
+    monkeypatch: MonkeyPatch, is_slow: bool, layer: nn.Linear
 ) -> None:
     monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: is_slow)
     x = torch.randn(5, 24, dtype=layer.weight.dtype)

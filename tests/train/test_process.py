@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from train.process import see_one_gpu
 
 
 @pytest.mark.parametrize(
-    ("gpus", "named", "seen"),
-    [(0, None, None), (4, None, "0"), (4, "3,5", "3"), (4, "", "")],
+    ("gpus", "named", "seen"), [(0, None, None), (4, None, "0"), (4, "3,5", "3"), (4, "", "")]
 )
 def test_of_several_gpus_the_first_is_seen(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, named: str | None, seen: str | None
+    monkeypatch: MonkeyPatch, gpus: int, named: str | None, seen: str | None
 ) -> None:
     monkeypatch.setattr("train.process.gpus", lambda: ["H200"] * gpus)
     environment = {"HOME": "/"} if named is None else {"CUDA_VISIBLE_DEVICES": named}

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import yaml
+from pytest import CaptureFixture, MonkeyPatch
 from safetensors import SafetensorError
 
 from guard.calibrate import calibrate
@@ -88,7 +89,7 @@ def command(job: Job, rules: Path) -> list[str]:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def at_once(monkeypatch: MonkeyPatch) -> list[str]:
     """Adapters are there without training; the names of those that were asked for."""
     asked: list[str] = []
 
@@ -104,7 +105,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("training_has_computed_them", [False, True])
-def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
+def test_validation_rows_calibrate_alone(
     make_job: MakeJob, training_has_computed_them: bool
 ) -> None:
     job = make_job()
@@ -127,9 +128,7 @@ def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
         assert read_predictions(job.folder, split, "") == expected
 
 
-def test_a_test_row_whose_logit_is_not_finite_is_named_and_nothing_is_written(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logit_that_is_not_finite_is_named(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = make_job()
     rows = data(job)
     logits = RankedWeights.logits
@@ -164,8 +163,8 @@ NO_DISK = "not written: .*No space left.*See that .* can be written"
 )
 def test_one_of_several_trained_together_that_cannot_be_finished_keeps_no_other(
     make_job: MakeJob,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
     asked: str,
     fails: Callable[..., Any],
     told: str,
@@ -212,7 +211,7 @@ def test_weights_are_calibrated_on_own_rows_at_any_rate(make_job: MakeJob) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_one_command_learns_a_rule_that_one_word_decides(
-    make_job: MakeJob, rules: Path, method: str, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, method: str, capsys: CaptureFixture[str]
 ) -> None:
     job = make_job(method, n_train=128, learning_rate=3e-3)
     train(job, rules)
@@ -234,8 +233,8 @@ def test_finished_weights_are_made_again_only_if_inputs_changed_or_by_force(
     make_job: MakeJob,
     rules: Path,
     at_once: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
 ) -> None:
     """A busy machine is told before training alone; a process with nothing to do loads no torch."""
     told: list[str] = []
@@ -259,7 +258,7 @@ def test_finished_weights_are_made_again_only_if_inputs_changed_or_by_force(
 
 
 def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_to_be_trained(
-    make_job: MakeJob, rules: Path, at_once: list[str], capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, at_once: list[str], capsys: CaptureFixture[str]
 ) -> None:
     job = make_job()
     for name in ("relabelled", "untold"):
@@ -282,7 +281,7 @@ def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
-    make_job: MakeJob, rules: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, rules: Path, method: str, monkeypatch: MonkeyPatch
 ) -> None:
     job = make_job(method, num_train_epochs=3)  # 8 steps an epoch, a checkpoint every 5
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -329,8 +328,8 @@ def test_weights_that_fail_in_training_are_named_at_the_end_and_keep_no_others(
     make_job: MakeJob,
     rules: Path,
     at_once: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
+    capsys: CaptureFixture[str],
     method: str,
     error: Exception,
     told: str,
@@ -353,7 +352,7 @@ def test_weights_that_fail_in_training_are_named_at_the_end_and_keep_no_others(
 
 
 def test_a_job_that_its_trainer_gives_up_on_leaves_its_neighbours(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     def fit(work: TrainingWork) -> Iterator[Any]:
         for job, rows in work:
@@ -367,9 +366,7 @@ def test_a_job_that_its_trainer_gives_up_on_leaves_its_neighbours(
     assert load_card(jobs[1].folder)
 
 
-def test_an_error_that_is_no_fault_of_the_machine_is_raised(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_our_own_is_raised(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     failing = replace(TRAINERS["decoder"]["lora"], fit=raising(RuntimeError("a bug")))
     monkeypatch.setitem(TRAINERS["decoder"], "lora", failing)
     job = make_job()
@@ -388,11 +385,7 @@ def test_an_error_that_is_no_fault_of_the_machine_is_raised(
     ],
 )
 def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
-    make_job: MakeJob,
-    rules: Path,
-    trainer: dict[str, object],
-    lora: dict[str, object],
-    told: str,
+    make_job: MakeJob, rules: Path, trainer: dict[str, object], lora: dict[str, object], told: str
 ) -> None:
     job = make_job(**trainer)
     changed = job.recipe.methods["lora"]
@@ -404,7 +397,7 @@ def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
 
 
 def test_an_adapter_that_another_command_trains_is_left_to_it(
-    make_job: MakeJob, rules: Path, at_once: list[str], capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, at_once: list[str], capsys: CaptureFixture[str]
 ) -> None:
     job = make_job()
     job.scratch.mkdir(parents=True)
@@ -417,7 +410,7 @@ def test_an_adapter_that_another_command_trains_is_left_to_it(
 
 
 def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(
-    make_job: MakeJob, rules: Path, at_once: list[str], monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, rules: Path, at_once: list[str], monkeypatch: MonkeyPatch
 ) -> None:
     job = make_job()
     read = calls_of(monkeypatch, train_run, "load")
@@ -438,11 +431,7 @@ def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(
     ],
 )
 def test_weights_that_are_missing_or_torn_are_trained_again(
-    make_job: MakeJob,
-    capsys: pytest.CaptureFixture[str],
-    file: str,
-    content: bytes | None,
-    why: str,
+    make_job: MakeJob, capsys: CaptureFixture[str], file: str, content: bytes | None, why: str
 ) -> None:
     job = make_job()
     finish_at_once(job)
@@ -460,9 +449,7 @@ def test_weights_that_are_missing_or_torn_are_trained_again(
     assert outdated_jobs([job], force=False) == ([], [])
 
 
-def test_a_card_that_was_edited_is_trained_again_and_one_with_other_keys_is_told(
-    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_card_is_trained_again(make_job: MakeJob, capsys: CaptureFixture[str]) -> None:
     job = make_job()
     finish_at_once(job)
     content = json.loads((job.folder / CARD).read_text())
@@ -476,9 +463,7 @@ def test_a_card_that_was_edited_is_trained_again_and_one_with_other_keys_is_told
     assert "missing key" in out and "`make train` for this rule, with FORCE=1" in out
 
 
-def test_a_job_that_another_command_has_done_meanwhile_is_not_done_again(
-    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_done_meanwhile_stays_done(make_job: MakeJob, capsys: CaptureFixture[str]) -> None:
     job, other = make_job(), make_job("alora")
     work, _ = outdated_jobs([job, other], force=False)
     finish_at_once(job)
@@ -493,9 +478,7 @@ def test_a_job_that_another_command_has_done_meanwhile_is_not_done_again(
         claimed_job.close_scratch()
 
 
-def test_weights_that_a_killed_run_had_written_whole_are_not_trained_again(
-    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_written_whole_are_kept(make_job: MakeJob, capsys: CaptureFixture[str]) -> None:
     job = make_job()
     finish_at_once(job)
     job.scratch.mkdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pytest import CaptureFixture
 
 from guard.conversation.example import SPLITS
 from guard.errors import GuardError
@@ -45,7 +46,7 @@ def job_of(job: Job, folder: Path, point: StudyPoint, method: str) -> Job:
 
 @pytest.mark.slow
 def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
-    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
     job, folder = make_job(max_steps=2), tmp_path / "study"
     write_study(folder)
@@ -70,9 +71,7 @@ def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
 
 
 @pytest.mark.slow
-def test_a_point_that_fails_leaves_the_others_and_is_named(
-    make_job: MakeJob, rules: Path, tmp_path: Path
-) -> None:
+def test_a_failed_point_leaves_the_others(make_job: MakeJob, rules: Path, tmp_path: Path) -> None:
     job, folder = make_job(max_steps=1), tmp_path / "study"
     write_study(folder)
     taken = job_of(job, folder, POINTS[0], "lora")
@@ -87,7 +86,7 @@ def test_a_point_that_fails_leaves_the_others_and_is_named(
 
 @pytest.mark.slow
 def test_a_point_whose_rows_are_bad_leaves_the_others_and_is_named(
-    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
     job, folder = make_job(max_steps=1), tmp_path / "study"
     write_study(folder)
@@ -99,9 +98,7 @@ def test_a_point_whose_rows_are_bad_leaves_the_others_and_is_named(
     assert is_current(done.folder, done.inputs)
 
 
-def test_a_bad_recipe_is_refused_before_anything_is_trained(
-    make_job: MakeJob, rules: Path, tmp_path: Path
-) -> None:
+def test_a_bad_recipe_is_refused_first(make_job: MakeJob, rules: Path, tmp_path: Path) -> None:
     bad, folder = make_job(num_epochs=1), tmp_path / "study"
     write_study(folder)
     good = make_job(max_steps=1).recipe.model_copy(update={"name": "good"})

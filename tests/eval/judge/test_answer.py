@@ -77,9 +77,7 @@ def test_answers_are_parsed_only_where_they_are_clear(text: str, violates: bool 
         ("", None),
     ],
 )
-def test_an_answer_that_was_cut_off_counts_only_if_it_leads_with_it(
-    text: str, violates: bool | None
-) -> None:
+def test_a_cut_off_answer_counts_only_if_it_leads(text: str, violates: bool | None) -> None:
     completion = {"choices": [{"message": {"content": text}, "finish_reason": "length"}]}
     assert (
         JudgeRow(key="key", id="e0", **vars(read_completion(completion, 1.0))).violates is violates

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import REFUSALS, EndpointJudge, judge_messages
@@ -111,7 +112,7 @@ class Endpoint:
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+def endpoint(monkeypatch: MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     playing = Endpoint()
 
@@ -164,9 +165,7 @@ def ask(judge: EndpointJudge, kept: Path) -> Ask:
     return about
 
 
-def test_every_example_is_answered_in_order_and_nothing_of_it_is_told_but_the_conversation(
-    ask: Ask, endpoint: Endpoint
-) -> None:
+def test_examples_are_answered_in_order_by_their_words_alone(ask: Ask, endpoint: Endpoint) -> None:
     rows = ask(12)
     assert [row.id for row in rows] == [f"e{number}" for number in range(12)]
     assert [row.violates for row in rows] == [number % 2 == 1 for number in range(12)]
@@ -193,9 +192,7 @@ def test_judge_keeps_to_its_concurrency(ask: Ask, endpoint: Endpoint) -> None:
     ],
     ids=["429", "503 in HTML", "torn JSON", "content not text"],
 )
-def test_judge_tries_again_after_a_passing_fault(
-    fault: Reply, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_it_tries_again_after_a_passing_fault(fault: Reply, ask: Ask, endpoint: Endpoint) -> None:
     """All faults: tests/guard/endpoint."""
     endpoint.reply = lambda number, before: (
         fault if before < 2 and number == 1 else Reply("yes" if number % 2 else "no")
@@ -213,9 +210,7 @@ def test_judge_tries_again_after_a_timeout_and_a_lost_server(ask: Ask, endpoint:
 
 
 @pytest.mark.parametrize("as_date", [False, True])
-def test_judge_waits_as_long_as_the_endpoint_says(
-    as_date: bool, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_it_waits_as_long_as_the_endpoint_says(as_date: bool, ask: Ask, endpoint: Endpoint) -> None:
     arrivals: list[float] = []
 
     def reply(number: int, before: int) -> Reply:
@@ -229,9 +224,7 @@ def test_judge_waits_as_long_as_the_endpoint_says(
     assert arrivals[1] - arrivals[0] > 0.9  # its own backoff would be a millisecond
 
 
-def test_judge_stops_when_the_endpoint_keeps_failing_and_goes_on_later(
-    ask: Ask, endpoint: Endpoint, kept: Path
-) -> None:
+def test_a_failing_endpoint_stops_it_until_later(ask: Ask, endpoint: Endpoint, kept: Path) -> None:
     endpoint.reply = lambda number, before: Reply(status=500) if number == 4 else Reply()
     failed = rf"failed {ATTEMPTS} times on example e4.*HTTP 500.*run the same command again"
     with pytest.raises(GuardError, match=failed):
@@ -281,9 +274,7 @@ def test_examples_are_asked_in_a_mixed_order(ask: Ask, endpoint: Endpoint) -> No
 
 
 @pytest.mark.parametrize(("status", "index"), [(400, 0), (403, 4), (413, 9), (422, 4)])
-def test_a_conversation_that_the_endpoint_never_takes_is_kept_as_refused(
-    status: int, index: int, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_a_refusal_is_kept(status: int, index: int, ask: Ask, endpoint: Endpoint) -> None:
     refusal = Reply(status=status, raw=b'{"error": "secret: too long"}')
     endpoint.reply = lambda number, before: refusal if number == index else Reply("no")
     for _ in range(2):
@@ -301,7 +292,7 @@ def test_a_refusal_counts_the_answers_of_earlier_runs(ask: Ask, endpoint: Endpoi
 
 
 @pytest.mark.parametrize(("count", "attempts"), [(3, 3), (20, REFUSALS)])
-def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
+def test_refusing_all_is_asked_wrongly(
     count: int, attempts: int, ask: Ask, endpoint: Endpoint
 ) -> None:
     endpoint.reply = lambda number, before: Reply(status=400, raw=b'{"error": "unknown option"}')
@@ -313,9 +304,7 @@ def test_an_endpoint_that_refuses_every_request_is_asked_wrongly(
     assert all(row.violates for row in ask(count))
 
 
-def test_an_account_that_ends_is_not_many_refused_conversations(
-    ask: Ask, endpoint: Endpoint
-) -> None:
+def test_an_account_that_ends_is_not_many_refusals(ask: Ask, endpoint: Endpoint) -> None:
     spent = Reply(status=400, raw=b'{"error": "Budget has been exceeded!"}')
     endpoint.reply = lambda number, before: spent if len(endpoint.bodies) > 5 else Reply()
     with pytest.raises(GuardError, match=rf"refused {REFUSALS} requests in a row.*Budget"):
@@ -327,9 +316,7 @@ def test_an_account_that_ends_is_not_many_refused_conversations(
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_many_conversations_that_the_endpoint_refuses_are_kept_as_refused(
-    concurrency: int, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_many_refusals_are_kept_as_refused(concurrency: int, ask: Ask, endpoint: Endpoint) -> None:
     refusal = Reply(status=400, raw=b'{"error": "content_filter"}')
     endpoint.reply = lambda number, before: Reply() if number < 3 else refusal
     ask(3, concurrency=concurrency)
@@ -355,9 +342,7 @@ def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(ask: Ask, endpoint: Endp
 
 
 @pytest.mark.parametrize("status", [200, 401, 429])
-def test_an_error_says_what_the_endpoint_said_without_the_key(
-    status: int, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_an_error_quotes_without_the_key(status: int, ask: Ask, endpoint: Endpoint) -> None:
     key = 'sk-"secret' + "x" * 40
     said = b'{"error":\n"wrong key: ' + json.dumps(key).encode() + b"!" * 1000
     endpoint.reply = lambda number, before: Reply(status=status, raw=said)
@@ -373,9 +358,7 @@ def test_a_key_that_no_header_can_carry_is_neither_sent_again_nor_shown(ask: Ask
     assert "secret" not in str(caught.value)
 
 
-def test_rambling_empty_and_cut_off_answers_are_kept_as_unparseable(
-    ask: Ask, endpoint: Endpoint
-) -> None:
+def test_rambling_empty_and_cut_off_answers_are_kept(ask: Ask, endpoint: Endpoint) -> None:
     replies = [
         Reply("It depends on what one means."),
         Reply(None),
@@ -388,9 +371,7 @@ def test_rambling_empty_and_cut_off_answers_are_kept_as_unparseable(
     assert len(endpoint.bodies) == 4
 
 
-def test_nothing_is_paid_for_twice_after_a_kill(
-    judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_a_kill_costs_nothing(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
     kept = tmp_path / "judge.jsonl"
     endpoint.reply = lambda number, before: Reply(
         "no", delay_s=0.01 if len(endpoint.bodies) <= 5 else 60
@@ -426,9 +407,7 @@ def test_nothing_is_paid_for_twice_after_a_kill(
     assert all(json.loads(line) for line in kept.read_text().splitlines())
 
 
-def test_what_is_asked_anew_is_another_model_rule_or_conversation_and_no_other_id(
-    judge: EndpointJudge, endpoint: Endpoint, kept: Path
-) -> None:
+def test_what_is_asked_anew(judge: EndpointJudge, endpoint: Endpoint, kept: Path) -> None:
     asked = (*examples(2), replace(examples(1)[0], id="copy"))
     assert [row.violates for row in judge.ask(RULE, asked, kept)] == [False, True, False]
     assert len(endpoint.bodies) == 2  # the same conversation once
@@ -442,9 +421,7 @@ def test_what_is_asked_anew_is_another_model_rule_or_conversation_and_no_other_i
     assert len(endpoint.bodies) == 2 + 2 + 2 + 1
 
 
-def test_answers_under_way_are_kept_when_a_request_fails(
-    ask: Ask, endpoint: Endpoint, kept: Path
-) -> None:
+def test_answers_under_way_outlive_a_failure(ask: Ask, endpoint: Endpoint, kept: Path) -> None:
     first = sorted(range(8), key=lambda number: fingerprint(f"e{number}"))[:4]
     endpoint.reply = lambda number, before: (
         Reply(status=401, delay_s=0.2) if number == first[0] else Reply(delay_s=1.0)
@@ -456,9 +433,7 @@ def test_answers_under_way_are_kept_when_a_request_fails(
     assert len(endpoint.bodies) == 4
 
 
-def test_cost_counts_tokens_at_their_prices_and_latency_is_that_of_the_last_attempt(
-    ask: Ask, judge: EndpointJudge, endpoint: Endpoint
-) -> None:
+def test_cost_and_latency_of_attempts(ask: Ask, judge: EndpointJudge, endpoint: Endpoint) -> None:
     endpoint.reply = lambda number, before: (
         Reply(status=500, delay_s=FAILS_AFTER_S) if before == 0 else Reply(delay_s=0.05)
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pytest import MonkeyPatch
 
 from eval.judge.endpoint import EndpointJudge
 from eval.judge.judges import JUDGES, BareBase, NoJudge, endpoint_judge, judge_from, judge_on
@@ -10,9 +11,7 @@ from guard.recipe import load_recipe
 SET = {"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m"}
 
 
-def test_the_first_judge_that_the_environment_describes_judges_and_another_is_one_entry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_described_judges_and_another_is_one_entry(monkeypatch: MonkeyPatch) -> None:
     environment = {"PATH": "/bin", "JUDGE_API_KEY": "left over"}
     assert endpoint_judge(environment) is None
     assert isinstance(judge_from(environment), BareBase)

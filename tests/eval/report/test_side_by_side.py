@@ -33,9 +33,7 @@ def test_one_evaluation_stays_as_it_is(world: World) -> None:
     assert side_by_side([toy]) is toy
 
 
-def test_contenders_carry_their_base_s_name_and_the_bag_of_words_stands_there_once(
-    world: World,
-) -> None:
+def test_contenders_carry_their_base_s_name_but_the_one_bag_of_words(world: World) -> None:
     joint = side_by_side(two_bases(world))
     names = ["toy/judge", "bag_of_words", "toy/lora", "toy/alora", "other/lora"]
     assert list(joint.methods) == names
@@ -46,9 +44,7 @@ def test_contenders_carry_their_base_s_name_and_the_bag_of_words_stands_there_on
     assert (joint.commit, joint.versions) == ("abc / def", {"python": "3 / 4"})
 
 
-def test_methods_of_two_bases_are_compared_example_by_example_on_the_seeds_that_both_have(
-    world: World,
-) -> None:
+def test_methods_of_two_bases_are_compared_on_the_seeds_that_both_have(world: World) -> None:
     joint = side_by_side(two_bases(world))
     # the aLoRA's first seed is right everywhere
     outcomes, of_toy = (

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import pytest
+from pytest import MonkeyPatch
 
 from data.generator.tricks import TRICKS
 from eval.agreement import Agreement
@@ -51,9 +51,7 @@ def test_every_contender_has_a_row_and_the_rule_stands_in_its_first(world: World
     assert [row[0] for row in body] == ["medical (4 of 8)", "", "", ""]
 
 
-def test_a_metric_is_a_column_as_soon_as_it_is_an_entry(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_that_is_an_entry_is_a_column(world: World, monkeypatch: MonkeyPatch) -> None:
     mine = Metric("share flagged", lambda it: float(it.decisions.mean()), in_strata=True)
     monkeypatch.setitem(METRICS, "flagged", mine)
     report = Report((evaluated(world),))

@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from eval.contender import BAG_OF_WORDS
 from eval.study.report import StudyReport
@@ -25,9 +26,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyWorld, Stud
     return made, report_study(made.folder, [made.world.recipe], made.world.rules)
 
 
-def test_real_and_generated_rows_are_measured_apart(
-    reported: tuple[StudyWorld, StudyReport],
-) -> None:
+def test_origins_are_measured_apart(reported: tuple[StudyWorld, StudyReport]) -> None:
     made, report = reported
     assert report.tested == {"real": 24, "generated": 24}
     assert report.violating == {"real": 12, "generated": 12}
@@ -42,9 +41,7 @@ def test_real_and_generated_rows_are_measured_apart(
     assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
 
 
-def test_differences_are_of_every_two_methods_the_later_minus_the_earlier(
-    reported: tuple[StudyWorld, StudyReport],
-) -> None:
+def test_every_two_methods_have_a_difference(reported: tuple[StudyWorld, StudyReport]) -> None:
     _, report = reported
     pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
     assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
@@ -88,9 +85,7 @@ def test_every_size_and_method_has_a_row_of_logits_for_each_seed(transfer: Study
     assert logits[20, "alora"][1].tolist() == [by_id[identity] for identity in ids]
 
 
-def test_the_bag_of_words_is_fitted_on_the_point_s_own_rows_and_kept(
-    curve: StudyWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_s_own_bag_of_words_is_kept(curve: StudyWorld, monkeypatch: MonkeyPatch) -> None:
     """At one point the training rows say the opposite of what they say at the others."""
     opposite = point_runs(curve.folder, curve.study.points[0])
     for split in ("train", "validation"):
@@ -129,9 +124,7 @@ def test_weights_of_another_rule_or_recipe_are_refused(curve: StudyWorld) -> Non
             logits_of(curve)
 
 
-def test_weights_are_trained_for_a_balanced_threshold_whatever_rate_the_rule_wants(
-    curve: StudyWorld,
-) -> None:
+def test_thresholds_are_balanced_whatever_rate_the_rule_wants(curve: StudyWorld) -> None:
     file = curve.world.rules / f"{NAME}.yaml"
     file.write_text(file.read_text() + "max_fpr: 0.1\n")
     assert curve.rule.max_fpr == 0.1

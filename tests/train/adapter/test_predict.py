@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.variants import calculate_alora_offsets
+from pytest import MonkeyPatch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -50,7 +51,7 @@ def test_a_row_in_a_padded_batch_has_the_difference_of_log_probabilities_that_it
     builder: PromptBuilder,
     prompts: list[Prompt],
     method: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """And a model in training is left in training."""
     monkeypatch.setattr("train.batch.PASS_TOKENS", 10_000)
@@ -67,7 +68,7 @@ def test_a_row_in_a_padded_batch_has_the_difference_of_log_probabilities_that_it
     assert max(together) - min(together) > 1e-2  # and the rows do differ
 
 
-def test_peft_s_alora_is_active_from_the_first_invocation_token_on_and_nowhere_before(
+def test_peft_s_alora_begins_there(
     toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]
 ) -> None:
     model = random_adapter(toy_base, builder, "alora")
@@ -93,7 +94,7 @@ def test_where_mkl_is_slow_the_logits_are_those_of_plain_products(
     builder: PromptBuilder,
     prompts: list[Prompt],
     method: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     model = random_adapter(toy_base, builder, method)
     multiply_by_torch(monkeypatch)

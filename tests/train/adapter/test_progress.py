@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from train.adapter.progress import Progress, duration
 
 
-def test_each_epoch_is_one_line_with_its_own_mean_loss_and_the_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_epoch_is_one_line(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     progress = Progress(

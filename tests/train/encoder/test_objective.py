@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor, nn
 
 from tests.train.conftest import data
@@ -16,8 +17,8 @@ from train.encoder.trainer import Training
 pytestmark = pytest.mark.slow
 
 
-def test_parts_of_bounded_size_have_the_loss_and_the_gradients_of_the_whole(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+def test_parts_add_up_to_the_whole(
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
 ) -> None:
     job = make_encoder_job(max_steps=1)
     training = Training(job, data(job))

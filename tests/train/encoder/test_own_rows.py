@@ -68,7 +68,7 @@ def plain_spans(job: Job, folder: Path, prompts: Sequence[Prompt]) -> list[RowSp
     return rows
 
 
-def test_the_states_are_those_of_plain_peft_and_the_head_says_what_the_adapter_says(
+def test_the_states_are_those_of_plain_peft(
     make_encoder_job: MakeEncoderJob, tmp_path: Path
 ) -> None:
     job = make_encoder_job(judged="assistant", max_steps=4, eval_steps=2)
@@ -83,9 +83,7 @@ def test_the_states_are_those_of_plain_peft_and_the_head_says_what_the_adapter_s
     np.testing.assert_allclose(head_logits(head, spans), trained.logits(prompts), atol=1e-5)
 
 
-def test_with_own_rows_beside_generated_ones_the_head_alone_is_fitted_again(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path
-) -> None:
+def test_own_rows_alone_refit_the_head(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:
     job = make_encoder_job(max_steps=4, eval_steps=2)
     rows = mostly_generated(data(job), own_training=24, own_validation=12)
     before = Training(job, rows).run()

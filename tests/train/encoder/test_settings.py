@@ -48,7 +48,7 @@ def on(job: Job, base: Path, window: int) -> Job:
 
 
 @pytest.mark.parametrize("method", CHECKS)
-def test_a_window_beyond_positions_is_refused(
+def test_windows_beyond_positions_are_refused(
     make_encoder_job: MakeEncoderJob, method: str
 ) -> None:
     job = make_encoder_job(method)

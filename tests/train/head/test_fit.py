@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pytest import CaptureFixture, MonkeyPatch
 from safetensors.numpy import load_file
 from scipy.sparse import hstack
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -79,8 +80,8 @@ def plain_words(row: Row) -> list[str]:
     return [*tokens, *(f"{first} {second}" for first, second in itertools.pairwise(tokens))]
 
 
-def test_states_are_those_of_each_prompt_alone_where_mkl_is_slow_too(
-    job: Job, toy_base: Path, monkeypatch: pytest.MonkeyPatch
+def test_states_are_of_each_prompt_alone(
+    job: Job, toy_base: Path, monkeypatch: MonkeyPatch
 ) -> None:
     base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32).eval()
     rows = data(job).train[:20]
@@ -213,9 +214,7 @@ def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: 
     assert np.abs(strong.head.weight).sum() < 0.2 * np.abs(weak.head.weight).sum()
 
 
-def test_another_method_of_a_head_s_tensors_is_written_where_its_entry_says(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_says_where_to_write(job: Job, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
     monkeypatch.setitem(METHODS, another.name, another)
     replace(trained(job), method="ridge").save(tmp_path / "ridge")
@@ -223,7 +222,7 @@ def test_another_method_of_a_head_s_tensors_is_written_where_its_entry_says(
 
 
 def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
-    job: Job, toy_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job: Job, toy_base: Path, tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
     run_head(job, tmp_path, seeds=(0, 1))
     assert [folder.name for folder in job.folder.parent.glob("head*")] == ["head"]
@@ -254,7 +253,7 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     assert with_head(job, C=1.0).inputs != job.inputs
 
 
-def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(
         "train.head.fit.states", lambda base, prompts: np.full((len(prompts), 64), np.nan)
     )

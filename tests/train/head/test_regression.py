@@ -39,9 +39,7 @@ def vocabulary(train: ReadRows) -> NgramVocabulary:
     return train.vocabulary()
 
 
-def test_a_good_prior_decides_at_strong_penalty(
-    train: ReadRows, vocabulary: NgramVocabulary
-) -> None:
+def test_a_good_prior_decides_at_high_penalty(train: ReadRows, vocabulary: NgramVocabulary) -> None:
     """The prior is one number, so its weight costs the least penalty."""
     prior = Regression(train, vocabulary).fitted(1.0, 100.0)
     alone = Regression(train, vocabulary).fitted(1.0, 0.1)

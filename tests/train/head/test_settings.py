@@ -32,7 +32,7 @@ VOCABULARY = NgramVocabulary.of([ngram_rows([[1]]), ngram_rows([[1]]), ngram_row
         ({"min_steps": 300}, r"methods\.head\.min_steps"),
     ],
 )
-def test_settings_that_a_head_does_not_read_are_refused_before_anything_is_loaded(
+def test_settings_of_others_are_refused(
     job: Job, settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(GuardError, match=message):

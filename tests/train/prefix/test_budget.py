@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.recipe import PrefixCacheSize
@@ -16,14 +17,12 @@ from tests.train.conftest import MakeJob
 from train.prefix.budget import GIB, Budget, budget_of, free_memory
 
 
-def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def free(monkeypatch: MonkeyPatch, size: int) -> None:
     memory = psutil.virtual_memory()._replace(available=size)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
-def test_half_of_the_free_memory_is_taken_and_stated_sizes_are_held_against_it(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_of_the_free_memory_is_taken(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = make_job("alora")
     free(monkeypatch, 8 * GIB)
     monkeypatch.setattr("train.prefix.budget.free_memory.__defaults__", (Path("/none"),) * 2)
@@ -48,9 +47,7 @@ def group(folder: Path, **files: str) -> None:
         (folder / f"memory.{name}").write_text(text + "\n")
 
 
-def test_limits_of_the_control_groups_above_the_process_hold_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_of_control_groups_hold_too(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Pages of files count as free. A group over its limit leaves nothing."""
     free(monkeypatch, 1000)
     own, groups = tmp_path / "own", tmp_path / "groups"

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from safetensors.torch import save
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from guard.errors import GuardError
 from tests.train.conftest import BASES, calls_of, layers_by_onednn, multiply_by_torch
@@ -54,7 +50,7 @@ def per_token(qwen: PreTrainedModel) -> int:
         Budget(host=30_000),
     ],
 )
-def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
+def test_each_row_is_its_prefix_alone(
     tmp_path: Path, model: PreTrainedModel, budget: Budget
 ) -> None:
     prefixes = PrefixCache(model, budget, tmp_path)
@@ -67,9 +63,7 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
                 torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
 
 
-def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefixes_are_those_of_plain_mkl(model: PreTrainedModel, monkeypatch: MonkeyPatch) -> None:
     chosen = [tuple(torch.randint(128, (length,)).tolist()) for length in (3, 40, 1, 17)]
     multiply_by_torch(monkeypatch)
     plain = PrefixCache(model, Budget()).read(chosen)
@@ -82,7 +76,7 @@ def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
 
 
 def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
-    qwen: PreTrainedModel, per_token: int, monkeypatch: pytest.MonkeyPatch
+    qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
 ) -> None:
     tiers: dict[str, list[int]] = {}
     for name in ("_on_device", "_on_host", "_on_disk"):
@@ -99,7 +93,7 @@ def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
 
 
 def test_files_of_the_disk_tier_never_have_a_name_and_are_gone_with_the_process(
-    tmp_path: Path, qwen: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, qwen: PreTrainedModel, monkeypatch: MonkeyPatch
 ) -> None:
     named: list[list[Path]] = []
 
@@ -123,7 +117,7 @@ def test_a_too_long_prefix_leaves_room_to_others(qwen: PreTrainedModel, per_toke
 
 
 def test_a_cache_computes_what_a_step_misses_in_one_pass_and_nothing_that_it_cannot_keep(
-    qwen: PreTrainedModel, per_token: int, monkeypatch: pytest.MonkeyPatch
+    qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
 ) -> None:
     computed = calls_of(monkeypatch, PrefixCache, "_computed")
     empty, full = PrefixCache(qwen, Budget()), PrefixCache(qwen, Budget(host=40 * per_token))
@@ -158,7 +152,7 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_a_prefix_has_to_be_fetched_where_it_lies_elsewhere(
+def test_what_lies_elsewhere_is_fetched(
     tmp_path: Path, qwen: PreTrainedModel, per_token: int
 ) -> None:
     prefixes = PrefixCache(qwen, Budget(host=40 * per_token, disk=17 * per_token), tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from guard.prompt.decoder import PromptBuilder
 from tests.train.conftest import MakeJob, calls_of, data
@@ -26,9 +27,7 @@ from train.prefix.stacked import StackedModel
 pytestmark = pytest.mark.slow
 
 
-def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """And before the clock starts."""
     order: list[str] = []
     for owner, name in ((PrefixCache, "fill"), (Member, "begin")):
@@ -63,9 +62,7 @@ def test_adapters_are_the_same_in_place_or_padded(make_job: MakeJob) -> None:
         assert float((weight - expected).abs().max()) < 2e-3 * float(expected.abs().max())
 
 
-def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_at_rest_is_left_out(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     passes = calls_of(monkeypatch, StackedModel, "logits")
     seeds = calls_of(monkeypatch, torch, "manual_seed")
     fitted(
@@ -76,8 +73,8 @@ def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
     assert drawn == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
 
 
-def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+def test_the_longest_suffix_bounds_the_last_pass(
+    make_job: MakeJob, monkeypatch: MonkeyPatch
 ) -> None:
     job = make_job("alora", max_steps=1, runs="runs")
     longest = longest_suffix(data(job).validation)
@@ -91,7 +88,7 @@ def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
 @pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_passes_are_bounded_and_what_reads_the_same_shares_them(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, rows: int, limit: str
+    make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str
 ) -> None:
     def job(seed: int, runs: str) -> Job:
         return make_job(
@@ -128,9 +125,7 @@ def test_passes_are_bounded_and_what_reads_the_same_shares_them(
         assert min(adapters for adapters, _, _ in passes) == 2
 
 
-def test_the_validation_logits_of_a_bfloat16_base_are_float32(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """As the engine's and plain PEFT's are: thresholds are made of them."""
     job = make_job("alora", max_steps=1)
     dtypes: list[torch.dtype] = []
