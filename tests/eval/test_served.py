@@ -132,9 +132,7 @@ def test_another_vllm_is_asked_again(world: World, monkeypatch: MonkeyPatch) -> 
         *("products.cpp", "attention.cpp"),
     ],
 )
-def test_another_version_of_our_own_code_is_asked_again(
-    world: World, monkeypatch: MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_other_code_asks(world: World, monkeypatch: MonkeyPatch, tmp_path: Path, name: str) -> None:
     world.add_rule(examples=4)
     asked(world)
     edited = tmp_path / name

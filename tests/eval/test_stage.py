@@ -130,9 +130,7 @@ def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> No
     assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
 
 
-def test_code_edited_meanwhile_outdates(
-    world: World, monkeypatch: MonkeyPatch, tmp_path: Path
-) -> None:
+def test_code_edited_then_outdates(world: World, monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     """For the next process, which runs the code as it is then."""
     world.add_rule("medical", examples=10)
     edited = tmp_path / "verdict.py"

@@ -64,9 +64,7 @@ def test_a_missing_split_is_named_with_the_command_that_makes_it(folder: Path) -
 @pytest.mark.parametrize(
     ("kept", "found"), [((), "0 and 0"), ((0, 1, 2), "1 and 2"), ((0, 1, 3), "2 and 1")]
 )
-def test_a_split_without_a_class_is_refused(
-    folder: Path, kept: tuple[int, ...], found: str
-) -> None:
+def test_a_split_of_one_class_stops(folder: Path, kept: tuple[int, ...], found: str) -> None:
     rewrite(folder, "validation", lambda rows: [rows[index] for index in kept])
     with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*got {found}"):
         loaded(folder)

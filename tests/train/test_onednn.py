@@ -67,9 +67,7 @@ def test_the_output_is_the_plain_one(slow_mkl: None, shape: tuple[int, ...] | No
         (True, Doubled(24, 8)),
     ],
 )
-def test_elsewhere_nothing_changes(
-    monkeypatch: MonkeyPatch, is_slow: bool, layer: nn.Linear
-) -> None:
+def test_others_stay_as_they_are(monkeypatch: MonkeyPatch, is_slow: bool, layer: nn.Linear) -> None:
     monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: is_slow)
     x = torch.randn(5, 24, dtype=layer.weight.dtype)
     with torch.no_grad():

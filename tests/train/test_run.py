@@ -105,9 +105,7 @@ def at_once(monkeypatch: MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("training_has_computed_them", [False, True])
-def test_validation_rows_calibrate_alone(
-    make_job: MakeJob, training_has_computed_them: bool
-) -> None:
+def test_validation_rows_calibrate(make_job: MakeJob, training_has_computed_them: bool) -> None:
     job = make_job()
     rows = data(job)
     trained = RankedWeights(rows)

@@ -246,9 +246,7 @@ def test_a_failing_endpoint_stops_it_until_later(ask: Ask, endpoint: Endpoint, k
         (429, "insufficient_quota", "credit"),
     ],
 )
-def test_judge_stops_at_once_when_asked_wrongly_or_without_credit(
-    status: int, message: str, remedy: str, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_it_stops(status: int, message: str, remedy: str, ask: Ask, endpoint: Endpoint) -> None:
     error = json.dumps({"error": {"message": message, "code": message}}).encode()
     endpoint.reply = lambda number, before: (
         Reply() if len(endpoint.bodies) == 1 else Reply(status=status, raw=error)
@@ -292,9 +290,7 @@ def test_a_refusal_counts_the_answers_of_earlier_runs(ask: Ask, endpoint: Endpoi
 
 
 @pytest.mark.parametrize(("count", "attempts"), [(3, 3), (20, REFUSALS)])
-def test_refusing_all_is_asked_wrongly(
-    count: int, attempts: int, ask: Ask, endpoint: Endpoint
-) -> None:
+def test_refusing_all_is_a_mistake(count: int, attempts: int, ask: Ask, endpoint: Endpoint) -> None:
     endpoint.reply = lambda number, before: Reply(status=400, raw=b'{"error": "unknown option"}')
     refused = rf"refused {attempts} requests in a row \(examples (e\d+, ){{2}}e\d"
     with pytest.raises(GuardError, match=rf"{refused}.*unknown option.*JUDGE_OPTIONS"):

@@ -119,9 +119,7 @@ def test_an_evaluation_in_between_leaves_the_gradients_true(make_job: MakeJob) -
     torch.testing.assert_close(x.grad, dense.sum(1).expand(3, -1), rtol=1e-4, atol=1e-4)
 
 
-def test_a_machine_that_cannot_quantise_is_refused(
-    make_job: MakeJob, monkeypatch: MonkeyPatch
-) -> None:
+def test_machines_that_cannot_quantise_stop(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = in_4_bits(make_job("alora"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     told = r"recipe toy: quantization: this machine cannot train in 4 bits"

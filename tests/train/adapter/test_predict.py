@@ -68,9 +68,7 @@ def test_a_row_in_a_padded_batch_has_the_difference_of_log_probabilities_that_it
     assert max(together) - min(together) > 1e-2  # and the rows do differ
 
 
-def test_peft_s_alora_begins_there(
-    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]
-) -> None:
+def test_where_an_alora_acts(toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]) -> None:
     model = random_adapter(toy_base, builder, "alora")
     batch = left_padded([prompt.token_ids for prompt in prompts])
     from_the_end = calculate_alora_offsets(model.peft_config, "default", batch["input_ids"])

@@ -74,9 +74,7 @@ def test_training_lowers_the_loss_whose_mean_each_epoch_tells_and_changes_the_ad
         assert torch.equal(weight, fresh[name]), name
 
 
-def test_a_step_s_loss_is_the_mean(
-    make_job: MakeJob, toy_base: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_the_loss_is_a_mean(make_job: MakeJob, toy_base: Path, monkeypatch: MonkeyPatch) -> None:
     """Of 64 rows the last of accumulated batches may have fewer."""
 
     def of_one_step(rows: int, accumulated: int = 1) -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -167,7 +167,7 @@ def _answers(split: Split, count: int) -> list[Example]:
     return rows
 
 
-def test_states_are_kept_for_a_while(
+def test_states_stay_for_a_while(
     make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
 ) -> None:
     job = make_encoder_job()

@@ -17,9 +17,7 @@ from train.encoder.trainer import Training
 pytestmark = pytest.mark.slow
 
 
-def test_parts_add_up_to_the_whole(
-    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
-) -> None:
+def test_parts_add_up_to_all(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     job = make_encoder_job(max_steps=1)
     training = Training(job, data(job))
     model = training.run().model

@@ -68,9 +68,7 @@ def plain_spans(job: Job, folder: Path, prompts: Sequence[Prompt]) -> list[RowSp
     return rows
 
 
-def test_the_states_are_those_of_plain_peft(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path
-) -> None:
+def test_the_states_are_plain_peft_s(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:
     job = make_encoder_job(judged="assistant", max_steps=4, eval_steps=2)
     rows = data(job)
     trained = Training(job, rows).run()

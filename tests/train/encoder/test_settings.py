@@ -48,9 +48,7 @@ def on(job: Job, base: Path, window: int) -> Job:
 
 
 @pytest.mark.parametrize("method", CHECKS)
-def test_windows_beyond_positions_are_refused(
-    make_encoder_job: MakeEncoderJob, method: str
-) -> None:
+def test_windows_beyond_positions_stop(make_encoder_job: MakeEncoderJob, method: str) -> None:
     job = make_encoder_job(method)
     base = Path(job.recipe.base)
     trainer_of(job).check(on(job, base, 64))

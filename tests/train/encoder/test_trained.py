@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("judged", ["conversation", "assistant"])
-def test_what_is_written_says_the_same_in_plain_peft(
+def test_plain_peft_agrees(
     make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: Judged
 ) -> None:
     job = make_encoder_job(judged=judged, max_steps=4, eval_steps=2)

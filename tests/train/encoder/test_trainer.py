@@ -262,9 +262,7 @@ def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_ste
     np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
 
 
-def test_another_start_begins(
-    make_encoder_job: MakeEncoderJob, capsys: CaptureFixture[str]
-) -> None:
+def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFixture[str]) -> None:
     """As where other code, or another machine, fits the first head anew; or where states were read
     in other batches.
     """
@@ -293,9 +291,7 @@ def test_another_start_begins(
         assert evaluated(written) == ["step 0 of 10", "step 10 of 10"] * starts_again
 
 
-def test_the_kept_weights_are_means(
-    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
-) -> None:
+def test_weights_are_means(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     before_steps: list[list[Tensor]] = []
     after_steps: list[list[Tensor]] = []
     update = AveragedWeights.update
@@ -324,9 +320,7 @@ def test_the_kept_weights_are_means(
     assert not torch.equal(kept[0].detach(), after_steps[-1][0])
 
 
-def test_the_better_ranking_is_kept(
-    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
-) -> None:
+def test_better_ranking_stays(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     """What calibration mends does not count."""
     job = make_encoder_job(learning_rate=1e-2, max_steps=20)
     rows = data(job)
@@ -365,9 +359,7 @@ def test_weights_are_evaluated_when_the_recipe_says_and_training_ends_when_it_sa
 
 
 @pytest.mark.parametrize(("dropout", "repeats"), [(0.0, True), (0.5, False)])
-def test_the_adapter_s_dropout_is_on_in_training_and_the_base_s_is_off(
-    make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool
-) -> None:
+def test_one_dropout_is_on(make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool) -> None:
     adapter = trained(make_encoder_job(lora_dropout=dropout)).model
     dropouts = [layer.p for layer in adapter.base_model.modules() if type(layer) is nn.Dropout]
     assert max(dropouts) > 0  # the base has some

@@ -80,9 +80,7 @@ def plain_words(row: Row) -> list[str]:
     return [*tokens, *(f"{first} {second}" for first, second in itertools.pairwise(tokens))]
 
 
-def test_states_are_of_each_prompt_alone(
-    job: Job, toy_base: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_states_are_each_prompt_s_own(job: Job, toy_base: Path, monkeypatch: MonkeyPatch) -> None:
     base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32).eval()
     rows = data(job).train[:20]
     prompts = [row.prompt for row in rows]
@@ -179,9 +177,7 @@ def test_a_head_of_own_rows_is_a_mean_of_sklearn_s_regressions(job: Job, toy_bas
 @pytest.mark.parametrize(
     ("own_training", "own_validation", "is_one_fit"), [(9, 4, True), (10, 3, True), (10, 4, False)]
 )
-def test_with_few_own_rows_all_rows_are_one_fit(
-    job: Job, own_training: int, own_validation: int, is_one_fit: bool
-) -> None:
+def test_few_own_rows(job: Job, own_training: int, own_validation: int, is_one_fit: bool) -> None:
     """Labels take turns, so of ten rows five are of either."""
     (head,) = fit([(job, mostly_generated(data(job), own_training, own_validation))])
     assert isinstance(head, TrainedHead)

@@ -32,9 +32,7 @@ VOCABULARY = NgramVocabulary.of([ngram_rows([[1]]), ngram_rows([[1]]), ngram_row
         ({"min_steps": 300}, r"methods\.head\.min_steps"),
     ],
 )
-def test_settings_of_others_are_refused(
-    job: Job, settings: dict[str, object], message: str
-) -> None:
+def test_settings_of_others_stop(job: Job, settings: dict[str, object], message: str) -> None:
     with pytest.raises(GuardError, match=message):
         check_head(with_settings(job, **{"lora": {}} | settings))
 

@@ -50,9 +50,7 @@ def per_token(qwen: PreTrainedModel) -> int:
         Budget(host=30_000),
     ],
 )
-def test_each_row_is_its_prefix_alone(
-    tmp_path: Path, model: PreTrainedModel, budget: Budget
-) -> None:
+def test_rows_are_their_prefixes(tmp_path: Path, model: PreTrainedModel, budget: Budget) -> None:
     prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
     for chosen in (PREFIXES[:4], PREFIXES[3::-1], PREFIXES[2:4]):  # computed, and read again
@@ -75,7 +73,7 @@ def test_prefixes_are_those_of_plain_mkl(model: PreTrainedModel, monkeypatch: Mo
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
+def test_tiers_take_by_room(
     qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
 ) -> None:
     tiers: dict[str, list[int]] = {}
@@ -92,7 +90,7 @@ def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
     assert tiers == {"_on_device": [40], "_on_host": [1, 17], "_on_disk": [3]}
 
 
-def test_files_of_the_disk_tier_never_have_a_name_and_are_gone_with_the_process(
+def test_files_are_nameless(
     tmp_path: Path, qwen: PreTrainedModel, monkeypatch: MonkeyPatch
 ) -> None:
     named: list[list[Path]] = []
@@ -116,7 +114,7 @@ def test_a_too_long_prefix_leaves_room_to_others(qwen: PreTrainedModel, per_toke
     assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
 
 
-def test_a_cache_computes_what_a_step_misses_in_one_pass_and_nothing_that_it_cannot_keep(
+def test_misses_are_one_pass(
     qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
 ) -> None:
     computed = calls_of(monkeypatch, PrefixCache, "_computed")
@@ -152,9 +150,7 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_what_lies_elsewhere_is_fetched(
-    tmp_path: Path, qwen: PreTrainedModel, per_token: int
-) -> None:
+def test_some_has_to_be_fetched(tmp_path: Path, qwen: PreTrainedModel, per_token: int) -> None:
     prefixes = PrefixCache(qwen, Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
     prefixes.fill(PREFIXES)
     tokens = [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]]

@@ -73,9 +73,7 @@ def test_an_adapter_at_rest_is_left_out(make_job: MakeJob, monkeypatch: MonkeyPa
     assert drawn == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
 
 
-def test_the_longest_suffix_bounds_the_last_pass(
-    make_job: MakeJob, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_long_suffix_bounds_the_last_pass(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = make_job("alora", max_steps=1, runs="runs")
     longest = longest_suffix(data(job).validation)
     monkeypatch.setattr(fleet, "SUFFIX_TOKENS", 2 * longest)
@@ -87,9 +85,7 @@ def test_the_longest_suffix_bounds_the_last_pass(
 
 @pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_passes_are_bounded_and_what_reads_the_same_shares_them(
-    make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str
-) -> None:
+def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str) -> None:
     def job(seed: int, runs: str) -> Job:
         return make_job(
             "alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs

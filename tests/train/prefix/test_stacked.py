@@ -29,9 +29,7 @@ def config(rank: int, *modules: str, scaling: int = 3) -> LoraConfig:
 
 
 @pytest.mark.parametrize("scalings", [(3, 3), (3, 7)])
-def test_rows_get_their_adapter_s_update(
-    model: Qwen3ForCausalLM, scalings: tuple[int, int]
-) -> None:
+def test_rows_get_their_own_update(model: Qwen3ForCausalLM, scalings: tuple[int, int]) -> None:
     base = model.get_submodule("model.layers.0.self_attn.q_proj")
     assert isinstance(base, nn.Linear)
     first, second = scalings

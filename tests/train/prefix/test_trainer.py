@@ -110,9 +110,7 @@ def test_rules_and_ranks_in_one_pass_are_trl_s_one_by_one(make_job: MakeJob) -> 
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_gradients_are_those_of_peft(
-    make_job: MakeJob, monkeypatch: MonkeyPatch, base: str
-) -> None:
+def test_gradients_are_peft_s(make_job: MakeJob, monkeypatch: MonkeyPatch, base: str) -> None:
     """From a random second factor: PEFT starts it at zero, and the first factor's gradient is then
     zero too.
     """
@@ -186,9 +184,7 @@ def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, me
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_patience_ends_at_the_best(
-    make_job: MakeJob, method: str, monkeypatch: MonkeyPatch
-) -> None:
+def test_patience_keeps_the_best(make_job: MakeJob, method: str, monkeypatch: MonkeyPatch) -> None:
     """Of epochs of two steps."""
     losses = [0.5, 0.3, 0.4, 0.2999, 0.35, 0.36]
     told = iter(losses)
