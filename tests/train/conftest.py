@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +16,11 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from pytest import MonkeyPatch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    BertConfig,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -24,14 +29,18 @@ from transformers import (
 )
 
 from guard.conversation.example import Example, Message, write_examples
+from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt, PromptBuilder
-from guard.recipe import MODELS, Recipe
-from guard.rule import Rule
-from train import onednn
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.recipe import MODELS, Recipe, load_recipe
+from guard.rule import Judged, Rule, Turns
+from train import base as frozen_base
+from train.adapter.trained import TrainedAdapter
 from train.examples import Row, Rows, load
 from train.job import Job
+from train.prefix import trainer as shared_prefix
 from train.run import finish
 
 TINY = MODELS / "tiny"
@@ -219,20 +228,20 @@ def calls_of(monkeypatch: MonkeyPatch, owner: object, name: str) -> list[tuple[A
 
 def multiply_by_torch(monkeypatch: MonkeyPatch) -> None:
     """From here on PyTorch's own products compute, as where MKL is fast."""
-    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: False)
+    monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: False)
 
 
 def layers_by_onednn(monkeypatch: MonkeyPatch) -> list[nn.Module]:
     """The layers that oneDNN computes from here on, as where MKL is slow, call by call."""
     computed: list[nn.Module] = []
-    original = onednn._product
+    original = frozen_base._product
 
     def product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         computed.append(layer)
         return original(layer, x)
 
-    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
-    monkeypatch.setattr(onednn, "_product", product)
+    monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: True)
+    monkeypatch.setattr(frozen_base, "_product", product)
     return computed
 
 
@@ -256,3 +265,147 @@ def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
         return job
 
     return make
+
+
+def adapter_weights(fitted: TrainedAdapter | GuardError) -> dict[str, torch.Tensor]:
+    assert isinstance(fitted, TrainedAdapter)
+    return weights(fitted.model)
+
+
+def fitted(*jobs: Job) -> list[dict[str, torch.Tensor]]:
+    return fitted_to([(job, data(job)) for job in jobs])
+
+
+def fitted_to(work: list[tuple[Job, Rows]]) -> list[dict[str, torch.Tensor]]:
+    return [adapter_weights(model) for model in shared_prefix.fit(work)]
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
+
+
+def patient(job: Job, epochs: int) -> Job:
+    return with_settings(job, early_stopping_patience=epochs)
+
+
+@pytest.fixture
+def job(make_job: MakeJob) -> Job:
+    job = make_job("head", n_train=96)
+    methods = job.recipe.methods | {"head": type(job.recipe.methods["lora"])()}
+    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
+
+
+WINDOW = 32
+MakeEncoderJob = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def toy_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy_encoder")
+    torch.manual_seed(0)
+    shape = BertConfig(
+        vocab_size=30522,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    BertModel(shape, add_pooling_layer=False).save_pretrained(folder)
+    shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
+    return folder
+
+
+def encoder_recipe(base: Path, **trainer: object) -> Recipe:
+    shared = {"max_steps": 20, "eval_steps": 10, "per_device_train_batch_size": 8}
+    shared |= {"learning_rate": 1e-2}
+    return Recipe.model_validate(
+        {
+            "name": "toy",
+            "kind": "encoder",
+            "base": str(base),
+            "dtype": "float32",
+            "context_tokens": 512,
+            "window_tokens": WINDOW,
+            "rule_turn": "none",
+            "trainer": shared | trainer,
+            "methods": {
+                "lora": {"lora": {"r": 4, "lora_alpha": 8, "target_modules": ["query", "dense"]}},
+                "head": {},
+            },
+            "engine": {"max_lora_rank": 16},
+        }
+    )
+
+
+@pytest.fixture
+def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
+    def make(
+        method: str = "lora",
+        *,
+        seed: int = 0,
+        runs: str = "runs",
+        n_train: int = 64,
+        patience: int | None = None,
+        min_steps: int | None = None,
+        lora_dropout: float = 0.0,
+        judged: Judged = "conversation",
+        turns: Turns = "any",
+        **trainer: object,
+    ) -> Job:
+        recipe = encoder_recipe(toy_encoder, **trainer)
+        adapter = recipe.methods["lora"].lora | {"lora_dropout": lora_dropout}
+        changed = {"lora": adapter, "early_stopping_patience": patience, "min_steps": min_steps}
+        settings = recipe.methods["lora"].model_copy(update=changed)
+        recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
+        builder = EncoderPromptBuilder.of(recipe)
+        rule = RULE.model_copy(update={"judged": judged, "turns": turns})
+        job = Job(rule, recipe, method, seed, builder, Runs(tmp_path / runs))
+        if not job.data.exists():
+            write_toy_data(job.data, n_train)
+        return job
+
+    return make
+
+
+# These make a tensor without a kernel: uninitialised memory, or another tensor's.
+WITHOUT_A_KERNEL = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+AS_VIEWS = ("_unsafe_view", "detach", "alias", "lift_fresh")
+# Tensors of a list that one launch takes: as many as PyTorch concatenates, and the fewest that its
+# fused and foreach kernels take.
+CONCATENATED = 128
+OF_A_LIST = 30
+
+
+class LaunchCount(TorchDispatchMode):
+    """Within it, `launches` by operator; one of a list of tensors counts as often as the list is
+    long enough for.
+
+    A few operators launch two kernels and count once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count the operator, and compute it."""
+        name: str = func.overloadpacket.__name__
+        without = func.is_view or name in WITHOUT_A_KERNEL or name in AS_VIEWS
+        if func.namespace == "aten" and not without:
+            self.launches[name] += _launches(name, args)
+        return func(*args, **(kwargs or {}))
+
+
+def _launches(name: str, arguments: tuple[Any, ...]) -> int:
+    if not arguments or not isinstance(arguments[0], list | tuple):
+        return 1
+    tensors = [argument for argument in arguments[0] if isinstance(argument, Tensor)]
+    together = OF_A_LIST
+    if name in ("cat", "stack"):
+        together = CONCATENATED
+    return max(1, math.ceil(len(tensors) / together))

@@ -16,11 +16,10 @@ from guard.home import ROOT
 from guard.rule import Rule
 from guard.weights.card import Card, load_card
 from guard.weights.predictions import write_predictions
-from tests.train.conftest import MakeJob, finish_at_once
-from tests.train.encoder.conftest import (
+from tests.train.conftest import (
     MakeEncoderJob,
-    make_encoder_job,  # noqa: F401 - a fixture
-    toy_encoder,  # noqa: F401 - a fixture
+    MakeJob,
+    finish_at_once,
 )
 from train import calibrate, run
 from train.calibrate import calibrate_rules, recalibrate
@@ -101,7 +100,7 @@ def test_a_rate_that_the_validation_rows_are_too_few_for_names_their_file(job: J
         recalibrate(at(job, 0.001))
 
 
-def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:  # noqa: F811
+def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:
     """Of the own rows eight are allowed: enough for a balanced threshold, too few for one in 20."""
     job = make_encoder_job()
     file = job.data / "validation.jsonl"

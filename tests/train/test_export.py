@@ -17,8 +17,7 @@ from guard.rule import text_hash
 from guard.verdict import Calibration
 from guard.weights.card import CARD, load_card
 from tests.train.conftest import ADAPTERS, RULE, MakeJob, RankedWeights, data, finish_at_once
-from train.adapter.predict import verdict_logits
-from train.adapter.trained import TrainedAdapter
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.adapter.trl import fit
 from train.calibration.validation import validation_metrics
 from train.export import export, finish_export

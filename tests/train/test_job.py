@@ -11,11 +11,10 @@ from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.layout import Runs, mark_current
-from tests.train.conftest import MakeJob, with_settings
-from tests.train.encoder.conftest import (
+from tests.train.conftest import (
     MakeEncoderJob,
-    make_encoder_job,  # noqa: F401 - a fixture
-    toy_encoder,  # noqa: F401 - a fixture
+    MakeJob,
+    with_settings,
 )
 from train.job import LOCK, Job
 
@@ -72,7 +71,7 @@ def test_all_else_leaves_it_current(make_job: MakeJob, change: Callable[[Job], J
 
 def test_who_is_judged_decides(
     make_job: MakeJob,
-    make_encoder_job: MakeEncoderJob,  # noqa: F811
+    make_encoder_job: MakeEncoderJob,
 ) -> None:
     of_encoder = make_encoder_job(judged="assistant")
     assert of_encoder.reads == "assistant"

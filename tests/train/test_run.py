@@ -46,7 +46,7 @@ from train.calibrate import recalibrate
 from train.job import LOCK, Job
 from train.methods import TRAINERS, TrainingWork
 from train.prefix.member import CHECKPOINT, Member
-from train.run import claimed_jobs, finish, outdated_jobs, run
+from train.run import claimed_jobs, finish, outdated_jobs, run, see_one_gpu
 from train.run import train as train_work
 
 TRAIN = """
@@ -499,3 +499,21 @@ def test_data_that_change_while_a_job_waits_make_its_weights_outdated(make_job: 
         test.write_text("".join(reversed(test.read_text().splitlines(keepends=True))))
         later = replace(job)
         assert queued.inputs != later.inputs and queued.test_sha256 != later.test_sha256
+
+
+@pytest.mark.parametrize(
+    ("gpus", "named", "seen"), [(0, None, None), (4, None, "0"), (4, "3,5", "3"), (4, "", "")]
+)
+def test_of_several_gpus_the_first_is_seen(
+    monkeypatch: MonkeyPatch, gpus: int, named: str | None, seen: str | None
+) -> None:
+    monkeypatch.setattr("train.run.gpus", lambda: ["H200"] * gpus)
+    environment = {"HOME": "/"} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    see_one_gpu(environment)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == seen
+
+
+def test_processes_of_a_launcher_which_would_all_train_the_same_are_refused() -> None:
+    see_one_gpu({"WORLD_SIZE": "1"})
+    with pytest.raises(GuardError, match=r"got WORLD_SIZE=2.*one command a GPU"):
+        see_one_gpu({"WORLD_SIZE": "2", "RANK": "1"})

@@ -17,8 +17,7 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.study import Study, StudyPoint, point_runs
 from guard.weights.card import load_card
 from guard.weights.predictions import read_predictions
-from tests.train.conftest import RULE, MakeJob, write_toy_data
-from tests.train.encoder.conftest import encoder_recipe, toy_encoder  # noqa: F401 - a fixture
+from tests.train.conftest import RULE, MakeJob, encoder_recipe, write_toy_data
 from train.job import LOCK, Job
 from train.study import train_study
 
@@ -112,7 +111,7 @@ def test_a_bad_recipe_is_refused_first(make_job: MakeJob, rules: Path, tmp_path:
 
 @pytest.mark.slow
 def test_the_points_of_an_encoder_read_its_prompts(
-    toy_encoder: Path,  # noqa: F811
+    toy_encoder: Path,
     rules: Path,
     tmp_path: Path,
 ) -> None:

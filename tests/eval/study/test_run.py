@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pytest import MonkeyPatch
 
-from eval.contender import BAG_OF_WORDS
+from eval.answers import BAG_OF_WORDS
 from eval.study.report import StudyReport
 from eval.study.run import report_study, shared_test_rows, study_logits
 from guard.conversation.example import read_examples, write_examples

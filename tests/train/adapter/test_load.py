@@ -23,8 +23,7 @@ from tests.train.conftest import ADAPTERS, MakeJob, data, weights, with_lora
 from train import run
 from train.adapter import trl
 from train.adapter.load import check_adapter, load_base, load_served_base
-from train.adapter.predict import verdict_logits
-from train.adapter.trained import TrainedAdapter
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.job import Job
 from train.prefix import trainer as shared_prefix
 

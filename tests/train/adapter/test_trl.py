@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from guard.errors import GuardError
 from guard.home import ROOT
 from tests.train.conftest import MakeJob, data, weights, with_settings
-from train.adapter.early_stopping import EarlyStopping
+from train.adapter.steps import EarlyStopping
 from train.adapter.trl import VerdictTrainer, fit, whole_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -28,8 +28,7 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.rule import Judged
 from guard.weights.head import NO_WORDS
 from tests.plain_words import plain_word_logit
-from tests.train.conftest import FILLER, data
-from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
+from tests.train.conftest import FILLER, MakeEncoderJob, data, encoder_recipe
 from train.encoder.model import StateReader, device, load_encoder, mean_states, reader_of
 from train.encoder.trained import TrainedEncoder
 from train.examples import Row

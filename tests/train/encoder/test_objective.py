@@ -9,8 +9,7 @@ import torch
 from pytest import MonkeyPatch
 from torch import Tensor, nn
 
-from tests.train.conftest import data
-from tests.train.encoder.conftest import MakeEncoderJob
+from tests.train.conftest import MakeEncoderJob, data
 from train.encoder.model import token_logits
 from train.encoder.trainer import Training
 

@@ -25,16 +25,14 @@ from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
-from tests.train.conftest import calls_of, data
-from tests.train.encoder.conftest import MakeEncoderJob
-from train.adapter.early_stopping import EarlyStopping
+from tests.train.conftest import MakeEncoderJob, calls_of, data
+from train.adapter.steps import EarlyStopping
 from train.calibration.validation import calibrated_loss, validation_loss
-from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trained import TrainedEncoder
-from train.encoder.trainer import CHECKPOINT, Training, fit
+from train.encoder.trainer import CHECKPOINT, AveragedWeights, Training, fit
 from train.examples import Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
@@ -406,3 +404,17 @@ def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEnco
     shorter = job.recipe.model_copy(update={"context_tokens": longest - 1})
     with pytest.raises(GuardError, match="do not fit"):
         load(job.data, job.rule, shorter, job.builder)
+
+
+def test_the_weights_are_their_mean_for_a_while() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
+    average = AveragedWeights(weights)
+    for step in (1, 2):
+        for weight in weights:
+            weight.data.fill_(5.0 * step)
+        average.update(step)
+    with pytest.raises(KeyboardInterrupt), average.in_place():
+        assert [weight.tolist() for weight in weights] == [[9.0, 9.0], [9.0]]  # (5 + 4 x 10) / 5
+        raise KeyboardInterrupt
+    assert [weight.tolist() for weight in weights] == [[10.0, 10.0], [10.0]]
+    assert all(weight.requires_grad for weight in weights)

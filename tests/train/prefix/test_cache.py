@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from pytest import MonkeyPatch
@@ -14,10 +17,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from guard.errors import GuardError
-from tests.train.conftest import BASES, calls_of, layers_by_onednn, multiply_by_torch
+from guard.recipe import PrefixCacheSize
+from tests.train.conftest import BASES, MakeJob, calls_of, layers_by_onednn, multiply_by_torch
 from train.prefix import cache as prefix_cache
-from train.prefix.budget import Budget
-from train.prefix.cache import Prefix, PrefixCache, Read
+from train.prefix.cache import GIB, Budget, Prefix, PrefixCache, Read, budget_of, free_memory
 
 PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6, 7)]
 
@@ -155,3 +158,47 @@ def test_some_has_to_be_fetched(tmp_path: Path, qwen: PreTrainedModel, per_token
     prefixes.fill(PREFIXES)
     tokens = [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]]
     assert tokens == [3, 0, 1, 17]
+
+
+def free(monkeypatch: MonkeyPatch, size: int) -> None:
+    memory = psutil.virtual_memory()._replace(available=size)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+
+def test_half_of_the_free_memory_is_taken(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    job = make_job("alora")
+    free(monkeypatch, 8 * GIB)
+    monkeypatch.setattr("train.prefix.cache.free_memory.__defaults__", (Path("/none"),) * 2)
+    disk = shutil.disk_usage(job.runs.root)._replace(free=8 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+
+    def stated(**gib: float) -> Budget:
+        recipe = job.recipe.model_copy(update={"prefix_cache_gib": PrefixCacheSize(**gib)})
+        return budget_of(replace(job, recipe=recipe), torch.device("cpu"))
+
+    assert stated() == Budget(host=4 * GIB)
+    assert stated(host=8.0, disk=8.0) == Budget(host=8 * GIB, disk=8 * GIB)
+    for tier, room in (("host", "8.0"), ("disk", "8.0"), ("device", "0.0")):
+        told = rf"recipe toy: prefix_cache_gib\.{tier}: .*got 9 GiB, {room} free"
+        with pytest.raises(GuardError, match=told):
+            stated(**{tier: 9.0})
+
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(text + "\n")
+
+
+def test_limits_of_control_groups_hold_too(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Pages of files count as free. A group over its limit leaves nothing."""
+    free(monkeypatch, 1000)
+    own, groups = tmp_path / "own", tmp_path / "groups"
+    assert free_memory(groups, own) == 1000
+    own.write_text("4:memory:/other\n0::/service/job\n")
+    group(groups / "service" / "job", max="max", current="100")
+    assert free_memory(groups, own) == 1000
+    group(groups / "service", max="500", current="300", stat="anon 200\ninactive_file 60")
+    assert free_memory(groups, own) == 260
+    group(groups, max="500", current="600")
+    assert free_memory(groups, own) == 0

@@ -9,18 +9,15 @@ import torch
 from pytest import MonkeyPatch
 
 from guard.prompt.decoder import PromptBuilder
-from tests.train.conftest import MakeJob, calls_of, data
-from tests.train.prefix.conftest import fitted, largest_difference
+from tests.train.conftest import MakeJob, calls_of, data, fitted, largest_difference
 from train.adapter.load import load_base
 from train.adapter.settings import trainer_config
 from train.job import Job
 from train.prefix import fleet
 from train.prefix import trainer as shared_prefix
-from train.prefix.budget import Budget
-from train.prefix.cache import PrefixCache
-from train.prefix.fleet import Fleet
+from train.prefix.cache import Budget, Prefix, PrefixCache
+from train.prefix.fleet import Fleet, Pack, Packer, longest_suffix, prefix_of
 from train.prefix.member import Member
-from train.prefix.packer import longest_suffix, prefix_of
 from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
 
@@ -134,3 +131,30 @@ def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPat
     monkeypatch.setattr(fleet, "yes_minus_no", spy)
     fitted(replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"})))
     assert set(dtypes) == {torch.float32}
+
+
+Reader = tuple[str, list[Prefix]]
+
+
+def packed(readers: list[Reader], room: int) -> list[list[str]]:
+    def fits(pack: Pack[Reader], reader: Reader, more_bytes: int) -> bool:
+        return pack.prefix_bytes + more_bytes <= room
+
+    packer = Packer[Reader](prefixes=lambda reader: reader[1], size=len, fits=fits)
+    return [[name for name, _ in pack.items] for pack in packer.packs(readers)]
+
+
+def test_neighbours_share_a_pack_while_there_is_room() -> None:
+    readers = [("a", [(1, 2)]), ("b", [(3, 4)]), ("c", [(5, 6)])]
+    assert packed(readers, 4) == [["a", "b"], ["c"]]
+    assert packed(readers, 6) == [["a", "b", "c"]]
+
+
+def test_a_prefix_that_is_read_already_takes_nothing() -> None:
+    readers = [("a", [(1, 2)]), ("b", [(1, 2), (1, 2)]), ("c", [(1, 2), (3,)])]
+    assert packed(readers, 2) == [["a", "b"], ["c"]]
+
+
+def test_what_never_fits_is_alone_and_nothing_gives_no_pack() -> None:
+    assert packed([("a", [(1, 2)]), ("b", [(3, 4)])], 0) == [["a"], ["b"]]
+    assert packed([], 9) == []

@@ -6,11 +6,18 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 
-from tests.train.conftest import ADAPTERS, MakeJob, calls_of, data, with_lora, with_settings
-from tests.train.prefix.conftest import fitted, largest_difference
+from tests.train.conftest import (
+    ADAPTERS,
+    MakeJob,
+    calls_of,
+    data,
+    fitted,
+    largest_difference,
+    with_lora,
+    with_settings,
+)
 from train.adapter import trl
-from train.adapter.early_stopping import EarlyStopping
-from train.adapter.progress import Progress
+from train.adapter.steps import EarlyStopping, Progress
 from train.job import Job
 from train.prefix.member import CHECKPOINT, Member
 

@@ -9,8 +9,7 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.errors import GuardError
-from tests.train.conftest import SHAPE
-from tests.train.prefix.launch_count import LaunchCount
+from tests.train.conftest import SHAPE, LaunchCount
 from train.prefix.stacked import Stacked, StackedModel, layers
 
 WHERE = "recipe toy: methods.second.lora"

@@ -21,10 +21,8 @@ from transformers import (
 )
 
 from guard.errors import GuardError
-from tests.train.conftest import BASES, SHAPE
-from tests.train.prefix.launch_count import LaunchCount
-from train.prefix.budget import Budget
-from train.prefix.cache import PrefixCache
+from tests.train.conftest import BASES, SHAPE, LaunchCount
+from train.prefix.cache import Budget, PrefixCache
 from train.prefix.prefixes import MAX_WEIGHTS, Prefixes
 from train.prefix.suffixes import _ToPrefixes, attend_to_prefixes, logits
 

@@ -19,30 +19,25 @@ from tests.train.conftest import (
     BASES,
     RULE,
     MakeJob,
-    data,
-    weights,
-    with_lora,
-    write_toy_data,
-)
-from tests.train.prefix.conftest import (
     adapter_weights,
+    data,
     fitted,
     fitted_to,
     largest_difference,
     patient,
+    weights,
+    with_lora,
+    write_toy_data,
 )
 from train.adapter import trl
-from train.adapter.early_stopping import EarlyStopping
-from train.adapter.predict import verdict_logits
-from train.adapter.trained import TrainedAdapter
+from train.adapter.steps import EarlyStopping
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.job import Job
-from train.prefix import budget, fleet
+from train.prefix import cache, fleet
 from train.prefix import trainer as shared_prefix
-from train.prefix.budget import Budget
-from train.prefix.cache import PrefixCache
-from train.prefix.fleet import Fleet
+from train.prefix.cache import Budget, PrefixCache
+from train.prefix.fleet import Fleet, prefix_of
 from train.prefix.member import Member
-from train.prefix.packer import prefix_of
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +140,7 @@ def test_without_room_training_is_in_turn(make_job: MakeJob, monkeypatch: Monkey
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
     rows = data(jobs[0])
     first = fitted(*jobs)
-    monkeypatch.setattr(budget, "FREE_SHARE", 1e-9)  # nothing is kept
+    monkeypatch.setattr(cache, "FREE_SHARE", 1e-9)  # nothing is kept
     again = [make_job("alora", seed=seed, max_steps=3, runs=f"again{seed}") for seed in (0, 1, 2)]
     parts = [replace(rows, train=rows.train[:40]), replace(rows, train=rows.train[20:]), rows]
     second = fitted_to(list(zip(again, parts, strict=True)))

@@ -20,12 +20,12 @@ from guard.files.yaml_file import load as load_yaml
 from guard.home import ROOT
 from guard.recipe import load_recipe
 from tests.train.conftest import RULE, MakeJob, data
-from train import process
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
 from train.examples import Rows
 from train.job import Job
 from train.prefix import trainer as shared_prefix
+from train.run import VISIBLE_GPUS
 from train.sweep import run as sweep
 from train.sweep.run import Combination, SweepGrid, SweepRuns
 
@@ -215,10 +215,10 @@ def test_a_bad_grid_stops_the_sweep(make_job: MakeJob, grid: Path, stated: str, 
 
 def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: MonkeyPatch) -> None:
     """Transformers would spread the batches of one trainer over all that are visible."""
-    monkeypatch.setenv(process.VISIBLE_GPUS, "2,3")
+    monkeypatch.setenv(VISIBLE_GPUS, "2,3")
     monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
     seen = []
-    see = lambda *_, **__: seen.append(os.environ[process.VISIBLE_GPUS])  # noqa: E731
+    see = lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS])  # noqa: E731
     monkeypatch.setattr(sweep, "sweep", see)
     sweep.main()
     assert seen == ["2"]
