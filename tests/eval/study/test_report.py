@@ -25,17 +25,9 @@ def report(kind: StudyKind = "curve") -> StudyReport:
     figures: list[StudyFigure] = []
 
     def add(rows: int, origin: Origin, method: str, value: float, minus: str | None = None) -> None:
+        of = {"rows": rows, "origin": origin, "method": method, "minus": minus}
         ci95 = (value - 0.02, value + 0.02)
-        figure = StudyFigure(
-            rows=rows,
-            origin=origin,
-            method=method,
-            minus=minus,
-            mean=value,
-            ci95=ci95,
-            by_seed=(value, value),
-        )
-        figures.append(figure)
+        figures.append(StudyFigure(mean=value, ci95=ci95, by_seed=(value, value), **of))
 
     for origin in origins:
         flattery = 0.05 if origin == "generated" else 0.0

@@ -39,10 +39,6 @@ def test_origins_are_measured_apart(reported: tuple[StudyWorld, StudyReport]) ->
             assert report.figure(rows, method, "generated").mean == 1.0
     assert report.figure(0, "bag_of_words").mean == 1.0
     assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
-
-
-def test_every_two_methods_have_a_difference(reported: tuple[StudyWorld, StudyReport]) -> None:
-    _, report = reported
     pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
     assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
     difference = report.figure(0, "alora", minus="lora")
@@ -60,13 +56,6 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     assert report.figure(20, "second/lora").mean == pytest.approx(8 / 12)
     text = (curve.folder / "toy_second.md").read_text()
     assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
-
-
-def test_a_study_that_was_not_trained_is_refused(curve: StudyWorld) -> None:
-    (curve.world.runs.adapter("toy", "medical", "lora", 1) / "card.json").unlink()
-    with pytest.raises(GuardError):
-        report_study(curve.folder, [curve.world.recipe], curve.world.rules)
-    assert not (curve.folder / "toy.json").exists()
 
 
 def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
@@ -107,28 +96,26 @@ def test_a_point_s_own_bag_of_words_is_kept(curve: StudyWorld, monkeypatch: Monk
     assert all((again[key] == logits[key]).all() for key in logits)
 
 
-def test_weights_of_other_rows_are_refused(curve: StudyWorld) -> None:
-    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
-    rows = read_examples(data / "train.jsonl")
-    write_examples(data / "train.jsonl", rows[:-2])
-    with pytest.raises(GuardError, match=r"weights' data_hash is not.*again"):
-        logits_of(curve)
-
-
-def test_weights_of_another_rule_or_recipe_are_refused(curve: StudyWorld) -> None:
-    """What else is refused: tests/eval/test_trial.py."""
-    curve.world.runs = point_runs(curve.folder, curve.study.points[-1])
-    for field, value in (("rule_hash", "other"), ("recipe", {"dtype": "bfloat16"})):
-        curve.world.add_adapter(NAME, "lora", 1, {}, **{field: value})
-        with pytest.raises(GuardError, match=rf"weights' {field} is not.*Run the study's command"):
-            logits_of(curve)
-
-
-def test_thresholds_are_balanced_whatever_rate_the_rule_wants(curve: StudyWorld) -> None:
+def test_weights_of_another_rule_recipe_or_data_are_refused(curve: StudyWorld) -> None:
+    """What else is refused: tests/eval/test_trial.py. Thresholds are balanced, whatever rate the
+    rule wants.
+    """
     file = curve.world.rules / f"{NAME}.yaml"
     file.write_text(file.read_text() + "max_fpr: 0.1\n")
-    assert curve.rule.max_fpr == 0.1
-    assert logits_of(curve)
+    assert curve.rule.max_fpr == 0.1 and logits_of(curve)
+    curve.world.runs = point_runs(curve.folder, curve.study.points[-1])
+    for field, value in (("rule_hash", "other"), ("recipe", {"dtype": "bfloat16"})):
+        curve.world.add_adapter(NAME, "lora", 1, {}, **{"max_fpr": None, field: value})
+        with pytest.raises(GuardError, match=rf"weights' {field} is not.*Run the study's command"):
+            logits_of(curve)
+    train = curve.world.runs.data(NAME) / "train.jsonl"
+    write_examples(train, read_examples(train)[:-2])
+    with pytest.raises(GuardError, match=r"weights' data_hash is not.*again"):
+        logits_of(curve)
+    test = train.with_name("test.jsonl")
+    write_examples(test, read_examples(test)[:-1])
+    with pytest.raises(GuardError, match="different test rows"):
+        shared_test_rows(curve.folder, curve.study)
 
 
 def test_a_missing_prediction_or_method_is_named(curve: StudyWorld) -> None:
@@ -139,11 +126,5 @@ def test_a_missing_prediction_or_method_is_named(curve: StudyWorld) -> None:
         logits_of(curve)
     (folder / "card.json").unlink()
     with pytest.raises(GuardError, match=r"not finished weights.*study's command"):
-        logits_of(curve)
-
-
-def test_points_with_different_test_rows_are_refused(curve: StudyWorld) -> None:
-    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
-    write_examples(data / "test.jsonl", read_examples(data / "test.jsonl")[:-1])
-    with pytest.raises(GuardError, match="different test rows"):
-        shared_test_rows(curve.folder, curve.study)
+        report_study(curve.folder, [curve.world.recipe], curve.world.rules)
+    assert not (curve.folder / "toy.json").exists()
