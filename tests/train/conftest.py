@@ -35,7 +35,7 @@ from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import MODELS, Recipe, load_recipe
-from guard.rule import Judged, Rule, Turns
+from guard.rule import Rule
 from train import base as frozen_base
 from train.adapter.trained import TrainedAdapter
 from train.examples import Row, Rows, load
@@ -44,46 +44,33 @@ from train.prefix import trainer as shared_prefix
 from train.run import finish
 
 TINY = MODELS / "tiny"
-RULE = Rule(
-    id="toy",
-    title="Nobody may mention a refund.",
-    policy="Nor imply one.",
-    judged="conversation",
-    violates=("refund",),
-    allows=("banana",),
-)
+TITLES = {"id": "toy", "title": "Nobody may mention a refund.", "policy": "Nor imply one."}
+RULE = Rule(**TITLES, judged="conversation", violates=("refund",), allows=("banana",))
 WORDS_OF_ANY_ROW = "please help with my order today we talk about music food and books thanks a lot"
 FILLER = WORDS_OF_ANY_ROW.split()
 MakeJob = Callable[..., Job]
 ADAPTERS = ("lora", "alora")  # those of the toy recipe
+SHAPE: dict[str, Any] = {"vocab_size": 16384, "hidden_size": 64, "intermediate_size": 128}
+SHAPE |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE |= {"head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": True}
+SHAPE |= {"initializer_range": 0.1, "pad_token_id": 16358, "bos_token_id": 16358}
+SHAPE |= {"eos_token_id": 16360}
 
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 16384,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.1,
-    "pad_token_id": 16358,
-    "bos_token_id": 16358,
-    "eos_token_id": 16360,
-}
+def qwen3(**shape: object) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE | shape))
+
+
+def llama(**shape: object) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SHAPE | shape))
+
+
+UNTIED = {"tie_word_embeddings": False}
 BASES: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)),
-    "qwen3, untied": lambda: Qwen3ForCausalLM(
-        Qwen3Config(**SHAPE | {"tie_word_embeddings": False})
-    ),
-    "llama, one KV head": lambda: LlamaForCausalLM(
-        LlamaConfig(**SHAPE | {"num_key_value_heads": 1})
-    ),
-    "llama, no shared KV heads": lambda: LlamaForCausalLM(
-        LlamaConfig(**SHAPE | {"num_key_value_heads": 4, "tie_word_embeddings": False})
-    ),
+    "qwen3": qwen3,
+    "qwen3, untied": functools.partial(qwen3, **UNTIED),
+    "llama, one KV head": functools.partial(llama, num_key_value_heads=1),
+    "llama, no shared KV heads": functools.partial(llama, num_key_value_heads=4, **UNTIED),
 }
 
 
@@ -109,13 +96,8 @@ def toy_base(toy_bases: Callable[[str], Path]) -> Path:
 
 
 def recipe(base: Path | str, **trainer: object) -> Recipe:
-    shared = {
-        "num_train_epochs": 3,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-2,
-        "gradient_checkpointing": False,
-        "save_steps": 5,
-    }
+    shared = {"num_train_epochs": 3, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
+    shared |= {"gradient_checkpointing": False, "save_steps": 5}
     return Recipe.model_validate(
         {
             "name": "toy",
@@ -138,10 +120,8 @@ def conversation(rng: random.Random, label: int) -> tuple[Message, ...]:
     ]
     turn = rng.choice(turns)
     turn[rng.randrange(len(turn))] = "refund" if label else "banana"
-    return tuple(
-        Message("user" if index % 2 == 0 else "assistant", " ".join(words))
-        for index, words in enumerate(turns)
-    )
+    speakers = ("user", "assistant", "user")
+    return tuple(Message(*said) for said in zip(speakers, map(" ".join, turns)))  # noqa: B905
 
 
 def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32, rule: str = RULE.id) -> None:
@@ -173,10 +153,14 @@ def mostly_generated(rows: Rows, own_training: int, own_validation: int) -> Rows
 
 
 def with_settings(job: Job, **update: object) -> Job:
-    methods = {
-        name: settings.model_copy(update=update) for name, settings in job.recipe.methods.items()
-    }
-    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
+    methods = {}
+    for name, settings in job.recipe.methods.items():
+        methods[name] = settings.model_copy(update=update)
+    return with_recipe(job, methods=methods)
+
+
+def with_recipe(job: Job, **update: object) -> Job:
+    return replace(job, recipe=job.recipe.model_copy(update=update))
 
 
 def with_lora(job: Job, **lora: object) -> Job:
@@ -247,16 +231,11 @@ def layers_by_onednn(monkeypatch: MonkeyPatch) -> list[nn.Module]:
 
 @pytest.fixture
 def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
-    def make(
-        method: str = "lora",
-        *,
-        seed: int = 0,
-        runs: str = "runs",
-        n_train: int = 64,
-        base: str = "qwen3",
-        **trainer: object,
-    ) -> Job:
-        folder = toy_bases(base)
+    """Arguments beside the method are seed, runs, n_train and base; others are the trainer's."""
+
+    def make(method: str = "lora", *, seed: int = 0, runs: str = "runs", **trainer: Any) -> Job:
+        n_train = trainer.pop("n_train", 64)
+        folder = toy_bases(trainer.pop("base", "qwen3"))
         builder = PromptBuilder.from_base(str(folder))
         toy = recipe(folder, **trainer)
         job = Job(RULE, toy, method, seed, builder, Runs(tmp_path / runs))
@@ -304,15 +283,9 @@ MakeEncoderJob = Callable[..., Job]
 def toy_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy_encoder")
     torch.manual_seed(0)
-    shape = BertConfig(
-        vocab_size=30522,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
+    small = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = BertConfig(vocab_size=30522, initializer_range=0.2, **small, **layers)
     BertModel(shape, add_pooling_layer=False).save_pretrained(folder)
     shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
     return folder
@@ -342,29 +315,24 @@ def encoder_recipe(base: Path, **trainer: object) -> Recipe:
 
 @pytest.fixture
 def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
-    def make(
-        method: str = "lora",
-        *,
-        seed: int = 0,
-        runs: str = "runs",
-        n_train: int = 64,
-        patience: int | None = None,
-        min_steps: int | None = None,
-        lora_dropout: float = 0.0,
-        judged: Judged = "conversation",
-        turns: Turns = "any",
-        **trainer: object,
-    ) -> Job:
+    """Arguments beside the method are seed, runs, patience, min_steps, lora_dropout, judged and
+    turns; others are the trainer's.
+    """
+
+    def make(method: str = "lora", *, seed: int = 0, runs: str = "runs", **trainer: Any) -> Job:
+        of_rule = {"judged": "conversation", "turns": "any"}
+        rule = RULE.model_copy(update={k: trainer.pop(k, v) for k, v in of_rule.items()})
+        lora = {"lora_dropout": trainer.pop("lora_dropout", 0.0)}
+        changed = {"early_stopping_patience": trainer.pop("patience", None)}
+        changed["min_steps"] = trainer.pop("min_steps", None)
         recipe = encoder_recipe(toy_encoder, **trainer)
-        adapter = recipe.methods["lora"].lora | {"lora_dropout": lora_dropout}
-        changed = {"lora": adapter, "early_stopping_patience": patience, "min_steps": min_steps}
+        changed["lora"] = recipe.methods["lora"].lora | lora
         settings = recipe.methods["lora"].model_copy(update=changed)
         recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
         builder = EncoderPromptBuilder.of(recipe)
-        rule = RULE.model_copy(update={"judged": judged, "turns": turns})
         job = Job(rule, recipe, method, seed, builder, Runs(tmp_path / runs))
         if not job.data.exists():
-            write_toy_data(job.data, n_train)
+            write_toy_data(job.data)
         return job
 
     return make
