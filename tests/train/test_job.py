@@ -14,6 +14,7 @@ from guard.layout import Runs, mark_current
 from tests.train.conftest import (
     MakeEncoderJob,
     MakeJob,
+    with_recipe,
     with_settings,
 )
 from train.job import LOCK, Job
@@ -21,10 +22,6 @@ from train.job import LOCK, Job
 
 def with_title(job: Job, title: str) -> Job:
     return replace(job, rule=job.rule.model_copy(update={"title": title}))
-
-
-def with_recipe(job: Job, **update: object) -> Job:
-    return replace(job, recipe=job.recipe.model_copy(update=update))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +119,7 @@ def test_a_forgotten_job_keeps_its_adapter_until_replaced(make_job: MakeJob) -> 
 def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) -> None:
     job = make_job()
     floored = with_settings(job, min_steps=300)
-    assert (job.min_steps, floored.min_steps) == (0, 300)
-    assert floored.inputs != job.inputs
+    assert (job.min_steps, floored.min_steps) == (0, 300) and floored.inputs != job.inputs
     assert floored.recipe.training_settings("lora")["min_steps"] == 300
     assert "min_steps" not in job.recipe.training_settings("lora")
 

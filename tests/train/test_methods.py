@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.home import ROOT
 from guard.method import METHODS
 from guard.recipe import KINDS, MODELS, load_recipe
 from tests.train.conftest import MakeJob, data, with_settings
@@ -55,11 +52,3 @@ def test_gliner2_is_trained_without_openings(make_job: MakeJob, monkeypatch: Mon
     assert list(TRAINERS["gliner2"]["lora"].fit([(job, rows)])) == []
     ((_, read),) = asked[0]
     assert read is rows
-
-
-def test_the_table_is_imported_without_torch() -> None:
-    script = "import sys, train.methods; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 from dataclasses import replace
 from pathlib import Path
@@ -70,29 +71,25 @@ def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
 
 
 @pytest.mark.slow
-def test_a_failed_point_leaves_the_others(make_job: MakeJob, rules: Path, tmp_path: Path) -> None:
-    job, folder = make_job(max_steps=1), tmp_path / "study"
-    write_study(folder)
-    taken = job_of(job, folder, POINTS[0], "lora")
-    taken.scratch.mkdir(parents=True)
-    with (taken.scratch / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(GuardError, match="not trained: toy lora seed 0, 16 rows"):
-            train_study(folder, [job.recipe], rules=rules)
-    done = job_of(job, folder, POINTS[1], "lora")
-    assert is_current(done.folder, done.inputs)
-
-
-@pytest.mark.slow
-def test_a_point_whose_rows_are_bad_leaves_the_others_and_is_named(
-    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: CaptureFixture[str]
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "bad rows"])
+def test_a_failed_point_leaves_the_others(
+    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: CaptureFixture[str], is_taken: bool
 ) -> None:
     job, folder = make_job(max_steps=1), tmp_path / "study"
     write_study(folder)
-    (point_runs(folder, POINTS[0]).data("toy") / "test.jsonl").unlink()
-    with pytest.raises(GuardError, match="not trained: rows-16-seed-0 on toy"):
-        train_study(folder, [job.recipe.only("lora")], rules=rules)
-    assert "rows-16-seed-0 on toy: " in capsys.readouterr().out
+    first = job_of(job, folder, POINTS[0], "lora")
+    told = "not trained: rows-16-seed-0 on toy"
+    with contextlib.ExitStack() as held:
+        if is_taken:
+            told = "not trained: toy lora seed 0, 16 rows"
+            first.scratch.mkdir(parents=True)
+            lock = held.enter_context((first.scratch / LOCK).open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        else:
+            (first.data / "test.jsonl").unlink()
+        with pytest.raises(GuardError, match=told):
+            train_study(folder, [job.recipe.only("lora")], rules=rules)
+    assert is_taken or "rows-16-seed-0 on toy: " in capsys.readouterr().out
     done = job_of(job, folder, POINTS[1], "lora")
     assert is_current(done.folder, done.inputs)
 
