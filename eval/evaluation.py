@@ -10,9 +10,16 @@ import numpy as np
 
 from eval import metrics
 from eval.agreement import Agreement
-from eval.answers import Answer, group_numbers, unanswered
+from eval.answers import (
+    BAG_OF_WORDS,
+    JUDGE,
+    Answer,
+    group_numbers,
+    is_baseline,
+    is_seeded,
+    unanswered,
+)
 from eval.bag_of_words import BagVariant
-from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline, is_seeded
 from eval.judge.answer import Judgement, JudgeRecord
 from eval.quality import MethodQuality, method_quality
 from eval.robustness import Robustness

@@ -12,7 +12,7 @@ import numpy as np
 from data.generator.dimensions import Difficulty
 from eval import metrics
 from eval.answers import Answer, Scored, group_numbers, outcomes, scored_answers
-from eval.ranking import RankedRows, auroc_difference, auroc_estimate
+from eval.metrics import RankedRows, auroc_difference, auroc_estimate
 from guard.conversation.example import Example
 from guard.files.yaml_file import Strict
 from guard.verdict import expected_calibration_error
@@ -134,7 +134,7 @@ class MethodQuality(Quality):
 
     `answered` is that of the worst seed. `metrics.accuracy_interval` says what the intervals can
     show; the interval of a single seed is Wilson's. An AUROC's interval is the bootstrap's over
-    seeds and groups (`ranking.py`), on the rows that have a logit in every seed.
+    seeds and groups (`auroc_estimate`), on the rows that have a logit in every seed.
     """
 
     accuracy_sd: float | None

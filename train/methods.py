@@ -59,7 +59,7 @@ class Trainer:
 
 def _check_decoder(job: Job) -> None:
     if METHODS[job.method].acts_from == "output":
-        from train.head.settings import check_head
+        from train.head.fit import check_head
 
         check_head(job)
     else:

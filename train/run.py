@@ -9,7 +9,7 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from guard.arguments import whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
 from guard.machine.device import warn_if_busy
+from guard.machine.provenance import gpus
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
@@ -26,7 +27,6 @@ from train.examples import Row, Rows, load
 from train.export import damage_of, export, finish_export
 from train.job import Job
 from train.methods import Trained, trainer_of
-from train.process import see_one_gpu
 
 ALL = "all"
 NO_MEMORY_ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # in PyTorch's RuntimeError
@@ -303,6 +303,29 @@ def _explained(error: Exception, job: Job) -> GuardError:
         f"the device has no memory for this training: {error}",
         remedy=f"Drop the longest rows (and lower the recipe's {key}), or take a larger one",
     )
+
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def see_one_gpu(environment: MutableMapping[str, str]) -> None:
+    """Leave this process the first of the GPUs that it may use. Must come before torch is imported.
+    Transformers would spread a LoRA's batches over all of them. Raises GuardError in one of several
+    processes that a launcher has started: each would train all rules.
+    """
+    processes = environment.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise GuardError(
+            "a command trains its rules in one process",
+            got=f"WORLD_SIZE={processes}",
+            remedy=f"Start one command a GPU, each with rules and {VISIBLE_GPUS} of its own",
+        )
+    named = environment.get(VISIBLE_GPUS)
+    devices = [str(number) for number in range(len(gpus()))]
+    if named is not None:
+        devices = [name for name in named.split(",") if name]
+    if devices:
+        environment[VISIBLE_GPUS] = devices[0]
 
 
 @exits_cleanly

@@ -28,8 +28,7 @@ from guard.study import (
     study_folder,
 )
 from train.job import Job
-from train.process import see_one_gpu
-from train.run import JobAndRows, check, claimed_jobs, outdated_jobs, train
+from train.run import JobAndRows, check, claimed_jobs, outdated_jobs, see_one_gpu, train
 
 
 def train_study(

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline, on_base
+from eval.answers import BAG_OF_WORDS, JUDGE, is_baseline, on_base
 from eval.evaluation import Evaluation
 from eval.quality import MethodQuality
 from guard.errors import GuardError

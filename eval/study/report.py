@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from eval.contender import label_of
+from eval.answers import label_of
 from eval.report.tables import markdown_table
 from guard.files.atomic import atomic_write, save_figures
 from guard.files.yaml_file import Strict

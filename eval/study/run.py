@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.answers import group_numbers
+from eval.answers import BAG_OF_WORDS, group_numbers, on_base
 from eval.bag_of_words import fit_bag_of_words
-from eval.contender import BAG_OF_WORDS, on_base
-from eval.ranking import RankedRows, auroc_difference, auroc_estimate
+from eval.metrics import RankedRows, auroc_difference, auroc_estimate
 from eval.study.report import StudyFigure, StudyReport
 from eval.trial import TrialRequirements
 from guard.conversation.example import Example, read_examples

@@ -64,9 +64,7 @@ def test_a_missing_split_is_named_with_the_command_that_makes_it(folder: Path) -
 @pytest.mark.parametrize(
     ("kept", "found"), [((), "0 and 0"), ((0, 1, 2), "1 and 2"), ((0, 1, 3), "2 and 1")]
 )
-def test_a_split_with_one_example_of_a_class_or_none_is_refused(
-    folder: Path, kept: tuple[int, ...], found: str
-) -> None:
+def test_a_split_of_one_class_stops(folder: Path, kept: tuple[int, ...], found: str) -> None:
     rewrite(folder, "validation", lambda rows: [rows[index] for index in kept])
     with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*got {found}"):
         loaded(folder)
@@ -86,9 +84,7 @@ def test_too_few_validation_rows_for_the_rate_are_refused(folder: Path) -> None:
         ({"id": "train-3"}, r"duplicate ids.*train-3"),
     ],
 )
-def test_examples_of_another_rule_or_split_or_with_a_taken_id_are_named(
-    folder: Path, change: dict[str, Any], told: str
-) -> None:
+def test_foreign_and_repeated_examples(folder: Path, change: dict[str, Any], told: str) -> None:
     rewrite(folder, "test", lambda rows: [replace(rows[0], **change), *rows[1:]])
     with pytest.raises(GuardError, match=told):
         loaded(folder)

@@ -7,24 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.layout import Runs, mark_current
-from tests.train.conftest import MakeJob, with_settings
-from tests.train.encoder.conftest import (
+from tests.train.conftest import (
     MakeEncoderJob,
-    make_encoder_job,  # noqa: F401 - a fixture
-    toy_encoder,  # noqa: F401 - a fixture
+    MakeJob,
+    with_recipe,
+    with_settings,
 )
 from train.job import LOCK, Job
 
 
 def with_title(job: Job, title: str) -> Job:
     return replace(job, rule=job.rule.model_copy(update={"title": title}))
-
-
-def with_recipe(job: Job, **update: object) -> Job:
-    return replace(job, recipe=job.recipe.model_copy(update=update))
 
 
 @pytest.mark.parametrize(
@@ -64,16 +61,14 @@ def with_one_method(job: Job) -> Job:
     ],
     ids=["policy", "max_fpr", "engine", "the other method"],
 )
-def test_all_else_leaves_an_adapter_current(
-    make_job: MakeJob, change: Callable[[Job], Job]
-) -> None:
+def test_all_else_leaves_it_current(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
     job = make_job()
     assert change(job).inputs == job.inputs
 
 
-def test_who_is_judged_decides_an_encoder_s_weights_and_no_other_s(
+def test_who_is_judged_decides(
     make_job: MakeJob,
-    make_encoder_job: MakeEncoderJob,  # noqa: F811
+    make_encoder_job: MakeEncoderJob,
 ) -> None:
     of_encoder = make_encoder_job(judged="assistant")
     assert of_encoder.reads == "assistant"
@@ -124,8 +119,7 @@ def test_a_forgotten_job_keeps_its_adapter_until_replaced(make_job: MakeJob) -> 
 def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) -> None:
     job = make_job()
     floored = with_settings(job, min_steps=300)
-    assert (job.min_steps, floored.min_steps) == (0, 300)
-    assert floored.inputs != job.inputs
+    assert (job.min_steps, floored.min_steps) == (0, 300) and floored.inputs != job.inputs
     assert floored.recipe.training_settings("lora")["min_steps"] == 300
     assert "min_steps" not in job.recipe.training_settings("lora")
 
@@ -156,9 +150,7 @@ def test_the_scratch_folder_is_beside_the_adapter(make_job: MakeJob) -> None:
     assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
 
 
-def test_weights_are_outdated_when_words_are_read_otherwise(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_way_to_read_words_outdates(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     adapter = make_job("lora")
     methods = adapter.recipe.methods | {"head": type(adapter.recipe.methods["lora"])()}
     recipe = adapter.recipe.model_copy(update={"methods": methods})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.home import ROOT
 from guard.method import METHODS
 from guard.recipe import KINDS, MODELS, load_recipe
 from tests.train.conftest import MakeJob, data, with_settings
@@ -45,9 +43,7 @@ def test_an_adapter_does_not_take_the_settings_of_a_head(make_job: MakeJob, meth
         TRAINERS["decoder"][method].check(with_settings(make_job(method), head={"C": 1.0}))
 
 
-def test_gliner2_which_reads_all_turns_is_trained_on_the_rows_as_they_are(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gliner2_is_trained_without_openings(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     asked: list[TrainingWork] = []
     monkeypatch.setattr("train.encoder.trainer.fit", lambda work: (asked.append(work), [])[1])
     job = make_job()
@@ -56,11 +52,3 @@ def test_gliner2_which_reads_all_turns_is_trained_on_the_rows_as_they_are(
     assert list(TRAINERS["gliner2"]["lora"].fit([(job, rows)])) == []
     ((_, read),) = asked[0]
     assert read is rows
-
-
-def test_the_table_is_imported_without_torch() -> None:
-    script = "import sys, train.methods; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"

@@ -13,7 +13,7 @@ from guard.files.strict_json import load_json
 from guard.recipe import Recipe
 from train.adapter.load import check_modules, checked_settings
 from train.encoder.bases import BASES
-from train.head.settings import check_head as check_head_settings
+from train.head.fit import check_head as check_head_settings
 from train.job import Job
 
 # Types of transformers whose first token is at the position behind that of the padding token.

@@ -2,14 +2,15 @@
 without any adapter.
 
 A decoder has one state: after its final norm, at the prompt's last token. An encoder has one state
-a span, and the span with the highest logit counts (`span_regression.py`). The lowest validation
-loss chooses the weight of the words and the strength of the regularisation. With few own rows
-beside generated ones the head is a weighted mean of all fits. Knows nothing of thresholds, cards or
-files of examples.
-"""
+a span, and the span with the highest logit counts (`span_regression.py`). The validation loss
+chooses the weight of the words and the strength of the regularisation. With few own rows beside
+generated rows the head is a weighted mean of all fits. Knows nothing of thresholds, cards or files
+of examples."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +26,16 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.calibration_rows import own_rows_decide
-from guard.errors import GuardError
+from guard.errors import GuardError, did_you_mean
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import ngram_rows
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.weights.head import NO_WORDS, Head, WordWeights, mean_head
-from train.base import load_served_base
+from train.base import by_onednn, load_served_base
 from train.batch import by_length, left_padded, pass_tokens
 from train.examples import Row, Rows, has_of_each_label
-from train.head.regression import Regression
-from train.head.rows import Reader, ReadRows, RowSpans, head_logits, read_rows
-from train.head.settings import settings_to_try
+from train.head.regression import Reader, ReadRows, Regression, RowSpans, head_logits, read_rows
 from train.job import Job
-from train.onednn import by_onednn
 
 # Own training rows of either label, openings among them: with fewer, all rows are one fit.
 FEWEST_OWN = 5
@@ -222,3 +220,37 @@ def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numb
     if parts < 2:
         return
     yield from StratifiedGroupKFold(parts).split(groups, labels, groups)
+
+
+STRENGTH = "C"  # a key of a recipe's `head`: scikit-learn's inverse of the regularisation
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
+WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
+
+
+def check_head(job: Job) -> None:
+    """Raise GuardError for settings that a head does not read."""
+    for key in ("lora", "trainer", "early_stopping_patience", "min_steps"):
+        if getattr(job.settings, key):
+            problem = f"a head does not use {key} settings"
+            raise GuardError(problem, where=job.where(key), remedy="Remove them")
+    where = job.where("head")
+    for key, value in job.settings.head.items():
+        if key != STRENGTH:
+            remedy = did_you_mean(key, [STRENGTH]) or f"Only {STRENGTH} can be set"
+            raise GuardError(f"unknown key '{key}' of a head", where=where, remedy=remedy)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            raise GuardError(
+                f"{STRENGTH} must be a positive number",
+                where=where,
+                got=value,
+                remedy="Name a number above 0, or leave it out: then the validation rows choose",
+            )
+
+
+def settings_to_try(job: Job, vocabulary: NgramVocabulary) -> list[tuple[float, float]]:
+    """The pairs of word scale and C to try."""
+    scales = WORD_SCALES if vocabulary.keys.size else WORD_SCALES[:1]
+    stated = job.settings.head.get(STRENGTH)
+    strengths = STRENGTHS if stated is None else (stated,)
+    return list(itertools.product(scales, strengths))

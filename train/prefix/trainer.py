@@ -17,17 +17,14 @@ from transformers import PreTrainedModel
 from guard.errors import GuardError
 from guard.recipe import Recipe
 from train.adapter.load import load_base
-from train.adapter.predict import verdict_logits
 from train.adapter.settings import lora_config, trainer_config
-from train.adapter.trained import TrainedAdapter
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.base import load_served_base
 from train.examples import Rows
 from train.job import Job
-from train.prefix.budget import Budget, budget_of
-from train.prefix.cache import PrefixCache
-from train.prefix.fleet import Fleet
+from train.prefix.cache import Budget, PrefixCache, budget_of
+from train.prefix.fleet import Fleet, Pack, Packer, prefix_of
 from train.prefix.member import Member
-from train.prefix.packer import Pack, Packer, prefix_of
 from train.prefix.stacked import layers
 
 WEIGHT_BYTES = 16  # of a trained weight: itself, its gradient and two moments

@@ -29,7 +29,7 @@ from guard.rule import Rule, RuleTurn, check_labelling, load_rule
 from train.examples import Row, Rows
 from train.examples import load as load_rows
 from train.job import Job
-from train.process import see_one_gpu
+from train.run import see_one_gpu
 from train.sweep.report import SweepPoint, table
 
 GRIDS = HOME / "recipes" / "sweeps"

@@ -28,14 +28,7 @@ def two_bases(world: World) -> tuple[Evaluation, Evaluation]:
     return toy, toy.model_copy(update=changed)
 
 
-def test_one_evaluation_stays_as_it_is(world: World) -> None:
-    toy = evaluated(world)
-    assert side_by_side([toy]) is toy
-
-
-def test_contenders_carry_their_base_s_name_and_the_bag_of_words_stands_there_once(
-    world: World,
-) -> None:
+def test_contenders_carry_their_base_s_name_but_the_one_bag_of_words(world: World) -> None:
     joint = side_by_side(two_bases(world))
     names = ["toy/judge", "bag_of_words", "toy/lora", "toy/alora", "other/lora"]
     assert list(joint.methods) == names
@@ -46,30 +39,22 @@ def test_contenders_carry_their_base_s_name_and_the_bag_of_words_stands_there_on
     assert (joint.commit, joint.versions) == ("abc / def", {"python": "3 / 4"})
 
 
-def test_methods_of_two_bases_are_compared_example_by_example_on_the_seeds_that_both_have(
-    world: World,
-) -> None:
+def test_methods_of_two_bases_are_compared_on_the_seeds_that_both_have(world: World) -> None:
     joint = side_by_side(two_bases(world))
     # the aLoRA's first seed is right everywhere
-    outcomes, of_toy = (
-        joint.difference("other/lora", "toy/alora"),
-        joint.difference("toy/alora", "toy/lora"),
-    )
-    assert outcomes is not None and of_toy is not None
+    outcomes = joint.difference("other/lora", "toy/alora")
+    of_toy = joint.difference("toy/alora", "toy/lora")
+    assert outcomes is not None and of_toy is not None and len(of_toy.values) == 2
     assert outcomes.values.tolist() == [[-1, -1, 0, 0, 0, 0, 0, 0]]
-    assert len(of_toy.values) == 2
 
 
 def test_a_judge_behind_an_endpoint_stands_there_once(world: World) -> None:
-    toy = evaluated(world)
     judge = JudgeRecord(name="gpt-toy", endpoint="http://x")
-    judged = [
-        toy.model_copy(update={"model": model, "judges": {"judge": judge}})
-        for model in ("toy", "other")
-    ]
-    joint = side_by_side(judged)
+    toy = evaluated(world).model_copy(update={"judges": {"judge": judge}})
+    joint = side_by_side([toy, toy.model_copy(update={"model": "other"})])
     assert list(joint.judges) == ["judge"]
     assert list(joint.methods)[:2] == ["judge", "bag_of_words"]
+    assert side_by_side([toy]) is toy
 
 
 def test_other_examples_are_not_put_side_by_side(world: World) -> None:

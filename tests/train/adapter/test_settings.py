@@ -118,9 +118,7 @@ def test_bad_settings_of_one_method_are_refused_where_they_stand(make_job: MakeJ
         ({"init_lora_weights": "corda"}, "could not be served"),
     ],
 )
-def test_an_adapter_that_peft_or_the_engine_would_refuse_is_refused_before_training(
-    make_job: MakeJob, lora: dict[str, object], told: str
-) -> None:
+def test_what_is_not_served_stops(make_job: MakeJob, lora: dict[str, object], told: str) -> None:
     with pytest.raises(GuardError, match=rf"methods\.lora\.lora: .*{told}"):
         lora_config(with_lora(make_job(), **lora))
 
@@ -128,24 +126,16 @@ def test_an_adapter_that_peft_or_the_engine_would_refuse_is_refused_before_train
 @pytest.mark.parametrize(
     "setting", [{"bias": "none"}, {"init_lora_weights": "orthogonal"}, {"init_lora_weights": False}]
 )
-def test_a_low_rank_update_of_an_unchanged_base_is_served_however_it_starts(
-    make_job: MakeJob, setting: dict[str, object]
-) -> None:
+def test_low_rank_updates_are_served(make_job: MakeJob, setting: dict[str, object]) -> None:
     key, value = next(iter(setting.items()))
     assert getattr(lora_config(with_lora(make_job(), **setting)), key) == value
 
 
 @pytest.mark.parametrize(
     "setting",
-    [
-        {"gradient_checkpointing": True},
-        {"neftune_noise_alpha": 5.0},
-        {"dataloader_num_workers": 1},
-    ],
+    [{"gradient_checkpointing": True}, {"neftune_noise_alpha": 5.0}, {"dataloader_num_workers": 1}],
 )
-def test_a_setting_that_an_alora_would_be_trained_without_is_left_to_the_lora(
-    make_job: MakeJob, setting: dict[str, object]
-) -> None:
+def test_an_alora_leaves_some_to_the_lora(make_job: MakeJob, setting: dict[str, object]) -> None:
     ((key, value),) = setting.items()
     assert getattr(trainer_config(make_job(**setting)), key) == value
     with pytest.raises(GuardError, match=rf"aLoRA is trained without '{key}'.*lora\.trainer"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from sklearn.metrics import roc_auc_score
 
 from guard.calibrate import calibrate
@@ -97,7 +98,7 @@ def test_a_logit_that_is_not_finite_is_the_worst_loss(broken: float) -> None:
     assert calibrated_loss([1.0, -1.0, broken, 0.5], [1, 0, 1, 0]) == float("inf")
 
 
-def test_resamples_of_many_rows_are_drawn_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resamples_of_many_rows_are_drawn_a_few_at_a_time(monkeypatch: MonkeyPatch) -> None:
     logits, labels = sample(0.0)
     fitted = calibrate(logits, labels)
     at_once = validation_metrics(logits, labels, fitted)

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 from transformers import (
     AutoModel,
     AutoModelForTokenClassification,
@@ -27,8 +28,7 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.rule import Judged
 from guard.weights.head import NO_WORDS
 from tests.plain_words import plain_word_logit
-from tests.train.conftest import FILLER, data
-from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
+from tests.train.conftest import FILLER, MakeEncoderJob, data, encoder_recipe
 from train.encoder.model import StateReader, device, load_encoder, mean_states, reader_of
 from train.encoder.trained import TrainedEncoder
 from train.examples import Row
@@ -43,9 +43,7 @@ CONVERSATIONS = (
 
 
 @pytest.mark.parametrize("judged", ["conversation", "assistant"])
-def test_states_are_the_means_of_each_span_of_each_window_alone(
-    make_encoder_job: MakeEncoderJob, judged: Judged
-) -> None:
+def test_states_are_means_of_spans(make_encoder_job: MakeEncoderJob, judged: Judged) -> None:
     job = make_encoder_job()
     builder = cast(EncoderPromptBuilder, job.builder)
     base = AutoModel.from_pretrained(job.recipe.base_path).eval()
@@ -127,9 +125,7 @@ def share_right(trained: Trained, rows: Sequence[Row]) -> float:
 
 
 @pytest.mark.parametrize("method", ["head", "lora"])
-def test_trained_on_last_turns_it_reads_no_other(
-    make_encoder_job: MakeEncoderJob, method: str
-) -> None:
+def test_last_turns_alone_are_read(make_encoder_job: MakeEncoderJob, method: str) -> None:
     """Users say the word in every other row's first turn as well, and it means nothing there."""
     job = make_encoder_job(method, turns="last", max_steps=40)
     for split, count in (("train", 128), ("validation", 64), ("test", 64)):
@@ -170,8 +166,8 @@ def _answers(split: Split, count: int) -> list[Example]:
     return rows
 
 
-def test_states_are_kept_up_to_a_size(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+def test_states_stay_for_a_while(
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
 ) -> None:
     job = make_encoder_job()
     reader = StateReader(job.recipe)

@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import Tensor, nn
 
-from tests.train.conftest import data
-from tests.train.encoder.conftest import MakeEncoderJob
+from tests.train.conftest import MakeEncoderJob, data
 from train.encoder.model import token_logits
 from train.encoder.trainer import Training
 
 pytestmark = pytest.mark.slow
 
 
-def test_parts_of_bounded_size_have_the_loss_and_the_gradients_of_the_whole(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_add_up_to_all(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     job = make_encoder_job(max_steps=1)
     training = Training(job, data(job))
     model = training.run().model

@@ -8,7 +8,7 @@ import pytest
 
 from guard.conversation.example import Message, Split
 from guard.prompt.encoder import EncoderPromptBuilder
-from tests.train.encoder.conftest import MakeEncoderJob
+from tests.train.conftest import MakeEncoderJob
 from train.encoder.openings import ADAPTER_EVERY, with_openings
 from train.examples import Row, Rows
 from train.job import Job

@@ -24,8 +24,7 @@ from transformers import (
 from guard.errors import GuardError
 from guard.recipe import KINDS, Kind, load_recipe
 from serve.engine.backends.arguments import ENCODERS
-from tests.train.conftest import with_lora, with_settings
-from tests.train.encoder.conftest import MakeEncoderJob
+from tests.train.conftest import MakeEncoderJob, with_lora, with_settings
 from train.encoder.settings import SENTENCE_FILES, check_adapter
 from train.job import Job
 from train.methods import TRAINERS, trainer_of
@@ -48,9 +47,7 @@ def on(job: Job, base: Path, window: int) -> Job:
 
 
 @pytest.mark.parametrize("method", CHECKS)
-def test_a_window_beyond_positions_is_refused(
-    make_encoder_job: MakeEncoderJob, method: str
-) -> None:
+def test_windows_beyond_positions_stop(make_encoder_job: MakeEncoderJob, method: str) -> None:
     job = make_encoder_job(method)
     base = Path(job.recipe.base)
     trainer_of(job).check(on(job, base, 64))

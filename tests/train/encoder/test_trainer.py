@@ -14,6 +14,7 @@ import pytest
 import torch
 from _pytest.capture import CaptureResult
 from peft import PeftModel
+from pytest import CaptureFixture, MonkeyPatch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -24,16 +25,14 @@ from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
-from tests.train.conftest import calls_of, data
-from tests.train.encoder.conftest import MakeEncoderJob
-from train.adapter.early_stopping import EarlyStopping
+from tests.train.conftest import MakeEncoderJob, calls_of, data
+from train.adapter.steps import EarlyStopping
 from train.calibration.validation import calibrated_loss, validation_loss
-from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trained import TrainedEncoder
-from train.encoder.trainer import CHECKPOINT, Training, fit
+from train.encoder.trainer import CHECKPOINT, AveragedWeights, Training, fit
 from train.examples import Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
@@ -66,9 +65,7 @@ def evaluated(written: CaptureResult[str]) -> list[str]:
     return [line.split(": ")[1].split(",")[0] for line in lines]
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path
-) -> None:
+def test_a_seed_gives_the_same_bytes(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:
     contents, words = [], []
     for index, seed in enumerate((0, 0, 1)):
         job = make_encoder_job(seed=seed, max_steps=4, eval_steps=2, runs=f"runs{index}")
@@ -147,10 +144,7 @@ def first_head(job: Job, rows: Rows) -> TrainedHead:
 
 @pytest.mark.parametrize(("learning_rate", "best"), [(10.0, 0), (1e-2, 20)])
 def test_the_best_weights_are_kept_with_their_logits_and_the_head_is_not_read_again(
-    make_encoder_job: MakeEncoderJob,
-    monkeypatch: pytest.MonkeyPatch,
-    learning_rate: float,
-    best: int,
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, learning_rate: float, best: int
 ) -> None:
     """The logits before the first step are the head's: no validation row is read for them. With a
     learning rate that destroys, the head is kept.
@@ -176,7 +170,7 @@ def in_bfloat16(job: Job) -> Job:
 
 
 def test_on_a_base_in_bfloat16_the_head_begins_as_it_is_and_small_steps_change_it(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each is a thousandth of what bfloat16 tells apart in most of its weights."""
     job = in_bfloat16(make_encoder_job(learning_rate=10.0, runs="destroyed"))
@@ -206,7 +200,7 @@ def test_a_run_without_a_checkpoint_begins_anew(make_encoder_job: MakeEncoderJob
     np.testing.assert_array_equal(validation_logits(trained(job), rows), undisturbed)
 
 
-def kill(patch: pytest.MonkeyPatch, last_step: int | None) -> None:
+def kill(patch: MonkeyPatch, last_step: int | None) -> None:
     """After this step, or, of 20 steps after the last one; None: between the two files of step 20,
     when its best weights are recorded and its checkpoint is not written.
     """
@@ -233,7 +227,7 @@ def kill(patch: pytest.MonkeyPatch, last_step: int | None) -> None:
 
 
 def test_a_killed_run_goes_on_from_its_last_evaluation_to_the_same_weights(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     """In the middle of an epoch of 8 steps, dropout and all."""
     settings = {"max_steps": 20, "learning_rate": 3e-3, "lora_dropout": 0.3}
@@ -255,9 +249,7 @@ def test_a_killed_run_goes_on_from_its_last_evaluation_to_the_same_weights(
 
 
 def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_step(
-    make_encoder_job: MakeEncoderJob,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     job = make_encoder_job(learning_rate=10.0, max_steps=200, patience=2)
     rows = data(job)
@@ -268,9 +260,7 @@ def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_ste
     np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
 
 
-def test_a_checkpoint_is_gone_on_from_if_its_start_differs_by_no_more_than_rounding(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFixture[str]) -> None:
     """As where other code, or another machine, fits the first head anew; or where states were read
     in other batches.
     """
@@ -299,9 +289,7 @@ def test_a_checkpoint_is_gone_on_from_if_its_start_differs_by_no_more_than_round
         assert evaluated(written) == ["step 0 of 10", "step 10 of 10"] * starts_again
 
 
-def test_the_weights_that_are_kept_are_the_mean_of_all_steps_and_training_goes_on_from_its_own(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_means(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     before_steps: list[list[Tensor]] = []
     after_steps: list[list[Tensor]] = []
     update = AveragedWeights.update
@@ -330,9 +318,7 @@ def test_the_weights_that_are_kept_are_the_mean_of_all_steps_and_training_goes_o
     assert not torch.equal(kept[0].detach(), after_steps[-1][0])
 
 
-def test_an_adapter_that_ranks_better_is_kept_though_its_logits_are_off(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_better_ranking_stays(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     """What calibration mends does not count."""
     job = make_encoder_job(learning_rate=1e-2, max_steps=20)
     rows = data(job)
@@ -361,7 +347,7 @@ def test_an_adapter_that_ranks_better_is_kept_though_its_logits_are_off(
 )
 def test_weights_are_evaluated_when_the_recipe_says_and_training_ends_when_it_says(
     make_encoder_job: MakeEncoderJob,
-    capsys: pytest.CaptureFixture[str],
+    capsys: CaptureFixture[str],
     settings: dict[str, float],
     steps: list[int],
 ) -> None:
@@ -371,9 +357,7 @@ def test_weights_are_evaluated_when_the_recipe_says_and_training_ends_when_it_sa
 
 
 @pytest.mark.parametrize(("dropout", "repeats"), [(0.0, True), (0.5, False)])
-def test_the_adapter_s_dropout_is_on_in_training_and_the_base_s_is_off(
-    make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool
-) -> None:
+def test_one_dropout_is_on(make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool) -> None:
     adapter = trained(make_encoder_job(lora_dropout=dropout)).model
     dropouts = [layer.p for layer in adapter.base_model.modules() if type(layer) is nn.Dropout]
     assert max(dropouts) > 0  # the base has some
@@ -420,3 +404,17 @@ def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEnco
     shorter = job.recipe.model_copy(update={"context_tokens": longest - 1})
     with pytest.raises(GuardError, match="do not fit"):
         load(job.data, job.rule, shorter, job.builder)
+
+
+def test_the_weights_are_their_mean_for_a_while() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
+    average = AveragedWeights(weights)
+    for step in (1, 2):
+        for weight in weights:
+            weight.data.fill_(5.0 * step)
+        average.update(step)
+    with pytest.raises(KeyboardInterrupt), average.in_place():
+        assert [weight.tolist() for weight in weights] == [[9.0, 9.0], [9.0]]  # (5 + 4 x 10) / 5
+        raise KeyboardInterrupt
+    assert [weight.tolist() for weight in weights] == [[10.0, 10.0], [10.0]]
+    assert all(weight.requires_grad for weight in weights)

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from guard.prompt.decoder import Prompt
 from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.weights.head import Head
-from train.examples import Row
-from train.head.regression import Regression
-from train.head.rows import ReadRows, RowSpans, head_logits
+from train.examples import Row, has_of_each_label
+from train.head.regression import ReadRows, Regression, RowSpans, head_logits, read_rows
+from train.job import Job
 
 WIDTH = 4
 
@@ -39,9 +41,7 @@ def vocabulary(train: ReadRows) -> NgramVocabulary:
     return train.vocabulary()
 
 
-def test_a_good_prior_decides_at_strong_penalty(
-    train: ReadRows, vocabulary: NgramVocabulary
-) -> None:
+def test_a_good_prior_decides_at_high_penalty(train: ReadRows, vocabulary: NgramVocabulary) -> None:
     """The prior is one number, so its weight costs the least penalty."""
     prior = Regression(train, vocabulary).fitted(1.0, 100.0)
     alone = Regression(train, vocabulary).fitted(1.0, 0.1)
@@ -50,3 +50,47 @@ def test_a_good_prior_decides_at_strong_penalty(
     assert train.loss(with_prior) < train.loss(alone)
     logits, prior_logits = head_logits(with_prior, train.spans), head_logits(prior, train.spans)
     assert np.corrcoef(logits, prior_logits)[0, 1] > 0.9
+
+
+LABELS = (0, 1, 0, 1, 0)
+
+
+def row(index: int) -> Row:
+    """The first two are generated."""
+    prompt = Prompt((index,), 1)
+    return Row(str(index), "train", LABELS[index], prompt, is_generated=index < 2)
+
+
+def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+    """Two spans of one number each: the row's, and its negative."""
+    spans: list[RowSpans] = []
+    for prompt in prompts:
+        number = float(prompt.token_ids[0])
+        spans.append(RowSpans(np.array([[number], [-number]], np.float32), ngram_rows([[], []])))
+    return spans
+
+
+@pytest.fixture
+def rows(job: Job) -> ReadRows:
+    return read_rows(job, reader, [row(index) for index in range(len(LABELS))])
+
+
+def ids(rows: ReadRows) -> list[str]:
+    return [row.id for row in rows.rows]
+
+
+def test_own_and_generated_rows_are_all_rows(rows: ReadRows) -> None:
+    assert (ids(rows.generated()), ids(rows.own())) == (["0", "1"], ["2", "3", "4"])
+    joined = rows.own().joined_with(rows.generated())
+    assert ids(joined) == ["2", "3", "4", "0", "1"] and joined.labels == [0, 1, 0, 0, 1]
+    assert joined.spans[0].states.tolist() == [[2.0], [-2.0]]
+
+
+def test_the_rarer_label_decides_how_many_there_are_of_each(rows: ReadRows) -> None:
+    assert has_of_each_label(rows.rows, 2) and not has_of_each_label(rows.rows, 3)
+
+
+def test_a_row_s_logit_is_that_of_its_highest_span(rows: ReadRows) -> None:
+    assert head_logits(Head(np.array([-1.0], np.float32), 0.5), rows.spans) == [
+        0.5 + index for index in range(len(LABELS))
+    ]

@@ -6,29 +6,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from guard.prompt.decoder import PromptBuilder
-from tests.train.conftest import MakeJob, calls_of, data
-from tests.train.prefix.conftest import fitted, largest_difference
+from tests.train.conftest import MakeJob, calls_of, data, fitted, largest_difference
 from train.adapter.load import load_base
 from train.adapter.settings import trainer_config
 from train.job import Job
 from train.prefix import fleet
 from train.prefix import trainer as shared_prefix
-from train.prefix.budget import Budget
-from train.prefix.cache import PrefixCache
-from train.prefix.fleet import Fleet
+from train.prefix.cache import Budget, Prefix, PrefixCache
+from train.prefix.fleet import Fleet, Pack, Packer, longest_suffix, prefix_of
 from train.prefix.member import Member
-from train.prefix.packer import longest_suffix, prefix_of
 from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
 
 pytestmark = pytest.mark.slow
 
 
-def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """And before the clock starts."""
     order: list[str] = []
     for owner, name in ((PrefixCache, "fill"), (Member, "begin")):
@@ -63,9 +59,7 @@ def test_adapters_are_the_same_in_place_or_padded(make_job: MakeJob) -> None:
         assert float((weight - expected).abs().max()) < 2e-3 * float(expected.abs().max())
 
 
-def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_at_rest_is_left_out(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     passes = calls_of(monkeypatch, StackedModel, "logits")
     seeds = calls_of(monkeypatch, torch, "manual_seed")
     fitted(
@@ -76,9 +70,7 @@ def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
     assert drawn == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
 
 
-def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_suffix_bounds_the_last_pass(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = make_job("alora", max_steps=1, runs="runs")
     longest = longest_suffix(data(job).validation)
     monkeypatch.setattr(fleet, "SUFFIX_TOKENS", 2 * longest)
@@ -90,9 +82,7 @@ def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
 
 @pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_passes_are_bounded_and_what_reads_the_same_shares_them(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, rows: int, limit: str
-) -> None:
+def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str) -> None:
     def job(seed: int, runs: str) -> Job:
         return make_job(
             "alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs
@@ -128,9 +118,7 @@ def test_passes_are_bounded_and_what_reads_the_same_shares_them(
         assert min(adapters for adapters, _, _ in passes) == 2
 
 
-def test_the_validation_logits_of_a_bfloat16_base_are_float32(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """As the engine's and plain PEFT's are: thresholds are made of them."""
     job = make_job("alora", max_steps=1)
     dtypes: list[torch.dtype] = []
@@ -143,3 +131,30 @@ def test_the_validation_logits_of_a_bfloat16_base_are_float32(
     monkeypatch.setattr(fleet, "yes_minus_no", spy)
     fitted(replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"})))
     assert set(dtypes) == {torch.float32}
+
+
+Reader = tuple[str, list[Prefix]]
+
+
+def packed(readers: list[Reader], room: int) -> list[list[str]]:
+    def fits(pack: Pack[Reader], reader: Reader, more_bytes: int) -> bool:
+        return pack.prefix_bytes + more_bytes <= room
+
+    packer = Packer[Reader](prefixes=lambda reader: reader[1], size=len, fits=fits)
+    return [[name for name, _ in pack.items] for pack in packer.packs(readers)]
+
+
+def test_neighbours_share_a_pack_while_there_is_room() -> None:
+    readers = [("a", [(1, 2)]), ("b", [(3, 4)]), ("c", [(5, 6)])]
+    assert packed(readers, 4) == [["a", "b"], ["c"]]
+    assert packed(readers, 6) == [["a", "b", "c"]]
+
+
+def test_a_prefix_that_is_read_already_takes_nothing() -> None:
+    readers = [("a", [(1, 2)]), ("b", [(1, 2), (1, 2)]), ("c", [(1, 2), (3,)])]
+    assert packed(readers, 2) == [["a", "b"], ["c"]]
+
+
+def test_what_never_fits_is_alone_and_nothing_gives_no_pack() -> None:
+    assert packed([("a", [(1, 2)]), ("b", [(3, 4)])], 0) == [["a"], ["b"]]
+    assert packed([], 9) == []

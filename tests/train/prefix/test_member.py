@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
-from tests.train.conftest import ADAPTERS, MakeJob, calls_of, data, with_lora, with_settings
-from tests.train.prefix.conftest import fitted, largest_difference
+from tests.train.conftest import (
+    ADAPTERS,
+    MakeJob,
+    calls_of,
+    data,
+    fitted,
+    largest_difference,
+    with_lora,
+    with_settings,
+)
 from train.adapter import trl
-from train.adapter.early_stopping import EarlyStopping
-from train.adapter.progress import Progress
+from train.adapter.steps import EarlyStopping, Progress
 from train.job import Job
 from train.prefix.member import CHECKPOINT, Member
 
@@ -31,7 +39,7 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
     patience: int | None,
     dropout: float,
     alone: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     def jobs(runs: str) -> list[Job]:
         made: list[Job] = []
@@ -84,9 +92,7 @@ def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
     assert largest_difference(found, expected) == 0
 
 
-def test_a_checkpoint_every_share_of_the_steps(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_each_share_of_the_steps(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     saved: list[int] = []
     monkeypatch.setattr(
         torch, "save", lambda state, path: (saved.append(state["step"]), path.touch())
@@ -99,11 +105,7 @@ def test_a_checkpoint_every_share_of_the_steps(
 @pytest.mark.parametrize("method", ADAPTERS)
 @pytest.mark.parametrize(("epochs", "patience"), [(10, 1), (1, None)])
 def test_training_stops_after_the_least_steps_alone_and_few_rows_are_trained_as_long(
-    make_job: MakeJob,
-    method: str,
-    epochs: int,
-    patience: int | None,
-    monkeypatch: pytest.MonkeyPatch,
+    make_job: MakeJob, method: str, epochs: int, patience: int | None, monkeypatch: MonkeyPatch
 ) -> None:
     """An epoch of 16 rows is two steps; the first is the best."""
     losses = calls_of(monkeypatch, Progress, "loss")

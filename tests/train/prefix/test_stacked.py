@@ -9,8 +9,7 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.errors import GuardError
-from tests.train.conftest import SHAPE
-from tests.train.prefix.launch_count import LaunchCount
+from tests.train.conftest import SHAPE, LaunchCount
 from train.prefix.stacked import Stacked, StackedModel, layers
 
 WHERE = "recipe toy: methods.second.lora"
@@ -29,9 +28,7 @@ def config(rank: int, *modules: str, scaling: int = 3) -> LoraConfig:
 
 
 @pytest.mark.parametrize("scalings", [(3, 3), (3, 7)])
-def test_each_half_of_the_rows_gets_the_update_of_its_adapter_whatever_its_rank(
-    model: Qwen3ForCausalLM, scalings: tuple[int, int]
-) -> None:
+def test_rows_get_their_own_update(model: Qwen3ForCausalLM, scalings: tuple[int, int]) -> None:
     base = model.get_submodule("model.layers.0.self_attn.q_proj")
     assert isinstance(base, nn.Linear)
     first, second = scalings

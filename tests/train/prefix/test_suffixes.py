@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from transformers import (
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
@@ -20,10 +21,8 @@ from transformers import (
 )
 
 from guard.errors import GuardError
-from tests.train.conftest import BASES, SHAPE
-from tests.train.prefix.launch_count import LaunchCount
-from train.prefix.budget import Budget
-from train.prefix.cache import PrefixCache
+from tests.train.conftest import BASES, SHAPE, LaunchCount
+from train.prefix.cache import Budget, PrefixCache
 from train.prefix.prefixes import MAX_WEIGHTS, Prefixes
 from train.prefix.suffixes import _ToPrefixes, attend_to_prefixes, logits
 
@@ -84,7 +83,7 @@ def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
     [(SUFFIXES[:3], MAX_WEIGHTS), (SUFFIXES, MAX_WEIGHTS), (SUFFIXES, 2 * 4 * 12 * 40)],
 )  # the last: two suffixes of the longest prefix
 def test_logits_and_gradients_are_those_of_whole_prompts(
-    monkeypatch: pytest.MonkeyPatch, base: str, lengths: list[int], at_a_time: int, in_place: bool
+    monkeypatch: MonkeyPatch, base: str, lengths: list[int], at_a_time: int, in_place: bool
 ) -> None:
     monkeypatch.setattr("train.prefix.prefixes.MAX_WEIGHTS", at_a_time)
     torch.manual_seed(0)
@@ -169,7 +168,7 @@ def by_formula(
 @pytest.mark.parametrize("most_weights", [3000, 2**25])
 @pytest.mark.parametrize("seed", range(3))
 def test_padded_attention_is_that_in_place_on_prefixes_of_very_unlike_lengths(
-    monkeypatch: pytest.MonkeyPatch, seed: int, most_weights: int, copied_bytes: int
+    monkeypatch: MonkeyPatch, seed: int, most_weights: int, copied_bytes: int
 ) -> None:
     monkeypatch.setattr("train.prefix.prefixes.MAX_WEIGHTS", most_weights)
     monkeypatch.setattr("train.prefix.prefixes.COPIED_BYTES", copied_bytes)
@@ -251,7 +250,7 @@ def test_a_base_whose_attention_does_more_with_what_it_keeps_is_refused() -> Non
 
 
 @pytest.mark.parametrize("ignored", ["prefixes", "position_ids"])
-def test_a_base_deaf_to_a_pass_is_refused(monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
+def test_a_base_deaf_to_a_pass_is_refused(monkeypatch: MonkeyPatch, ignored: str) -> None:
     torch.manual_seed(0)
     model = BASES["llama, one KV head"]().eval()
     forward = model.forward
@@ -265,7 +264,7 @@ def test_a_base_deaf_to_a_pass_is_refused(monkeypatch: pytest.MonkeyPatch, ignor
         attend(model)
 
 
-def test_an_addition_to_plain_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_addition_to_plain_attention_is_refused(monkeypatch: MonkeyPatch) -> None:
     model: PreTrainedModel = BASES["qwen3"]().eval()
     monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8)
     with pytest.raises(GuardError, match=rf"{REFUSED} \(got sliding_window"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, read_examples, write_examples
@@ -19,12 +20,12 @@ from guard.files.yaml_file import load as load_yaml
 from guard.home import ROOT
 from guard.recipe import load_recipe
 from tests.train.conftest import RULE, MakeJob, data
-from train import process
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
 from train.examples import Rows
 from train.job import Job
 from train.prefix import trainer as shared_prefix
+from train.run import VISIBLE_GPUS
 from train.sweep import run as sweep
 from train.sweep.run import Combination, SweepGrid, SweepRuns
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def grid(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "load_rule", lambda name: RULE)
     file = tmp_path / "small.yaml"
     stated = {"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}
@@ -44,18 +45,13 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "stated", sorted((ROOT / "recipes" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_the_grids_that_come_along_fit_the_recipes_that_do(
-    make_job: MakeJob, model: str, stated: Path
-) -> None:
+def test_shipped_grids_fit_shipped_recipes(make_job: MakeJob, model: str, stated: Path) -> None:
     for combination in load_yaml(stated, SweepGrid).combinations():
         lora_config(replace(make_job("alora"), recipe=combination.recipe(load_recipe(model))))
 
 
 def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
-    make_job: MakeJob,
-    grid: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     job = make_job("alora", max_steps=4)
     grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
@@ -106,9 +102,7 @@ class Told:
 GOOD = [1.0, -1.0, 2.0, -0.5] * 8
 
 
-def test_beside_generated_rows_combinations_are_compared_on_the_others(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_rows_compare(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
     """Where only the generated rows are told apart, none is any good."""
     job = make_job("alora")
     file = job.data / "validation.jsonl"
@@ -142,9 +136,7 @@ def interrupted_at(job: Job, combination: str) -> Path:
     return checkpoint
 
 
-def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_sweeps_keep_and_drop(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
     job = make_job("alora")
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
@@ -178,9 +170,7 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     assert [point["inputs"] for point in kept] == [other.inputs, points[0].inputs]
 
 
-def test_what_an_interrupted_sweep_left_of_finished_adapters_is_cleared(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_are_cleared(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
     job = make_job("alora")
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
     sweep.sweep("toy", grid, job.recipe, runs=job.runs)
@@ -193,10 +183,7 @@ def test_what_an_interrupted_sweep_left_of_finished_adapters_is_cleared(
 
 
 def test_a_point_that_diverges_leaves_the_others(
-    make_job: MakeJob,
-    grid: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
         shared_prefix, "fit", Told(GOOD, [float("nan")] * 32, GuardError("the loss is NaN"), GOOD)
@@ -218,9 +205,7 @@ def test_a_point_that_diverges_leaves_the_others(
         ("lora: {r: []}", r"small\.yaml.*lora\.r.*at least 1"),
     ],
 )
-def test_a_bad_grid_stops_the_sweep_before_training(
-    make_job: MakeJob, grid: Path, stated: str, told: str
-) -> None:
+def test_a_bad_grid_stops_the_sweep(make_job: MakeJob, grid: Path, stated: str, told: str) -> None:
     grid.write_text(stated)
     job = make_job("alora")
     with pytest.raises(GuardError, match=told):
@@ -228,12 +213,12 @@ def test_a_bad_grid_stops_the_sweep_before_training(
     assert not (job.runs.root / "sweeps").exists()
 
 
-def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: MonkeyPatch) -> None:
     """Transformers would spread the batches of one trainer over all that are visible."""
-    monkeypatch.setenv(process.VISIBLE_GPUS, "2,3")
+    monkeypatch.setenv(VISIBLE_GPUS, "2,3")
     monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
     seen = []
-    see = lambda *_, **__: seen.append(os.environ[process.VISIBLE_GPUS])  # noqa: E731
+    see = lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS])  # noqa: E731
     monkeypatch.setattr(sweep, "sweep", see)
     sweep.main()
     assert seen == ["2"]
