@@ -48,7 +48,6 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/cluster/test_autoscaling.py": "ray_pool.py, on a Ray of other replicas",
     "tests/serve/cluster/shards/test_rules.py": "service.py beside it: how rules change",
     "tests/serve/cluster/shards/test_shards_on_ray.py": "shards/ and ray_pool.py, on one Ray",
-    "tests/serve/api/formats/test_one_reader.py": "all formats, scans and rows: one reader",
     "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",
     "tests/serve/api/test_documented.py": "the examples of the server's pages, against all formats",
     "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",

@@ -20,9 +20,10 @@ from serve.engine import GuardEngine
 from serve.policy.rule_set import RuleSet
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import MESSAGES, Serve, serving
 from tests.serve.toy_engine import ToyEngine
 from tests.signed import sign
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -37,25 +38,35 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [save_adapter(root / str(seed), RULE, seed=seed, text=TEXT) for seed in (1, 2)]
 
 
+@pytest.fixture(scope="module")
+def engine(versions: list[Path]) -> Iterator[GuardEngine]:
+    folder = Path(shutil.copytree(versions[0], versions[0].parent.parent / RULE))
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine:
+        yield engine
+
+
 @pytest.fixture
-def folder(versions: list[Path], tmp_path: Path) -> Path:
+def folder(engine: GuardEngine) -> Path:
     """The rule's folder; `train` puts a version into it."""
-    return Path(shutil.copytree(versions[0], tmp_path / RULE))
+    return engine.folder(RULE)
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> dict[str, Path]:
+def trained() -> dict[str, Path]:
     """Rules that are trained and not served."""
     return {}
 
 
 @pytest.fixture
-def client(folder: Path, trained: dict[str, Path], tmp_path: Path) -> Iterator[httpx.Client]:
-    with GuardEngine(small_recipe(), {RULE: folder}) as engine:
-        log = AuditLog(tmp_path / "audit.jsonl")
-        app = create_app(engine, observers=[log], find_trained=trained.get)
-        with serving(app) as http:
-            yield http
+def client(
+    engine: GuardEngine, versions: list[Path], trained: dict[str, Path], tmp_path: Path
+) -> Iterator[httpx.Client]:
+    """Of a server of the first version."""
+    train(engine.folder(RULE), versions[0])
+    log = AuditLog(tmp_path / "audit.jsonl")
+    with serving(create_app(engine, observers=[log], find_trained=trained.get)) as client:
+        assert client.post(f"/admin/rules/{RULE}").status_code == 200
+        yield client
 
 
 def train(folder: Path, version: Path) -> None:
@@ -196,25 +207,25 @@ def test_a_rule_is_added_and_removed_while_others_are_checked(
     assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
 
 
-def test_a_rule_of_a_rule_set_and_the_last_rule_stay() -> None:
+def test_a_rule_of_a_rule_set_and_the_last_rule_stay(serve: Serve) -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
-    rule_sets = {"strict": RuleSet.any_of(["flagged"])}
-    with serving(create_app(engine, rule_sets=rule_sets)) as client:  # type: ignore[arg-type]
-        of_a_set = client.delete("/admin/rules/flagged")
-        assert of_a_set.status_code == 409 and "'strict'" in of_a_set.json()["error"]
-        assert client.delete("/admin/rules/fine").status_code == 200
-    with serving(create_app(ToyEngine({"fine": -2.0}))) as client:  # type: ignore[arg-type]
-        last = client.delete("/admin/rules/fine")
-        assert last.status_code == 409 and "last rule" in last.json()["error"]
+    client = serve(engine, rule_sets={"strict": RuleSet.any_of(["flagged"])})
+    of_a_set = client.delete("/admin/rules/flagged")
+    assert of_a_set.status_code == 409 and "'strict'" in of_a_set.json()["error"]
+    assert client.delete("/admin/rules/fine").status_code == 200
+    last = serve(ToyEngine({"fine": -2.0})).delete("/admin/rules/fine")
+    assert last.status_code == 409 and "last rule" in last.json()["error"]
 
 
-def test_a_check_that_began_before_a_rule_was_removed_is_answered_and_told_of() -> None:
+def test_a_check_that_began_before_a_rule_was_removed_is_answered_and_told_of(
+    serve: Serve,
+) -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
     engine.may_step.clear()
-    with serving(create_app(engine)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+    client = serve(engine)
+    with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(client.post, "/v1/check", json={"messages": MESSAGES})
-        while not engine.open:
-            time.sleep(0.01)
+        wait_until(lambda: engine.open)
         removed = pool.submit(client.delete, "/admin/rules/flagged")
         time.sleep(0.1)
         engine.may_step.set()

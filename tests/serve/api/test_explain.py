@@ -67,9 +67,8 @@ def test_what_could_not_be_judged_has_no_explanation_and_a_verdict_stands_withou
 ) -> None:
     answer = asked(censored, "hello", "cannot be judged", "forbidden", explain=True).json()
     assert answer["verdict"] == "unjudged" and answer["explanations"] == {}
-    failed = asked(censored, "hello", "breaks", "forbidden", explain=True)
-    assert failed.status_code == 200 and failed.json()["verdict"] == "violation"
-    assert "explanations" not in failed.json()
+    failed = asked(censored, "hello", "breaks", "forbidden", explain=True).json()
+    assert failed["verdict"] == "violation" and "explanations" not in failed
 
 
 def test_explanations_that_take_too_long_leave_a_client_its_verdict(

@@ -16,7 +16,7 @@ from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
 from tests.serve.cards import RULE_TEXTS
 from tests.serve.guarded import CONVERSATION, guard_engine
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import MESSAGES, Serve, serving
 from tests.serve.toy_engine import ToyEngine
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def test_a_check_over_http_is_the_engine_s(client: httpx.Client) -> None:
-    answer = client.post(
-        "/v1/check", json={"messages": MESSAGES, "rules": ["pii_leak", "plain"]}
-    ).json()
+    answer = client.post("/v1/check", json=asked(rules=["pii_leak", "plain"])).json()
     # Only one may use the engine at a time: the server has nothing to do now.
     direct = guard_engine().check(CONVERSATION, ["pii_leak", "plain"])
     assert [result["rule"] for result in answer["results"]] == ["pii_leak", "plain"]
@@ -51,85 +49,74 @@ def test_a_check_over_http_is_the_engine_s(client: httpx.Client) -> None:
 
 def test_concurrent_checks_get_their_own_verdicts(client: httpx.Client) -> None:
     rules = list(RULE_TEXTS)
-    bodies = [
-        {
-            "messages": [{"role": "user", "content": f"number {number} " * (number % 7 + 1)}],
-            "rules": rules[number % 4 :] or rules,
-        }
-        for number in range(24)
-    ]
+    bodies = []
+    for number in range(24):
+        text = f"number {number} " * (number % 7 + 1)
+        bodies.append(said(text) | {"rules": rules[number % 4 :] or rules})
     alone = [client.post("/v1/check", json=body).json() for body in bodies]
     with ThreadPoolExecutor(12) as pool:
         together = list(pool.map(lambda body: client.post("/v1/check", json=body).json(), bodies))
     for first, second in zip(alone, together, strict=True):
-        assert [result["rule"] for result in first["results"]] == [
-            result["rule"] for result in second["results"]
-        ]
-        expected = [result["p_violation"] for result in first["results"]]
-        assert [result["p_violation"] for result in second["results"]] == pytest.approx(
-            expected, abs=1e-3
-        )
+        expected = {rule["rule"]: rule["p_violation"] for rule in first["results"]}
+        got = {rule["rule"]: rule["p_violation"] for rule in second["results"]}
+        assert got == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("rules", "error"),
+    ("rules", "unknown"),
     [
-        (["plain", "no_such_rule"], "rules: not served: no_such_rule; GET /v1/rules lists them"),
-        (
-            ["plane", "x"],
-            "rules: not served: plane, x; Did you mean 'plain'? GET /v1/rules lists them",
-        ),
+        (["plain", "no_such_rule"], "no_such_rule;"),
+        (["plane", "x"], "plane, x; Did you mean 'plain'?"),
     ],
 )
 def test_a_rule_that_is_not_served_is_named_and_nothing_is_judged(
-    client: httpx.Client, rules: list[str], error: str
+    client: httpx.Client, rules: list[str], unknown: str
 ) -> None:
     response = client.post("/v1/check", json={"messages": MESSAGES, "rules": rules})
     assert response.status_code == 422
+    error = f"rules: not served: {unknown} GET /v1/rules lists them"
     wanted = {"verdict": "unjudged", "code": "request_refused", "error": error}
     assert response.json() == wanted
 
 
-MALFORMED = {
+def said(content: object, **fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": content} | fields]}
+
+
+def asked(**fields: object) -> dict[str, object]:
+    return {"messages": MESSAGES} | fields
+
+
+MALFORMED: dict[str, dict[str, object]] = {
     "messages: Field required": {},
     "messages: List should have at least 1 item": {"messages": []},
-    "messages.0.role": {"messages": [{"role": "root", "content": "hi"}]},
-    "messages.0: content.0.x: no rule would read what it says": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "x": ["y"]}]}]
-    },
-    "messages.0.content": {"messages": [{"role": "user", "content": 5}]},
-    "no message has any text": {"messages": [{"role": "user", "content": " "}]},
-    "7 keys are unknown": {"messages": MESSAGES, **{f"key_{number}": 1 for number in range(7)}},
-    "messages.0: key_0: no rule would read what it says": {
-        "messages": [MESSAGES[0] | {f"key_{number}": "hi there" for number in range(7)}]
-    },
-    "messages.1: nmae: no rule would read what it says": {
-        "messages": [*MESSAGES[:1], {"role": "user", "content": "hi", "nmae": "x"}]
-    },
-    "tools: Input should be a valid list": {"messages": MESSAGES, "tools": {}},
-    "rules: List should have at least 1 item": {"messages": MESSAGES, "rules": []},
-    "rules: a rule is named twice": {
-        "messages": MESSAGES,
-        "rules": ["plain", "plain"],
-    },
-    "rules.0": {"messages": MESSAGES, "rules": [1]},
-    "a rule set or rules, not both": {"messages": MESSAGES, "rules": ["plain"], "rule_set": "x"},
-    "metadata are for the conditions": {"messages": MESSAGES, "metadata": {"channel": "email"}},
-    "rule_set: there is no 'x'": {"messages": MESSAGES, "rule_set": "x"},
-    "metadata.channel: Input should be a valid string": {
-        "messages": MESSAGES,
-        "rule_set": "x",
-        "metadata": {"channel": 1},
-    },
-    "threshold: there is no such key": {"messages": MESSAGES, "threshold": 0.1},
+    "messages.0.role": said("hi", role="root"),
+    "messages.0: content.0.x: no rule would read what it says": said(
+        [{"type": "text", "text": "hi", "x": ["y"]}]
+    ),
+    "messages.0.content": said(5),
+    "no message has any text": said(" "),
+    "7 keys are unknown": asked(**{f"key_{number}": 1 for number in range(7)}),
+    "messages.0: nmae: no rule would read what it says": said("hi", nmae="x"),
+    "tools: Input should be a valid list": asked(tools={}),
+    "rules: List should have at least 1 item": asked(rules=[]),
+    "rules: a rule is named twice": asked(rules=["plain", "plain"]),
+    "rules.0": asked(rules=[1]),
+    "a rule set or rules, not both": asked(rules=["plain"], rule_set="x"),
+    "metadata are for the conditions": asked(metadata={"channel": "email"}),
+    "rule_set: there is no 'x'": asked(rule_set="x"),
+    "metadata.channel: Input should be a valid string": asked(
+        rule_set="x", metadata={"channel": 1}
+    ),
+    "threshold: there is no such key": asked(threshold=0.1),
+    "cache_salt": asked(cache_salt=""),
     "messages: List should have at most 10000 items": {
         "messages": MESSAGES[:1] * (MAX_MESSAGES + 1)
     },
-    "rules: List should have at most 1000 items": {
-        "messages": MESSAGES,
-        "rules": [str(number) for number in range(MAX_RULES + 1)],
-    },
-    "the limit is": {"messages": [{"role": "user", "content": "x" * (MAX_CHARACTERS + 1)}]},
+    "rules: List should have at most 1000 items": asked(
+        rules=[str(number) for number in range(MAX_RULES + 1)]
+    ),
+    "the limit is": said("x" * (MAX_CHARACTERS + 1)),
 }
 
 
@@ -143,7 +130,9 @@ def test_a_malformed_request_is_told_what_is_wrong_and_gets_no_verdict(
     assert response.json()["verdict"] == "unjudged"
 
 
-def test_a_rule_set_is_its_logic_over_the_verdicts_and_never_an_allow_without_them() -> None:
+def test_a_rule_set_is_its_logic_over_the_verdicts_and_never_an_allow_without_them(
+    serve: Serve,
+) -> None:
     logic = {
         "either": {"any_of": ["fine", "flagged"]},
         "both": {"all_of": ["fine", "flagged"]},
@@ -154,28 +143,25 @@ def test_a_rule_set_is_its_logic_over_the_verdicts_and_never_an_allow_without_th
     for name, content in logic.items():
         expression = parse(content, name)
         rule_sets[name] = RuleSet(tuple(sorted(expression.rules)), expression, name)
-    engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
-    with serving(create_app(engine, rule_sets=rule_sets)) as client:  # type: ignore[arg-type]
-        listed = {one["rule_set"]: one["rules"] for one in client.get("/v1/rule_sets").json()}
-        assert listed == {name: list(rule_set.rules) for name, rule_set in rule_sets.items()}
+    client = serve(ToyEngine({"fine": -2.0, "flagged": -1.0}), rule_sets=rule_sets)
+    listed = {one["rule_set"]: one["rules"] for one in client.get("/v1/rule_sets").json()}
+    assert listed == {name: list(rule_set.rules) for name, rule_set in rule_sets.items()}
 
-        def ask(rule_set: str, **fields: Any) -> tuple[str, list[str]]:
-            body = {"messages": MESSAGES, "rule_set": rule_set, **fields}
-            answer = client.post("/v1/check", json=body).json()
-            assert answer["rule_set"] == rule_set
-            judged = [rule["rule"] for rule in (*answer["results"], *answer["unjudged"])]
-            assert judged == list(rule_sets[rule_set].rules)
-            return answer["verdict"], answer["decided_by"]
+    def ask(rule_set: str, **fields: Any) -> tuple[str, list[str]]:
+        answer = client.post("/v1/check", json=asked(rule_set=rule_set, **fields)).json()
+        assert answer["rule_set"] == rule_set
+        judged = [rule["rule"] for rule in (*answer["results"], *answer["unjudged"])]
+        assert judged == list(rule_sets[rule_set].rules)
+        return answer["verdict"], answer["decided_by"]
 
-        assert ask("either") == ("violation", ["flagged"])
-        assert ask("both") == ("allow", ["fine"])
-        assert ask("unless") == ("violation", ["flagged", "fine"])
-        assert ask("exempt") == ("unjudged", ["metadata.channel"])
-        assert ask("exempt", metadata={"channel": "email"}) == ("allow", ["metadata.channel"])
-        unjudged = [{"role": "user", "content": "cannot be judged"}]
-        for name in ("both", "unless"):
-            verdict, decided_by = ask(name, messages=unjudged)
-            assert verdict == "unjudged" and decided_by
+    assert ask("either") == ("violation", ["flagged"])
+    assert ask("both") == ("allow", ["fine"])
+    assert ask("unless") == ("violation", ["flagged", "fine"])
+    assert ask("exempt") == ("unjudged", ["metadata.channel"])
+    assert ask("exempt", metadata={"channel": "email"}) == ("allow", ["metadata.channel"])
+    for name in ("both", "unless"):
+        verdict, decided_by = ask(name, **said("cannot be judged"))
+        assert verdict == "unjudged" and decided_by
 
 
 WHOLE_MESSAGES = [
@@ -197,12 +183,14 @@ TOOLS = [{"type": "function", "function": {"name": "pay", "description": "Pays."
 IMAGE = {"role": "user", "content": [{"type": "text", "text": "See:"}, {"type": "image_url"}]}
 
 
-def test_messages_are_judged_as_openai_has_them_with_tools_if_they_are_sent() -> None:
+def test_messages_are_judged_as_openai_has_them_with_tools_and_salt_if_they_are_sent(
+    serve: Serve,
+) -> None:
     engine = ToyEngine({"fine": -2.0})
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        for tools in ({}, {"tools": TOOLS}):
-            response = client.post("/v1/check", json={"messages": WHOLE_MESSAGES, **tools})
-            assert response.json()["verdict"] == "allow", response.text
+    client = serve(engine)
+    for beside in ({}, {"tools": TOOLS, "cache_salt": "tenant 7"}):
+        response = client.post("/v1/check", json={"messages": WHOLE_MESSAGES, **beside})
+        assert response.json()["verdict"] == "allow", response.text
     turns = (
         Message("system", "From ops:\nBe brief."),
         Message("user", "Refund me."),
@@ -211,43 +199,19 @@ def test_messages_are_judged_as_openai_has_them_with_tools_if_they_are_sent() ->
     )
     described = Message("system", 'Tools:\n{"name": "pay", "description": "Pays."}')
     assert engine.conversations == [turns, (described, *turns)]
+    assert engine.salts == [None, "tenant 7"]
 
 
-def test_beside_an_image_a_violation_is_one_and_an_allow_is_unjudged() -> None:
-    engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
-    body = {"messages": [*MESSAGES, IMAGE]}
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        both = client.post("/v1/check", json=body).json()
-        fine = client.post("/v1/check", json=body | {"rules": ["fine"]}).json()
+def test_beside_an_image_a_violation_is_one_and_an_allow_is_unjudged(serve: Serve) -> None:
+    client = serve(ToyEngine({"fine": -2.0, "flagged": -1.0}))
+    answer = client.post("/v1/check", json={"messages": [*MESSAGES, IMAGE]}).json()
+    assert answer["verdict"] == "violation" and answer["decided_by"] == ["flagged"]
+    assert [result["rule"] for result in answer["results"]] == ["flagged"]
     reason = f"message {len(MESSAGES)} has an image, which no rule reads"
-    assert both["verdict"] == "violation" and both["decided_by"] == ["flagged"]
-    assert [result["rule"] for result in both["results"]] == ["flagged"]
-    assert (
-        both["unjudged"]
-        == fine["unjudged"]
-        == [{"rule": "fine", "code": "unread_content", "reason": reason}]
-    )
-    assert fine["verdict"] == "unjudged" and fine["results"] == []
+    assert answer["unjudged"] == [{"rule": "fine", "code": "unread_content", "reason": reason}]
 
 
 def test_the_rules_are_listed_with_wording_and_threshold(client: httpx.Client) -> None:
     rules = {rule["rule"]: rule for rule in client.get("/v1/rules").json()}
     assert {name: rule["text"] for name, rule in rules.items()} == RULE_TEXTS
     assert rules["plain"]["threshold"] == 0.25
-
-
-def test_a_salt_reaches_the_engine_and_an_empty_one_is_refused() -> None:
-    engine = ToyEngine()
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        for salt in ({"cache_salt": "tenant 7"}, {}):
-            assert (
-                client.post(
-                    "/v1/check", json={"messages": MESSAGES, "rules": ["fine"], **salt}
-                ).status_code
-                == 200
-            )
-        response = client.post(
-            "/v1/check", json={"messages": MESSAGES, "rules": ["fine"], "cache_salt": ""}
-        )
-        assert response.status_code == 422 and "cache_salt" in response.json()["error"]
-    assert engine.salts == ["tenant 7", None]

@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from guard.conversation.example import Message
-from serve.api.app import create_app
 from tests.serve.api.formats.toy_rule_sets import LOGITS
 from tests.serve.guarded import CONVERSATION
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import MESSAGES, Serve
 from tests.serve.toy_engine import ToyEngine
 
 FLAGGED, FINE = {"detector-id": "flagged"}, {"detector-id": "fine"}
@@ -82,25 +81,17 @@ def test_a_client_that_sends_no_header_names_the_rule_in_the_url(
     assert (unnamed.status_code, unnamed.json()["code"]) == (422, 422)
     assert "the header detector-id" in unnamed.json()["message"]
     unknown = client.post(f"/nothing{path}", json=BODIES[kind])
+    message = "the rule 'nothing' is not served; GET /v1/rules lists them"
     assert unknown.status_code == 404
-    assert unknown.json() == {
-        "code": 404,
-        "message": "the rule 'nothing' is not served; GET /v1/rules lists them",
-        "reason": "request_refused",
-    }
+    assert unknown.json() == {"code": 404, "message": message, "reason": "request_refused"}
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "why"),
     [
-        ("contents", {"contents": ["Hi", "cannot be judged"]}, "it does not fit"),
         ("contents", {"contents": ["Hi", "\n"]}, "text 2 of 2: "),
         ("generation", {"prompt": "cannot be judged", "generated_text": ""}, "1 of 1 rules"),
-        (
-            "context/doc",
-            {"content": "At 9.", "context_type": "url", "context": ["https://example.com"]},
-            "documents are not fetched from a URL",
-        ),
+        ("context/doc", BODIES["context/doc"] | {"context_type": "url"}, "not fetched from a URL"),
     ],
 )
 def test_what_cannot_be_judged_is_an_error_and_no_empty_list(
@@ -129,12 +120,11 @@ def test_two_different_names_of_a_detector_are_refused(client: httpx.Client) -> 
         assert response.status_code == status, url
 
 
-def test_the_weights_of_a_detection_are_those_that_answered() -> None:
+def test_the_weights_of_a_detection_are_those_that_answered(serve: Serve) -> None:
     engine = ToyEngine(LOGITS)
-    app = create_app(engine)  # type: ignore[arg-type]
+    client = serve(engine)
     # The engine has new weights, and the catalogue does not know yet.
     renewed = vars(engine.rules["flagged"]) | {"version": "fedcba9876543210"}
     engine.rules["flagged"] = SimpleNamespace(**renewed)
-    with serving(app) as client:
-        (detection,) = client.post("/flagged/api/v1/text/chat", json=BODIES["chat"]).json()
+    (detection,) = client.post("/flagged/api/v1/text/chat", json=BODIES["chat"]).json()
     assert detection["metadata"]["version"] == "fedcba9876543210"

@@ -15,6 +15,7 @@ from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES
 from tests.serve.toy_engine import ToyEngine
 
+IMAGE = ["data:image/png;base64,"]
 URL = "/beta/litellm_basic_guardrail_api"
 CALL: dict[str, Any] = {
     "id": "call_1",
@@ -120,34 +121,34 @@ def test_a_request_that_is_no_chat_is_its_texts_after_its_tools(
     assert engine.conversations[-1] == said
 
 
-@pytest.mark.parametrize("call_id", ["never seen", None])
-def test_an_answer_without_its_conversation_has_no_action(
-    client: httpx.Client, call_id: str | None
+def test_an_answer_without_its_conversation_or_with_an_image_has_no_action(
+    client: httpx.Client,
 ) -> None:
-    response = answer(client, call_id, "fine")
+    response = answer(client, "never seen", "fine")
     assert response.status_code == 422
     assert "the reply's conversation is not known here" in response.json()["error"]
     ask(client, "5", "fine")
-    images = answer(client, "5", "fine", images=["data:image/png;base64,"])
+    images = answer(client, "5", "fine", images=IMAGE)
     assert images.status_code == 422 and "message 0 has an image" in images.json()["error"]
 
 
 def test_a_violation_blocks_beside_what_no_rule_reads(client: httpx.Client) -> None:
-    image = ["data:image/png;base64,"]
-    violating, fine = ["it violates"], ["it is fine"]
+    violating, fine, long = ["it violates"], ["it is fine"], "a" * 1_000_001
     ask(client, "5v", "fine")
-    for fields in ({"texts": [*violating, " "]}, {"texts": violating, "images": image}):
+    for fields in (
+        {"texts": [*violating, " "]},
+        {"texts": violating, "images": IMAGE},
+        {"texts": [*violating, long]},
+    ):
         assert answer(client, "5v", "flagged", **fields).json()["action"] == "BLOCKED"
-    unreadable = answer(client, "5v", "flagged", texts=[*violating, "a" * 1_000_001])
-    assert unreadable.json()["action"] == "BLOCKED"
-    request = ask(client, "5w", "flagged", texts=violating, structured_messages=None, images=image)
+    assert answer(client, "5v", "fine", texts=[*fine, " "]).json() == {"action": "NONE"}
+    assert answer(client, "5v", "fine", texts=[*fine, long]).status_code == 422
+    no_chat: dict[str, Any] = {"structured_messages": None, "images": IMAGE}
+    request = ask(client, "5w", "flagged", texts=violating, **no_chat)
     assert request.json()["action"] == "BLOCKED"
     for texts in (fine, []):
-        seen = ask(client, "5x", "fine", texts=texts, structured_messages=None, images=image)
+        seen = ask(client, "5x", "fine", texts=texts, **no_chat)
         assert seen.status_code == 422 and "has an image" in seen.json()["error"]
-    ask(client, "5f", "fine")
-    assert answer(client, "5f", "fine", texts=[*fine, " "]).json() == {"action": "NONE"}
-    assert answer(client, "5f", "fine", texts=[*fine, "a" * 1_000_001]).status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -162,25 +163,22 @@ def test_rules_that_are_not_served_or_no_list_are_an_error_that_blocks(
 
 
 def test_a_rule_set_and_its_metadata_are_the_gateway_s_parameters(client: httpx.Client) -> None:
-    def params(**values: Any) -> dict[str, Any]:
-        return {"additional_provider_specific_params": values}
+    def asked(**params: Any) -> httpx.Response:
+        return ask(client, "sets", additional_provider_specific_params=params)
 
-    assert ask(client, "sets", **params(rule_set="both")).json() == {"action": "NONE"}
-    unstated = ask(client, "sets", **params(rule_set="staff"))
+    assert asked(rule_set="both").json() == {"action": "NONE"}
+    unstated = asked(rule_set="staff")
     assert unstated.status_code == 422 and "metadata.audience" in unstated.json()["error"]
-    staff = params(rule_set="staff", metadata={"audience": "staff"})
-    assert ask(client, "sets", **staff).json() == {"action": "NONE"}
-    others = params(rule_set="staff", metadata={"audience": "customers"})
-    blocked = {"action": "BLOCKED", "blocked_reason": "violates flagged"}
-    assert ask(client, "sets", **others).json() == blocked
-    assert ask(client, "sets", **params(rule_set="nobody")).status_code == 404
+    staff = asked(rule_set="staff", metadata={"audience": "staff"})
+    assert staff.json() == {"action": "NONE"}
+    others = asked(rule_set="staff", metadata={"audience": "customers"})
+    assert others.json() == {"action": "BLOCKED", "blocked_reason": "violates flagged"}
+    assert asked(rule_set="nobody").status_code == 404
 
 
 def test_an_id_that_is_no_call_s_is_refused_and_not_kept(client: httpx.Client) -> None:
-    response = client.post(URL, json=body("request", "x" * 201, "fine"))
-    assert response.status_code == 422 and "litellm_call_id" in response.json()["error"]
-    unknown = client.post(URL, json=body("response", "x" * 201, "fine"))
-    assert unknown.status_code == 422
+    for refused in (ask(client, "x" * 201, "fine"), answer(client, "x" * 201, "fine")):
+        assert refused.status_code == 422 and "litellm_call_id" in refused.json()["error"]
 
 
 def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,16 +12,9 @@ import pytest
 from guard.conversation.example import Message
 from serve.api.input.limits import MAX_TEXTS
 from serve.engine.codes import CODES
-from tests.serve.serving import openai_client
 from tests.serve.toy_engine import ToyEngine
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
-
-
-@pytest.fixture
-def sdk(client: httpx.Client) -> Iterator[openai.OpenAI]:
-    with openai_client(client) as sdk:
-        yield sdk
 
 
 def test_every_rule_is_a_category_by_the_threshold_of_its_card(sdk: openai.OpenAI) -> None:
@@ -66,8 +58,7 @@ def test_several_texts_have_a_result_each_and_content_parts_are_one_text(
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        ("cannot be judged", "2 of 2 rules; flagged: it does not fit"),
-        (["Hi", "cannot be judged"], "text 2 of 2: 2 of 2 rules"),
+        (["Hi", "cannot be judged"], "text 2 of 2: 2 of 2 rules; flagged: it does not fit"),
         (["Hi", " ", "Ho"], "text 2 of 3"),
         ([{"type": "text", "text": "Look:"}, IMAGE], "1 of 2 rules; fine: message 0 has an image"),
     ],

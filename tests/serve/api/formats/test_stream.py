@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -29,26 +29,26 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 OPENING = {"messages": ASKED, "every_tokens": 3, "hold_back": 0}
+SEA = {"append": "The sea is"}
 
 
-def written(client: httpx.Client, *lines: object, **opening: Any) -> list[dict[str, Any]]:
-    """All events of a stream whose lines are written one after the other, answered or not."""
+def exchanged(
+    client: httpx.Client, *steps: Sequence[object], **opening: Any
+) -> list[dict[str, Any]]:
+    """The events of a stream: one is read after the lines of each step, and all after the last."""
 
     async def use(stream: OpenStream) -> list[dict[str, Any]]:
-        for line in lines:
-            stream.write(line)
+        events = []
+        for number, lines in enumerate(steps, start=1):
+            for line in lines:
+                stream.write(line)
+            if number < len(steps):
+                events.append(await stream.read())
         stream.write(None)
-        return await stream.rest()
+        return [*events, *await stream.rest()]
 
     events: list[dict[str, Any]] = streamed(client, OPENING | opening, use)
     return events
-
-
-def raises(error: Exception) -> Callable[[str], int]:
-    def fail(text: str) -> int:
-        raise error
-
-    return fail
 
 
 def said(engine: Censor) -> list[str]:
@@ -58,58 +58,37 @@ def said(engine: Censor) -> list[str]:
 def test_text_is_released_while_the_body_is_still_sent(
     censored: httpx.Client, censor: Censor
 ) -> None:
-    async def use(stream: OpenStream) -> None:
-        stream.write({"append": "The sea is"})
-        first = await stream.read()
-        assert first["release"] == "The sea is" and first["verdict"] == "allow"
-        assert first["p_violation"]["words"] < 0.1 and first["checked_characters"] == 10
-        stream.write({"append": " wide"})
-        stream.write({"append": " and deep here"})
-        second = await stream.read()
-        assert second["release"] == " wide and deep here"
-        stream.write({"append": " now", "end": True})
-        (last,) = await stream.rest()
-        assert last["release"] == " now"
-        judgement = last["judgement"]
-        assert judgement["verdict"] == "allow" and len(judgement["results"]) == 2
-        assert judgement.keys() >= {"decided_by", "usage", "latency_ms", "unjudged"}
-
-    streamed(censored, OPENING, use)
-    assert (
-        said(censor)[0] == "The sea is" and said(censor)[-1] == "The sea is wide and deep here now"
-    )
+    wide = [{"append": " wide"}, {"append": " and deep here"}]
+    end = [{"append": " now", "end": True}]
+    first, second, last = exchanged(censored, [SEA], wide, end)
+    assert first["release"] == "The sea is" and first["verdict"] == "allow"
+    assert first["p_violation"]["words"] < 0.1 and first["checked_characters"] == 10
+    assert (second["release"], last["release"]) == (" wide and deep here", " now")
+    judgement = last["judgement"]
+    assert judgement["verdict"] == "allow" and len(judgement["results"]) == 2
+    assert judgement.keys() >= {"decided_by", "usage", "latency_ms", "unjudged"}
+    checked = said(censor)
+    assert (checked[0], checked[-1]) == ("The sea is", "The sea is wide and deep here now")
 
 
 def test_nothing_is_released_after_a_violation(censored: httpx.Client, censor: Censor) -> None:
-    async def use(stream: OpenStream) -> None:
-        stream.write({"append": "The sea is"})
-        assert (await stream.read())["release"] == "The sea is"
-        stream.write({"append": " so very forbidden"})
-        (last,) = await stream.rest()
-        assert last["release"] == "" and last["judgement"]["verdict"] == "violation"
-        assert last["judgement"]["decided_by"] == ["words"]
-
-    streamed(censored, OPENING, use)
+    first, last = exchanged(censored, [SEA], [{"append": " so very forbidden"}])
+    assert (first["release"], last["release"]) == ("The sea is", "")
+    assert last["judgement"]["verdict"] == "violation"
+    assert last["judgement"]["decided_by"] == ["words"]
     assert len(censor.conversations) == 2
 
 
 def test_a_check_is_due_at_a_sentence_s_end_unless_that_is_not_wanted(
     censored: httpx.Client, censor: Censor
 ) -> None:
-    async def use(stream: OpenStream) -> None:
-        stream.write({"append": "Yes."})
-        assert (await stream.read())["release"] == "Ye"  # the last ones wait for the next check
-        stream.write({"end": True})
-        (last,) = await stream.rest()
-        assert last["release"] == "s."
-
-    streamed(censored, OPENING | {"hold_back": 2}, use)
-    assert said(censor) == ["Yes."]  # at its end nothing was new
+    events = exchanged(censored, [{"append": "Yes."}], [{"end": True}], hold_back=2)
+    # The last ones wait for the next check; at the end nothing was new.
+    assert [event["release"] for event in events] == ["Ye", "s."] and said(censor) == ["Yes."]
     censor.conversations.clear()
-    events = written(
-        censored, {"append": "Yes."}, {"append": " No", "end": True}, at_sentence_ends=False
-    )
-    assert said(censor) == ["Yes. No"] and [event["release"] for event in events] == ["Yes. No"]
+    lines = [{"append": "Yes."}, {"append": " No", "end": True}]
+    (event,) = exchanged(censored, lines, at_sentence_ends=False)
+    assert said(censor) == [event["release"]] == ["Yes. No"]
 
 
 def test_a_check_that_finds_no_room_releases_nothing_and_the_reply_goes_on(
@@ -122,44 +101,39 @@ def test_a_check_that_finds_no_room_releases_nothing_and_the_reply_goes_on(
             raise Overloaded(refusals.pop())
         return check(self, *arguments, **options)
 
-    async def use(stream: OpenStream) -> None:
-        monkeypatch.setattr(EngineThread, "check", full_once)
-        stream.write({"append": "The sea is wide."})
-        event = await stream.read()
-        assert event["release"] == "" and event["verdict"] == "unjudged"
-        assert event["checked_characters"] == 0
-        assert {rule["reason"] for rule in event["unjudged"]} == {"too much waits"}
-        stream.write({"append": " And deep."})
-        assert (await stream.read())["release"] == "The sea is wide. And deep."
-        refusals.append("and again")
-        stream.write({"append": " So.", "end": True})
-        (last,) = await stream.rest()
-        assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
-
-    streamed(censored, OPENING, use)
+    monkeypatch.setattr(EngineThread, "check", full_once)
+    full, then = exchanged(censored, [{"append": "The sea is wide."}], [{"append": " And deep."}])[
+        :2
+    ]
+    assert full["release"] == "" and full["verdict"] == "unjudged"
+    assert full["checked_characters"] == 0
+    assert {rule["reason"] for rule in full["unjudged"]} == {"too much waits"}
+    assert then["release"] == "The sea is wide. And deep."
+    refusals.append("and again")
+    (last,) = exchanged(censored, [{"append": "So.", "end": True}])
+    assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
 
 
 def test_a_reply_whose_tokens_cannot_be_counted_goes_on_and_is_checked_later(
     censored: httpx.Client, censor: Censor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    down = raises(Overloaded("the censor is down"))
+    def down(text: str) -> int:
+        raise Overloaded("the censor is down")
+
     monkeypatch.setattr(censor, "text_tokens", down)
-    (event,) = written(censored, {"append": "The"}, {"append": " sea is wide.", "end": True})
+    (event,) = exchanged(censored, [{"append": "The"}, {"append": " sea is wide.", "end": True}])
     assert event["release"] == "The sea is wide." and event["judgement"]["verdict"] == "allow"
 
 
 def test_what_could_not_be_judged_is_not_released(censored: httpx.Client) -> None:
-    async def use(stream: OpenStream) -> None:
-        stream.write({"append": "cannot be judged"})
-        event = await stream.read()
-        assert event["release"] == "" and event["verdict"] == "unjudged"
-        assert {rule["rule"] for rule in event["unjudged"]} == {"words", "fine"}
-        stream.write({"append": " but this can"})
-        assert (await stream.read())["release"] == "cannot be judged but this can"
-        stream.write({"end": True})
-
-    streamed(censored, OPENING, use)
-    (last,) = written(censored, {"append": "cannot be judged", "end": True})
+    unjudged = {"append": "cannot be judged"}
+    first, second, _ = exchanged(
+        censored, [unjudged], [{"append": " but this can"}], [{"end": True}]
+    )
+    assert first["release"] == "" and first["verdict"] == "unjudged"
+    assert {rule["rule"] for rule in first["unjudged"]} == {"words", "fine"}
+    assert second["release"] == "cannot be judged but this can"
+    (last,) = exchanged(censored, [unjudged | {"end": True}])
     assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
 
 
@@ -182,7 +156,7 @@ def test_what_could_not_be_judged_is_not_released(censored: httpx.Client) -> Non
 def test_a_line_that_is_none_ends_the_stream(
     censored: httpx.Client, censor: Censor, line: object, why: str
 ) -> None:
-    (last,) = written(censored, {"append": "two words"}, line, {"append": " more", "end": True})
+    (last,) = exchanged(censored, [{"append": "two words"}, line, {"append": " more", "end": True}])
     assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
     assert why in last["judgement"]["error"]
     assert not censor.conversations
@@ -245,7 +219,7 @@ def test_a_rule_that_is_removed_ends_a_stream_that_names_it_and_no_other(
 
 
 def test_nothing_comes_behind_the_end(censored: httpx.Client) -> None:
-    (last,) = written(censored, {"append": "Yes", "end": True}, {"append": " No"})
+    (last,) = exchanged(censored, [{"append": "Yes", "end": True}, {"append": " No"}])
     assert last["judgement"]["verdict"] in ("unjudged", "allow")
     assert "No" not in last["release"]
 
@@ -288,7 +262,7 @@ def test_a_client_that_is_gone_has_no_checks_under_way(
     monkeypatch.setattr(censor, "step", lambda: time.sleep(0.01))  # nothing is ever answered
 
     async def use(stream: OpenStream) -> None:
-        stream.write({"append": "The sea is"})
+        stream.write(SEA)
         while not censor.open:
             await asyncio.sleep(0.01)
         stream.response.close()
@@ -300,8 +274,7 @@ def test_a_client_that_is_gone_has_no_checks_under_way(
 
 
 def test_server_sent_events_are_the_same_lines(censored: httpx.Client) -> None:
-    lines = [OPENING, {"append": "The sea is"}, {"end": True}]
-    body = "\n".join(map(json.dumps, lines)).encode()
+    body = "\n".join(map(json.dumps, [OPENING, SEA, {"end": True}])).encode()
     response = censored.post(
         "/v1/check/stream", content=body, headers={"accept": "text/event-stream"}
     )
@@ -321,18 +294,9 @@ def test_only_what_is_new_and_the_suffixes_are_computed(monkeypatch: pytest.Monk
     pieces = [" ".join(f"word{n}ing" for n in range(start, start + 6)) for start in range(0, 60, 6)]
     engine.forget()
 
-    async def use(stream: OpenStream) -> list[dict[str, Any]]:
-        events = []
-        for piece in pieces:
-            stream.write({"append": piece})
-            events.append(await stream.read())
-        stream.write({"end": True})
-        await stream.rest()
-        return events
-
+    steps = [[{"append": piece}] for piece in pieces]
     with serving(create_app(engine)) as client:
-        opening = {"messages": ASKED, "rules": rules, "every_tokens": 16, "hold_back": 0}
-        events = streamed(client, opening, use)
+        *events, _ = exchanged(client, *steps, [{"end": True}], rules=rules, every_tokens=16)
     assert [event["release"] for event in events] == pieces
     messages = [Message("user", ASKED[0]["content"]), Message("assistant", "".join(pieces))]
     needed = len(prompts().prefix_ids(messages))

@@ -18,7 +18,7 @@ from tests.serve.api.observe.toy_record import Records
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import Censor
 from tests.serve.guarded import guard_engine
-from tests.serve.serving import serving
+from tests.serve.serving import Serve, serving
 
 pytestmark = pytest.mark.slow
 
@@ -64,18 +64,15 @@ def test_an_old_violation_does_not_block_what_is_new(
     assert [message.content for message in censor.conversations[-1]] == TURNS[3:]
 
 
-def test_a_violation_that_is_new_counts_whatever_was_before(censored: httpx.Client) -> None:
+def test_a_violation_that_is_new_counts_whatever_was_before(
+    censored: httpx.Client, censor: Censor
+) -> None:
     assert asked(censored, since=2)["verdict"] == "violation"
     again = messages(*TURNS, "forbidden again")
     answer = asked(censored, messages=again, since=4)
     assert answer["verdict"] == "violation" and answer["judged_alone"]["words"] > 0.9
     assert answer["decided_by"] == ["words"]
-
-
-def test_of_a_rule_violated_before_each_new_turn_is_judged_by_itself(
-    censored: httpx.Client, censor: Censor
-) -> None:
-    """One on the last turn alone is not satisfied by a later one."""
+    # Each new turn is judged: a rule on the last turn alone is not satisfied by a later one.
     said = messages("forbidden", "hello", "forbidden", "hello")
     assert asked(censored, messages=said, since=1)["judged_alone"]["words"] > 0.9
     alone = [[one.content for one in read] for read in censor.conversations[-3:]]
@@ -143,16 +140,18 @@ def test_a_check_that_fails_before_a_violation_is_known_is_an_error(
     assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
 
 
-def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(censor: Censor) -> None:
+def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(
+    serve: Serve, censor: Censor
+) -> None:
     records = Records()
     rules = ("words", "fine")
     strict = RuleSet(rules, RuleSet.any_of(rules).violated_if, "strict")
-    with serving(create_app(censor, rule_sets={"strict": strict}, observers=[records])) as client:
-        asked(client, since=3, rule_set="strict")
-        counted = client.get("/metrics").text
+    client = serve(censor, rule_sets={"strict": strict}, observers=[records])
+    asked(client, since=3, rule_set="strict")
     purposes = [record.purpose for record in records.kept]
     assert purposes == ["since", "answer", "answer", "since", "since"]
     assert {record.rule_set.name for record in records.kept} == {"strict"}
+    counted = client.get("/metrics").text
     total = 'guard_checks_total{rule_set="strict",tenant="",verdict="violation"} 2.0'
     assert total in counted and 'guard_verdicts_total{rule="fine",verdict="allow"} 2.0' in counted
 
