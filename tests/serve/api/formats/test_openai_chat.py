@@ -12,7 +12,6 @@ import openai
 import pytest
 
 from serve.api.app import create_app
-from serve.api.formats.openai_error import error_body
 from tests.serve.serving import MESSAGES, Serve, openai_client, serving
 from tests.serve.toy_engine import ToyEngine
 
@@ -132,11 +131,6 @@ def test_a_wrong_parameter_is_a_bad_request_that_is_named(
         complete(sdk, **options)
     assert raised.value.type == "invalid_request_error"
     assert message in raised.value.message
-
-
-def test_what_failed_is_the_server_s_error_and_says_why() -> None:
-    wanted = {"message": "full", "type": "server_error", "param": None, "code": "overloaded"}
-    assert error_body(503, "full", "overloaded") == {"error": wanted}
 
 
 def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.OpenAI) -> None:
