@@ -207,9 +207,7 @@ def _answer(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def _end_with_its_engine(thread: EngineThread) -> None:
-    """Raise GuardError if the engine has failed for good; end the process where its batch hangs, of
-    which nothing can be closed.
-    """
+    """Raise GuardError if the engine failed for good; where its batch hangs, end the process."""
     if thread.failure is None:
         return
     if thread.hangs_for_good:

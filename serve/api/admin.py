@@ -65,10 +65,7 @@ async def remove(rule: str, request: Request) -> ChangedRule:
 
 @contextlib.contextmanager
 def _refused(rule: str, problem: str) -> Iterator[None]:
-    """Answer what the engine refuses with 409; its message, which may name paths, goes to the log.
-
-    A full engine is not meant: that is 503 as ever.
-    """
+    """Answer what the engine refuses with 409; the log gets the message, which may name paths."""
     try:
         yield
     except Overloaded:

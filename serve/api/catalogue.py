@@ -18,10 +18,7 @@ LONGEST_HINTED = 100  # characters of a name; comparing longer ones takes long
 
 
 class SelectedCards(Mapping[str, Card]):
-    """The cards of these rules, as they are now: a rule may be replaced while it is served.
-
-    All of them are served: a rule of a rule set cannot be removed.
-    """
+    """The cards of these rules as they are now: a rule may be replaced while it is served."""
 
     def __init__(self, cards: Mapping[str, Card], rules: Iterable[str]) -> None:
         self._cards, self._rules = cards, dict.fromkeys(rules)
@@ -29,7 +26,7 @@ class SelectedCards(Mapping[str, Card]):
     def __getitem__(self, rule: str) -> Card:
         if rule not in self._rules:
             raise KeyError(rule)
-        return self._cards[rule]
+        return self._cards[rule]  # which is served: no rule of a rule set is removed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rules)

@@ -48,10 +48,7 @@ class Unjudged(HTTPException):
 
 
 class ErrorResponses:
-    """Responses without a verdict, each in the format whose route was called.
-
-    `fallback` is the format for paths that are no format's.
-    """
+    """Responses without a verdict, each in the format of its path; for others in `fallback`."""
 
     def __init__(self, formats: Mapping[str, WireFormat], fallback: WireFormat) -> None:
         self._formats = formats

@@ -49,10 +49,7 @@ class DecidedCheck(NamedTuple):
 
 
 class SeveralChecks(NamedTuple):
-    """The checks of several conversations that were answered, in their order.
-
-    `failure` is the first error of those that were not; None if all were.
-    """
+    """The checks that were answered, in order, and the first error of those that were not."""
 
     answered: list[DecidedCheck]
     failure: Exception | None = None
@@ -78,10 +75,7 @@ class Question:
 
 
 class CheckService(ABC):
-    """Puts conversations to rules, and tells the observers of each check when it is over.
-
-    `cards` are those of the rules as they are served now.
-    """
+    """Puts conversations to rules, and tells the observers of each check when it is over."""
 
     def __init__(self, cards: Mapping[str, Card], observers: Sequence[Observer] = ()) -> None:
         self._cards = cards
@@ -204,9 +198,7 @@ class CheckService(ABC):
         conversations: Sequence[Sequence[Message]],
         question: Question,
     ) -> list[DecidedCheck]:
-        """`check_each`, where every rule has a verdict. Raises as `check`, and Unjudged if one has
-        none.
-        """
+        """`check_each`, where every rule has a verdict, else Unjudged is raised."""
         checks = (await self.check_each(request, conversations, question)).all()
         for number, (check, decision) in enumerate(checks, start=1):
             if check.refused or decision.ruling is Ruling.UNJUDGED:

@@ -100,9 +100,7 @@ FilesOfRule = frozenset[tuple[str, int, int]]
 
 
 class WatchedFolders(NamedTuple):
-    """The files of the rules whose cards are not those that are served, and what is wrong with
-    cards that cannot be read.
-    """
+    """The files of rules with other cards than are served, and why cards cannot be read."""
 
     changed: dict[str, FilesOfRule]
     unreadable: dict[str, str]

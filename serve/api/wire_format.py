@@ -74,10 +74,7 @@ class WireFormat:
         return any(isinstance(route, APIRoute) and route.path_regex.match(path) for route in routes)
 
     def beginning(self, body: Mapping[str, Any]) -> Beginning | None:
-        """What the conversation in a body begins with; None for a reply, or where nothing stands.
-
-        The body may be any JSON object, also one that will be refused.
-        """
+        """What the conversation in any JSON object begins with; None for a reply, or if none is."""
         if self.is_reply(body):
             return None
         for example in self.requests:

@@ -30,10 +30,7 @@ ChatMessages = Annotated[
 def from_chat(
     messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Message, ...]:
-    """OpenAI's messages as a conversation, after the tools' descriptions.
-
-    Raises Unjudged if there is none, it is too long or nested too deeply, or it is not Unicode.
-    """
+    """OpenAI's messages as a conversation, after the tools. Raises Unjudged if it can't be read."""
     try:
         conversation = turns(messages, tools)
     except GuardError as error:
@@ -50,9 +47,7 @@ def from_chat(
 
 
 def from_text(text: str | list[ContentPart]) -> tuple[Message, ...]:
-    """A text, or one in parts, that nobody said to anybody: a message of the user's. Raises as
-    `from_chat`.
-    """
+    """A text, or one in parts, of nobody's: a message of the user's. Raises as `from_chat`."""
     return from_chat([ChatMessage(role="user", content=text)])
 
 

@@ -147,10 +147,7 @@ class GuardrailRequest(NoHiddenWords):
         return Replies(conversations, problem)
 
     def _beside_the_texts(self) -> tuple[str, tuple[str, ...]]:
-        """The tool calls as text, and what no rule can read. Rendered once: they may be long.
-
-        Raises Unjudged.
-        """
+        """The tool calls as one text, and what no rule can read. Raises Unjudged."""
         if not (self.images or self.tool_calls):
             return "", ()
         content = self._unread_images or None
@@ -159,9 +156,7 @@ class GuardrailRequest(NoHiddenWords):
         return turn.content, unread_parts([turn])
 
     def _with_unread(self, chat: tuple[Message, ...]) -> tuple[Message, ...]:
-        """A chat, partly read if a text, an image or a tool call stands beside its messages that
-        stands in none of them.
-        """
+        """A chat, partly read if what stands beside its messages stands in none of them."""
         lines_said: set[str] = set()
         calls: set[str] = set()
         for turn in chat:
@@ -210,10 +205,7 @@ def _is_said(text: str, lines_said: set[str], in_order: Sequence[str]) -> bool:
 
 
 def _call_key(call: dict[str, Any]) -> str:
-    """A text that is the same for one call, in whatever order the gateway has its keys.
-
-    Raises Unjudged.
-    """
+    """A text of a call, the same in whatever order its keys come. Raises Unjudged."""
     function, beside = function_of(call)
     fields: list[str] = []
     try:

@@ -51,10 +51,7 @@ Parts = Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
 class ModerationRequest(KnownKeys):
-    """A text, several texts, or one text in parts, and what it is put to.
-
-    `model` is a rule or a rule set; by default every rule.
-    """
+    """Texts, or one in parts. `model` is a rule or a rule set; by default every rule."""
 
     input: str | Texts | Parts
     model: str | None = None

@@ -94,9 +94,7 @@ class StreamEvent(BaseModel):
 
 
 class StreamEnd(BaseModel):
-    """The last line: what /v1/check says of the conversation with the reply, or why it says
-    nothing. `release` is empty unless that is an allow.
-    """
+    """The last line: what /v1/check says of the whole, or why it says nothing."""
 
     release: str
     judgement: CheckResponse | dict[str, Any]
@@ -264,10 +262,7 @@ class CheckedStream(Response):
         yield self._end(reply.checked(decided.decision.ruling), decided)
 
     async def _take(self) -> None:
-        """Append the next line, and what has come behind it meanwhile.
-
-        Raises HTTPException if there is none: what is cut off was not judged.
-        """
+        """Append the next lines that came. Raises HTTPException where the body is cut off."""
         line = await self._lines.next()
         while True:
             self._line_number += 1
@@ -279,10 +274,7 @@ class CheckedStream(Response):
                 break
 
     async def _check(self) -> DecidedCheck:
-        """The check of the reply so far; given up once its sender is gone.
-
-        Raises HTTPException 422 where a rule that the first line names is not served any more.
-        """
+        """The check of the reply so far, given up once its sender is gone."""
         scope = {**self._request.scope, "deadline": self._lines.deadline()}
         request = Request(scope, self._lines.until_gone)
         question = check.asked(self._opening, self._request)

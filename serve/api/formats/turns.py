@@ -150,9 +150,7 @@ def _violated(decided: DecidedCheck) -> list[str]:
 def _rulings(
     whole: Sequence[DecidedCheck], alone: Sequence[DecidedCheck], violated_before: Sequence[str]
 ) -> Iterable[dict[str, Ruling]]:
-    """The ruling of each rule at the end of each turn. For a rule that was violated before, it is
-    by the new messages alone, where these could be judged.
-    """
+    """The rulings at the end of each turn; of a rule violated before, by the new messages alone."""
     for whole_check, new_check in zip_longest(whole, alone):
         rulings = rulings_of(whole_check.check) | dict.fromkeys(violated_before, Ruling.UNJUDGED)
         if new_check is not None:

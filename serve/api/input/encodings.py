@@ -30,9 +30,7 @@ ACCEPTED = {"accept-encoding": "gzip, deflate, identity"}
 
 
 class Unpacking:
-    """One coding of a body, undone piece by piece up to `max_bytes`. A gzip body may have several
-    members, one behind the other.
-    """
+    """One coding of a body, undone piece by piece, up to `max_bytes`, member by member."""
 
     def __init__(self, coding: str, max_bytes: int) -> None:
         self._coding = coding

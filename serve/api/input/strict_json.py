@@ -32,10 +32,7 @@ class TooManyValues(ValueError):
 
 
 def read_body(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8, UTF-16 or UTF-32.
-
-    Raises as `read_json` does, and TooManyValues.
-    """
+    """The value of a JSON text in UTF-8, -16 or -32. Raises as `read_json`, and TooManyValues."""
     text = decoded(content)
     # n values have at most n + 1 opening brackets and fewer than n commas. So their number shows
     # that there are too many before anything is parsed. Those inside of texts do not count, and

@@ -51,9 +51,7 @@ class Metrics:
         self._begin_at_zero(rules)
 
     def _begin_at_zero(self, rules: Mapping[str, Card]) -> None:
-        """Let what may be counted exist: a rate over a series that appears late misses its first
-        count.
-        """
+        """Let what may be counted exist: a rate over a series that appears late misses a count."""
         for rule in rules:
             self._uncertain.labels(rule)
             for verdict in VERDICTS:
@@ -92,9 +90,7 @@ class Metrics:
     def exposition(
         self, accept: str, registry: CollectorRegistry | None = None
     ) -> tuple[bytes, str]:
-        """All metrics, or those of another registry, in the format that the client accepts, and its
-        content type.
-        """
+        """All metrics, or another registry's, as the client accepts them, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(registry or self.registry), content_type
 

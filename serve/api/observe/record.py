@@ -18,10 +18,7 @@ Purpose = Literal["answer", "explanation", "since"]
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """The sender of a request, and the ids by which others' records name it.
-
-    `request_id` is the caller's `x-request-id` or one of ours, `traceparent` W3C's header.
-    """
+    """The sender of a request, and the ids by which others' records name it."""
 
     request_id: str
     wire_format: str

@@ -35,9 +35,7 @@ class ContentFreeFormatter(logging.Formatter):
 
 
 def configuration() -> dict[str, Any]:
-    """The settings of `logging` for the whole process: warnings and errors, to stderr, and which
-    rules were replaced.
-    """
+    """The process's settings of `logging`: warnings, errors and replaced rules, to stderr."""
     formatter = {"()": ContentFreeFormatter, "fmt": FORMAT}
     handler = {"class": "logging.StreamHandler", "formatter": "content_free"}
     return {
