@@ -63,9 +63,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(
-    engine: GuardEngine,
-) -> None:
+def test_a_merged_rule_answers_as_its_adapter_beside_others(engine: GuardEngine) -> None:
     unmerged, folders = guard_engine(), adapter_folders()
     assert list(engine.rules) == ["plain"]
     for turns in (1, 2, 3):
@@ -142,9 +140,7 @@ def test_an_alora_is_not_merged_and_the_error_says_why(tmp_path: Path) -> None:
     assert not (tmp_path / "merged").exists()
 
 
-def test_what_was_merged_into_another_base_or_not_at_all_is_refused(
-    merged: Path, tmp_path: Path
-) -> None:
+def test_what_was_merged_into_another_base_is_refused(merged: Path, tmp_path: Path) -> None:
     other = shutil.copytree(merged, tmp_path / "other")
     card = read_card(other)
     card.model_copy(update={"base_revision": "of another base"}).save(other)
@@ -167,18 +163,14 @@ def test_what_was_merged_into_another_base_or_not_at_all_is_refused(
         merged_engine(recipe(), tmp_path)
 
 
-def test_a_threshold_that_was_chosen_anew_counts_although_the_weights_are_the_same(
-    engine: GuardEngine, merged: Path
-) -> None:
+def test_a_threshold_that_was_chosen_anew_counts(engine: GuardEngine, merged: Path) -> None:
     """As a changed `max_fpr` does, which trains nothing."""
     assert engine.rules["plain"].threshold == 0.75
     assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
     assert _card(recipe(), merged).threshold == 0.25  # no adapter beside it: its own
 
 
-def test_what_was_merged_before_the_lora_was_trained_again_is_refused(
-    merged: Path, tmp_path: Path
-) -> None:
+def test_what_is_older_than_its_lora_is_refused(merged: Path, tmp_path: Path) -> None:
     shutil.copytree(merged, tmp_path / "merged")
     save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
     why = r"trained again since it was merged.*make merge RULE=plain"

@@ -69,9 +69,7 @@ def selected(runs: Path, models: str, rules: str | None = None, **others: Any) -
     return Selection(models, rules, runs=Runs(runs), **others)
 
 
-def test_a_rule_is_answered_by_the_first_of_the_named_bases_that_has_it(
-    trained_on_both: Path,
-) -> None:
+def test_a_rule_is_answered_by_the_first_named_base_that_has_it(trained_on_both: Path) -> None:
     parts = served_parts(selected(trained_on_both, "tiny,minilm"))
     assert [(part.recipe.name, part.method, sorted(part.folders)) for part in parts] == [
         ("tiny", "alora", ["own", "shared"]),
@@ -124,17 +122,13 @@ def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path)
         served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))
 
 
-def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(
-    trained_on_both: Path,
-) -> None:
+def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(trained_on_both: Path) -> None:
     (trained_on_both / "tiny/own").rename(trained_on_both / "tiny/copied")
     with pytest.raises(GuardError, match=r"not of the rule 'copied'.*own"):
         served_parts(selected(trained_on_both, "tiny"))
 
 
-def test_a_broken_rule_that_is_not_asked_for_keeps_no_other_from_being_served(
-    trained_on_both: Path,
-) -> None:
+def test_a_broken_rule_that_is_not_asked_for_hinders_no_other(trained_on_both: Path) -> None:
     (trained_on_both / "tiny/shared/alora/card.json").write_text("{}")
     (part,) = served_parts(selected(trained_on_both, "tiny,minilm", "own"))
     assert list(part.folders) == ["own"]
@@ -162,9 +156,7 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
         assert caplog.messages[-1].endswith(f"{name!r}: a merged base answers its rule alone")
 
 
-def test_a_link_that_leads_elsewhere_is_not_found_and_hides_no_other_rule(
-    trained_on_both: Path,
-) -> None:
+def test_a_link_that_leads_elsewhere_is_not_found_and_hides_none(trained_on_both: Path) -> None:
     selection = selected(trained_on_both, "tiny", "own")
     find = find_trained(selection, served_parts(selection))
     shutil.move(trained_on_both / "tiny/own", trained_on_both / "elsewhere")

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -81,9 +82,7 @@ def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
         _tenants(file, {})
 
 
-def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_server_ends_once_its_engine_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve.engine.thread.engine_thread.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.does_start = False
@@ -142,9 +141,7 @@ finally:
     ],
     ids=["it hangs", "it is stopped meanwhile"],
 )
-def test_the_server_ends_with_an_error_although_a_batch_hangs_and_closes_no_engine_under_it(
-    setting: str, error: str
-) -> None:
+def test_the_server_ends_with_an_error_although_a_batch_hangs(setting: str, error: str) -> None:
     command = [sys.executable, "-c", HANGING.replace("SETTING", setting)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.returncode == 2, run.stderr
@@ -177,7 +174,7 @@ def long_check(number: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": f"{MARKER} {number} " * 100}], **SUPPORT}
 
 
-def under_way(client: httpx.Client) -> int:
+def under_way(client: Client) -> int:
     """Checks that the server has taken and not answered, as its metrics say."""
     text = client.get("/metrics", headers=ADMIN).text
     counts = re.findall(r"^guard_checks_(?:waiting|open) (\S+)$", text, re.MULTILINE)
@@ -186,9 +183,7 @@ def under_way(client: httpx.Client) -> int:
 
 
 @pytest.mark.slow
-def test_the_server_judges_over_tls_keeps_no_content_and_ends_with_what_is_under_way_answered(
-    server: ServerProcess,
-) -> None:
+def test_the_server_judges_over_tls_keeps_no_content_and_ends_well(server: ServerProcess) -> None:
     with server.client(has_certificate=False) as stranger, pytest.raises(httpx.TransportError):
         stranger.get("/readyz")
     with server.client() as client, ThreadPoolExecutor(4) as pool:

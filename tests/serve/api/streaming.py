@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import httpx
+from httpx import Client
 
 
 class OpenStream:
@@ -48,7 +48,7 @@ class OpenStream:
 
 @asynccontextmanager
 async def open_stream(
-    http: httpx.Client, opening: object, headers: dict[str, str] | None = None
+    http: Client, opening: object, headers: dict[str, str] | None = None
 ) -> AsyncIterator[OpenStream]:
     """A stream to the server of `http`, which has answered with its head."""
     stream = OpenStream()
@@ -65,7 +65,7 @@ async def open_stream(
 
 
 def streamed(
-    http: httpx.Client,
+    http: Client,
     opening: object,
     use: Callable[[OpenStream], Awaitable[Any]],
     headers: dict[str, str] | None = None,

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
@@ -31,20 +32,20 @@ def engine() -> ToyEngine:
 
 
 @pytest.fixture
-def client(engine: ToyEngine, serve: Serve) -> httpx.Client:
+def client(engine: ToyEngine, serve: Serve) -> Client:
     return serve(engine, rule_sets=RULE_SETS, tenants=shop_and_bank())
 
 
-def ask(client: httpx.Client, tenant: str, **fields: Any) -> httpx.Response:
+def ask(client: Client, tenant: str, **fields: Any) -> httpx.Response:
     return client.post("/v1/check", json={"messages": HELLO, **fields}, headers=HEADERS[tenant])
 
 
-def moderate(client: httpx.Client, tenant: str, texts: int) -> None:
+def moderate(client: Client, tenant: str, texts: int) -> None:
     body = {"input": ["Hello"] * texts}
     assert client.post("/v1/moderations", json=body, headers=HEADERS[tenant]).is_success
 
 
-def test_probes_need_no_key_and_other_reads_do(client: httpx.Client) -> None:
+def test_probes_need_no_key_and_other_reads_do(client: Client) -> None:
     assert client.get("/health").status_code == 200
     for path in ("/v1/rules", "/v1/rule_sets", "/v1/models", "/metrics", "/nowhere"):
         assert client.get(path).status_code == 401
@@ -59,14 +60,14 @@ def test_probes_need_no_key_and_other_reads_do(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("tail", ["%0A", "%0D", "%00", "%7F"])
-def test_a_path_with_a_control_character_is_no_route_s(client: httpx.Client, tail: str) -> None:
+def test_a_path_with_a_control_character_is_no_route_s(client: Client, tail: str) -> None:
     for headers in ({}, *HEADERS.values()):
         assert client.get(f"/metrics{tail}", headers=headers).status_code == 404
         stream = client.post(f"/v1/check/stream{tail}", json={"messages": HELLO}, headers=headers)
         assert (stream.status_code, stream.json()["verdict"]) == (404, "unjudged")
 
 
-def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: httpx.Client) -> None:
+def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: Client) -> None:
     listed = client.get("/v1/rules", headers=HEADERS["bank"]).json()
     asked = ask(client, "bank").json()["results"]
     for rules in (listed, asked):
@@ -81,9 +82,7 @@ def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: httpx.Cl
         assert (refused.status_code, refused.json()["verdict"]) == (422, "unjudged")
 
 
-def test_requests_beyond_a_tenant_s_limit_are_refused_and_others_are_not(
-    client: httpx.Client, engine: ToyEngine
-) -> None:
+def test_requests_beyond_a_limit_are_refused(client: Client, engine: ToyEngine) -> None:
     engine.may_step.clear()
     with ThreadPoolExecutor(2) as pool:
         under_way = pool.submit(ask, client, "shop")
@@ -98,9 +97,7 @@ def test_requests_beyond_a_tenant_s_limit_are_refused_and_others_are_not(
     assert ask(client, "shop").status_code == 200
 
 
-def test_of_one_request_s_texts_as_many_are_in_the_engine_as_the_tenant_may_have(
-    client: httpx.Client, engine: ToyEngine
-) -> None:
+def test_texts_of_one_request_wait_for_the_limit(client: Client, engine: ToyEngine) -> None:
     most = 0
 
     def count() -> None:
@@ -115,9 +112,7 @@ def test_of_one_request_s_texts_as_many_are_in_the_engine_as_the_tenant_may_have
     assert most > 1
 
 
-def test_a_check_s_time_counts_from_its_arrival_and_not_from_its_place_in_the_engine(
-    client: httpx.Client, engine: ToyEngine
-) -> None:
+def test_a_check_s_time_counts_from_its_arrival(client: Client, engine: ToyEngine) -> None:
     engine.on_step = lambda: time.sleep(0.2)
     moderate(client, "shop", texts=3)  # one after the other: each waits for those before
     metrics = client.get("/metrics", headers=HEADERS["admin"]).text
@@ -125,7 +120,7 @@ def test_a_check_s_time_counts_from_its_arrival_and_not_from_its_place_in_the_en
     assert sum(map(float, seconds)) >= 0.2 + 0.4 + 0.6
 
 
-def test_every_tenant_has_a_salt_of_its_own(client: httpx.Client, engine: ToyEngine) -> None:
+def test_every_tenant_has_a_salt_of_its_own(client: Client, engine: ToyEngine) -> None:
     for tenant in ("shop", "bank"):
         for salt in ({}, {"cache_salt": "bank/"}):
             assert ask(client, tenant, **salt).is_success
@@ -170,9 +165,7 @@ def test_a_path_in_front_of_the_server_hides_no_admin_s_path() -> None:
         assert refused.value.status_code == 403
 
 
-def test_without_tenants_rules_are_changed_from_this_machine_alone(
-    engine: ToyEngine, serve: Serve
-) -> None:
+def test_without_tenants_rules_are_changed_from_here(engine: ToyEngine, serve: Serve) -> None:
     client = serve(engine)
     # uvicorn takes the word of a proxy on this machine for who sent a request.
     elsewhere = {"x-forwarded-for": "192.0.2.7"}
@@ -195,7 +188,7 @@ def test_a_conversation_that_is_asked_several_times_counts_once_and_equal_texts_
             caller.check_size(too_much)
 
 
-def test_a_long_explanation_fits_the_limit_that_its_conversation_does(client: httpx.Client) -> None:
+def test_a_long_explanation_fits_the_limit_that_its_conversation_does(client: Client) -> None:
     turns = [{"role": "user", "content": f"turn {number}....."} for number in range(9)]
     answer = ask(client, "bank", messages=turns, rule_set="strict", explain=True)
     assert answer.status_code == 200, answer.text

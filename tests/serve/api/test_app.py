@@ -17,9 +17,7 @@ def test_every_method_of_a_path_is_answered_by_what_the_path_has(serve: Serve, p
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
-def test_no_method_finds_a_path_that_is_none_or_goes_past_the_keys(
-    serve: Serve, method: str
-) -> None:
+def test_no_method_finds_a_path_that_is_none_or_passes_the_keys(serve: Serve, method: str) -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -2.0})
     client = serve(engine)
     assert client.request(method, "/v1/checks").status_code == 404

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from httpx import Client
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
@@ -50,7 +50,7 @@ class DocumentedEngine(ToyEngine):
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A server of the rules that the examples name."""
     engine = DocumentedEngine()
     folder = tmp_path_factory.mktemp("documented")
@@ -66,7 +66,7 @@ def configuration(beginning: str) -> str:
     return found
 
 
-def local(example: str, client: httpx.Client) -> str:
+def local(example: str, client: Client) -> str:
     """The example, asking the server of `client`."""
     assert ADDRESS in example
     here = example.replace(ADDRESS, client.base_url.netloc.decode())
@@ -108,9 +108,7 @@ def test_what_the_programs_import_exists() -> None:
 
 
 @pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=range(len(COMMANDS)))
-def test_commands_get_an_answer_of_the_documented_shape(
-    client: httpx.Client, commands: str, answer: str
-) -> None:
+def test_answers_have_the_documented_shape(client: Client, commands: str, answer: str) -> None:
     got = json.loads(output("bash", "-c", "set -e\n" + local(commands, client)))
     assert shape(got) == shape(json.loads(answer))
 
@@ -127,7 +125,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("word", PRINTED)
-def test_a_program_prints_what_its_page_says(client: httpx.Client, word: str) -> None:
+def test_a_program_prints_what_its_page_says(client: Client, word: str) -> None:
     (example,) = (program for program in PROGRAMS if word in program)
     assert output(sys.executable, "-c", local(example, client)) == PRINTED[word]
 

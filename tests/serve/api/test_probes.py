@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
+from httpx import Client
 
 from tests.serve.serving import MESSAGES, Serve
 from tests.serve.toy_engine import MortalEngine, ToyEngine
@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 BODY = {"messages": MESSAGES, "rules": ["fine"]}
 
 
-def probe(client: httpx.Client) -> tuple[int, int]:
+def probe(client: Client) -> tuple[int, int]:
     """The statuses of /healthz and /readyz; /health is the latter."""
     alive, ready, fms = (client.get(path) for path in ("/healthz", "/readyz", "/health"))
     assert (ready.status_code, ready.json()) == (fms.status_code, fms.json())
@@ -51,9 +51,7 @@ def test_a_full_queue_is_alive_and_not_ready(serve: Serve, monkeypatch: pytest.M
     assert probe(client) == (200, 200)
 
 
-def test_while_a_dead_engine_is_started_again_checks_are_unjudged_and_the_server_alive(
-    serve: Serve,
-) -> None:
+def test_while_an_engine_starts_again_checks_are_unjudged(serve: Serve) -> None:
     engine = MortalEngine()
     engine.may_start.clear()
     client = serve(engine)

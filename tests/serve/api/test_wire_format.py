@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import httpx
 import pytest
+from httpx import Client
 
 from guard.conversation.chat import PartlyRead
 from guard.conversation.example import Message
@@ -52,7 +52,7 @@ def engine() -> WordEngine:
 
 
 @pytest.fixture(scope="module")
-def client(engine: WordEngine) -> Iterator[httpx.Client]:
+def client(engine: WordEngine) -> Iterator[Client]:
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         yield client
 
@@ -79,9 +79,7 @@ def test_an_error_says_what_and_why_and_nothing_that_reads_as_a_verdict(name: st
     [("Hi", "allow"), (f"Take {WORD}.", "violation"), (CANNOT_BE_JUDGED, "unjudged")],
 )
 @every_case
-def test_an_answer_reads_as_what_the_rule_says(
-    client: httpx.Client, case: Case, text: str, expected: str
-) -> None:
+def test_an_answer_is_the_rule_s(client: Client, case: Case, text: str, expected: str) -> None:
     response = case.say(client, text)
     assert response.status_code == 200 or (response.status_code, expected) == (422, "unjudged")
     assert outcome(case, response) == expected
@@ -90,16 +88,14 @@ def test_an_answer_reads_as_what_the_rule_says(
 
 
 @every_case
-def test_where_the_engine_fails_nothing_is_allowed(client: httpx.Client, case: Case) -> None:
+def test_where_the_engine_fails_nothing_is_allowed(client: Client, case: Case) -> None:
     response = case.say(client, BREAKS)
     assert response.status_code == (200 if case.name == "stream" else 503)
     assert outcome(case, response) == "unjudged" and "the engine failed" in response.text
 
 
 @every_whole_case
-def test_beside_an_image_a_violation_is_one_and_an_allow_is_unjudged(
-    client: httpx.Client, case: Case
-) -> None:
+def test_beside_an_image_an_allow_is_unjudged(client: Client, case: Case) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
     for text, expected in ((WORD, "violation"), ("Look:", "unjudged")):
         message = {"role": "user", "content": [{"type": "text", "text": text}, image]}
@@ -127,7 +123,7 @@ BROKEN = {
 
 @every_case
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_body_is_refused(client: httpx.Client, case: Case, fault: str) -> None:
+def test_a_broken_body_is_refused(client: Client, case: Case, fault: str) -> None:
     *before, last = case.requests([{"role": "user", "content": MARK}])
     for request in before:
         request.send(client)
@@ -141,7 +137,7 @@ def test_a_broken_body_is_refused(client: httpx.Client, case: Case, fault: str) 
 
 
 @every_case
-def test_an_unknown_key_with_words_is_never_allowed(client: httpx.Client, case: Case) -> None:
+def test_an_unknown_key_with_words_is_never_allowed(client: Client, case: Case) -> None:
     *before, whole = case.requests([HI])
     for request in before:
         request.send(client)
@@ -151,9 +147,7 @@ def test_an_unknown_key_with_words_is_never_allowed(client: httpx.Client, case: 
 
 
 @every_case
-def test_a_packed_body_is_unpacked_and_what_is_packed_otherwise_refused(
-    client: httpx.Client, case: Case
-) -> None:
+def test_a_packed_body_is_unpacked_or_refused(client: Client, case: Case) -> None:
     *before, last = case.requests([{"role": "user", "content": "Hi"}])
     for request in before:
         request.send(client)
@@ -201,7 +195,7 @@ def test_without_a_tenant_s_key_or_beyond_its_limits_nothing_is_judged(case: Cas
 
 @every_case
 def test_every_error_before_a_route_is_in_the_words_of_the_format(
-    client: httpx.Client, case: Case, monkeypatch: pytest.MonkeyPatch
+    client: Client, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = case.wire_format.error_body(503, "", "nan").keys()
     assert client.get(case.example.path).json().keys() == said
@@ -214,7 +208,7 @@ def test_every_error_before_a_route_is_in_the_words_of_the_format(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("threshold", "expected"), [(0.25, "violation"), (0.99, "allow")])
-def test_on_the_real_engine_an_answer_is_its_verdict(
+def test_the_real_engine_answers(
     monkeypatch: pytest.MonkeyPatch, threshold: float, expected: str
 ) -> None:
     """Random adapters say about a half to everything."""
@@ -250,9 +244,7 @@ OTHERS = [SYSTEM, {"role": "user", "content": "My knee hurts."}]
 
 
 @every_case
-def test_a_conversation_keeps_its_session_while_it_grows_and_others_have_others(
-    case: Case,
-) -> None:
+def test_a_conversation_keeps_its_session_while_it_grows_and_others_have_others(case: Case) -> None:
     keys = SessionKeys()
 
     def key(messages: list[dict[str, str]]) -> str:
@@ -348,7 +340,7 @@ ORDINARY: list[dict[str, Any]] = [
 @pytest.mark.parametrize("said", SILENT)
 @every_whole_case
 def test_a_turn_that_says_nothing_is_an_empty_turn_and_alone_is_not_judged(
-    engine: WordEngine, client: httpx.Client, case: Case, said: dict[str, Any]
+    engine: WordEngine, client: Client, case: Case, said: dict[str, Any]
 ) -> None:
     messages = [HI, {"role": "assistant", **said}]
     assert outcome(case, case.ask(client, messages)) == "allow"
@@ -365,7 +357,7 @@ def test_a_turn_that_says_nothing_is_an_empty_turn_and_alone_is_not_judged(
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\u200b"])
-def test_a_text_that_says_nothing_is_not_judged(client: httpx.Client, text: str) -> None:
+def test_a_text_that_says_nothing_is_not_judged(client: Client, text: str) -> None:
     parts = [{"type": "text", "text": text}]
     for path, body in (
         (MODERATIONS, {"input": text}),
@@ -379,8 +371,8 @@ def test_a_text_that_says_nothing_is_not_judged(client: httpx.Client, text: str)
 
 @pytest.mark.parametrize("hidden", HIDDEN)
 @every_whole_case
-def test_words_under_a_key_that_no_rule_reads_are_never_allowed(
-    client: httpx.Client, case: Case, hidden: dict[str, Any]
+def test_words_that_no_rule_reads_are_unjudged(
+    client: Client, case: Case, hidden: dict[str, Any]
 ) -> None:
     for messages in ([HI, REPLY | hidden], [HI | hidden, REPLY]):
         assert outcome(case, case.ask(client, messages)) == "unjudged"
@@ -389,7 +381,7 @@ def test_words_under_a_key_that_no_rule_reads_are_never_allowed(
 
 
 @every_whole_case
-def test_beside_hidden_words_a_violation_is_one(client: httpx.Client, case: Case) -> None:
+def test_beside_hidden_words_a_violation_is_one(client: Client, case: Case) -> None:
     """Our own formats refuse unknown keys."""
     response = case.ask(client, [HI, REPLY | {"content": WORD, "parts": ["Hi"]}])
     is_refused = response.status_code == 422 and "parts" in response.text
@@ -399,7 +391,7 @@ def test_beside_hidden_words_a_violation_is_one(client: httpx.Client, case: Case
 @pytest.mark.parametrize("ordinary", ORDINARY)
 @every_whole_case
 def test_what_clients_have_beside_a_text_changes_nothing(
-    engine: WordEngine, client: httpx.Client, case: Case, ordinary: dict[str, Any]
+    engine: WordEngine, client: Client, case: Case, ordinary: dict[str, Any]
 ) -> None:
     assert outcome(case, case.ask(client, [HI, REPLY | ordinary])) == "allow"
     assert engine.conversations[-1][:2] == (Message("user", "Hi"), Message("assistant", "Hello."))
@@ -428,7 +420,7 @@ BESIDE: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("key", ["id", "index", "type", "extra_content"])
 @every_whole_case
 def test_a_call_s_id_is_left_out_and_a_sentence_in_its_place_is_read(
-    engine: WordEngine, client: httpx.Client, case: Case, key: str
+    engine: WordEngine, client: Client, case: Case, key: str
 ) -> None:
     messages = [HI, {"role": "assistant", "tool_calls": [CALL | {key: SENTENCE}]}]
     expected = "allow" if key == "extra_content" else "violation"
@@ -438,18 +430,14 @@ def test_a_call_s_id_is_left_out_and_a_sentence_in_its_place_is_read(
 
 
 @pytest.mark.parametrize(("path", "body"), BESIDE)
-def test_words_beside_the_conversation_are_read_or_refused(
-    client: httpx.Client, path: str, body: dict[str, Any]
-) -> None:
+def test_words_beside_it_are_never_allowed(client: Client, path: str, body: dict[str, Any]) -> None:
     named = {"model": RULE} if path in (CHATS, MODERATIONS) else {}
     request = WireRequest(path, (body | named,), {})
     assert outcome(request, request.send(client)) != "allow"
 
 
 @pytest.mark.parametrize("beside", [{"text": WORD}, {"delta": {"content": WORD}}])
-def test_words_beside_the_message_of_a_choice_are_refused(
-    client: httpx.Client, beside: dict[str, Any]
-) -> None:
+def test_words_beside_a_choice_are_refused(client: Client, beside: dict[str, Any]) -> None:
     (case,) = [case for case in WHOLE if case.example.path == "/response"]
     prompt, reply = case.requests([HI, REPLY])
     prompt.send(client)
@@ -459,7 +447,7 @@ def test_words_beside_the_message_of_a_choice_are_refused(
         assert outcome(sent, sent.send(client)) == expected
 
 
-def test_a_chat_s_own_texts_images_and_calls_beside_it_change_nothing(client: httpx.Client) -> None:
+def test_a_chat_s_own_texts_images_and_calls_beside_it_change_nothing(client: Client) -> None:
     reordered = {"index": 0, "function": {"arguments": "{}", "name": "pay"}, "id": "1"}
     text = {"type": "text", "text": "Two\n\nlines."}
     messages = [{"role": "user", "content": [text]}, {"role": "assistant", "tool_calls": [CALL]}]

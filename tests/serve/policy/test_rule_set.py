@@ -31,9 +31,7 @@ def load_text(folder: Path, text: str) -> dict[str, RuleSet]:
     return load_rule_sets(path, SERVED)
 
 
-def test_a_set_is_violated_by_any_of_its_rules_or_by_its_logic_over_verdicts_and_metadata(
-    tmp_path: Path,
-) -> None:
+def test_a_set_is_violated_by_any_rule_or_by_its_logic(tmp_path: Path) -> None:
     rule_sets = load_text(tmp_path, FILE)
     everything, support = rule_sets["everything"], rule_sets["support"]
     assert (everything.name, everything.rules) == ("everything", ("medical_advice", "pii_leak"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+from httpx import Client
 
 from guard.conversation.example import Message
 from tests.serve.guarded import CONVERSATION
@@ -25,25 +26,25 @@ def read_by_the_gateway(response: httpx.Response) -> str:
     return "pass"
 
 
-def prompt(client: httpx.Client, **headers: str) -> httpx.Response:
+def prompt(client: Client, **headers: str) -> httpx.Response:
     """Check what is sent to a model."""
     return _sent(client, "/request", {"messages": MESSAGES}, headers)
 
 
-def reply(client: httpx.Client, *texts: str, **headers: str) -> httpx.Response:
+def reply(client: Client, *texts: str, **headers: str) -> httpx.Response:
     """Check what came from a model."""
     choices = [{"message": {"role": "assistant", "content": text}} for text in texts]
     return _sent(client, "/response", {"choices": choices}, headers)
 
 
 def _sent(
-    client: httpx.Client, path: str, body: dict[str, Any], headers: dict[str, str]
+    client: Client, path: str, body: dict[str, Any], headers: dict[str, str]
 ) -> httpx.Response:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return client.post(path, json={"body": body}, headers=names)
 
 
-def test_a_violation_is_a_reject_with_a_status_and_the_rest_a_pass(client: httpx.Client) -> None:
+def test_a_violation_is_a_reject_with_a_status_and_the_rest_a_pass(client: Client) -> None:
     rejected = prompt(client)
     assert read_by_the_gateway(rejected) == "reject"
     assert rejected.json()["action"] == {
@@ -58,9 +59,7 @@ def test_a_violation_is_a_reject_with_a_status_and_the_rest_a_pass(client: httpx
     assert read_by_the_gateway(reply(client, "Hi", call_id="1", guard_rules="fine")) == "pass"
 
 
-def test_every_reply_is_judged_as_the_end_of_its_conversation(
-    engine: ToyEngine, client: httpx.Client
-) -> None:
+def test_every_reply_ends_its_own_conversation(engine: ToyEngine, client: Client) -> None:
     prompt(client, call_id="2", guard_rules="fine")
     engine.conversations.clear()
     reply(client, "One.", "Two.", call_id="2", guard_rules="fine")
@@ -68,15 +67,13 @@ def test_every_reply_is_judged_as_the_end_of_its_conversation(
     assert engine.conversations == [(*CONVERSATION, end) for end in ends]
 
 
-def test_what_names_no_rule_or_has_no_reply_is_an_error_to_the_gateway_and_no_pass(
-    client: httpx.Client,
-) -> None:
+def test_what_names_no_rule_or_has_no_reply_is_an_error(client: Client) -> None:
     for got, status in ((prompt(client, guard_rules=""), 404), (reply(client, call_id="1"), 422)):
         assert got.status_code == status
         assert read_by_the_gateway(got) == "error" and set(got.json()) == {"error", "code"}
 
 
-def test_a_rule_set_is_named_by_a_header_and_its_logic_decides(client: httpx.Client) -> None:
+def test_a_rule_set_is_named_by_a_header_and_its_logic_decides(client: Client) -> None:
     assert read_by_the_gateway(prompt(client, guard_rule_set="both")) == "pass"
     unstated = prompt(client, guard_rule_set="staff")
     assert read_by_the_gateway(unstated) == "error" and unstated.status_code == 422
@@ -85,9 +82,7 @@ def test_a_rule_set_is_named_by_a_header_and_its_logic_decides(client: httpx.Cli
     assert both.status_code == 422 and read_by_the_gateway(both) == "error"
 
 
-def test_a_violation_is_a_reject_also_where_another_reply_s_check_fails(
-    client: httpx.Client,
-) -> None:
+def test_a_violation_is_a_reject_also_where_another_reply_s_check_fails(client: Client) -> None:
     prompt(client, call_id="3", guard_rules="fine")
     rejected = reply(client, "breaks", "Hi", call_id="3", guard_rules="flagged")
     assert read_by_the_gateway(rejected) == "reject"
@@ -95,7 +90,7 @@ def test_a_violation_is_a_reject_also_where_another_reply_s_check_fails(
     assert failed.status_code == 503 and read_by_the_gateway(failed) == "error"
 
 
-def test_rules_are_the_header_s_in_one_or_several(client: httpx.Client) -> None:
+def test_rules_are_the_header_s_in_one_or_several(client: Client) -> None:
     sent = {"body": {"messages": MESSAGES}}
     for headers in (
         [("guard-rules", "fine, flagged,fine")],

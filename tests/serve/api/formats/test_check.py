@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
@@ -31,12 +32,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
+def client() -> Iterator[Client]:
     with serving(create_app(guard_engine())) as client:
         yield client
 
 
-def test_a_check_over_http_is_the_engine_s(client: httpx.Client) -> None:
+def test_a_check_over_http_is_the_engine_s(client: Client) -> None:
     answer = client.post("/v1/check", json=asked(rules=["pii_leak", "plain"])).json()
     # Only one may use the engine at a time: the server has nothing to do now.
     direct = guard_engine().check(CONVERSATION, ["pii_leak", "plain"])
@@ -55,7 +56,7 @@ def test_a_check_over_http_is_the_engine_s(client: httpx.Client) -> None:
     assert [result["rule"] for result in every_rule["results"]] == list(RULE_TEXTS)
 
 
-def test_concurrent_checks_get_their_own_verdicts(client: httpx.Client) -> None:
+def test_concurrent_checks_get_their_own_verdicts(client: Client) -> None:
     rules = list(RULE_TEXTS)
     bodies = []
     for number in range(24):
@@ -77,9 +78,7 @@ def test_concurrent_checks_get_their_own_verdicts(client: httpx.Client) -> None:
         (["plane", "x"], "plane, x; Did you mean 'plain'?"),
     ],
 )
-def test_a_rule_that_is_not_served_is_named_and_nothing_is_judged(
-    client: httpx.Client, rules: list[str], unknown: str
-) -> None:
+def test_a_rule_that_is_not_served_is_named(client: Client, rules: list[str], unknown: str) -> None:
     response = client.post("/v1/check", json={"messages": MESSAGES, "rules": rules})
     assert response.status_code == 422
     error = f"rules: not served: {unknown} GET /v1/rules lists them"
@@ -129,18 +128,14 @@ MALFORMED: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("error", MALFORMED)
-def test_a_malformed_request_is_told_what_is_wrong_and_gets_no_verdict(
-    client: httpx.Client, error: str
-) -> None:
+def test_a_malformed_request_is_told_what_is_wrong(client: Client, error: str) -> None:
     response = client.post("/v1/check", json=MALFORMED[error])
     assert response.status_code == 422
     assert error in response.json()["error"]
     assert response.json()["verdict"] == "unjudged"
 
 
-def test_a_rule_set_is_its_logic_over_the_verdicts_and_never_an_allow_without_them(
-    serve: Serve,
-) -> None:
+def test_a_rule_set_is_its_logic_and_never_an_allow_without_verdicts(serve: Serve) -> None:
     logic = {
         "either": {"any_of": ["fine", "flagged"]},
         "both": {"all_of": ["fine", "flagged"]},
@@ -191,9 +186,7 @@ TOOLS = [{"type": "function", "function": {"name": "pay", "description": "Pays."
 IMAGE = {"role": "user", "content": [{"type": "text", "text": "See:"}, {"type": "image_url"}]}
 
 
-def test_messages_are_judged_as_openai_has_them_with_tools_and_salt_if_they_are_sent(
-    serve: Serve,
-) -> None:
+def test_messages_are_judged_as_openai_has_them_with_tools_and_salt(serve: Serve) -> None:
     engine = ToyEngine({"fine": -2.0})
     client = serve(engine)
     for beside in ({}, {"tools": TOOLS, "cache_salt": "tenant 7"}):
@@ -210,7 +203,7 @@ def test_messages_are_judged_as_openai_has_them_with_tools_and_salt_if_they_are_
     assert engine.salts == [None, "tenant 7"]
 
 
-def test_beside_an_image_a_violation_is_one_and_an_allow_is_unjudged(serve: Serve) -> None:
+def test_beside_an_image_an_allow_is_unjudged(serve: Serve) -> None:
     client = serve(ToyEngine({"fine": -2.0, "flagged": -1.0}))
     answer = client.post("/v1/check", json={"messages": [*MESSAGES, IMAGE]}).json()
     assert answer["verdict"] == "violation" and answer["decided_by"] == ["flagged"]
@@ -219,22 +212,20 @@ def test_beside_an_image_a_violation_is_one_and_an_allow_is_unjudged(serve: Serv
     assert answer["unjudged"] == [{"rule": "fine", "code": "unread_content", "reason": reason}]
 
 
-def test_the_rules_are_listed_with_wording_and_threshold(client: httpx.Client) -> None:
+def test_the_rules_are_listed_with_wording_and_threshold(client: Client) -> None:
     rules = {rule["rule"]: rule for rule in client.get("/v1/rules").json()}
     assert {name: rule["text"] for name, rule in rules.items()} == RULE_TEXTS
     assert rules["plain"]["threshold"] == 0.25
 
 
-def turns(client: httpx.Client, *contents: str, **body: Any) -> httpx.Response:
+def turns(client: Client, *contents: str, **body: Any) -> httpx.Response:
     """The answer to the user's messages."""
     messages = [{"role": "user", "content": content} for content in contents]
     return client.post("/v1/check", json={"messages": messages} | body)
 
 
 @pytest.mark.parametrize("turn", [0, 1, 4])
-def test_a_violated_rule_names_its_turn_and_no_other_rule_does(
-    censored: httpx.Client, turn: int
-) -> None:
+def test_a_violated_rule_names_its_turn_and_no_other_rule_does(censored: Client, turn: int) -> None:
     contents = ["hello"] * 5
     contents[turn] = "forbidden"
     answer = turns(censored, *contents, explain=True).json()
@@ -246,7 +237,7 @@ def test_a_violated_rule_names_its_turn_and_no_other_rule_does(
     assert explanation.get("p_before", 0.0) < 0.1
 
 
-def test_only_violated_rules_are_asked_again(censored: httpx.Client, censor: Censor) -> None:
+def test_only_violated_rules_are_asked_again(censored: Client, censor: Censor) -> None:
     assert turns(censored, "hello", "good day", explain=True).json()["explanations"] == {}
     assert len(censor.conversations) == 1
     assert "explanations" not in turns(censored, "hello", "forbidden").json()
@@ -268,9 +259,7 @@ def test_the_checks_of_an_explanation_are_counted_as_no_answers(tmp_path: Path) 
     assert 'guard_checks_total{rule_set="",tenant="",verdict="violation"} 1.0' in metrics
 
 
-def test_what_could_not_be_judged_has_no_explanation_and_a_verdict_stands_without(
-    censored: httpx.Client,
-) -> None:
+def test_a_verdict_stands_without_an_explanation(censored: Client) -> None:
     answer = turns(censored, "hello", "cannot be judged", "forbidden", explain=True).json()
     assert answer["verdict"] == "unjudged" and answer["explanations"] == {}
     failed = turns(censored, "hello", "breaks", "forbidden", explain=True).json()
@@ -278,7 +267,7 @@ def test_what_could_not_be_judged_has_no_explanation_and_a_verdict_stands_withou
 
 
 def test_explanations_that_take_too_long_leave_a_client_its_verdict(
-    censored: httpx.Client, censor: Censor, monkeypatch: pytest.MonkeyPatch
+    censored: Client, censor: Censor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = censor.step
 
@@ -298,9 +287,7 @@ def test_explanations_that_take_too_long_leave_a_client_its_verdict(
     assert len(censor.conversations) == 2
 
 
-def test_after_a_turn_that_could_not_be_judged_there_is_no_probability_before(
-    censored: httpx.Client,
-) -> None:
+def test_behind_an_unjudged_turn_there_is_no_probability_before(censored: Client) -> None:
     image = {"role": "user", "content": [{"type": "image_url"}]}
     said = [{"role": "user", "content": text} for text in ("hello", "forbidden")]
     body = {"messages": [said[0], image, said[1]], "explain": True}

@@ -47,9 +47,7 @@ HI = {"role": "user", "content": "Hi"}
         ({"messages": [HI | {"x": "y"}] * 9}, ["value_error"]),  # of many, the first is named
     ],
 )
-def test_each_of_few_problems_is_named_and_many_are_one(
-    body: dict[str, Any], problems: list[str]
-) -> None:
+def test_few_problems_are_named_and_many_are_one(body: dict[str, Any], problems: list[str]) -> None:
     with pytest.raises(ValidationError) as error:
         CheckRequest.model_validate({"messages": [HI]} | body)
     assert [problem["type"] for problem in error.value.errors()] == problems

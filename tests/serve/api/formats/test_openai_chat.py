@@ -36,9 +36,7 @@ def complete(sdk: openai.OpenAI, model: str = "likely", **options: Any) -> Any:
     return sdk.chat.completions.create(model=model, **options)
 
 
-def test_a_verdict_is_one_token_and_its_logprobs_are_the_calibrated_probability(
-    sdk: openai.OpenAI,
-) -> None:
+def test_a_verdict_is_a_token_with_the_calibrated_probability(sdk: openai.OpenAI) -> None:
     completion = complete(sdk, logprobs=True, top_logprobs=5, max_tokens=1)
     (choice,) = completion.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "yes")
@@ -99,9 +97,7 @@ def test_the_client_s_own_helper_assembles_the_stream(sdk: openai.OpenAI) -> Non
     assert final.choices[0].message.content == "yes"
 
 
-def test_the_salt_reaches_the_engine_and_other_settings_change_nothing(
-    engine: ToyEngine, sdk: openai.OpenAI
-) -> None:
+def test_the_salt_reaches_the_engine(engine: ToyEngine, sdk: openai.OpenAI) -> None:
     complete(sdk, temperature=0, extra_body={"cache_salt": "tenant 7"})
     assert engine.salts[-1] == "tenant 7"
     assert [message.role for message in engine.conversations[-1]] == [
@@ -124,7 +120,7 @@ def test_the_salt_reaches_the_engine_and_other_settings_change_nothing(
         ({"messages": [{"role": "root", "content": "Hi"}]}, "messages.0.role"),
     ],
 )
-def test_a_wrong_parameter_is_a_bad_request_that_is_named(
+def test_a_wrong_parameter_is_named(
     sdk: openai.OpenAI, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
@@ -141,9 +137,7 @@ def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.Open
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_what_cannot_be_judged_is_an_error_and_no_completion(
-    sdk: openai.OpenAI, is_stream: bool
-) -> None:
+def test_what_cannot_be_judged_is_an_error(sdk: openai.OpenAI, is_stream: bool) -> None:
     messages = [{"role": "user", "content": "cannot be judged"}]
     with pytest.raises(openai.UnprocessableEntityError) as raised:
         complete(sdk, messages=messages, stream=is_stream)

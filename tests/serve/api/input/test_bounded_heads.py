@@ -113,9 +113,7 @@ def test_what_has_no_end_is_refused(address: tuple[str, int], begins: bytes, pie
     assert sent < 64 * MAX_HEAD
 
 
-def test_a_request_that_comes_behind_a_large_body_does_not_end_the_one_before(
-    address: tuple[str, int],
-) -> None:
+def test_a_request_behind_a_large_body_does_not_end_it(address: tuple[str, int]) -> None:
     head = HEAD + b"content-length: 200000\r\n\r\n"
     with opened(address, 3 * (head + b" " * 200_000) + HEAD) as connection:
         time.sleep(2 * HEAD_S)
@@ -156,9 +154,7 @@ def test_a_body_that_nobody_reads_does_not_keep_a_connection(address: tuple[str,
             time.sleep(0.05)
 
 
-def test_bodies_and_further_requests_take_the_time_that_they_take(
-    address: tuple[str, int],
-) -> None:
+def test_bodies_and_further_requests_take_the_time_that_they_take(address: tuple[str, int]) -> None:
     with opened(address) as connection:
         for _ in range(2):
             connection.sendall(HEAD + b"content-length: 200000\r\n\r\n" + b" " * 100_000)
@@ -168,9 +164,7 @@ def test_bodies_and_further_requests_take_the_time_that_they_take(
             time.sleep(1.5 * HEAD_S)
 
 
-def test_as_many_requests_wait_on_a_connection_as_may_and_with_more_it_is_closed(
-    address: tuple[str, int],
-) -> None:
+def test_a_connection_on_which_too_many_wait_is_closed(address: tuple[str, int]) -> None:
     with opened(address, NEXT * (1 + MAX_WAITING)) as connection:
         assert answer(connection).count(b"\r\n\r\nhi") == 1 + MAX_WAITING
     with opened(address, NEXT * 1000) as connection:
@@ -249,9 +243,7 @@ def test_a_request_for_another_protocol_is_read_as_if_it_asked_for_none(
 
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_refusal_is_the_last_answer_and_comes_behind_those_before(
-    address: tuple[str, int], name: str, before: int
-) -> None:
+def test_a_refusal_is_the_last_answer(address: tuple[str, int], name: str, before: int) -> None:
     sent, status = WRONG[name]
     for behind in (b"", CLOSE):
         said = answer_to(address, before * ONE + sent + behind, is_cut=False)
@@ -274,18 +266,14 @@ def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("version", "count"), [("1.1", 1), ("1.0", 0)])
-def test_who_does_not_know_of_it_is_not_told_to_go_on(
-    address: tuple[str, int], version: str, count: int
-) -> None:
+def test_only_1_1_is_told_to_go_on(address: tuple[str, int], version: str, count: int) -> None:
     sent = f"POST / HTTP/{version}\r\nhost: here\r\nexpect: 100-continue\r\n".encode()
     sent += b"connection: close\r\n"
     said = answer_to(address, sent + LENGTH + b"\r\n" + BODY, is_cut=False)
     assert said.count(b"HTTP/1.1 100 ") == count and said.endswith(b"hi")
 
 
-def test_a_client_that_is_gone_is_seen_although_its_next_request_waits(
-    server: uvicorn.Server, address: tuple[str, int]
-) -> None:
+def test_a_client_that_is_gone_is_seen(server: uvicorn.Server, address: tuple[str, int]) -> None:
     tasks = server.server_state.tasks
     with opened(address, b"GET /gone HTTP/1.1\r\nhost: here\r\n\r\n" + NEXT):
         wait_until(lambda: tasks, 10)

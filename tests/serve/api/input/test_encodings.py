@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 
 from serve.api.input.limits import MAX_BYTES
 from tests.serve.api.streaming import OpenStream, streamed
@@ -60,9 +61,7 @@ WRONG = {
 }
 
 
-def posted(
-    client: httpx.Client, content: bytes | Iterator[bytes], **headers: str
-) -> httpx.Response:
+def posted(client: Client, content: bytes | Iterator[bytes], **headers: str) -> httpx.Response:
     """The answer to a check of this content."""
     fields = {key.replace("_", "-"): value for key, value in headers.items()}
     return client.post("/v1/check", content=content, headers={"content-type": JSON} | fields)
@@ -74,7 +73,7 @@ def results(response: httpx.Response) -> Any:
 
 
 @pytest.mark.parametrize("encoding", PACKED)
-def test_a_packed_body_is_answered_as_it_is_unpacked(client: httpx.Client, encoding: str) -> None:
+def test_a_packed_body_is_answered_as_it_is_unpacked(client: Client, encoding: str) -> None:
     packed = posted(client, PACKED[encoding], content_encoding=encoding)
     assert results(packed) == results(posted(client, BODY))
     bytes_alone = (bytes([byte]) for byte in PACKED[encoding])
@@ -82,9 +81,7 @@ def test_a_packed_body_is_answered_as_it_is_unpacked(client: httpx.Client, encod
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_a_body_that_is_not_whole_or_not_what_the_header_says_is_refused_and_named(
-    client: httpx.Client, fault: str
-) -> None:
+def test_a_body_that_is_not_what_the_header_says_is_named(client: Client, fault: str) -> None:
     encoding, content, problem = WRONG[fault]
     response = posted(client, content, content_encoding=encoding)
     assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
@@ -94,9 +91,7 @@ def test_a_body_that_is_not_whole_or_not_what_the_header_says_is_refused_and_nam
 @pytest.mark.parametrize(
     "encoding", ["br", "zstd", "gzip, br", "compress", "gzip;q=1", "gzip," * 5]
 )
-def test_another_encoding_is_refused_and_the_known_ones_named(
-    client: httpx.Client, encoding: str
-) -> None:
+def test_another_encoding_is_refused_and_known_ones_named(client: Client, encoding: str) -> None:
     response = posted(client, BODY, content_encoding=encoding)
     assert response.status_code == 415
     assert "content-encoding: known are gzip, deflate" in response.json()["error"]
@@ -104,7 +99,7 @@ def test_another_encoding_is_refused_and_the_known_ones_named(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_bomb_is_refused_before_it_is_unpacked(client: httpx.Client, times: int) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(client: Client, times: int) -> None:
     packing = zlib.compressobj(wbits=31)
     bomb = b"".join(packing.compress(bytes(2**20)) for _ in range(500)) + packing.flush()
     for _ in range(times - 1):
@@ -116,7 +111,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(client: httpx.Client, times: in
     assert time.process_time() - began < 5
 
 
-def test_as_large_a_body_as_may_be_is_unpacked(client: httpx.Client) -> None:
+def test_as_large_a_body_as_may_be_is_unpacked(client: Client) -> None:
     whole = BODY.ljust(MAX_BYTES)
     status = {}
     for size, content in ((0, whole), (1, whole + b" ")):
@@ -157,18 +152,14 @@ def test_a_tenant_s_limit_is_of_the_packed_body_and_of_the_unpacked_one(serve: S
         ('x="; charset=latin1"', True),
     ],
 )
-def test_other_characters_than_utf_8_are_refused(
-    client: httpx.Client, parameters: str, is_read: bool
-) -> None:
+def test_no_charset_but_utf_8_is_read(client: Client, parameters: str, is_read: bool) -> None:
     response = posted(client, BODY, content_type=f"{JSON}; {parameters}")
     assert response.status_code == (200 if is_read else 415), response.text
     assert is_read or "content-type" in response.text
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
-def test_json_in_other_characters_is_known_by_its_first_bytes(
-    client: httpx.Client, encoding: str
-) -> None:
+def test_json_in_utf_16_or_32_is_known_by_its_first_bytes(client: Client, encoding: str) -> None:
     body = BODY.decode().encode(encoding)
     assert results(posted(client, body)) == results(posted(client, BODY))
     for charset in ("utf-8", "us-ascii"):
@@ -177,7 +168,7 @@ def test_json_in_other_characters_is_known_by_its_first_bytes(
         assert charset in response.json()["error"] and encoding in response.json()["error"]
 
 
-def test_a_stream_is_unpacked_while_it_is_written(client: httpx.Client) -> None:
+def test_a_stream_is_unpacked_while_it_is_written(client: Client) -> None:
     packing = zlib.compressobj(wbits=31)
 
     def packed(line: dict[str, Any]) -> bytes:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
+from httpx import Client
 from pydantic import TypeAdapter, ValidationError
 
 from serve.api.app import create_app
@@ -62,7 +62,7 @@ def test_streams_have_places_of_their_own(serve: Serve, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("stated", ["0", "-5", "soon", "1.5", "", "9999999999", f"{'0' * 5000}1"])
-def test_a_deadline_that_is_none_is_refused(client: httpx.Client, stated: str) -> None:
+def test_a_deadline_that_is_none_is_refused(client: Client, stated: str) -> None:
     headers = {"guard-timeout-ms": stated}
     response = client.post("/v1/check", json={"messages": MESSAGES}, headers=headers)
     assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
@@ -121,9 +121,7 @@ def test_a_client_that_does_not_read_its_answer_holds_no_place(
 
 
 @pytest.mark.parametrize("is_stated", [True, False])
-def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(
-    client: httpx.Client, is_stated: bool
-) -> None:
+def test_a_too_large_body_is_refused_stated_or_not(client: Client, is_stated: bool) -> None:
     body: bytes | Iterator[bytes] = b" " * (MAX_BYTES + 1)
     if not is_stated:
         body = iter([b" " * 2**20] * (MAX_BYTES // 2**20 + 1))

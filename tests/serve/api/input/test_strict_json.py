@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import time
 
-import httpx
 import pytest
+from httpx import Client
 
 from serve.api.input.limits import MAX_MESSAGES
 from serve.api.input.strict_json import MAX_VALUES, read_body
@@ -16,7 +16,7 @@ from serve.api.input.strict_json import MAX_VALUES, read_body
 HEADERS = {"content-type": "application/json"}
 
 
-def test_a_key_twice_is_refused_and_its_place_said(client: httpx.Client) -> None:
+def test_a_key_twice_is_refused_and_its_place_said(client: Client) -> None:
     chat = '"messages": [{"role": "user", "content": "Hi"}]'
     body = f"{{{chat}, {chat}}}"
     column = body.rindex('"messages"') + 1
@@ -37,7 +37,7 @@ def test_a_key_twice_among_many_is_found_in_one_pass() -> None:
 
 
 @pytest.mark.parametrize("element", ["{}", "1", "[]", '""'])
-def test_a_body_of_very_many_values_is_refused(client: httpx.Client, element: str) -> None:
+def test_a_body_of_very_many_values_is_refused(client: Client, element: str) -> None:
     """Each takes a kilobyte of memory to validate, and the time of everybody else."""
     many = ",".join([element] * (MAX_VALUES + 1))
     for field in (f'"tool_calls": [{many}]', f'"content": [{many}]', f'"extra": [{many}]'):

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from httpx import Client
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.api.app import create_app
@@ -31,7 +31,7 @@ def samples(text: str) -> Samples:
     return found
 
 
-def scraped(client: httpx.Client) -> Samples:
+def scraped(client: Client) -> Samples:
     response = client.get("/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain")
@@ -44,12 +44,12 @@ def engine() -> ToyEngine:
 
 
 @pytest.fixture
-def client(engine: ToyEngine) -> Iterator[httpx.Client]:
+def client(engine: ToyEngine) -> Iterator[Client]:
     with serving(create_app(engine, rule_sets=RULE_SETS)) as client:  # type: ignore[arg-type]
         yield client
 
 
-def test_checks_verdicts_and_tokens_are_counted(client: httpx.Client) -> None:
+def test_checks_verdicts_and_tokens_are_counted(client: Client) -> None:
     before = scraped(client)
     assert before["guard_verdicts_total", ("fine", "allow")] == 0  # they exist before they count
     client.post("/v1/check", json={"messages": MESSAGES})
@@ -85,9 +85,7 @@ def test_what_has_no_answer_is_counted_by_its_reason() -> None:
     assert after["guard_verdicts_total", ("crash", "unjudged")] == 0
 
 
-def test_what_the_engine_says_of_itself_is_there_now_and_not_as_it_was(
-    client: httpx.Client, engine: ToyEngine
-) -> None:
+def test_what_the_engine_says_of_itself_is_new(client: Client, engine: ToyEngine) -> None:
     engine.counters = EngineCounters(
         adapters=2,
         adapter_loads=5,
@@ -113,14 +111,14 @@ def test_what_the_engine_says_of_itself_is_there_now_and_not_as_it_was(
     assert scraped(client)["guard_ready", ()] == 0
 
 
-def test_no_label_is_a_caller_s_word(client: httpx.Client) -> None:
+def test_no_label_is_a_caller_s_word(client: Client) -> None:
     client.post("/v1/check", json={"messages": MESSAGES, "rule_set": "made up"})
     client.post("/made-up", json={})
     client.post("/v1/check", json={"messages": MESSAGES}, headers={"x-request-id": "made.up"})
     assert not re.search("made.up", client.get("/metrics").text)
 
 
-def test_openmetrics_is_spoken_where_it_is_asked_for(client: httpx.Client) -> None:
+def test_openmetrics_is_spoken_where_it_is_asked_for(client: Client) -> None:
     accept = {"accept": "application/openmetrics-text; version=1.0.0"}
     response = client.get("/metrics", headers=accept)
     assert response.headers["content-type"].startswith("application/openmetrics-text")
@@ -137,7 +135,7 @@ def used_metrics(board: str) -> set[str]:
     return names
 
 
-def test_every_metric_of_the_board_exists(client: httpx.Client) -> None:
+def test_every_metric_of_the_board_exists(client: Client) -> None:
     client.post("/v1/check", json={"messages": MESSAGES})
     exposed = {name for name, _ in scraped(client)}
     used = used_metrics(BOARD.read_text(encoding="utf-8"))

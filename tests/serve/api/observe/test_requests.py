@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-import httpx
 import pytest
+from httpx import Client
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,7 @@ import pytest
         ("<script>", False),
     ],
 )
-def test_a_caller_s_id_comes_back_and_what_is_none_is_replaced(
-    client: httpx.Client, request_id: str, is_one: bool
-) -> None:
+def test_a_caller_s_id_comes_back(client: Client, request_id: str, is_one: bool) -> None:
     for path in ("/v1/rules", "/nowhere"):
         answered = client.get(path, headers={"x-request-id": request_id}).headers["x-request-id"]
         assert (answered == request_id) == is_one
