@@ -33,7 +33,6 @@ from tests.serve.toy_engine import MortalEngine, ToyEngine
 def refusal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: object
 ) -> str:
-    """What the command says before it ends."""
     monkeypatch.setattr("sys.argv", ["up", *map(str, options)])
     with pytest.raises(SystemExit) as exit_:
         main()

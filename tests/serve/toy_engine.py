@@ -27,7 +27,6 @@ SCRATCH = tempfile.TemporaryDirectory(prefix="toy-rules-")
 
 
 def _trained(name: str) -> Path:
-    """A folder whose card says that it is of this rule."""
     folder = Path(SCRATCH.name) / name
     if not folder.exists():
         folder.mkdir()

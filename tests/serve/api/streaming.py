@@ -39,7 +39,6 @@ class OpenStream:
         return event
 
     async def rest(self) -> list[dict[str, Any]]:
-        """All lines up to the end of the answer."""
         events = []
         while event := await self.read():
             events.append(event)
@@ -70,7 +69,6 @@ def streamed(
     use: Callable[[OpenStream], Awaitable[Any]],
     headers: dict[str, str] | None = None,
 ) -> Any:
-    """What `use` makes of a stream."""
 
     async def run() -> Any:
         async with open_stream(http, opening, headers) as stream:

@@ -53,7 +53,6 @@ def folder(engine: GuardEngine) -> Path:
 
 @pytest.fixture
 def trained() -> dict[str, Path]:
-    """Rules that are trained and not served."""
     return {}
 
 
@@ -61,7 +60,6 @@ def trained() -> dict[str, Path]:
 def client(
     engine: GuardEngine, versions: list[Path], trained: dict[str, Path], tmp_path: Path
 ) -> Iterator[Client]:
-    """Of a server of the first version."""
     train(engine.folder(RULE), versions[0])
     log = AuditLog(tmp_path / "audit.jsonl")
     with serving(create_app(engine, observers=[log], find_trained=trained.get)) as client:

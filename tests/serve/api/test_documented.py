@@ -67,7 +67,6 @@ def configuration(beginning: str) -> str:
 
 
 def local(example: str, client: Client) -> str:
-    """The example, asking the server of `client`."""
     assert ADDRESS in example
     here = example.replace(ADDRESS, client.base_url.netloc.decode())
     # The checkout's own client stands for the package (tests/serve/client/test_package.py).
@@ -75,7 +74,6 @@ def local(example: str, client: Client) -> str:
 
 
 def output(*command: str) -> str:
-    """What a command prints. Raises CalledProcessError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
 

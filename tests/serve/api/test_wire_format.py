@@ -399,6 +399,7 @@ def test_what_clients_have_beside_a_text_changes_nothing(
 
 CALL = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
 CHATS, MODERATIONS = "/v1/chat/completions", "/v1/moderations"
+DETECTORS = f"/{RULE}/api/v1/text/chat"
 TEXTS = {"input_type": "request", "texts": ["Hi"]}
 CHAT = {"input_type": "request", "structured_messages": [HI]}
 # Beside the conversation, or in a text's part, stand words that no rule reads.
@@ -406,6 +407,7 @@ BESIDE: list[tuple[str, dict[str, Any]]] = [
     (CHATS, {"messages": [HI], "response_format": {"type": "text", "x": WORD}}),
     (CHATS, {"messages": [HI], "tools": [{"function": {"x": WORD}}]}),
     (CHATS, {"messages": [HI], "functions": [{"description": WORD}]}),
+    (DETECTORS, {"messages": [HI], "tools": [{"function": {"description": WORD}}]}),
     (MODERATIONS, {"input": [{"type": "text", "text": "Hi", "x": WORD}]}),
     (LITELLM, CHAT | {"texts": ["Hi", WORD]}),
     (LITELLM, TEXTS | {"request_data": {"text": WORD}}),

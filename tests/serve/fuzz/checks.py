@@ -47,7 +47,6 @@ def map_body(context: Any, body: Any) -> Any:
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    """Paths that name a rule."""
     rule = chosen(path_parameters)
     if rule is None or not path_parameters:
         return path_parameters

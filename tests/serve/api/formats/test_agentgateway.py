@@ -27,12 +27,10 @@ def read_by_the_gateway(response: httpx.Response) -> str:
 
 
 def prompt(client: Client, **headers: str) -> httpx.Response:
-    """Check what is sent to a model."""
     return _sent(client, "/request", {"messages": MESSAGES}, headers)
 
 
 def reply(client: Client, *texts: str, **headers: str) -> httpx.Response:
-    """Check what came from a model."""
     choices = [{"message": {"role": "assistant", "content": text}} for text in texts]
     return _sent(client, "/response", {"choices": choices}, headers)
 

@@ -219,7 +219,6 @@ def test_the_rules_are_listed_with_wording_and_threshold(client: Client) -> None
 
 
 def turns(client: Client, *contents: str, **body: Any) -> httpx.Response:
-    """The answer to the user's messages."""
     messages = [{"role": "user", "content": content} for content in contents]
     return client.post("/v1/check", json={"messages": messages} | body)
 

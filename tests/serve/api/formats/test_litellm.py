@@ -58,7 +58,6 @@ def ask(client: Client, call_id: str, *rules: str, **fields: Any) -> httpx.Respo
 
 
 def answer(client: Client, call_id: str | None, *rules: str, **fields: Any) -> httpx.Response:
-    """Check a response."""
     return client.post(URL, json=body("response", call_id, *rules, **fields))
 
 

@@ -46,7 +46,6 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 def server() -> Iterator[uvicorn.Server]:
-    """A server with these limits."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         hello,
@@ -66,20 +65,17 @@ def server() -> Iterator[uvicorn.Server]:
 
 @pytest.fixture
 def address(server: uvicorn.Server) -> tuple[str, int]:
-    """Of the server."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     return host, port
 
 
 def opened(address: tuple[str, int], sent: bytes = b"") -> socket.socket:
-    """A connection on which this was sent."""
     connection = socket.create_connection(address, timeout=60)
     connection.sendall(sent)
     return connection
 
 
 def answer(connection: socket.socket) -> bytes:
-    """All that the server says until it closes."""
     said = b""
     try:
         while piece := connection.recv(65536):

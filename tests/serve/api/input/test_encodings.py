@@ -62,7 +62,6 @@ WRONG = {
 
 
 def posted(client: Client, content: bytes | Iterator[bytes], **headers: str) -> httpx.Response:
-    """The answer to a check of this content."""
     fields = {key.replace("_", "-"): value for key, value in headers.items()}
     return client.post("/v1/check", content=content, headers={"content-type": JSON} | fields)
 
