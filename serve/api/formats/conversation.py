@@ -18,7 +18,6 @@ from serve.api.errors import NAMED_PROBLEMS, Unjudged
 from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES
 from serve.engine.codes import Code
 
-MALFORMED = 400  # OpenAI's status of a request whose fields are not the format's
 # OpenAI's own codes; where it has none, `code` says why there is no verdict.
 OPENAI_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 # The first wrong message is enough: ten thousand would take seconds to name.

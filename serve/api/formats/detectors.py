@@ -66,18 +66,11 @@ class DetectorRequest(NoHiddenWords):
 
     silent_keys: ClassVar[keys.Shapes] = {"detector_params": keys.ANYTHING}
 
-    def conversations(self) -> Sequence[Sequence[Message]]:
-        """What is judged, each by itself. Raises Unjudged."""
-        raise NotImplementedError
-
 
 class ContentsRequest(DetectorRequest):
     """Texts, each checked by itself as a message of the user's."""
 
     contents: Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
-
-    def conversations(self) -> Sequence[Sequence[Message]]:
-        return from_texts(self.contents, "contents")
 
 
 class ChatRequest(DetectorRequest):
@@ -86,19 +79,12 @@ class ChatRequest(DetectorRequest):
     messages: ChatMessages
     tools: Annotated[list[dict[str, Any]] | None, Field(max_length=MAX_TOOLS)] = None
 
-    def conversations(self) -> Sequence[Sequence[Message]]:
-        return [from_chat(self.messages, self.tools or ())]
-
 
 class GenerationRequest(DetectorRequest):
     """What a user asked and what was generated for it."""
 
     prompt: str
     generated_text: str
-
-    def conversations(self) -> Sequence[Sequence[Message]]:
-        question = ChatMessage(role="user", content=self.prompt)
-        return [from_chat([question, ChatMessage(role="assistant", content=self.generated_text)])]
 
 
 class ContextRequest(DetectorRequest):
@@ -107,13 +93,6 @@ class ContextRequest(DetectorRequest):
     content: str
     context_type: Literal["docs", "document", "chunks", "url"]
     context: Annotated[list[str], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
-
-    def conversations(self) -> Sequence[Sequence[Message]]:
-        if self.context_type == "url":
-            why = "documents are not fetched from a URL; send their text"
-            raise Unjudged(why, "unread_content")
-        messages = [ChatMessage(role="tool", content=document) for document in self.context]
-        return [from_chat([*messages, ChatMessage(role="assistant", content=self.content)])]
 
 
 class DetectionMetadata(BaseModel):
@@ -148,8 +127,9 @@ async def contents(
     body: ContentsRequest, rule: Rule, request: Request
 ) -> list[list[TextDetection]]:
     """Put each text to the rule: a list of detections a text, empty where there is none."""
+    texts = from_texts(body.contents, "contents")
     located = []
-    for text, detections in zip(body.contents, await _judge(request, rule, body), strict=True):
+    for text, detections in zip(body.contents, await _judge(request, rule, texts), strict=True):
         placed = []
         for found in detections:
             placed.append(TextDetection(end=len(text), text=text, **found.model_dump()))
@@ -161,21 +141,27 @@ async def contents(
 @router.post("/{detector_id}/api/v1/text/chat")
 async def chat(body: ChatRequest, rule: Rule, request: Request) -> list[Detection]:
     """Put a conversation to the rule."""
-    return (await _judge(request, rule, body))[0]
+    return (await _judge(request, rule, [from_chat(body.messages, body.tools or ())]))[0]
 
 
 @router.post("/api/v1/text/generation")
 @router.post("/{detector_id}/api/v1/text/generation")
 async def generation(body: GenerationRequest, rule: Rule, request: Request) -> list[Detection]:
     """Put a question and its answer to the rule."""
-    return (await _judge(request, rule, body))[0]
+    question = ChatMessage(role="user", content=body.prompt)
+    answer = ChatMessage(role="assistant", content=body.generated_text)
+    return (await _judge(request, rule, [from_chat([question, answer])]))[0]
 
 
 @router.post("/api/v1/text/context/doc")
 @router.post("/{detector_id}/api/v1/text/context/doc")
 async def context_doc(body: ContextRequest, rule: Rule, request: Request) -> list[Detection]:
     """Put an answer and the documents that it should follow from to the rule."""
-    return (await _judge(request, rule, body))[0]
+    if body.context_type == "url":
+        raise Unjudged("documents are not fetched from a URL; send their text", "unread_content")
+    messages = [ChatMessage(role="tool", content=document) for document in body.context]
+    messages.append(ChatMessage(role="assistant", content=body.content))
+    return (await _judge(request, rule, [from_chat(messages)]))[0]
 
 
 def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
@@ -183,20 +169,21 @@ def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
     return {"code": status, "message": message, "reason": code}
 
 
-async def _judge(request: Request, rule: str, body: DetectorRequest) -> list[list[Detection]]:
+async def _judge(
+    request: Request, rule: str, conversations: Sequence[Sequence[Message]]
+) -> list[list[Detection]]:
     """The detections in each conversation: one, or none."""
     question = Question(Caller.of(request).catalogue.selected([rule]))
-    service, conversations = CheckService.of(request), body.conversations()
     detections = []
-    for check, _ in await service.judge_each(request, conversations, question):
+    for check, _ in await CheckService.of(request).judge_each(request, conversations, question):
         version = check.versions[rule]
         detections.append([_detection(one, version) for one in check.verdicts if one.violates])
     return detections
 
 
 def _detection(verdict: Verdict, version: str) -> Detection:
-    confident = verdict.confident
-    metadata = DetectionMetadata(threshold=verdict.threshold, confident=confident, version=version)
+    threshold, confident = verdict.threshold, verdict.confident
+    metadata = DetectionMetadata(threshold=threshold, confident=confident, version=version)
     rule, score = verdict.rule, verdict.p_violation
     return Detection(detection_type=rule, detector_id=rule, score=score, metadata=metadata)
 

@@ -21,13 +21,7 @@ from guard.conversation.chat import ContentPart
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.formats.conversation import (
-    MALFORMED,
-    KnownKeys,
-    from_text,
-    from_texts,
-    openai_error,
-)
+from serve.api.formats.conversation import KnownKeys, from_text, from_texts, openai_error
 from serve.api.input.limits import MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck, Question
@@ -132,5 +126,5 @@ FORMAT = WireFormat(
     requests=(
         ExampleRequest("/v1/moderations", {"model": RULE, "input": REPLY["content"]}, ("input",)),
     ),
-    malformed=MALFORMED,
+    malformed=400,
 )

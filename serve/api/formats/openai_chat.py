@@ -31,13 +31,7 @@ from starlette.exceptions import HTTPException
 from guard.prompt.decoder import NO, YES
 from guard.verdict import Verdict
 from serve.api.access import Caller
-from serve.api.formats.conversation import (
-    MALFORMED,
-    ChatMessages,
-    NoHiddenWords,
-    from_chat,
-    openai_error,
-)
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat, openai_error
 from serve.api.input.limits import MAX_SALT, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, Question
@@ -152,11 +146,11 @@ def _refuse_contradictions(body: ChatCompletionRequest) -> None:
     """Raise HTTPException 400 for parameters that the API does not have, or not together."""
     for name in body.model_extra or ():
         if name not in WITHOUT_EFFECT:
-            raise HTTPException(MALFORMED, f"Unrecognized request argument supplied: {name}")
+            raise HTTPException(400, f"Unrecognized request argument supplied: {name}")
     if body.top_logprobs is not None and not body.logprobs:
-        raise HTTPException(MALFORMED, "top_logprobs needs logprobs to be true")
+        raise HTTPException(400, "top_logprobs needs logprobs to be true")
     if body.stream_options is not None and not body.stream:
-        raise HTTPException(MALFORMED, "stream_options needs stream to be true")
+        raise HTTPException(400, "stream_options needs stream to be true")
 
 
 def _choices(verdict: Verdict, body: ChatCompletionRequest) -> list[Choice]:
@@ -233,5 +227,5 @@ FORMAT = WireFormat(
             "/v1/chat/completions", {"model": RULE, "messages": [ASKED, REPLY]}, ("messages",)
         ),
     ),
-    malformed=MALFORMED,
+    malformed=400,
 )
