@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,11 +72,6 @@ def local(example: str, client: Client) -> str:
     return here.replace("centurion_client", "serve.client")
 
 
-def output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout
-
-
 def shape(value: Any) -> Any:
     """The keys and the types of a JSON value."""
     if isinstance(value, dict):
@@ -107,8 +101,9 @@ def test_what_the_programs_import_exists() -> None:
 
 @pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=range(len(COMMANDS)))
 def test_answers_have_the_documented_shape(client: Client, commands: str, answer: str) -> None:
-    got = json.loads(output("bash", "-c", "set -e\n" + local(commands, client)))
-    assert shape(got) == shape(json.loads(answer))
+    script = "set -e\n" + local(commands, client)
+    got = subprocess.run(["bash", "-c", script], capture_output=True, check=True, timeout=60)
+    assert shape(json.loads(got.stdout)) == shape(json.loads(answer))
 
 
 # A word of each program that is run, and what it prints.
@@ -123,9 +118,12 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("word", PRINTED)
-def test_a_program_prints_what_its_page_says(client: Client, word: str) -> None:
+def test_a_program_prints_what_its_page_says(
+    client: Client, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
     (example,) = (program for program in PROGRAMS if word in program)
-    assert output(sys.executable, "-c", local(example, client)) == PRINTED[word]
+    exec(local(example, client), {"__name__": "__main__"})
+    assert capsys.readouterr().out == PRINTED[word]
 
 
 def test_the_file_of_tenants_is_one_and_names_the_documented_rule_sets(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_explanations_that_take_too_long_leave_a_client_its_verdict(
     monkeypatch.setattr("serve.api.formats.check.EXPLAINING_SHARE", 0.1)
     messages = [{"role": "user", "content": text} for text in ("hello", "forbidden")]
     with httpx.Client(trust_env=False) as own:
-        guard = GuardClient(str(censored.base_url), deadline_s=20, http_client=own)
+        guard = GuardClient(str(censored.base_url), deadline_s=10, http_client=own)
         answer = guard.check(messages, explain=True)
     assert answer.verdict == "violation" and not answer.explanations
     assert len(censor.conversations) == 2

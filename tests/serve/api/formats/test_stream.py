@@ -158,12 +158,12 @@ def test_very_many_short_lines_take_no_time() -> None:
     reply = GrowingReply(StreamRequest.model_validate(OPENING))
     began = time.thread_time()
     reply.take(StreamPiece(append="\N{GRINNING FACE}"))  # which makes every other character wide
-    for _ in range(300_000):
+    for _ in range(100_000):
         reply.take(StreamPiece(append="a"))
-    assert time.thread_time() - began < 10
-    assert reply.characters == 300_001 and reply.checked_characters == 0
-    assert reply.conversation[-1].content == "\N{GRINNING FACE}" + "a" * 300_000
-    assert len(reply.checked(Ruling.ALLOW)) == reply.checked_characters == 300_001
+    assert time.thread_time() - began < 4
+    assert reply.characters == 100_001 and reply.checked_characters == 0
+    assert reply.conversation[-1].content == "\N{GRINNING FACE}" + "a" * 100_000
+    assert len(reply.checked(Ruling.ALLOW)) == reply.checked_characters == 100_001
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_a_wrong_first_line_is_refused(censored: Client, opening: bytes, why: st
 def test_each_line_has_the_time_of_a_request_and_no_more(censor: Censor) -> None:
     async def use(stream: OpenStream) -> None:
         for word in ("one", "two", "three"):
-            await asyncio.sleep(0.7)  # together longer than a request may take
+            await asyncio.sleep(0.5)  # together longer than a request may take
             stream.write({"append": f"{word} and more"})
             assert (await stream.read())["verdict"] == "allow"
         (last,) = await stream.rest()  # nothing more is written
         assert "did not come in time" in last["judgement"]["error"]
 
-    with serving(create_app(censor, timeout_s=2.0)) as client:
+    with serving(create_app(censor, timeout_s=1.4)) as client:
         streamed(client, OPENING, use)
 
 

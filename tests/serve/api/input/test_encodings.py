@@ -100,7 +100,7 @@ def test_another_encoding_is_refused_and_known_ones_named(client: Client, encodi
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_bomb_is_refused_before_it_is_unpacked(client: Client, times: int) -> None:
     packing = zlib.compressobj(wbits=31)
-    bomb = b"".join(packing.compress(bytes(2**20)) for _ in range(500)) + packing.flush()
+    bomb = b"".join(packing.compress(bytes(2**20)) for _ in range(200)) + packing.flush()
     for _ in range(times - 1):
         bomb = gzip.compress(bomb)
     began = time.process_time()

@@ -75,11 +75,8 @@ def test_spans_reach_a_receiver_and_have_no_content(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with receiver() as (address, received):
-        app = create_app(
-            ToyEngine(LOGITS),  # type: ignore[arg-type]
-            rule_sets=RULE_SETS,
-            observers=[Traces.to_collector(address)],
-        )
+        traces = Traces.to_collector(address)
+        app = create_app(ToyEngine(LOGITS), rule_sets=RULE_SETS, observers=[traces])  # type: ignore[arg-type]
         body = {"messages": [{"role": "user", "content": MARKER}], "rule_set": "both"}
         headers = {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"}
         with serving(app) as client:
@@ -87,8 +84,5 @@ def test_spans_reach_a_receiver_and_have_no_content(monkeypatch: pytest.MonkeyPa
     ((path, content),) = received
     assert path == "/v1/traces" and MARKER.encode() not in content
     (span,) = ExportTraceServiceRequest.FromString(content).resource_spans[0].scope_spans[0].spans
-    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == (
-        SPAN,
-        "c" * 32,
-        "d" * 16,
-    )
+    ids = (span.trace_id.hex(), span.parent_span_id.hex())
+    assert (span.name, *ids) == (SPAN, "c" * 32, "d" * 16)
