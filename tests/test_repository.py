@@ -27,6 +27,7 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",
     "serve/api/observe/record.py": "values; tests/serve/api/observe/test_audit.py writes them",
+    "serve/api/observe/requests.py": "tests/serve/api/test_app.py asks with ids",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
     "serve/cluster/front/probes.py": "test_ingress.py beside it and shards/test_service.py ask",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",

@@ -161,7 +161,7 @@ SUPPORT = {"rule_set": "support", "metadata": {"audience": MARKER}}
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
+def server(tmp_path: Path, uncompiled: None) -> Iterator[ServerProcess]:
     server = ServerProcess(tmp_path)
     yield server
     server.process.kill()

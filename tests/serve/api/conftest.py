@@ -11,10 +11,9 @@ import openai
 import pytest
 
 from serve.api.app import create_app
-from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.client.censor import Censor
 from tests.serve.serving import Serve, openai_client, serving
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import LOGITS, RULE_SETS, ToyEngine
 
 
 @pytest.fixture

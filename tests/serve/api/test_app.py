@@ -1,8 +1,13 @@
-"""HEAD is answered as GET is, OPTIONS by what there is, and another method by the same."""
+"""HEAD is answered as GET is, OPTIONS by what there is, another method by the same, and every request
+has an id.
+"""
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from httpx import Client
 
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.tenants import RULE_SETS, shop_and_bank
@@ -28,3 +33,22 @@ def test_no_method_finds_a_path_that_is_none_or_passes_the_keys(serve: Serve, me
     for path in ("/metrics", "/v1/rules", "/v1/check", "/admin/rules/fine"):
         assert client.request(method, path).status_code == 401
     assert client.request(method, "/healthz").status_code in (200, 204)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "is_one"),
+    [
+        ("a3f9", True),
+        ("4bf92f35-77b3.1:2_x", True),
+        ("x" * 64, True),
+        ("", False),
+        ("two words", False),
+        ("x" * 65, False),
+        ("<script>", False),
+    ],
+)
+def test_a_caller_s_id_comes_back(client: Client, request_id: str, is_one: bool) -> None:
+    for path in ("/v1/rules", "/nowhere"):
+        answered = client.get(path, headers={"x-request-id": request_id}).headers["x-request-id"]
+        assert (answered == request_id) == is_one
+        assert is_one or re.fullmatch("[0-9a-f]{32}", answered)

@@ -16,8 +16,8 @@ from http.client import HTTPResponse, RemoteDisconnected
 from typing import NamedTuple
 
 from serve.api.app import create_app
-from tests.serve.fuzz.never_allows import NeverAllows
 from tests.serve.serving import MESSAGES, serving
+from tests.serve.toy_engine import NeverAllows
 
 Address = tuple[str, int]
 

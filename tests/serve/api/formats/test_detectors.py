@@ -10,10 +10,9 @@ import pytest
 from httpx import Client
 
 from guard.conversation.example import Message
-from tests.serve.api.formats.toy_rule_sets import LOGITS
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES, Serve
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import LOGITS, ToyEngine
 
 FLAGGED, FINE = {"detector-id": "flagged"}, {"detector-id": "fine"}
 DETECTION = {

@@ -10,10 +10,9 @@ import pytest
 
 from guard.errors import GuardError
 from serve.api.observe.audit import AuditLog
-from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.api.observe.toy_record import MARKER, record
 from tests.serve.serving import MESSAGES, Serve
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import LOGITS, RULE_SETS, ToyEngine
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

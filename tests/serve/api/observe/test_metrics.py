@@ -11,9 +11,8 @@ from httpx import Client
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.engine.score import EngineCounters
-from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.serving import MESSAGES, Serve
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import LOGITS, RULE_SETS, ToyEngine
 
 BOARD = Path(__file__).parents[4] / "setup" / "grafana" / "centurion.json"
 Samples = dict[tuple[str, tuple[str, ...]], float]

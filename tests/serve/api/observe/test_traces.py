@@ -15,10 +15,9 @@ from opentelemetry.trace import StatusCode
 from serve.api.app import create_app
 from serve.api.observe.record import RequestFacts
 from serve.api.observe.traces import NS, SPAN, Traces
-from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.api.observe.toy_record import MARKER, record
 from tests.serve.serving import serving
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import LOGITS, RULE_SETS, ToyEngine
 
 
 def test_a_span_has_the_check_s_time_verdict_and_rules_and_its_caller_for_a_parent() -> None:
