@@ -1,6 +1,4 @@
-"""HEAD is answered as GET is, OPTIONS by what there is, another method by the same, and every request
-has an id.
-"""
+"""HEAD is answered as GET is, OPTIONS and others by what there is; every request has an id."""
 
 from __future__ import annotations
 
