@@ -10,7 +10,7 @@ from __future__ import annotations
 LONG_FILES_S: dict[str, float] = {
     "tests/serve/scan/test_cluster.py": 150,
     "tests/serve/cluster/test_start.py": 100,
-    "tests/serve/test_up.py": 80,
+    "tests/serve/test_up.py": 30,
     "tests/serve/vllm_alora/low_rank/test_compiled.py": 60,
     "tests/test_repository.py": 60,
     "tests/serve/cluster/test_ray_pool.py": 55,

@@ -27,8 +27,8 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/bench/http.py": "test_soak.py beside it measures the same server",
     "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",
-    "serve/api/formats/openai_error.py": "test_openai_chat.py beside it reads it",
     "serve/api/observe/record.py": "values; tests/serve/api/observe/test_audit.py writes them",
+    "serve/api/observe/requests.py": "tests/serve/api/test_app.py asks with ids",
     "serve/api/engine_service.py": "tests/serve/api/test_service.py asks it over HTTP",
     "serve/cluster/served.py": "tests/serve/cluster/test_start.py starts it on an engine",
 }
@@ -46,7 +46,6 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/engine/test_head_input.py": "head.py, against what training reads",
     "tests/serve/cluster/test_autoscaling.py": "ray_pool.py, on a Ray of other replicas",
     "tests/serve/cluster/shards/test_shards_on_ray.py": "shards/ and ray_pool.py, on one Ray",
-    "tests/serve/api/formats/test_one_reader.py": "all formats, scans and rows: one reader",
     "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",
     "tests/serve/api/test_documented.py": "the examples of the server's pages, against all formats",
     "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",

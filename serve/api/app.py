@@ -65,10 +65,9 @@ def create_app(
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
-    for wire_format in FORMATS.values():
-        app.include_router(wire_format.router)
-    app.include_router(probes.router)
-    app.include_router(admin.router)
+    formats = [wire_format.router for wire_format in FORMATS.values()]
+    for router in (*formats, probes.router, admin.router):
+        app.include_router(router)
     return app
 
 
@@ -90,12 +89,9 @@ def put_in_front(
     app.add_middleware(HeadAsGet)
     refuse = errors.refusal
     app.add_middleware(BoundedBodies, refuse=refuse, timeout_s=timeout_s, max_requests=max_requests)
+    most = max_requests or MAX_REQUESTS
     app.add_middleware(
-        Access,
-        catalogue=catalogue,
-        tenants=tenants,
-        refuse=refuse,
-        max_requests=max_requests or MAX_REQUESTS,
+        Access, catalogue=catalogue, tenants=tenants, refuse=refuse, max_requests=most
     )
     # Added last, it is the first to see a request.
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
@@ -109,9 +105,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     metrics: Metrics = app.state.metrics
     collector = EngineCollector(service.thread, metrics.rules)
     metrics.registry.register(collector)
-    watching = None
-    if app.state.is_watching:
-        watching = asyncio.create_task(watch(service))
+    watching = asyncio.create_task(watch(service)) if app.state.is_watching else None
     yield
     if watching is not None:
         watching.cancel()

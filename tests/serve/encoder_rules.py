@@ -21,9 +21,10 @@ from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import Window, judged_of
 from guard.recipe import Recipe, load_recipe
 from guard.rule import Judged, text_hash
-from guard.weights.card import Card, file_digests, read_card
-from guard.weights.head import Head, answer_hash
+from guard.weights.card import read_card
+from guard.weights.head import Head
 from tests.plain_words import file_of_words, plain_word_logit, random_words
+from tests.serve.cards import save_card
 
 TARGETS = ("query", "key", "value", "dense")
 ENGINE = {"enforce_eager": True, "max_loras": 4}
@@ -87,30 +88,17 @@ def save_encoder_head(
 
 def save_encoder_card(folder: Path, method: str, **replaced: object) -> None:
     fields: dict[str, object] = {
-        "rule": folder.name,
         "rule_text": "",
         "rule_hash": text_hash(""),
         "prompt_hash": builder().hash,
-        "answer_hash": answer_hash(),
-        "method": method,
         "model": "minilm",
         "base": recipe().base,
         "base_revision": recipe().base_revision,
-        "data_hash": "none",
-        "test_sha256": "none",
-        "seed": 0,
-        "recipe": {},
-        "versions": {},
-        "metrics": {},
         "temperature": 1.0,
-        "bias": 0.0,
         "uncertainty_band": (0.5, 0.5),
-        "coverage": None,
         "threshold": 0.5,
-        "max_fpr": None,
-        "files": file_digests(folder, method),
     }
-    Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
+    save_card(folder, folder.name, method, **(fields | replaced))
 
 
 @functools.cache

@@ -31,15 +31,12 @@ class WireRequest:
 
     @property
     def content(self) -> bytes:
-        """The body."""
         return "\n".join(map(json.dumps, self.bodies)).encode()
 
     def send(self, client: httpx.Client, **headers: str) -> httpx.Response:
-        """Send it as JSON, with more headers."""
         return self.send_content(client, self.content, **headers)
 
     def send_content(self, client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
-        """Send another content in its place."""
         more = {name.replace("_", "-"): value for name, value in headers.items()}
         return client.post(self.path, content=content, headers={**JSON, **self.headers, **more})
 
@@ -82,13 +79,11 @@ class Case:
         return [before, self._about(self.example, messages, call_id)]
 
     def ask(self, client: httpx.Client, messages: Messages, **headers: str) -> httpx.Response:
-        """The answer about a conversation."""
         for request in self.requests(messages):
             response = request.send(client, **headers)
         return response
 
     def say(self, client: httpx.Client, text: str, **headers: str) -> httpx.Response:
-        """The answer about one message."""
         return self.ask(client, [{"role": "user", "content": text}], **headers)
 
     def _about(self, example: ExampleRequest, messages: Messages, call_id: str) -> WireRequest:
@@ -136,6 +131,5 @@ def readings(path: str, status: int, text: str) -> Sequence[str]:
 
 
 def outcome(request: Case | WireRequest, response: httpx.Response) -> str:
-    """What the answer as a whole means."""
     path = request.example.path if isinstance(request, Case) else request.path
     return readings(path, response.status_code, response.text)[0]

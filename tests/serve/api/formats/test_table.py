@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from httpx import Client
 
 from guard.errors import GuardError
 from serve.api.app import create_app
@@ -60,7 +61,7 @@ def test_an_own_format_is_answered_and_says_errors_in_its_own_body(
     monkeypatch.setitem(FORMATS, "mine", own)
     assert format_of(FORMATS, "/mine") == "mine" and format_of(FORMATS, "/nowhere") is None
 
-    def ask(client: httpx.Client, **changed: object) -> httpx.Response:
+    def ask(client: Client, **changed: object) -> httpx.Response:
         chat = [{"role": "user", "content": "Hi"}]
         return client.post("/mine", json={"chat": chat, "rule": "fine"} | changed)
 
