@@ -21,7 +21,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/bench/test_soak.py": 35,
     "tests/serve/bench/test_fleet.py": 35,
     "tests/serve/scan/test_replay.py": 35,
-    "tests/serve/vllm_alora/test_processes.py": 35,
+    "tests/serve/vllm_alora/test_parity.py": 70,
     "tests/serve/bench/test_http.py": 30,
     "tests/deploy/test_nemo.py": 30,
     "tests/deploy/test_litellm.py": 30,

@@ -1,6 +1,4 @@
-"""Where an adapter becomes active in a prompt, and the request that carries it. Knows nothing of
-files or of the scheduler.
-"""
+"""Where an adapter becomes active in a prompt, and the request that carries it."""
 
 from __future__ import annotations
 
@@ -13,10 +11,8 @@ NEAR_END = 64  # tokens at the end, among which an invocation mostly is
 
 def activation_start(prompt_token_ids: Sequence[int], invocation: Sequence[int]) -> int | None:
     """Index of the first token of the last occurrence of `invocation`, or None: PEFT's
-    `calculate_alora_offsets`, from the left.
-
-    The last NEAR_END tokens are searched first, as the invocation is mostly there: then the cost is
-    that of the suffix, not of the conversation.
+    `calculate_alora_offsets`, from the left. The last NEAR_END tokens are searched first, as the
+    invocation is mostly there: then the cost is that of the suffix, not of the conversation.
     """
     wanted = list(invocation)
     tail = list(prompt_token_ids[-NEAR_END:])
@@ -35,12 +31,10 @@ def _last_start(tokens: list[int], wanted: list[int]) -> int | None:
 
 class ActivatedRequest(LoRARequest):
     """A LoRARequest of one prompt: tokens from `activation_start` on are the adapter's, tokens
-    before it the base model's.
-
-    A plain LoRA is the case `activation_start == 0`. `content` is the SHA-256 of the adapter's
-    files: it names the weights, which name, id and path do not. Unlike a LoRARequest, which
-    compares by name, two of these are the same adapter if they have the same id: vLLM collects a
-    batch's adapters in a set, and two versions of one name may meet there.
+    before it the base model's. A plain LoRA is the case `activation_start == 0`. `content` is the
+    SHA-256 of the adapter's files: it names the weights, which name, id and path do not. Unlike a
+    LoRARequest, which compares by name, two of these are the same adapter if they have the same id:
+    vLLM collects a batch's adapters in a set, and two versions of one name may meet there.
     """
 
     activation_start: int = 0

@@ -73,9 +73,8 @@ def active_from(
     name: str,
     expected: int | None = None,
 ) -> int:
-    """The token from which on the adapter acts in the prompt; 0 for a plain LoRA.
-
-    Raises InvocationError where it never would, or not at the token that is `expected`.
+    """The token from which on the adapter acts in the prompt; 0 for a plain LoRA. Raises
+    InvocationError where it never would, or not at the token that is `expected`.
     """
     start: int | None = 0
     if adapter.invocation:

@@ -64,11 +64,9 @@ def activated(engine_core: Any, lora: Any, activation_start: int, content: str) 
 
 
 def _id_of(content: str, requested_id: int, content_of_id: dict[int, str]) -> int:
-    """The adapter id that means `content` in this engine.
-
-    `requested_id` for the first content seen under it, else one made from the content: vLLM never
-    looks at an adapter's files again once it has loaded an id, so an adapter that was trained again
-    needs another id.
+    """The adapter id that means `content` in this engine. `requested_id` for the first content seen
+    under it, else one made from the content: vLLM never looks at an adapter's files again once it
+    has loaded an id, so an adapter that was trained again needs another id.
     """
     adapter_id = requested_id
     while content_of_id.setdefault(adapter_id, content) != content:

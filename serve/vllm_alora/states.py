@@ -101,10 +101,7 @@ def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
 
 
 def _key(sampling_params: Any) -> str | None:
-    """The key of a request that asks for its state.
-
-    A text, or it is none: over HTTP a caller may put anything there (`vllm_xargs`).
-    """
+    """The key of a request for its state, if it is a text: over HTTP it may be anything."""
     if sampling_params is None or not sampling_params.extra_args:
         return None
     key = sampling_params.extra_args.get(STATE)

@@ -30,7 +30,6 @@ NO_SLOT = -1  # the slot of the base's tokens
 
 def slots_of(adapters: Sequence[int], adapter_in_slot: Sequence[int | None]) -> Ints:
     """The slot of each adapter id, NO_SLOT for 0; `adapter_in_slot` holds the id in each slot.
-
     Raises KeyError for an adapter that is in none.
     """
     slot_of_id = {id_in_slot: slot for slot, id_in_slot in enumerate(adapter_in_slot)}
@@ -57,9 +56,8 @@ def slots_of_step(mapping: Any, adapter_in_slot: Sequence[int | None]) -> StepSl
 def base_token_mask(
     activation_starts: Ints, computed: Ints, scheduled: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Whether each scheduled token, [sum(scheduled)], lies before its activation point.
-
-    All arguments are per request, in tokens; a request's tokens lie together, in their order.
+    """Whether each scheduled token, [sum(scheduled)], lies before its activation point. All
+    arguments are per request, in tokens; a request's tokens lie together, in their order.
     """
     base_tokens = np.clip(activation_starts - computed, 0, scheduled)
     offsets = np.arange(scheduled.sum()) - np.repeat(np.cumsum(scheduled) - scheduled, scheduled)
@@ -167,11 +165,10 @@ def convert_mapping(
     vocab_size: int,
     device: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-    """vLLM's index tensors of the step, without a loop over its tokens.
-
-    The slots of tokens and of prompts, those of prompts as rows of a padded table, and the tokens'
-    rows in the embeddings of all slots. Where the caller has left the slots on the mapping
-    (`low_rank.launch_grid`), they are taken from there, once: another step has others.
+    """vLLM's index tensors of the step, without a loop over its tokens. The slots of tokens and of
+    prompts, those of prompts as rows of a padded table, and the tokens' rows in the embeddings of
+    all slots. Where the caller has left the slots on the mapping (`low_rank.launch_grid`), they are
+    taken from there, once: another step has others.
     """
     slots: StepSlots | None = vars(mapping).pop("step_slots", None)
     tokens, prompts = slots or slots_of_step(mapping, lora_index_to_id)

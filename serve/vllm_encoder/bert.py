@@ -16,9 +16,8 @@ from vllm.model_executor.models.bert import BertEmbeddingModel
 
 
 class BertForGuarding(BertEmbeddingModel):
-    """BERT without a head: [tokens, hidden size] for each request, of vLLM's task `token_embed`.
-
-    An adapter's modules are named as in transformers' `BertForTokenClassification`.
+    """BERT without a head: [tokens, hidden size] for each request, of vLLM's task `token_embed`. An
+    adapter's modules are named as in transformers' `BertForTokenClassification`.
     """
 
     lora_skip_prefixes: ClassVar[list[str]] = ["classifier."]  # the caller applies it

@@ -21,7 +21,6 @@ HEADS = ("lm_head.", "classifier.")  # of a checkpoint: what it was pretrained o
 
 class RobertaForGuarding(RobertaEmbeddingModel):
     """RoBERTa without a head: [tokens, hidden size] for each request, of vLLM's task `token_embed`.
-
     An adapter's modules are named as in transformers' `RobertaForTokenClassification`.
     """
 

@@ -1,7 +1,7 @@
 """Which work goes into a step: the engine's batching, without an engine.
 
 It works as vLLM's scheduler does under our priorities: what has begun goes on, then what waits is
-taken in the order of its virtual start (`serve.engine.fair_queue`, the engine's own), earlier by
+taken in the order of its virtual start (`serve.engine.plan`, the engine's own), earlier by
 the tokens that the cache holds of it. A step is limited in tokens, sequences and adapters. The
 rules of a conversation come in the step that finishes it. Knows nothing of time.
 """
@@ -13,7 +13,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from serve.engine.dispatch import QUANTUM_STEPS
-from serve.engine.fair_queue import FairQueue
+from serve.engine.plan import FairQueue
 from serve.plan.device.step_cost import StepWork
 
 # vLLM's defaults, for recipes whose `engine` does not set them.

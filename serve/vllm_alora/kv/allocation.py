@@ -112,9 +112,7 @@ def _behind_held_blocks(
 def _given(
     kv_cache_manager: Any, request: Any, held: list[Any], external: int, new_tokens: int
 ) -> list[Any]:
-    """All blocks of a request that begins with blocks which others hold, and computes `new_tokens`
-    behind the `external` tokens behind them.
-    """
+    """All blocks of a request: the `held` ones, `external` tokens, and `new_tokens` to compute."""
     manager, pool = (
         kv_cache_manager.coordinator.single_type_managers[0],
         kv_cache_manager.block_pool,
@@ -134,9 +132,8 @@ def _given(
 
 class BehindHeldBlocks:
     """Blocks for requests that begin with the same tokens, `end` of them, as one that holds blocks
-    for these; all are computed to their ends at once.
-
-    `held_count`: how many whole blocks they share.
+    for these; all are computed to their ends at once. `held_count`: how many whole blocks they
+    share.
     """
 
     def __init__(self, kv_cache_manager: Any, holder: Any, end: int) -> None:

@@ -109,9 +109,8 @@ def _base_tokens(request: Any) -> int:
 
 @dataclass(frozen=True)
 class CacheHit:
-    """The cached blocks at the start of a request, and the pool's table when they were found.
-
-    A pool that forgets all of its blocks begins a new table.
+    """The cached blocks at the start of a request, and the pool's table when they were found. A
+    pool that forgets all of its blocks begins a new table.
     """
 
     blocks: list[Any]
@@ -121,9 +120,8 @@ class CacheHit:
     def is_again(
         self, coordinator: Any, block_hashes: list[BlockHash], max_cache_hit_length: int
     ) -> bool:
-        """Whether a request begins with these blocks, and with not one cached block more.
-
-        The last block's name stands for all tokens up to its end.
+        """Whether a request begins with these blocks, and with not one cached block more. The last
+        block's name stands for all tokens up to its end.
         """
         pool = coordinator.block_pool
         length, most = len(self.blocks), max_cache_hit_length // coordinator.block_size

@@ -124,7 +124,6 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
 
 def _can_cascade(builder: Any) -> bool:
     """Whether all the builder's layers attend to everything before a token, and to nothing else.
-
     Builders of other classes make requests of their own for the kernel.
     """
     if type(builder) is not CPUAttentionMetadataBuilder:

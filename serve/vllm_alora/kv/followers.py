@@ -37,10 +37,8 @@ FOLLOWERS = "vllm_alora_followers"
 
 @dataclass
 class Group:
-    """A request that waits or is being computed, and those that go with it.
-
-    The conversation is their first `end` tokens: the base computes them, up to the activation point
-    of all.
+    """A request that waits or is being computed, and those that go with it. The conversation is
+    their first `end` tokens: the base computes them, up to the activation point of all.
     """
 
     leader: Request
@@ -58,10 +56,9 @@ def follow(
     scheduler: Any, leader: Request, request_id: str, prompt: SharedPrompt, lora: Any, priority: int
 ) -> bool:
     """Queue a request behind a leader that is queued: another adapter on the leader's conversation,
-    with its sampling parameters and its cache salt.
-
-    False, and nothing is queued, if it is not of that kind, if the leader's turn has come already,
-    or if blocks of its own are cached: vLLM finds them.
+    with its sampling parameters and its cache salt. False, and nothing is queued, if it is not of
+    that kind, if the leader's turn has come already, or if blocks of its own are cached: vLLM finds
+    them.
     """
     end = _end_of(leader)
     may_follow = (
@@ -175,10 +172,9 @@ def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
 
 @dataclass
 class StepRoom:
-    """What a step has left: tokens, and places for sequences.
-
-    `adapters` are the ids of those that it uses, of which there may be `max_adapters`. What is kept
-    for followers before a step is planned, and who is then put into it, are decided by this alone.
+    """What a step has left: tokens, and places for sequences. `adapters` are the ids of those that
+    it uses, of which there may be `max_adapters`. What is kept for followers before a step is
+    planned, and who is then put into it, are decided by this alone.
     """
 
     tokens: int
@@ -217,9 +213,8 @@ def _room_kept(scheduler: Any, groups: Mapping[str, Group]) -> Iterator[None]:
 
 def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
     """The tokens and the sequences of the step that are its leaders' followers', if requests are
-    taken in the order in which vLLM takes them, each followed by its own.
-
-    Where a follower finds too few tokens, nobody behind it gets these.
+    taken in the order in which vLLM takes them, each followed by its own. Where a follower finds
+    too few tokens, nobody behind it gets these.
     """
     room = StepRoom(
         tokens=scheduler.max_num_scheduled_tokens,
@@ -246,10 +241,8 @@ def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
 
 
 def _computed(request: Request) -> int:
-    """The number of a request's tokens that need not be computed.
-
-    For a waiting request, those that the cache held when it came (`resident`): for a running one,
-    these may have been evicted since.
+    """The number of a request's tokens that need not be computed. For a waiting request, those that
+    the cache held when it came (`resident`): for a running one, these may have been evicted since.
     """
     if request.status != RequestStatus.WAITING:
         return request.num_computed_tokens

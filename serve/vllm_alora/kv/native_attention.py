@@ -53,10 +53,7 @@ def is_faster(dtype: torch.dtype, size: int) -> bool:
 
 @dataclass(frozen=True)
 class NativeAttention:
-    """The rows of a step that read one context, and where their requests' own rows begin.
-
-    `rows` and `first_rows` are [rows], int32.
-    """
+    """The rows that read one context, and where their requests' own begin: [rows], int32."""
 
     worth: ClassVar = Worth(128, 75_000)  # docs/lessons.md
 
@@ -82,7 +79,6 @@ class NativeAttention:
         output: torch.Tensor,
     ) -> None:
         """Write to `output` the rows' attention to the context and to their own requests' rows.
-
         `query` and `output` [rows of the step, heads, size], `key` and `value` [rows of the step,
         heads of keys, size], the context's [tokens, heads of keys, size]. What is read is copied
         where the heads of a row do not lie side by side. Raises ValueError for tensors that do not

@@ -45,9 +45,8 @@ class PartialBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """A partial block that a step completes, and the blocks that begin with it in this step.
-
-    The step computes the tokens of the block `source` from `start` to `stop`. Tokens before `start`
+    """A partial block that a step completes, and the blocks that begin with it in this step. The
+    step computes the tokens of the block `source` from `start` to `stop`. Tokens before `start`
     were computed earlier; `start == stop` means all were.
     """
 
@@ -59,10 +58,8 @@ class Share:
 
 @dataclass
 class Copies(KVConnectorMetadata):
-    """What a step copies, before, after and in its forward pass.
-
-    Before it slots into blocks (slot -> block ids), after it blocks into slots (slot -> block id),
-    and the `shares` in it.
+    """What a step copies, before, after and in its forward pass. Before it slots into blocks (slot
+    -> block ids), after it blocks into slots (slot -> block id), and the `shares` in it.
     """
 
     loads: dict[int, list[int]] = field(default_factory=dict)
@@ -154,7 +151,6 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """The number of tokens, behind those in the prefix cache, that are kept or computed now.
-
         None while another request has still to compute them, and while the request's adapter is
         read from disk.
         """
@@ -197,9 +193,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
 
     def _is_shared_now(self, leader: Any) -> bool:
         """Whether the step that is being planned computes the leader's partial block to its end and
-        is large enough to share it: the leader's own tokens are, and others only add to them.
-
-        A request that was preempted since does not run.
+        is large enough to share it: the leader's own tokens are, and others only add to them. A
+        request that was preempted since does not run.
         """
         if self._in_step_above is None or leader.status != RequestStatus.RUNNING:
             return False
@@ -207,9 +202,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return is_completed and leader.tokens_in_step > self._in_step_above
 
     def _longest_kept(self, ahead: PartialBlock) -> tuple[PartialBlock | None, int]:
-        """The kept block that begins with most of the tokens `ahead`, and the number of these.
-
-        None if no block begins with any. Among equally good blocks, the one kept first.
+        """The kept block that begins with most of the tokens `ahead`, and the number of these. None
+        if no block begins with any. Among equally good blocks, the one kept first.
         """
         longest, length = None, 0
         for candidate in self._kept:

@@ -34,9 +34,7 @@ class Places(NamedTuple):
 
 class SharedBlocks:
     """The partial blocks that a step completes for other requests too: in every layer they are
-    written first, and copied.
-
-    `blocks`: the number of blocks of the cache.
+    written first, and copied. `blocks`: the number of blocks of the cache.
     """
 
     def __init__(self, shares: Sequence[Share], block_size: int, blocks: int) -> None:
@@ -54,9 +52,7 @@ class SharedBlocks:
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write the partial blocks' rows of one layer, and copy these blocks, whole: what a sharer
-        computes itself is not written yet.
-        """
+        """Write the partial blocks' rows of one layer, and copy these blocks before the rest."""
         if self._places is None:
             rows = self._rows(slot_mapping)
             sharers = [_on_device(share.blocks, rows.device) for share in self.shares]
@@ -70,10 +66,8 @@ class SharedBlocks:
 
     def _rows(self, slot_mapping: torch.Tensor) -> torch.Tensor:
         """The rows of all partial blocks in a step whose row i is written to `slot_mapping[i]`;
-        int64, on its device.
-
-        Where a block begins is looked for on the device, because reading it would be to wait. So is
-        whether it is there at all: if not, an error of the device.
+        int64, on its device. Where a block begins is looked for on the device, because reading it
+        would be to wait. So is whether it is there at all: if not, an error of the device.
         """
         device = slot_mapping.device
         first_slots = [share.source * self._block_size + share.start for share in self.shares]
@@ -122,9 +116,8 @@ def execute_model_v2(
     "extra_impl_args",
 )
 def attention_init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """A layer whose backend writes before it attends also copies what a step shares.
-
-    Whichever backend it is: all have the method of that name, and each layer its own instance.
+    """A layer whose backend writes before it attends also copies what a step shares. Whichever
+    backend it is: all have the method of that name, and each layer its own instance.
     """
     original(self, *args, **kwargs)
     write = getattr(self.impl, "do_kv_cache_update", None)
@@ -142,9 +135,8 @@ def write_and_share(
     kv_cache: Any,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write one layer's new keys and values, [rows, heads, size], into their slots.
-
-    Before them those of the shared partial blocks, into all blocks that begin with them.
+    """Write one layer's new keys and values, [rows, heads, size], into their slots. Before them
+    those of the shared partial blocks, into all blocks that begin with them.
     """
     shared = _shared_blocks.get()
     if shared:
@@ -190,10 +182,7 @@ def _between_copies(
 
 @contextlib.contextmanager
 def _sharing(shares: Sequence[Share], runner: Any, layers: int) -> Iterator[None]:
-    """A forward pass in which every one of `layers` shares its partial blocks.
-
-    Raises RuntimeError if one has not.
-    """
+    """A forward pass in which all `layers` share partial blocks. Raises RuntimeError if not."""
     shared = None
     computed = [share for share in shares if share.start < share.stop]
     if computed:

@@ -54,10 +54,8 @@ def scheduler_init(
 
 def in_step_above(vllm_config: Any) -> int | None:
     """The tokens that a step must exceed to be surely none of a captured graph's, 0 where nothing
-    is captured.
-
-    None where layers do not write what is shared in a step (`partial_block_copies`), or are in
-    another process.
+    is captured. None where layers do not write what is shared in a step (`partial_block_copies`),
+    or are in another process.
     """
     if current_platform.is_cpu():
         return 0
@@ -104,10 +102,9 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
     "self reset_running_requests reset_connector",
 )
 def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
-    """Forget partial blocks with the blocks, whether or not the caller knows of a connector.
-
-    The base may have other weights now. Where vLLM keeps its blocks, as requests are running, ours
-    are kept too.
+    """Forget partial blocks with the blocks, whether or not the caller knows of a connector. The
+    base may have other weights now. Where vLLM keeps its blocks, as requests are running, ours are
+    kept too.
     """
     is_done = original(self, *args, **kwargs)
     if is_done and isinstance(self.connector, SharedPartialBlocks):

@@ -44,10 +44,9 @@ def _(output: torch.Tensor, x: torch.Tensor, layer_name: str) -> None:
 
 @seam("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA.__init__", "self base_layer")
 def init(original: Callable[..., None], self: Any, base_layer: Any) -> None:
-    """Enter the layer among those that a pass finds by their names.
-
-    Raises ValueError where another layer has its name and the model is to be compiled: one of the
-    two would be computed with the other's adapters.
+    """Enter the layer among those that a pass finds by their names. Raises ValueError where another
+    layer has its name and the model is to be compiled: one of the two would be computed with the
+    other's adapters.
     """
     original(self, base_layer)
     config = get_current_vllm_config_or_none()

@@ -62,10 +62,7 @@ _graphs = Graphs()
 
 
 class BoundedKernel:
-    """One of vLLM's low-rank kernels, launched over its step's work.
-
-    Raises SeamError where the kernel's parameters have other names.
-    """
+    """A low-rank kernel of vLLM's, launched over its step's work. Raises SeamError for another."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -149,9 +146,8 @@ def update_metadata(
 def prepare_tensors(
     original: Callable[..., None], self: Any, token_lora_mapping: torch.Tensor
 ) -> None:
-    """What vLLM computes on the device and waits for, from the same slots on the host.
-
-    The device's queue of work runs on: vLLM's way empties it six times a step.
+    """What vLLM computes on the device and waits for, from the same slots on the host. The device's
+    queue of work runs on: vLLM's way empties it six times a step.
     """
     slots = vars(self).pop("host_slots", None)
     if slots is None:

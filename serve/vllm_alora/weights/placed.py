@@ -27,10 +27,9 @@ from .prefetch import Prefetch
 
 @seam("vllm.lora.worker_manager:WorkerLoRAManager._load_adapter", "self lora_request")
 def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> Any:
-    """The adapter vLLM loaded, in this step or before it (`prefetch`).
-
-    Raises AdapterError if a tensor was dropped, if a layer would be computed wrongly, or if the
-    files are not those the request was checked with.
+    """The adapter vLLM loaded, in this step or before it (`prefetch`). Raises AdapterError if a
+    tensor was dropped, if a layer would be computed wrongly, or if the files are not those the
+    request was checked with.
     """
     prefetch: Prefetch | None = getattr(self, "prefetch", None)
     if prefetch and (early := prefetch.take(lora_request.lora_int_id)) is not None:
@@ -62,10 +61,7 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.add_adapter", "self lora_request")
 def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> bool:
-    """Load the adapter if it is not loaded.
-
-    An adapter under its id that was loaded from other files is dropped first. Counts the loads.
-    """
+    """Load the adapter, and count it, unless it is loaded from the same files."""
     if isinstance(lora_request, ActivatedRequest):
         loaded = getattr(self, "content_of_id", {}).get(
             lora_request.lora_int_id, lora_request.content
@@ -85,10 +81,7 @@ def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> 
 
 
 def unplaced(modules: Any, manager: Any) -> list[str]:
-    """The modules of a loaded adapter that no layer of this worker's model will use.
-
-    Apart from those of other pipeline stages.
-    """
+    """The modules of an adapter that no layer of this model uses, nor any other stage."""
     layers = _adapted_layers(manager)
     other_stages = tuple(
         f"{name}."
@@ -105,9 +98,8 @@ def unplaced(modules: Any, manager: Any) -> list[str]:
 
 def computed_by_vllm(modules: Any, manager: Any) -> list[str]:
     """The modules of a loaded adapter that vLLM's own CPU operators would compute: embeddings,
-    output layers and experts. None on a GPU.
-
-    These operators give base tokens the adapter in the last slot.
+    output layers and experts. None on a GPU. These operators give base tokens the adapter in the
+    last slot.
     """
     layers = _adapted_layers(manager)
     names = []
@@ -120,10 +112,9 @@ def computed_by_vllm(modules: Any, manager: Any) -> list[str]:
 
 
 def _adapted_layers(manager: Any) -> dict[str, Any]:
-    """vLLM's layers with adapters, under the names that an adapter's modules may have.
-
-    A packed layer is there under its parts' names too. vLLM finds a layer without the leading
-    "model." of its name where the model pools, and only there.
+    """vLLM's layers with adapters, under the names that an adapter's modules may have. A packed
+    layer is there under its parts' names too. vLLM finds a layer without the leading "model." of
+    its name where the model pools, and only there.
     """
     layers: dict[str, Any] = dict(manager.modules)
     for packed, parts in manager.packed_modules.items():

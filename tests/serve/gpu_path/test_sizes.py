@@ -45,7 +45,7 @@ def sizes() -> dict[str, DerivedSizes]:
         return process.submit(sizes_on_an_h200).result()
 
 
-def test_a_conversation_of_5000_tokens_and_100_rules_are_one_step_of_the_recipe(
+def test_5000_tokens_and_100_rules_are_one_step_of_the_recipe(
     sizes: dict[str, DerivedSizes],
 ) -> None:
     derived = sizes["recipe"]
@@ -54,15 +54,11 @@ def test_a_conversation_of_5000_tokens_and_100_rules_are_one_step_of_the_recipe(
     assert derived.is_runner_v2 and not derived.is_async
 
 
-def test_fifty_rules_on_a_known_conversation_are_a_step_that_is_captured(
-    sizes: dict[str, DerivedSizes],
-) -> None:
+def test_fifty_rules_on_a_known_conversation_are_captured(sizes: dict[str, DerivedSizes]) -> None:
     assert sizes["recipe"].captured_tokens >= 50 * KNOWN_TOKENS
 
 
-def test_by_itself_vllm_takes_smaller_steps_and_captures_less(
-    sizes: dict[str, DerivedSizes],
-) -> None:
+def test_vllm_itself_takes_smaller_steps_and_captures_less(sizes: dict[str, DerivedSizes]) -> None:
     """Were it not so, the recipe's sizes could go."""
     assert sizes["vLLM"].tokens < 5000
     assert sizes["vLLM"].captured_tokens < 50 * KNOWN_TOKENS

@@ -1,6 +1,4 @@
-"""The activation point is PEFT's, and the request that carries it survives where it has to
-travel.
-"""
+"""The activation point is PEFT's, and the request that carries it survives its way."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ few_ids = st.integers(0, 2)
     prompt=st.lists(few_ids, min_size=1, max_size=12),
     invocation=st.lists(few_ids, min_size=1, max_size=4),
 )
-def test_the_activation_point_is_where_peft_puts_it(
-    prompt: list[int], invocation: list[int]
-) -> None:
+def test_the_activation_point_is_peft_s(prompt: list[int], invocation: list[int]) -> None:
     (offset,) = calculate_alora_offsets(
         {"a": SimpleNamespace(alora_invocation_tokens=invocation)}, "a", torch.tensor([prompt])
     )

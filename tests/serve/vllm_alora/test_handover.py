@@ -1,6 +1,4 @@
-"""The activation point crosses vLLM's process boundary, and what was not checked on arrival does
-not get in.
-"""
+"""The activation point crosses to another process, and nothing unchecked gets in."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What must hold of every encoder that the plugin registers: its engine says what plain PEFT says.
-Tests only.
-"""
+"""What must hold of every encoder: its engine says what plain PEFT says. Tests only."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ class ServedToy:
         return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
 
     def check(self) -> None:
-        """Every rule, adapters and base, on conversations of three lengths, in one batch; and a
-        logit alone, and among others of other lengths and adapters.
-        """
+        """Every rule on conversations of three lengths in one batch; and a logit alone."""
         requests: list[ScoreRequest] = []
         expected: list[float] = []
         for messages in (SHORT, WINDOWS, LONGER):

@@ -1,6 +1,4 @@
-"""DeBERTa with adapters against transformers and PEFT: with shared and own projections of the
-distances, with and without buckets, with a convolution.
-"""
+"""DeBERTa of several kinds with adapters against transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ def deberta(
         yield engine
 
 
-def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(deberta: ServedToy) -> None:
+def test_a_mixed_batch_is_peft_s_rule_by_rule(deberta: ServedToy) -> None:
     deberta.check()
 
 

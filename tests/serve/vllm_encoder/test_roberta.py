@@ -1,6 +1,4 @@
-"""RoBERTa and XLM-RoBERTa with adapters, each with a head of its own, against transformers and
-PEFT.
-"""
+"""RoBERTa and XLM-RoBERTa with adapters and heads against transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def roberta(
         yield engine
 
 
-def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(roberta: ServedToy) -> None:
+def test_a_mixed_batch_is_peft_s_rule_by_rule(roberta: ServedToy) -> None:
     roberta.check()
 
 

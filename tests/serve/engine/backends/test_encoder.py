@@ -1,6 +1,4 @@
-"""The encoder's engine against plain transformers and PEFT: in mixed batches, with few slots, in
-windows, whoever is judged; and what it counts.
-"""
+"""The encoder's engine against plain transformers and PEFT, and what it counts."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
     return logits_of(engine.score(requests))
 
 
-def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(
+def test_a_mixed_batch_is_peft_s_rule_by_rule(
     engine: GuardEngine, folders: dict[str, Path]
 ) -> None:
     requests: list[ScoreRequest] = []
@@ -113,7 +111,7 @@ def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
 ADVICE = "Take 800 mg of ibuprofen every four hours."
 
 
-def test_a_violation_in_another_speaker_s_turn_does_not_change_the_verdict(
+def test_another_speaker_s_violation_does_not_change_a_verdict(
     engine: GuardEngine, tmp_path: Path
 ) -> None:
     """The same weights, by who is judged."""
@@ -144,9 +142,7 @@ def head_that_tells(messages: tuple[Message, Message]) -> tuple[np.ndarray, floa
     return weight, -float(weight @ (first + second) / 2)
 
 
-def test_where_nobody_is_judged_the_whole_conversation_is(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_where_nobody_is_judged_all_of_it_is(engine: GuardEngine, tmp_path: Path) -> None:
     """A violation that comes under another speaker's name is not lost."""
     messages = (Message("user", ADVICE),)
     readers: dict[str, Judged] = {"whole": "conversation", "narrow": "assistant"}
@@ -179,9 +175,7 @@ def test_heads_on_the_frozen_encoder_share_one_reading(engine: GuardEngine) -> N
     assert adapters.computed_tokens == 2 * one.computed_tokens
 
 
-def test_the_bare_encoder_and_a_conversation_beyond_the_context_are_refused(
-    engine: GuardEngine,
-) -> None:
+def test_the_bare_encoder_and_too_long_a_conversation_are_refused(engine: GuardEngine) -> None:
     (outcome,) = engine.score([ScoreRequest(SHORT, "", None)])
     assert "no verdict of its own" in str(outcome)
     too_long = (Message("user", "word " * 9000),)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import vllm_alora
+from pytest import MonkeyPatch
 from vllm.config import CompilationMode
 from vllm.forward_context import override_forward_context
 from vllm_alora.low_rank import compiled as seams
@@ -50,9 +51,7 @@ def compiled() -> Iterator[GuardEngine]:
         yield compiled
 
 
-def test_every_adapter_s_logit_is_peft_s_in_every_step_of_a_compiled_model(
-    compiled: GuardEngine,
-) -> None:
+def test_every_logit_is_peft_s_in_every_step_of_a_compiled_model(compiled: GuardEngine) -> None:
     """Other adapters in the slots, other tokens, a step without any: nothing was baked in."""
     config = core_of(compiled).vllm_config
     assert config.compilation_config.mode == CompilationMode.DYNAMO_TRACE_ONCE
@@ -95,9 +94,7 @@ def test_the_operator_asks_the_layer_of_its_name_in_the_pass_under_way() -> None
                 torch.ops.vllm_alora.add_low_rank(output, x, "k")
 
 
-def test_two_compiled_engines_side_by_side_each_have_their_own_adapters(
-    compiled: GuardEngine,
-) -> None:
+def test_two_compiled_engines_each_have_their_own_adapters(compiled: GuardEngine) -> None:
     """Of one base and one configuration: what is compiled for one may be kept for the other."""
     swapped = {"pii_leak": adapter_folders()["pii_leak"]}
     with GuardEngine(recipe(), swapped, **COMPILED) as second:
@@ -106,9 +103,7 @@ def test_two_compiled_engines_side_by_side_each_have_their_own_adapters(
             assert_peft(served)
 
 
-def test_a_compiled_engine_in_bfloat16_computes_in_chunks_and_begins_again_after_a_failure() -> (
-    None
-):
+def test_a_compiled_engine_in_bfloat16_computes_in_chunks_and_begins_again() -> None:
     """As it is served by default where the processor multiplies bfloat16."""
     narrow_engine = COMPILED | {"dtype": "bfloat16"}
     with GuardEngine(recipe(), adapter_folders(), **narrow_engine) as narrow:
@@ -124,9 +119,7 @@ def test_a_compiled_engine_in_bfloat16_computes_in_chunks_and_begins_again_after
                 assert verdict.logit == pytest.approx(whole[verdict.rule], abs=NARROW_NATS)
 
 
-def test_two_layers_of_one_name_are_refused_where_the_model_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_compiled_layers_of_one_name_are_refused(monkeypatch: MonkeyPatch) -> None:
     """One would be computed with the other's adapters; without the compiler none is looked up."""
 
     def enter(mode: CompilationMode, *names: str) -> None:
