@@ -17,7 +17,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/deploy/test_kubernetes.py": 50,
     "tests/serve/scan/test_run.py": 60,
     "tests/serve/vllm_encoder/test_modernbert.py": 60,
-    "tests/serve/vllm_encoder/test_roberta.py": 145,
+    "tests/serve/vllm_encoder/test_bert.py": 100,
     "tests/serve/bench/test_soak.py": 35,
     "tests/serve/bench/test_fleet.py": 35,
     "tests/serve/scan/test_replay.py": 35,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from guard.errors import GuardError
-from serve.engine.backend import Backend, EngineOutput, Loaded
+from serve.engine.backend import Backend, Loaded
 from serve.engine.call import Call, InFlight
 from serve.engine.plan import FairQueue
 
@@ -74,7 +74,9 @@ class Dispatcher:
                 is_number = all(math.isfinite(logit) for logit in logits)
                 is_clean = is_clean and is_number
                 if is_number or in_flight.nan_answers >= MAX_OWN_RESTARTS:
-                    self._settle(output, in_flight, logits)
+                    del self.in_flight[output.request_id]
+                    self.virtual_time += in_flight.own_tokens
+                    in_flight.call.settle(output, logits)
                 else:
                     suspects[output.request_id] = output.computed_tokens
         except BaseException:  # Ctrl+C too; whatever is not settled here would wait for ever
@@ -94,11 +96,6 @@ class Dispatcher:
                 begun += in_flight.own_tokens
         self._drop(call)
         self.virtual_time += begun
-
-    def _settle(self, output: EngineOutput, in_flight: InFlight, logits: list[float]) -> None:
-        del self.in_flight[output.request_id]
-        self.virtual_time += in_flight.own_tokens
-        in_flight.call.settle(output, logits)
 
     def _refuse_adapter(self, adapter_id: int, error: Exception) -> None:
         """Refuse what is in flight for an adapter that could not be read again."""

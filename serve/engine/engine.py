@@ -241,7 +241,9 @@ class GuardEngine:
         candidate = f"{name}{CANDIDATE}"
         self._rules.add(candidate, folder)
         try:
-            self._test(candidate)
+            for refusal in self.check(TEST_CONVERSATION, [candidate]).refused.values():
+                problem = f"no verdict: {refusal.why}"
+                raise GuardError(problem, got=candidate, remedy="Train it again")
         except BaseException:
             self._give_up(candidate)
             raise
@@ -280,11 +282,6 @@ class GuardEngine:
                 self.step()
         finally:
             self.cancel(call)
-
-    def _test(self, name: str) -> None:
-        """Raise GuardError if the rule gives no verdict on a conversation."""
-        for refusal in self.check(TEST_CONVERSATION, [name]).refused.values():
-            raise GuardError(f"no verdict: {refusal.why}", got=name, remedy="Train it again")
 
     def _give_up(self, candidate: str) -> None:
         """Stop serving weights that gave no verdict, whether or not the backend can free them."""

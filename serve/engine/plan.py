@@ -72,9 +72,13 @@ class CallPlan:
         conversation the rules in `waits`, whose adapters are in no slot, come last.
         """
         for indices in self._groups(requests, _order(requests, waits)):
-            recipients = tuple(self._recipient(requests, index) for index in indices)
+            recipients = []
+            for index in indices:
+                name = requests[index].adapter
+                head = self._rules.head(name)
+                recipients.append(Recipient(index, f"rule '{name or 'base'}'", head))
             try:
-                in_flight = self._in_flight(requests[indices[0]], recipients)
+                in_flight = self._in_flight(requests[indices[0]], tuple(recipients))
             except GuardError as error:
                 for recipient in recipients:
                     subject, code = recipient.subject, code_of(error)
@@ -94,10 +98,6 @@ class CallPlan:
                 key = (_conversation(request), request.rule_text)
             groups.setdefault(key, []).append(index)
         yield from groups.values()
-
-    def _recipient(self, requests: Sequence[ScoreRequest], index: int) -> Recipient:
-        name = requests[index].adapter
-        return Recipient(index, f"rule '{name or 'base'}'", self._rules.head(name))
 
     def _in_flight(self, request: ScoreRequest, recipients: tuple[Recipient, ...]) -> InFlight:
         """The next prompt of the call. Raises GuardError if it cannot be judged."""

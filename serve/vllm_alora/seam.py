@@ -61,13 +61,6 @@ def is_installed(patch: Seam) -> bool:
     return hasattr(_function(_find(patch)[2]), MARK)
 
 
-def uninstall(patch: Seam) -> None:
-    """Put vLLM's own function back, to measure a seam: without one an engine does not serve."""
-    holder, name, current = _find(patch)
-    if is_installed(patch):
-        _put(holder, name, current, _function(current).__wrapped__)
-
-
 def _checked(patch: Seam) -> Any:
     """What the seam wraps. Raises SeamError if its parameters have other names."""
     original = _find(patch)[2]

@@ -81,9 +81,6 @@ class PendingCheck:
             return too_late()
         return None
 
-    def fail(self, error: BaseException) -> None:
-        self.future.set_exception(engine_failure(error))
-
 
 @dataclass
 class PendingChange:
@@ -92,8 +89,9 @@ class PendingChange:
     change: Callable[[], None]
     future: Future[None] = field(default_factory=Future)
 
-    def fail(self, error: BaseException) -> None:
-        self.future.set_exception(engine_failure(error))
+
+def _fail(pending: PendingCheck | PendingChange, error: BaseException) -> None:
+    pending.future.set_exception(engine_failure(error))
 
 
 class EngineThread:
@@ -356,7 +354,7 @@ class EngineThread:
             with self._watchdog.loading():
                 pending.change()
         except BaseException as error:  # to the caller, who is on another thread
-            pending.fail(error)
+            _fail(pending, error)
         else:
             pending.future.set_result(None)
         self._busy_since = time.monotonic()  # loading is not counted as work on checks
@@ -369,7 +367,7 @@ class EngineThread:
                 pending.messages, pending.rules, cache_salt=pending.cache_salt
             )
         except BaseException as error:  # to the caller, who is on another thread
-            pending.fail(error)
+            _fail(pending, error)
         else:
             self._open.append((check, pending))
 
@@ -396,7 +394,7 @@ class EngineThread:
         unwanted: list[OpenedCheck] = []
         for check, pending in self._open:
             if failure := pending.failure():
-                pending.fail(failure)
+                _fail(pending, failure)
                 unwanted.append(check)
         # First: if the engine fails, nobody is told twice.
         self._open = [item for item in self._open if not item[1].future.done()]
@@ -412,7 +410,7 @@ class EngineThread:
                     raise failure
                 pending.future.set_result(check.result())
             except Exception as error:
-                pending.fail(error)
+                _fail(pending, error)
         return len(finished)
 
     def _count(self) -> None:
@@ -428,11 +426,11 @@ class EngineThread:
         while not self._queued.empty():
             queued = self._queued.get_nowait()
             if queued is not None and queued.future.set_running_or_notify_cancel():
-                queued.fail(error)
+                _fail(queued, error)
 
     def _fail_open(self, error: GuardError) -> list[OpenedCheck]:
         """Give `error` to whose checks are in the engine; these checks."""
         failed, self._open = self._open, []
         for _, pending in failed:
-            pending.fail(error)
+            _fail(pending, error)
         return [check for check, _ in failed]

@@ -179,7 +179,7 @@ def build(
         return metadata
     worth = NativeAttention.worth if self.native_attention else TiledAttention.worth
     contexts = shared_contexts(batch, worth)
-    if not _can_read_cache(self):
+    if self.isa not in LAYOUTS:  # how its kernel keeps keys and values is not known here
         contexts = [context for context in contexts if context.computed_at is not None]
     if not contexts:
         return metadata
@@ -195,11 +195,6 @@ def build(
     readers = [_readers(self, batch, context) for context in contexts]
     metadata.cascade = Cascade(readers, runs)
     return metadata
-
-
-def _can_read_cache(builder: Any) -> bool:
-    """Whether the layout that the builder's kernel keeps is known here."""
-    return builder.isa in LAYOUTS
 
 
 def _part(common: Any, run: range) -> Any:

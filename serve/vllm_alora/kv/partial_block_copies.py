@@ -161,7 +161,8 @@ def _between_copies(
         return original(runner, scheduler_output, *args, **kwargs)
     layers = []
     if copies.loads or copies.saves:  # who shares also saves
-        layers = _layers(runner)
+        blocks = runner.kv_cache_config.num_blocks
+        layers = [_whole_blocks(layer, blocks) for layer in runner.kv_caches]
     # Slot -> its block in every layer.
     slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("partial_block_slots", {})
     for slot, block_ids in copies.loads.items():
@@ -198,11 +199,6 @@ def _sharing(shares: Sequence[Share], runner: Any, layers: int) -> Iterator[None
             f"{shared.layers} of {layers} layers have shared the step's partial blocks: "
             "answers would be wrong"
         )
-
-
-def _layers(runner: Any) -> list[torch.Tensor]:
-    blocks = runner.kv_cache_config.num_blocks
-    return [_whole_blocks(layer, blocks) for layer in runner.kv_caches]
 
 
 def _whole_blocks(kv_cache: torch.Tensor, blocks: int) -> torch.Tensor:

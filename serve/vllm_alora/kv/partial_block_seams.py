@@ -22,8 +22,6 @@ from .partial_block import COPIES_SHARES, SharedPartialBlocks
 # In EngineArgs.additional_config: how many partial blocks are kept, 0 for none. Each takes the
 # memory of a KV block.
 KEPT_PARTIAL_BLOCKS = "vllm_alora_kept_partial_blocks"
-# And whether one may be used in the step that completes it; by default True.
-SHARE_IN_STEP = "vllm_alora_share_in_step"
 DEFAULT_KEPT = 32
 
 
@@ -43,7 +41,7 @@ def scheduler_init(
     self.kv_cache_manager.gives_held_blocks = config.get(GIVES_HELD_BLOCKS, True)
     room = config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
-        above = in_step_above(vllm_config) if config.get(SHARE_IN_STEP, True) else None
+        above = in_step_above(vllm_config)
         self.connector = SharedPartialBlocks(
             self.kv_cache_manager, self.block_size, room, in_step_above=above
         )

@@ -66,14 +66,10 @@ class Heat:
 
     def _eviction_key(self, adapter: int) -> tuple[int, int]:
         """The adapter with the lowest is evicted first."""
-        return _power(self.of(adapter)), -self._swapped_in_at.get(adapter, 0)
-
-
-def _power(count: float) -> int:
-    """The power of two below a count, so that counts that are nearly alike count as equal."""
-    if not count:
-        return -(2**30)
-    return math.frexp(count)[1]
+        count, power = self.of(adapter), -(2**30)
+        if count:
+            power = math.frexp(count)[1]  # counts that are nearly alike count as equal
+        return power, -self._swapped_in_at.get(adapter, 0)
 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager._apply_adapters", "self lora_requests")

@@ -17,7 +17,7 @@ from guard.weights.card import load_card
 from guard.weights.head import Head
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.backend import EngineOutput
-from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card
+from tests.serve.cards import RULE_TEXTS, recipe, save_card
 from tests.serve.encoder_rules import recipe as encoder_recipe
 from tests.serve.encoder_rules import save_encoder_rule
 from tests.serve.engine.toy import STATE_SIZE, ToyBackend
@@ -41,30 +41,6 @@ def save_toy_head(folder: Path, name: str) -> Path:
     save_file(head.tensors(), folder / HEAD_FILE)
     save_card(folder, name, "head")
     return folder
-
-
-def test_a_request_names_the_adapter_and_where_it_becomes_active(toy: ToyBackend) -> None:
-    engine = started(toy, adapter_folders())
-    engine.check(CONVERSATION, ["pii_leak", "plain"], cache_salt="salt")
-    alora, lora = toy.submitted
-    prefix = len(prompts().prefix_ids(CONVERSATION))
-    assert (alora.activation_start, lora.activation_start) == (prefix, 0)
-    assert alora.cache_salt == lora.cache_salt == "salt"
-    assert alora.adapter is not None and toy.loaded[alora.adapter.adapter_id].startswith("pii_leak")
-    assert not alora.wants_state
-
-
-def test_heads_are_submitted_as_the_base_and_read_its_state(
-    toy: ToyBackend, tmp_path: Path
-) -> None:
-    folders = {name: save_toy_head(tmp_path / name, name) for name in ("pii_leak", "plain")}
-    engine = started(toy, folders)
-    check = engine.check(CONVERSATION)
-    assert [verdict.logit for verdict in check.verdicts] == [STATE_SIZE * 0.5 + 1] * 2
-    assert all(request.adapter is None and request.wants_state for request in toy.submitted)
-    assert toy.loaded == {}
-    engine.remove("plain")
-    assert list(engine.rules) == ["pii_leak"]
 
 
 def test_what_the_backend_refuses_is_refused_and_moves_virtual_time_on(toy: ToyBackend) -> None:

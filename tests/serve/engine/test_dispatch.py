@@ -34,9 +34,7 @@ def test_a_batch_that_fails_after_it_was_scheduled_leaves_no_blocks_behind(
     assert_peft(engine, messages=messages)
 
 
-def test_others_in_a_batch_that_fails_have_no_result(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_others_in_a_failed_batch_have_none(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     other = engine.open_check(CONVERSATION[:1])
     with monkeypatch.context() as patch:
         patch.setattr(runner(engine).model, "forward", lambda *_, **__: 1 / 0)
@@ -94,9 +92,7 @@ def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_
     assert logits_of(check) == pytest.approx(logits_of(expected), abs=NATS)
 
 
-def test_answers_that_stay_nan_end_in_refusals(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_answers_that_stay_nan_are_refusals(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     """Of whichever request: nothing begins again for ever."""
     under_way = engine.open_check(CONVERSATION)
     for _ in range(4):

@@ -34,8 +34,6 @@ from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logi
 pytestmark = pytest.mark.slow
 
 BLOCK = 32
-SAME_NATS = 1e-4  # more is another type's rounding
-NARROW_NATS = 0.1  # bfloat16 against float32
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -54,9 +52,7 @@ def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
     assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
 
 
-def test_a_check_gives_a_verdict_a_rule_in_order_by_its_card_s_calibration(
-    engine: GuardEngine,
-) -> None:
+def test_a_check_has_a_verdict_a_rule_in_order_by_its_card_s_values(engine: GuardEngine) -> None:
     rules = ["refund_promise", "pii_leak", "medical_advice"]
     check = engine.check(CONVERSATION, rules)
     assert [verdict.rule for verdict in check.verdicts] == rules and not check.refused
@@ -70,7 +66,7 @@ def test_a_check_gives_a_verdict_a_rule_in_order_by_its_card_s_calibration(
     assert list(assert_peft(engine)) == list(RULE_TEXTS)
 
 
-def test_aloras_share_the_conversation_the_base_its_blocks_a_lora_nothing(
+def test_aloras_share_a_conversation_the_base_its_blocks_a_lora_nothing(
     engine: GuardEngine,
 ) -> None:
     shared = len(prompts().prefix_ids(CONVERSATION))
@@ -259,15 +255,6 @@ def test_slots_have_room_for_the_layers_that_adapters_have_and_no_others(tmp_pat
         assert not small.check(CONVERSATION).refused
 
 
-def test_a_base_served_in_bfloat16_is_peft_within_its_rounding(engine: GuardEngine) -> None:
-    exact = assert_peft(engine)
-    with GuardEngine(recipe(), adapter_folders(), **ENGINE | {"dtype": "bfloat16"}) as narrow:
-        rounded = assert_peft(narrow, nats=NARROW_NATS)
-    assert list(rounded) == list(RULE_TEXTS)
-    # A product rounded to 8 bits a layer; the last layer's are not rounded.
-    assert max(abs(rounded[rule] - exact[rule]) for rule in exact) > SAME_NATS
-
-
 @pytest.fixture(scope="module")
 def two_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
     """An engine of five rules with two slots, and no host memory but what the slots need."""
@@ -283,17 +270,18 @@ def test_more_adapters_are_served_than_fit_into_memory_and_those_in_a_slot_are_a
 ) -> None:
     """Of four rules on two slots each check copies the two that are not there."""
     two_slots.add("rule-5", save_adapter(tmp_path / "rule-5", "rule-5", seed=5))
-    for _ in range(2):
-        assert len(assert_peft(two_slots)) == 6
+    assert len(assert_peft(two_slots)) == 6
+    assert not two_slots.check(CONVERSATION).refused
     assert two_slots.counters.swap_ins > 6
     two_slots.remove("rule-5")
     rules, swapped_in = list(two_slots.rules)[:4], []
-    for number in range(4):
+    for turns in (1, 2, 3):
         before = two_slots.counters.swap_ins
-        messages = (*CONVERSATION, Message("user", f"And {number}?"))
-        assert list(assert_peft(two_slots, rules, messages)) == rules
+        check = two_slots.check(CONVERSATION[:turns], rules)
+        assert [verdict.rule for verdict in check.verdicts] == rules
         swapped_in.append(two_slots.counters.swap_ins - before)
-    assert swapped_in[1:] == [2, 2, 2]
+    assert swapped_in[1:] == [2, 2]
+    assert_peft(two_slots, rules)
 
 
 def test_an_adapter_that_cannot_be_read_again_is_refused_alone(two_slots: GuardEngine) -> None:

@@ -103,9 +103,7 @@ def test_an_engine_is_asked_for_its_rules_as_often_for_many_as_for_one(
     assert times[0] == times[1]
 
 
-def test_rules_are_changed_in_the_engine_of_their_model(
-    mixed: GuardEngines, tmp_path: Path
-) -> None:
+def test_rules_change_in_the_engine_of_their_model(mixed: GuardEngines, tmp_path: Path) -> None:
     new = save_rules(tmp_path, "new")["new"]
     mixed.serve("new", new)
     check = mixed.check(CONVERSATION, ["b", "new"])
@@ -193,9 +191,7 @@ def test_an_encoder_s_rule_and_a_decoder_s_answer_one_check(tmp_path: Path) -> N
     assert logits == pytest.approx(expected, abs=2e-3)
 
 
-def test_engines_work_while_each_base_answers_a_rule(
-    mixed: GuardEngines, monkeypatch: MonkeyPatch
-) -> None:
+def test_engines_work_while_all_bases_answer(mixed: GuardEngines, monkeypatch: MonkeyPatch) -> None:
     for name in ("pii_leak", "a"):
         mixed.remove(name)
     assert mixed.works()

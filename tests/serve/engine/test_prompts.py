@@ -51,7 +51,7 @@ def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(
     assert "100,000 characters" in check.refused["plain"].why and not seen
 
 
-def test_of_too_long_a_text_a_part_is_tokenised(
+def test_too_long_a_text_is_tokenised_in_part(
     engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     seen = tokenised_by(engine._prompts.builder, monkeypatch)

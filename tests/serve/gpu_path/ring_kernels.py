@@ -168,9 +168,7 @@ def test_a_launch_has_the_longest_adapter_s_tiles_and_the_ids(
     assert expand == (math.ceil(40 / TILE_TOKENS["expand"]) * out_tiles, 2, ids)
 
 
-def test_without_adapters_no_launch(
-    wrapper: Any, weights: Any, grids: list[tuple[int, ...]]
-) -> None:
+def test_no_adapters_no_launch(wrapper: Any, weights: Any, grids: list[tuple[int, ...]]) -> None:
     update(wrapper, [1] * 20)
     update(wrapper, [0] * 20)
     x, y = half(20, IN), half(20, sum(OUT))
@@ -187,9 +185,7 @@ def test_the_kernels_are_wrapped_once(wrapper: Any) -> None:
         assert isinstance(kernel, BoundedKernel) and not isinstance(kernel.kernel, BoundedKernel)
 
 
-def test_vllms_kernel_writes_a_shared_partial_block_into_all_blocks(
-    monkeypatch: MonkeyPatch,
-) -> None:
+def test_vllms_kernel_writes_a_shared_partial_block_into_all(monkeypatch: MonkeyPatch) -> None:
     """Keys and values of a step's nine tokens, five of which two other blocks begin with."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     heads, size, block = 2, 16, 16

@@ -67,9 +67,7 @@ def test_an_adapter_is_active_from_the_last_invocation_on(arriving: Arriving, pr
 CONVERSATION = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
 
 
-def test_a_prompt_that_lost_its_last_turn_is_refused(
-    adapters: dict[str, str], prompts: Any
-) -> None:
+def test_a_prompt_without_its_last_turn_is_refused(adapters: dict[str, str], prompts: Any) -> None:
     rule = "a rule"
     adapter, whole = read_adapter(adapters["first"]), prompts.build(CONVERSATION, rule)
     expected = whole.invocation_start

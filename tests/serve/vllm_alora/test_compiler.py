@@ -93,9 +93,7 @@ def test_what_is_kept_and_broken_is_compiled_anew(
     assert other.stat().st_size == library.stat().st_size
 
 
-def test_a_home_that_is_no_folder_says_so(
-    source: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_home_that_is_a_file(source: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(CompileError, match="file"):

@@ -19,7 +19,6 @@ from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_alora.activation import ActivatedRequest
-from vllm_alora.shared_prompt import Prefix, SharedPrompt
 from vllm_alora.token_map import base_token_mask, slots_of, slots_of_step
 
 pytestmark = pytest.mark.slow
@@ -60,18 +59,6 @@ def add(batch: InputBatch, req_id: str, lora: LoRARequest | None, computed: int 
         req_id, list(range(20)), [], params, None, ([0],), computed, [], lora_request=lora
     )
     batch.add_request(state)
-
-
-@pytest.mark.parametrize("shared", [0, 12, 19])
-def test_v1_has_the_tokens_of_a_prompt_that_says_what_it_shares(shared: int) -> None:
-    tokens = list(range(100, 120))
-    prompt = SharedPrompt(Prefix(tokens[:shared]), tokens[shared:])
-    batch = v1_batch()
-    params = SamplingParams(max_tokens=1)
-    state = CachedRequestState("one", prompt, [], params, None, ([0],), 0, [])
-    batch.add_request(state)
-    assert batch.token_ids_cpu[0, :20].tolist() == tokens
-    assert state.prompt_token_ids is prompt
 
 
 def v1_map(batch: InputBatch, scheduled: list[int]) -> list[int]:

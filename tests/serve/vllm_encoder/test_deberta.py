@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DebertaV2Config
 
 from guard.errors import GuardError
+from tests.serve.encoder_rules import save_encoder_card
 from tests.serve.vllm_encoder.parity import ServedToy, served
 from tests.serve.vllm_encoder.toy import HIDDEN, VOCABULARY, ToyEncoder
 
@@ -59,7 +60,7 @@ def deberta(
         yield engine
 
 
-def test_a_mixed_batch_is_peft_s_rule_by_rule(deberta: ServedToy) -> None:
+def test_a_mixed_batch_is_peft_s_by_rule(deberta: ServedToy) -> None:
     deberta.check()
 
 
@@ -70,6 +71,6 @@ def test_a_tensor_that_has_no_place_is_refused(deberta: ServedToy, tmp_path: Pat
     tensors = load_file(weights)
     renamed = {key.replace(".self.", ".self_attn."): value for key, value in tensors.items()}
     save_file(renamed, weights)
-    deberta.toy.save_card(folder, "lora")
+    save_encoder_card(folder, "lora", deberta.toy.recipe)
     with pytest.raises(GuardError, match=r"layers that the engine cannot adapt.*self_attn"):
         deberta.engine.add("odd", folder)

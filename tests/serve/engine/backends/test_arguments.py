@@ -277,14 +277,6 @@ def test_host_memory_beside_a_gpu_is_counted_as_it_is_pinned() -> None:
     assert shared["max_cpu_loras"] * sizes.host_adapter <= 0.01 * GIB
 
 
-def test_vllm_reads_the_configuration_of_gliner2_s_encoder(tmp_path: Path) -> None:
-    args = gliner2_args(gliner2_recipe(save_base(tmp_path)), {"max_loras": 3})
-    assert args["hf_config_path"] == str(tmp_path / "encoder_config")
-    assert args["hf_overrides"] == {"architectures": ["GlinerForClassification"]}
-    assert (args["runner"], args["max_loras"]) == ("pooling", 3)
-    assert args["max_cpu_loras"] == ALL_ADAPTERS
-
-
 def test_a_base_that_is_no_gliner2_or_has_another_encoder_is_refused(tmp_path: Path) -> None:
     toy = gliner2_recipe(save_base(tmp_path))
     config = tmp_path / "encoder_config" / "config.json"

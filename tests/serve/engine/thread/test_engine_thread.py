@@ -434,9 +434,7 @@ def test_while_a_batch_is_late_checks_are_refused_for_that_and_answered_after_it
         ("a change of rules", "what the engine loads hangs"),
     ],
 )
-def test_what_hangs_for_good_is_a_failure(
-    hangs: str, failure: str, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_hangs_is_a_failure(hangs: str, failure: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.CLOSING_S", 60)
     engine, held = MortalEngine(), threading.Event()
     engine.may_start.clear()

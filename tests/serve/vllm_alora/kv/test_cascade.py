@@ -167,9 +167,7 @@ def test_layers_that_attend_otherwise_are_left_to_vllm(
 
 
 @pytest.mark.parametrize("runner", ["supports_mm_inputs", "enable_prompt_embeds"])
-def test_ids_say_too_little_of_images(
-    served: Served, monkeypatch: MonkeyPatch, runner: str
-) -> None:
+def test_ids_say_little_of_images(served: Served, monkeypatch: MonkeyPatch, runner: str) -> None:
     tokens = dict.fromkeys(served.runner.input_batch.req_ids, 4)
     lent: list[Any] = []
     monkeypatch.setattr(served.runner, runner, True)
@@ -217,9 +215,7 @@ def test_a_builder_that_makes_requests_of_its_own_is_left_to_vllm(served: Served
         assert cascade._can_cascade(builder) and not cascade._can_cascade(other)
 
 
-def test_the_engine_attends_in_c_where_it_is_faster(
-    served: Served, monkeypatch: MonkeyPatch
-) -> None:
+def test_an_engine_attends_in_c_if_it_is_faster(served: Served, monkeypatch: MonkeyPatch) -> None:
     has_tiles = torch.cpu._is_amx_tile_supported()
     assert [builder.native_attention for builder in builders(served)] == [not has_tiles]
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)

@@ -320,7 +320,7 @@ def test_a_leader_cancelled_while_it_is_computed_leaves_followers_to_vllm(asking
 
 
 @pytest.mark.parametrize("when", ["planned", "admitted"])
-def test_a_scheduler_s_error_leaves_nothing(
+def test_scheduler_errors_leave_nothing(
     asking: Asking, monkeypatch: MonkeyPatch, when: str
 ) -> None:
     """Neither a smaller step, nor a request that cannot be cancelled, nor its blocks."""

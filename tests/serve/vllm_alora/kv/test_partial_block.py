@@ -226,9 +226,7 @@ def test_others_wait_however_prefill_is_cut(checked: CheckedEngine, tokens: int)
         (3 * BLOCK + 7, BLOCK + 5),
     ],
 )
-def test_one_that_goes_on_computes_the_rest(
-    checked: CheckedEngine, before: int, known: int
-) -> None:
+def test_one_that_goes_on_computes_more(checked: CheckedEngine, before: int, known: int) -> None:
     """The second prompt goes on from the first's conversation; the third has its last two tokens
     changed, as a reply that streams. What of the third is `known` beyond two blocks: all but these
     two, unless they change a block that was full.
@@ -240,9 +238,7 @@ def test_one_that_goes_on_computes_the_rest(
     assert cached == [0, 2 * BLOCK + 9, 2 * BLOCK + known]
 
 
-def test_one_that_goes_on_is_shared_in_the_step_that_computes_the_rest(
-    checked: CheckedEngine,
-) -> None:
+def test_one_that_goes_on_is_shared_in_the_step_that_computes_it(checked: CheckedEngine) -> None:
     """The first copies the kept partial block, computes the rest, and the second has both."""
     conversation, end = text_ids(2 * BLOCK + 20, seed=27), [*checked.invocation, *text_ids(9, 28)]
     checked.ask([[*conversation[: 2 * BLOCK + 9], *end]], ["first"])
@@ -310,9 +306,7 @@ def test_base_requests_and_plain_loras_are_left_alone(checked: CheckedEngine) ->
     assert cached[1:4] == [BLOCK, 0, BLOCK + 9]
 
 
-def test_a_cancelled_request_s_partial_block_is_computed_by_the_next(
-    checked: CheckedEngine,
-) -> None:
+def test_a_cancelled_request_s_partial_block_is_the_next_one_s(checked: CheckedEngine) -> None:
     engine = checked.served.llm.llm_engine
     prompt = checked.prompt(BLOCK + 9, seed=70)
     checked.served.limit_step(7)
@@ -350,9 +344,7 @@ def test_with_too_few_blocks_nobody_waits_for_ever(small: CheckedEngine) -> None
     small.ask(prompts, ["first", "second"] * 12)
 
 
-def test_without_a_connector_each_has_its_own(
-    checked: CheckedEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_without_connector_all_have_own(checked: CheckedEngine, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(checked.served.scheduler, "connector", None)
     prompts = [checked.prompt(BLOCK + 9, seed=95)] * 2
     assert checked.ask(prompts, ["first", "second"]) == [0, BLOCK]

@@ -81,9 +81,7 @@ def execute(
 @pytest.mark.parametrize(
     ("dtype", "size"), [(torch.float32, SIZE), (torch.bfloat16, SIZE), (torch.bfloat16, 6)]
 )
-def test_every_layer_copies_a_shared_tail_into_all_its_blocks(
-    dtype: torch.dtype, size: int
-) -> None:
+def test_each_layer_copies_a_shared_tail_into_all_its_blocks(dtype: torch.dtype, size: int) -> None:
     """Three partial blocks: of the step, with four tokens computed before, complete before."""
     layers = [torch.randn(8, HEADS, BLOCK, size).to(dtype) for _ in range(2)]
     old = [layer.clone() for layer in layers]

@@ -112,9 +112,7 @@ def test_a_name_without_model_is_a_layer_where_the_model_pools_and_only_there() 
         assert unplaced([f"model.{name}" for name in short], manager) == []
 
 
-def test_on_a_cpu_other_layers_than_linear_are_refused(
-    adapters: dict[str, str], tmp_path: Path
-) -> None:
+def test_on_a_cpu_no_other_layers_are_served(adapters: dict[str, str], tmp_path: Path) -> None:
     """By their class, whatever they are called; and the others of the same engine are served."""
     settings = {"max_loras": 1, "max_num_seqs": 4, "max_num_batched_tokens": 256}
     engine = Served.start(**settings, lora_target_modules=None, kv_cache_memory_bytes=2**26)

@@ -173,7 +173,7 @@ def test_adapters_that_are_read_again_and_again_answer_as_peft_does(
     small.reset()
 
 
-def test_nobody_waits_for_another_s_adapter(
+def test_nobody_waits_for_others_adapters(
     small: Served, four: list[str], prompt: list[int]
 ) -> None:
     """A cold adapter takes long to read: if it is read ahead, others are answered meanwhile."""
