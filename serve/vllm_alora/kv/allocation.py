@@ -1,11 +1,10 @@
 """Seam: a request gets the blocks that others hold already, and its own few, briefly.
 
 A hundred rules on one conversation begin with the same cached blocks, which the first of them
-holds. vLLM's allocation counts them, twice, asks several managers about windows and copies that
-there are none of, and is a tenth of what a rule costs. Here such a request is given its blocks
-directly, and everything else goes vLLM's way. It is also noted how far the planned step computes a
-request, and how many tokens those are: the scheduler itself tells only when all of the step is
-planned (`partial_block`). Remove when vLLM allocates blocks for requests that share them together.
+holds. vLLM's allocation of each is a tenth of what a rule costs; here they are given directly, and
+everything else goes vLLM's way. It is also noted how far the planned step computes a request, which
+the scheduler tells only later (`partial_block`). Remove when vLLM allocates blocks for requests
+that share them together.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
-from ..activation import ActivatedRequest
+from ..handover import ActivatedRequest
 from ..seam import seam
 from ..shared_prompt import Prefix, prefix_of
 

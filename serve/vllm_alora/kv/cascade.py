@@ -1,13 +1,11 @@
 """Seams: on a CPU the rules on a conversation read its keys and values once, not once a rule.
 
-vLLM's CPU kernel takes requests one by one: a suffix of three tokens is a product of three rows
-with a conversation's keys, a hundred times. Here the suffixes that read the same context are one
+vLLM's CPU kernel takes requests one by one. Here the suffixes that read the same context are one
 product with it, and each attends to itself beside (cascade attention; Ye et al. 2024,
-https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attention.py`), or by
-PyTorch's kernel (`tiled_attention.py`). The other requests of the step go through vLLM's kernel as
-before. A context that the step computes is read where it was computed; one of an earlier step out
-of the cache, where the kernel's layout is known.
-Remove when vLLM has cascade attention for its CPU backend.
+https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attention.py`) or by
+PyTorch's kernel (`tiled_attention.py`). A context is read where the step computed it, or out of the
+cache where the kernel's layout is known. All else goes through vLLM's kernel. Remove when vLLM has
+cascade attention for its CPU backend.
 """
 
 from __future__ import annotations

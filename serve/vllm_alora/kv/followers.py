@@ -1,12 +1,10 @@
 """Seams: a conversation's other rules go, as a group, into the step that completes it.
 
-A hundred rules on a conversation are a hundred requests that differ in their adapters and their
-last tokens. vLLM's scheduler queues, looks up, plans and allocates each of them. Here the first
-one, the leader, goes that way, and an engine in this process hands over the others as its followers
-(`follow`). They wait for the step that computes the leader's conversation to its end, and are put
-into it together, as far as it has room, which is kept for them: their turn is the leader's. Those
-for whom there is none go with the next step, the first of them as the leader of the others. Remove
-when vLLM schedules requests that share a prompt together.
+A hundred rules on a conversation are a hundred requests, each of which vLLM's scheduler queues,
+looks up, plans and allocates. Here only the first goes that way, the leader; an engine in this
+process hands over the others as its followers (`follow`). The step that computes the leader's
+conversation to its end takes them, as far as it has room, which is kept for them. The rest go with
+the next step. Remove when vLLM schedules requests that share a prompt together.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.utils import ConstantList
 
-from ..activation import ActivatedRequest
+from ..handover import ActivatedRequest
 from ..seam import seam
 from ..shared_prompt import SharedPrompt, prefix_of
 from .allocation import BehindHeldBlocks, has_plain_blocks

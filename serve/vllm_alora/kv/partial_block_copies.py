@@ -1,10 +1,8 @@
 """Seams: a step's copies of partial blocks (`partial_block.py`), in the worker.
 
-Whole blocks are copied before and after the forward pass, and what is shared in it layer by layer:
-before the step's own keys and values are written, the partial block's are, and the block is copied
-into those of all that begin with it. Every attention backend that writes before it attends does so
-through one method, which is called by Python in a step that is no graph's: compiled pieces call it
-as an operator. Nothing here waits for the device.
+Whole blocks are copied before and after the forward pass. What is shared in it is copied layer by
+layer, before the step's own keys and values are written, by the one method through which every
+attention backend writes that does so before it attends. Nothing here waits for the device.
 """
 
 from __future__ import annotations

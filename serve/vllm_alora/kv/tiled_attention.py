@@ -131,9 +131,8 @@ def _attention(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of rows [batch, rows, heads, size] to tokens [batch, tokens, heads of keys, size],
-    `mask` [sharing * rows, tokens] where `sharing` heads read one head of keys, or all of them.
-    Returns [batch, rows, heads, size], and the logarithm of each softmax's sum, [batch, rows,
-    heads]. The heads that read one head of keys are rows of one product.
+    and the logarithm of each softmax's sum, [batch, rows, heads]. `mask` [sharing * rows, tokens]:
+    the `sharing` heads that read one head of keys are rows of one product.
     """
     rows, key_heads = query.shape[1], key.shape[2]
     attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

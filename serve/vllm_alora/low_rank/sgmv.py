@@ -1,13 +1,11 @@
 """Seams: SGMV on the CPU, every adapter's low-rank product where its weights lie.
 
-vLLM's CPU operator copies a whole adapter matrix for every token of the batch
-(`lora_weights[indices]`, then einsum), base tokens included, at the largest rank any adapter may
-have, in layers too in which none has weights. Here a step's tokens are put together by adapter
-once, and each linear layer multiplies each adapter's at its rank there, if it has weights. Short
-segments, as those of aLoRAs are, go through one call in C++ (`native.py`), which copies no weights;
-long ones, as those of LoRAs, are products of PyTorch's own, one after the other, and so is
-everything in float16 and on a machine without a C++ compiler. Tokens of the base cost nothing. LoRA
-and aLoRA both use it. Remove when vLLM has a segmented CPU operator.
+vLLM's CPU operator copies a whole adapter matrix for every token, base tokens included, at the
+largest rank any adapter may have. Here a step's tokens are put together by adapter once, and each
+linear layer multiplies each adapter's at its own rank, if it has weights there. Short segments, as
+of aLoRAs, are one call in C++ (`native.py`); long ones, float16, and all without a compiler are
+products of PyTorch's. Tokens of the base cost nothing. Remove when vLLM has a segmented CPU
+operator.
 """
 
 from __future__ import annotations
@@ -160,11 +158,8 @@ def init(
 
 @seam("vllm.lora.model_manager:LoRAModelManager._create_lora_modules", "self")
 def create_lora_modules(original: Callable[..., None], self: Any) -> None:
-    """Keep every B in memory by columns: at a low rank it is read in one piece. Compile the
-    products in C++. The shapes are vLLM's. A packed layer's parts are asked for by their shape and
-    their slices only. Triton's kernels take it as it is. Raises ValueError for fully sharded
-    adapters on a CPU: vLLM would compute them with operators of its own, not with
-    `add_lora_linear`.
+    """Keep every B in memory by columns, which a low rank is read by, and compile the products in
+    C++. Raises ValueError for fully sharded adapters on a CPU, which vLLM would compute itself.
     """
     wrappers = list(self.punica_wrapper_mapping.values())
     is_on_cpu = all(isinstance(wrapper, PunicaWrapperCPU) for wrapper in wrappers)
@@ -264,11 +259,9 @@ def add_lora_linear(
     output_slices: tuple[int, ...],
     **kwargs: Any,
 ) -> None:
-    """Add every adapter's low-rank product to its tokens of `y`, in place. For each slice of a
-    packed layer. Raises ValueError for operands of unlike types and for a scale: the original would
-    take them, and give the base's tokens the adapter in the last slot. No adapter gets here with
-    another type than its base's (`adapter.check_adapter`). Raises it for a layer that no adapter
-    was placed in, too.
+    """Add every adapter's product to its tokens of `y`, in place. Raises ValueError for operands of
+    unlike types, for a scale and for a layer without placed adapters: the original would take them,
+    and give the base's tokens the adapter in the last slot.
     """
     step: Segments = self.segments
     if not step.pieces and not step.by_pytorch:

@@ -1,13 +1,10 @@
 """Seams: the worker computes with the weights that the request names, all of them.
 
 vLLM keeps the adapter it loaded first under an id, whatever lies on disk later, and silently drops
-tensors that fit no layer. `arrival` has checked the files already; here it is verified that what
-was loaded is what was checked and that every tensor has a layer to act on. A failure here is an
-error of `add_lora` if the adapter is preloaded. In the middle of a step it stops the engine: vLLM
-cannot fail one request there, and an answer from other weights would look like a verdict (an
-adapter of NaNs would too, or worse: stale NaNs in a freed KV block spoil the next request that gets
-the block). What is left for it to catch is an adapter whose files are overwritten between the check
-and the load. Remove when vLLM knows adapters by content and refuses tensors it does not use.
+tensors that fit no layer. `arrival` has checked the files; here it is verified that what was loaded
+is what was checked, and that every tensor has a layer. A failure is an error of `add_lora` if the
+adapter is preloaded; in a step it stops the engine, as an answer from other weights would look like
+a verdict. Remove when vLLM knows adapters by content and refuses tensors it does not use.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from ..activation import ActivatedRequest
 from ..adapter import AdapterError, read_adapter
+from ..handover import ActivatedRequest
 from ..seam import seam
 from .prefetch import Prefetch
 

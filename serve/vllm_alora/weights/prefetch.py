@@ -1,11 +1,9 @@
 """Seam: asynchronous prefetch, adapters are made ready while steps run, not in them.
 
-vLLM reads an adapter in the step that needs it, puts the weights of packed layers together, scales
-them and pins them in host memory, and everybody in that step waits. Here a request whose adapter is
-not in host memory stays in the queue of the scheduler while a thread does all of this; others go
-on. What is ready is handed over when the step asks for it (`placed`), which then registers it and
-fills a slot: all of vLLM's own bookkeeping is as it was. The scheduler is asked through the
-connector of `partial_block`; in an engine without it, or with scheduler and worker in different
+vLLM reads, packs, scales and pins an adapter in the step that needs it, and everybody in that step
+waits. Here a request whose adapter is not in host memory stays in the scheduler's queue while a
+thread does this, and `placed` hands the adapter over when a step asks. The scheduler is asked
+through the connector of `partial_block`; without it, or with scheduler and worker in different
 processes, nothing changes. Remove when vLLM makes adapters ready beside its steps.
 """
 

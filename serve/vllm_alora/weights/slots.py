@@ -1,13 +1,10 @@
 """Seams: the eviction policy of adapter slots, least frequently used with a half-life.
 
-vLLM evicts the adapter used least recently, and copies a step's adapters into slots in no
-particular order. So one may be evicted for another one of the same step and be swapped in again at
-once; and in a round-robin over adapters, one more than there are slots, every one is swapped in
-every time. Here a step's adapters that have a slot keep it, and of the others the one asked least
-often is evicted: counted with a half-life, by powers of two, and among equals the last one that
-came. So a rare adapter takes the slot of a rare one, and of many that are asked equally often most
-stay. The same holds for the adapters kept in host memory. Pinned ones stay. Remove when vLLM weighs
-how often an adapter is asked.
+vLLM evicts the adapter used least recently, perhaps for another one of the same step, and in a
+round-robin over one more adapter than there are slots swaps in every one every time. Here a step's
+adapters keep their slots, and of the others the one asked least often is evicted: counted with a
+half-life, by powers of two, and among equals the last one that came. The same holds for host
+memory. Pinned ones stay. Remove when vLLM weighs how often an adapter is asked.
 """
 
 from __future__ import annotations

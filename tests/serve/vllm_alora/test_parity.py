@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 from vllm.v1.request import Request
-from vllm_alora.activation import activation_start
 from vllm_alora.adapter import AdapterError
 from vllm_alora.arrival import InvocationError
+from vllm_alora.handover import activation_start
 
 from guard.home import ROOT
 from tests.serve.adapters import peft_model, save_variant

@@ -18,7 +18,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
-from vllm_alora.activation import ActivatedRequest
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.token_map import base_token_mask, slots_of, slots_of_step
 
 pytestmark = pytest.mark.slow

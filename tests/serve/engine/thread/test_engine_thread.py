@@ -15,14 +15,13 @@ from pytest import MonkeyPatch
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine import Check, OpenCheck
-from serve.engine.refusals import CallerGone, Overloaded, TooLate
+from serve.engine.refusals import Overloaded, TooLate
 from serve.engine.score import EngineCounters
 from serve.engine.thread.engine_thread import (
     MAX_OPEN,
     MAX_QUEUED,
     OPENING_S,
     EngineThread,
-    PendingCheck,
 )
 from serve.engine.thread.pace import LEAST_ANSWERS
 from serve.engine.thread.watchdog import Watchdog
@@ -66,16 +65,6 @@ def toy() -> Iterator[Toy]:
     yield engine, thread
     engine.may_step.set()
     thread.close()
-
-
-def test_a_pending_check_knows_why_no_more_work_should_go_into_it() -> None:
-    waiting, late = (
-        PendingCheck((), None, None, time.monotonic() + seconds_left) for seconds_left in (60, -1)
-    )
-    assert waiting.failure() is None and waiting.future is not late.future
-    assert isinstance(late.failure(), TooLate)
-    late.is_given_up = True
-    assert isinstance(late.failure(), CallerGone)
 
 
 def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(toy: Toy) -> None:

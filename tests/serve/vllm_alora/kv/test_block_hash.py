@@ -13,7 +13,7 @@ from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.request import Request
-from vllm_alora.activation import ActivatedRequest
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.kv.block_hash import Hashed
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 

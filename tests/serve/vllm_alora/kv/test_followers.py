@@ -14,9 +14,8 @@ from vllm import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 from vllm.v1.request import Request, RequestStatus
-from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
-from vllm_alora.handover import activated
+from vllm_alora.handover import ActivatedRequest, activated
 from vllm_alora.kv import followers
 from vllm_alora.kv.followers import FOLLOWERS, follow, groups_of
 from vllm_alora.kv.resident import RESIDENT_FIRST

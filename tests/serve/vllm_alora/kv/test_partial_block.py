@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest import MonkeyPatch
 from vllm.v1.request import RequestStatus
-from vllm_alora.activation import ActivatedRequest
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.kv.partial_block import Copies, Share, SharedPartialBlocks
 from vllm_alora.kv.partial_block_seams import KEPT_PARTIAL_BLOCKS
 

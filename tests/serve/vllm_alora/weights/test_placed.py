@@ -10,8 +10,8 @@ import pytest
 import torch
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models.utils import PPMissingLayer
-from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import AdapterError, read_adapter
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.weights.placed import add_adapter, load_adapter, unplaced
 
 from tests.serve.adapters import save_random_adapter
