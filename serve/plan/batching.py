@@ -1,7 +1,7 @@
 """Which work goes into a step: the engine's batching, without an engine. Knows nothing of time.
 
 It works as vLLM's scheduler does under our priorities: what has begun goes on, then what waits is
-taken in the order of its virtual start (`serve.engine.fair_queue`, the engine's own), earlier by
+taken in the order of its virtual start (`serve.engine.plan`, the engine's own), earlier by
 the tokens that the cache holds of it. A step is limited in tokens, sequences and adapters. The
 rules of a conversation come in the step that finishes it.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from vllm_alora.weights.slots import Heat
 
 from serve.engine.dispatch import QUANTUM_STEPS
-from serve.engine.fair_queue import FairQueue
+from serve.engine.plan import FairQueue
 from serve.plan.device import StepWork
 
 # vLLM's defaults, for recipes whose `engine` does not set them.
