@@ -115,6 +115,7 @@ def build_study(request: StudyRequest) -> Study:
         kind=request.kind,
         rule=request.rule.id,
         data=request.data.name if request.data else None,
+        path=str(request.data.resolve()) if request.data else None,
         labelled_for=pools.labelled_for,
         points=tuple(points),
     )
@@ -129,17 +130,25 @@ def _is_whole(folder: Path, study: Study) -> bool:
 
 
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
+    """Raise GuardError if the folder holds the study of another file, whose name begins alike."""
     try:
         earlier = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and earlier.data != data.name:
+    if data is not None and _is_another(earlier, data):
         raise GuardError(
             "the folder holds the study of another file, whose weights and report would be lost",
             where=folder,
-            got=f"{earlier.data}, not {data}",
+            got=f"{earlier.path or earlier.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
+
+
+def _is_another(study: Study, data: Path) -> bool:
+    """Whether a study is of another file than this one, which may have been moved."""
+    if study.data != data.name or study.path is None:
+        return study.data != data.name
+    return Path(study.path).exists() and not data.samefile(study.path)
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:

@@ -53,8 +53,14 @@ def run(
     if force:
         for stage in stages:
             stage.forget()
+    errors: list[GuardError] = []
     for stage in stages:
-        stage.evaluate_outdated(bags, force, open_predictor)
+        try:
+            stage.evaluate_outdated(bags, force, open_predictor)
+        except GuardError as error:  # the other bases' evaluations are kept all the same
+            errors.append(error)
+    if errors:
+        raise errors[0]
     selected = rule_names(selection, rules)
     joint, incomplete = _joint(_evaluations_by_rule(stages, selected), stages, selected)
     left_out: list[str] = []

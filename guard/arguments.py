@@ -56,10 +56,14 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
+    return positive(text, "a number of seconds")
+
+
+def positive(text: str, kind: str = "a number") -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be {kind} above 0, got {text!r}")
     return number

@@ -35,10 +35,6 @@ class Runs:
     def report(self) -> Path:
         return self.root / "report.json"
 
-    @property
-    def latency(self) -> Path:
-        return self.root / "latency.json"
-
 
 def fingerprint(*inputs: Any) -> str:
     """SHA-256 over files (their bytes) and JSON-able values: equal if the inputs are the same."""

@@ -81,7 +81,7 @@ class MethodSettings(Strict):
 
 class PrefixCacheSize(Strict):
     """GiB that each process that trains aLoRAs may take for keys and values. By default half of the
-    free memory (its share of the host's, if several run there) and no disk.
+    memory that is free when it starts, and no disk: state `host` where several start together.
     """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory

@@ -41,7 +41,8 @@ class StudyPoint(Strict):
 
 
 class Study(Strict):
-    """What is compared. `data` is the name of the file of rows, None: those of `make data`.
+    """What is compared. `data` is the name of the file of rows, None: the rows of `make data`;
+    `path` is where it was.
 
     `labelled_for` is the rule that the file's rows name, if it is another one than `rule`.
     """
@@ -49,6 +50,7 @@ class Study(Strict):
     kind: StudyKind
     rule: str
     data: str | None
+    path: str | None
     labelled_for: str | None
     points: tuple[StudyPoint, ...]
 

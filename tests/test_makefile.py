@@ -142,8 +142,8 @@ def spin_count_of(target: str, **environment: str) -> str:
     return done.stdout.removeprefix("spins ").partition(",")[0]
 
 
-OFFERS = "--offer=model='tiny' --offer=rule='medical_advice'"
-BIG = "--offer=model='big' --offer=rule='medical_advice' --offer=quick"
+OFFERS = "--offer=model='tiny'"
+BIG = "--offer=model='big' --offer=quick"
 STUDY = "transfer --rule 'toxicity' --data \"$DATA\""
 CURVE = "curve --rule 'medical_advice'"
 UP = "serve.up --model tiny"
@@ -157,7 +157,7 @@ STAGES = {
         "data.build --rule 'pii_leak'",
         "train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         "eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
-        "serve.bench latency --offer=model='tiny' --offer=rule='pii_leak' --offer=quick",
+        "serve.bench latency --offer=model='tiny' --offer=quick",
     ],
     "transfer RULE=toxicity DATA=mine.csv REAL=0,20 SEEDS=0 FORCE=1": [
         f"data.study {STUDY} --rows '0,20' --seeds '0'",

@@ -38,6 +38,7 @@ def locked(path: Path, problem: str) -> AcquireReturnProxy[FileLock]:
     Raises GuardError with the `problem` if another process holds it, and where the folder cannot be
     written to or its file system knows no locks.
     """
+    path = path.resolve()  # a link is not opened as one
     lock = FileLock(path, blocking=False, fallback_to_soft=False, thread_local=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

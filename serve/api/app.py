@@ -18,7 +18,7 @@ from serve.api.catalogue import Catalogue
 from serve.api.engine_service import EngineService
 from serve.api.errors import ErrorResponses
 from serve.api.formats import check
-from serve.api.formats.table import FORMATS
+from serve.api.formats.table import wire_formats
 from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
@@ -65,7 +65,7 @@ def create_app(
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
-    formats = [wire_format.router for wire_format in FORMATS.values()]
+    formats = [wire_format.router for wire_format in wire_formats().values()]
     for router in (*formats, probes.router, admin.router):
         app.include_router(router)
     return app
@@ -84,7 +84,7 @@ def put_in_front(
 
     `max_requests` may be under way at once, by default MAX_REQUESTS.
     """
-    errors = ErrorResponses(FORMATS, fallback=check.FORMAT)
+    errors = ErrorResponses(wire_formats(), fallback=check.FORMAT)
     errors.handle_all(app)
     app.add_middleware(HeadAsGet)
     refuse = errors.refusal

@@ -33,7 +33,7 @@ BENCHES: dict[str, str] = {
     "race": "serve.bench.race",
     "calibrate": "serve.bench.calibrate",
 }
-OFFER = "--offer="  # what make offers to every benchmark: `--offer=rule=NAME` for `--rule=NAME`
+OFFER = "--offer="  # what make offers to every benchmark: `--offer=wide` for `--wide`
 
 
 @exits_cleanly

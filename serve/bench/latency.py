@@ -22,7 +22,6 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from guard.conversation.example import Message
@@ -30,7 +29,7 @@ from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
-from serve.bench.encoder import BESIDE, EncoderBench
+from serve.bench.encoder import EncoderBench
 from serve.bench.engines import scores_of
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, number
 from serve.bench.plot import LOWER_BOUND, Panel, panels_by
@@ -101,6 +100,7 @@ class LatencyBench(Benchmark[LatencyCell]):
     summary = "1 to 100 rules on one conversation: LoRA, aLoRA, the bare base, and the lower bound"
     duration = "30 min, --quick 2, --wide 57"
     line = "mode"
+    report_name = "latency"
     repeats = 20
     columns = (
         Column("tokens", "tokens"),
@@ -128,10 +128,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         text = "also 500 rules, with 1,000 adapters resident, and 10,000 to 32,000 tokens"
         parser.add_argument("--wide", action="store_true", help=text)
 
-    @property
-    def path(self) -> Path:
-        return self.runs.latency
-
     def main(self) -> None:
         """Measure a decoder, or an encoder by its own benchmark.
 
@@ -140,7 +136,7 @@ class LatencyBench(Benchmark[LatencyCell]):
         if not self.recipe.is_encoder:
             super().main()
             return
-        options = vars(self.options) | {"beside": BESIDE}
+        options = vars(self.options) | {"beside": None}
         if options.pop("wide"):
             raise GuardError(
                 "only decoders are measured with this option",

@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from guard.arguments import positive
 from guard.errors import GuardError
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample, add_count
 from serve.bench.plot import Panel
@@ -70,13 +71,14 @@ class SoakBench(Benchmark[WindowCell]):
         super().add_options(parser)
         add_count(parser, "--minutes", MINUTES, "minutes of soaking")
         text = f"the load, as a share of saturation (default: {SHARE})"
-        parser.add_argument("--share", default=SHARE, type=float, help=text)
+        parser.add_argument("--share", default=SHARE, type=positive, help=text)
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
         self._minutes, self._window_s, self._warm_up = options.minutes, WINDOW_S, WARM_UP
         if options.quick:
-            self._minutes, self._warm_up = QUICK_MINUTES, QUICK_WARM_UP
+            self._minutes = min(self._minutes, QUICK_MINUTES)
+            self._warm_up = QUICK_WARM_UP
             self._window_s = QUICK_WINDOW_S
 
     def cells(self) -> list[WindowCell]:

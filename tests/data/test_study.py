@@ -180,6 +180,13 @@ def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_pat
     with pytest.raises(GuardError, match=r"another file.*real\.v1\.jsonl, not .*real\.v2\.jsonl"):
         build_study(replace(asked, data=tmp_path / "real.v2.jsonl"))
     assert build_study(asked) == study
+    elsewhere = tmp_path / "2025" / "real.v1.jsonl"
+    elsewhere.parent.mkdir()
+    write_rows(elsewhere, 190)
+    with pytest.raises(GuardError, match=r"another file.*not .*2025/real\.v1\.jsonl"):
+        build_study(replace(asked, data=elsewhere))
+    (tmp_path / "real.v1.jsonl").rename(elsewhere)  # the file itself, which was moved
+    assert build_study(replace(asked, data=elsewhere)).points == study.points
 
 
 def test_a_study_that_was_interrupted_is_written_anew(

@@ -19,7 +19,9 @@ from guard.study import (
 )
 
 POINTS = tuple(StudyPoint(rows=rows, seed=seed) for rows in (50, 20) for seed in (0, 3))
-STUDY_OF_FOUR = Study(kind="curve", rule="toy", data=None, labelled_for=None, points=POINTS)
+STUDY_OF_FOUR = Study(
+    kind="curve", rule="toy", data=None, path=None, labelled_for=None, points=POINTS
+)
 
 
 def test_a_study_reads_back_and_a_missing_or_broken_one_names_what_writes_it(

@@ -233,23 +233,31 @@ def free_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgr
     """The bytes of host memory that are free on the machine and within the limits of the process's
     control group and of those above it (containers, services).
 
-    Pages of files that the kernel can drop count as free. A limit that cannot be read, such as one
-    of control groups of version 1, does not count.
+    Pages of files that the kernel can drop count as free. Both versions of control groups are read;
+    a limit that cannot be read does not count.
     """
     free = [int(psutil.virtual_memory().available)]
     for line in _text(membership).splitlines():
-        _, separator, path = line.partition("0::/")
-        if not separator:
-            continue
-        for group in (cgroups / path, *(cgroups / path).parents):
-            limit = _text(group / "memory.max").strip()
-            usage = _text(group / "memory.current").strip()
-            if limit.isdigit() and usage.isdigit():
-                stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-                free.append(int(limit) - int(usage) + int(stat.get("inactive_file", 0)))
-            if group == cgroups:
-                break
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free += _free_in_groups(cgroups, path, "max", "current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+            free += _free_in_groups(cgroups / "memory", path, *names)
     return max(0, min(free))
+
+
+def _free_in_groups(root: Path, path: str, limit: str, usage: str, inactive: str) -> Iterator[int]:
+    """The bytes left in a group and in each above it. The names are of its version's files."""
+    folder = root / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        most = _text(group / f"memory.{limit}").strip()
+        used = _text(group / f"memory.{usage}").strip()
+        if most.isdigit() and used.isdigit():
+            stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            yield int(most) - int(used) + int(stat.get(inactive, 0))
+        if group == root:
+            break
 
 
 def _text(path: Path) -> str:

@@ -122,7 +122,8 @@ def sweep(
     out = runs.root / "sweeps" / f"{recipe.name}-{rule}-{grid.stem}.json"
     done_points = {point.inputs: point for point in _read(out)}
     for _, job in work:
-        job.claim()
+        job.claim()  # all of them, before anything of one is lost
+    for _, job in work:
         if force:
             job.forget()
             done_points.pop(job.inputs, None)

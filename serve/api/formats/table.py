@@ -6,10 +6,13 @@ formats say.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from starlette.routing import Route
 
 from guard.errors import GuardError
 from guard.home import HOME
@@ -35,6 +38,14 @@ SHIPPED: Mapping[str, WireFormat] = {
     "litellm": litellm.FORMAT,
     "agentgateway": agentgateway.FORMAT,
 }
+# The first parts of the server's own paths.
+RESERVED = ("healthz", "readyz", "health", "metrics", "admin", "docs", "redoc", "openapi.json")
+
+
+@functools.cache
+def wire_formats() -> dict[str, WireFormat]:
+    """All formats that this process serves. Raises GuardError for a faulty file of the user's."""
+    return all_formats(HOME / "formats")
 
 
 def all_formats(folder: Path) -> dict[str, WireFormat]:
@@ -45,11 +56,14 @@ def all_formats(folder: Path) -> dict[str, WireFormat]:
     formats = dict(SHIPPED)
     for file in sorted(folder.glob("*.py")):
         wire_format = _loaded(file)
+        paths = [request.path for request in (*wire_format.requests, *wire_format.replies)]
+        paths += [route.path for route in wire_format.router.routes if isinstance(route, Route)]
         for name, earlier in formats.items():
-            if name == file.stem or _shares_a_path(earlier, wire_format):
-                problem = "a wire format has the name or a path of another one"
-                remedy = "Rename the file, or choose another path"
-                raise GuardError(problem, where=file, got=name, remedy=remedy)
+            if name == file.stem or any(map(earlier.has_path, paths)):
+                raise _taken(file, name)
+        for path in paths:
+            if path.split("/")[1] in (*RESERVED, ""):
+                raise _taken(file, path)
         formats[file.stem] = wire_format
     return formats
 
@@ -60,7 +74,11 @@ def _loaded(file: Path) -> WireFormat:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where pydantic looks for the types that it names
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        problem = f"a file of formats cannot be imported: {type(error).__name__}: {error}"
+        raise GuardError(problem, where=file, remedy="Correct it") from error
     wire_format = getattr(module, "FORMAT", None)
     if not isinstance(wire_format, WireFormat):
         remedy = "Give it one, a WireFormat of serve/api/wire_format.py"
@@ -68,8 +86,8 @@ def _loaded(file: Path) -> WireFormat:
     return wire_format
 
 
-def _shares_a_path(first: WireFormat, second: WireFormat) -> bool:
-    return any(first.has_path(request.path) for request in (*second.requests, *second.replies))
-
-
-FORMATS = all_formats(HOME / "formats")
+def _taken(file: Path, got: str) -> GuardError:
+    problem = "a wire format has the name or a path of another one, or of the server's own"
+    return GuardError(
+        problem, where=file, got=got, remedy="Rename the file, or choose another path"
+    )

@@ -74,7 +74,9 @@ def study_world(tmp_path: Path, kind: StudyKind) -> StudyWorld:
     (world.rules / f"{NAME}.yaml").write_text(RULE.format(name=NAME))
     sizes = (0, 20) if kind == "transfer" else (20, 40)
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in (0, 1))
-    study = Study(kind=kind, rule=NAME, data="rows.csv", labelled_for="no_doses", points=points)
+    study = Study(
+        kind=kind, rule=NAME, data="rows.csv", path=None, labelled_for="no_doses", points=points
+    )
     made = StudyWorld(world, tmp_path / "runs" / kind / NAME, study)
     made.write({"lora": 2, "alora": 6})
     return made

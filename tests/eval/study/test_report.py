@@ -37,7 +37,9 @@ def report(kind: StudyKind = "curve") -> StudyReport:
             add(rows, origin, "lora", lora + flattery)
             add(rows, origin, "lora", lora - words, "bag_of_words")
     return StudyReport(
-        study=Study(kind=kind, rule="toy", data="a.csv", labelled_for="doses", points=points),
+        study=Study(
+            kind=kind, rule="toy", data="a.csv", path=None, labelled_for="doses", points=points
+        ),
         model="tiny",
         tested=dict.fromkeys(origins, 300),
         violating=dict.fromkeys(origins, 100),

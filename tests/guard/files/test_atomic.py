@@ -42,6 +42,9 @@ def test_a_file_is_held_until_it_is_closed_and_anew_if_its_holder_deletes_it(
     with locked(path, "busy"), pytest.raises(GuardError, match="busy"):
         locked(path, "busy")
     deleted.lock.release()
+    (tmp_path / "link").symlink_to(path)
+    with locked(tmp_path / "link", "busy"), pytest.raises(GuardError, match="busy"):
+        locked(path, "busy")
     (tmp_path / "file").touch()
     with pytest.raises(GuardError, match=r"the folder cannot be held: .*can be written to"):
         locked(tmp_path / "file" / "lock", "busy")

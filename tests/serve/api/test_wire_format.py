@@ -23,7 +23,7 @@ from guard.conversation.row import conversation_of
 from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.api.formats.litellm import PATH as LITELLM
-from serve.api.formats.table import FORMATS
+from serve.api.formats.table import wire_formats
 from serve.api.wire_format import RULE
 from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import RelayedRequest
@@ -43,7 +43,7 @@ SENTENCE = f"Take {WORD}."
 REPLY = {"role": "assistant", "content": "Hello."}
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_whole_case = pytest.mark.parametrize("case", WHOLE, ids=str)
-every_format = pytest.mark.parametrize("name", FORMATS)
+every_format = pytest.mark.parametrize("name", wire_formats())
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +59,18 @@ def client(engine: WordEngine) -> Iterator[Client]:
 
 @every_format
 def test_a_format_has_examples_on_paths_of_its_own(name: str) -> None:
-    stated = FORMATS[name]
+    stated = wire_formats()[name]
     assert stated.requests and bool(stated.replies) == bool(stated.call_id)
     for example in (*stated.requests, *stated.replies):
-        assert [other for other in FORMATS if FORMATS[other].has_path(example.path)] == [name]
+        having = [other for other, one in wire_formats().items() if one.has_path(example.path)]
+        assert having == [name]
 
 
 @every_format
 def test_an_error_says_what_and_why_and_nothing_that_reads_as_a_verdict(name: str) -> None:
     for code in get_args(Code):
         for status in (400, 422, 500, 503):
-            body = json.dumps(FORMATS[name].error_body(status, "the message", code))
+            body = json.dumps(wire_formats()[name].error_body(status, "the message", code))
             assert "the message" in body and code in body
             assert "allow" not in body and "action" not in body
 
@@ -285,7 +286,7 @@ def test_a_cluster_of_two_shards_answers_every_format_as_one_server(tmp_path: Pa
 
 def test_no_two_formats_answer_the_same_path_and_every_route_is_described() -> None:
     described: dict[str, Any] = create_app(ToyEngine()).openapi()["paths"]  # type: ignore[arg-type]
-    paths = [route.path for one in FORMATS.values() for route in one.router.routes]
+    paths = [route.path for one in wire_formats().values() for route in one.router.routes]
     others = {"/health", "/healthz", "/readyz", "/metrics", "/admin/rules/{rule}"}
     assert len(paths) == len(set(paths)) and not others & set(paths)
     assert set(described) == {*paths} | others

@@ -19,7 +19,7 @@ from serve.bench.__main__ import BENCHES, bench_named, listing, main, parsed, pa
 from serve.bench.harness import BenchCommand
 from tests.serve.bench.toy_bench import ToyBench
 
-OFFERS = ["model=tiny", "rule=medical_advice", "quick", "wide", "force"]
+OFFERS = ["model=tiny", "quick", "wide", "force"]
 
 
 def test_the_list_names_every_benchmark_with_what_it_measures() -> None:
@@ -74,7 +74,7 @@ def test_every_benchmark_takes_what_is_offered_and_has_the_common_options(name: 
 def test_what_is_offered_may_be_unknown_and_what_is_asked_for_may_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--offer=model=big", "--offer=rule=a,b", "--offer=wide", "--repeats", "2"]
+    words = ["--offer=model=big", "--offer=other=a,b", "--offer=wide", "--repeats", "2"]
     options = parsed(ToyBench, words)
     assert (options.model, options.repeats) == ("big", 2) and not hasattr(options, "rule")
     for word in ("--wide", "--rul=a", "--repeats=0", "--repeats=two"):
