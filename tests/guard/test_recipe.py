@@ -62,17 +62,12 @@ def test_settings_reach_the_libraries_in_the_recipe_s_order_and_unlisted_methods
         recipe.settings("alorra")
 
 
-def test_rank_and_commit_are_those_that_are_stated(tmp_path: Path) -> None:
+def test_rank_commit_and_training_settings_are_those_that_are_stated(tmp_path: Path) -> None:
     assert write(tmp_path, TOY).max_rank == 16
     assert write(tmp_path, TOY + "engine: {max_lora_rank: 64}\n").max_rank == 64
     recipe = write(tmp_path, TOY)
     assert recipe.base_path == "someone/something"
     assert recipe.commit == recipe.base_revision == "a1" * 20
-
-
-def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
-    tmp_path: Path,
-) -> None:
     shared = "trainer: {warmup_steps: 0.05, learning_rate: 1e-3}\nmethods:\n"
     recipe = write(tmp_path, TOY.replace("methods:\n", shared) + "  head: {head: {C: 0.1}}\n")
     assert recipe.trainer_settings("lora") == {"warmup_steps": 0.05, "learning_rate": 2e-4}

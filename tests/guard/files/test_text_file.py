@@ -43,6 +43,8 @@ def test_text_is_read_without_its_mark_and_unpacked(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert read_text(tmp_path / name) == TEXT
+    with pytest.raises(GuardError, match="cannot be read: Is a directory"):
+        read_text(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
@@ -74,8 +76,3 @@ def test_what_is_no_text_says_what_it_is_and_where(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(GuardError, match=message):
         read_text(tmp_path / name)
-
-
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="cannot be read: Is a directory"):
-        read_text(tmp_path)
