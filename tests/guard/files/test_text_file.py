@@ -36,21 +36,17 @@ def parquet() -> bytes:
         ("a.csv", TEXT.encode()),
         ("a.csv", TEXT.encode("utf-8-sig")),
         ("a.csv.gz", gzip.compress(TEXT.encode())),
+        ("a.csv", b""),
+        ("a.csv.gz", b""),
     ],
 )
 def test_text_is_read_without_its_mark_and_unpacked(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    assert read_text(tmp_path / name) == TEXT
+    assert read_text(tmp_path / name) == (TEXT if content else "")
     with pytest.raises(GuardError, match="cannot be read: Is a directory"):
         read_text(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_an_empty_file_is_an_empty_text(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    assert read_text(tmp_path / name) == ""
 
 
 @pytest.mark.parametrize(
