@@ -112,8 +112,7 @@ class Coverage(Strict):
 
     `longest_turns` are characters by speaker; `speakers` are in every row. `words` are the hashes
     of the training rows' words, a compressed bit field in base64, and `letters` those beyond ASCII.
-    An "allow" is sure below `sure_logit` in nats, with a long turn below `sure_logit_long`; None:
-    never.
+    An "allow" is sure below `sure_logit`, with a long turn below `sure_logit_long`; None: never.
     """
 
     turns: int

@@ -1,10 +1,8 @@
 """OpenAI's chat messages as turns of a conversation: one rendering, for training and for serving.
 
-A turn's lines are, in this order: who it is from (`name`, or the tool whose call it answers), its
-text, its refusal, and a line of JSON for each tool call. Later messages change no turn before them.
-What `keys.py` lists is not rendered. Pictures, sounds, files and what stands under a key that
-nobody knows cannot be: a turn that has one is a PartlyRead. A message that says nothing is an empty
-turn.
+A turn's lines are, in this order: who it is from, its text, its refusal, and a line of JSON for
+each tool call. Later messages change no turn before them. What `keys.py` lists is not rendered. A
+turn with a picture, a sound, a file or a key that nobody knows is a PartlyRead.
 """
 
 from __future__ import annotations

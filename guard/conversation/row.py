@@ -1,9 +1,8 @@
 """The conversation of a stored row, the same for training data, scans and replays.
 
 A row has `messages` as OpenAI has them, with or without `tools` and the `response` to them, or
-`prompt` and `response`, or `text`; each of them with or without `system`. One of the others that
-stands beside them, or of the names that other formats have for them, must say again what one of the
-turns says. One of the turns must say something.
+`prompt` and `response`, or `text`; each with or without `system`. Another of these, or of the names
+that other formats have for them, must say again what one of the turns says.
 """
 
 from __future__ import annotations

@@ -3,13 +3,9 @@
     User: … [SEP] Assistant: … [SEP] …       one labelled turn after another, without any rule
 
 A rule's head reads the mean state of each of the judged speaker's turns, or of each part of a long
-turn. The highest logit of a span is the conversation's: one violation anywhere is a violation, and
-a sentence is not lost in the mean of a long turn.
-
-RoBERTa's [CLS] and [SEP] are called <s> and </s>. Text is tokenised as the decoder's is
-(`decoder.py`): it can hold neither, so no text can end its own turn. The label that a turn begins
-with names its speaker, and is read before the turn is cut: no text at the beginning of a part can
-pass for a label.
+one; the highest logit of a span is the conversation's. Text is tokenised as the decoder's is: it
+can hold no [SEP], so no text can end its own turn. A turn's label names its speaker, and is read
+before the turn is cut: no part of a text can pass for a label.
 """
 
 from __future__ import annotations

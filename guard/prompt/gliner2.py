@@ -1,15 +1,12 @@
 """What GLiNER2 reads of a conversation and a rule: the rule as a schema, then the conversation's
-words (Zaratiana et al. 2025, arXiv 2507.18546). Knows nothing of models, only of a tokenizer.
+words (Zaratiana et al. 2025, arXiv 2507.18546).
 
     ( [P] violation ( [L] the rule ) ) [SEP_TEXT] user : … [SEP] assistant : … [SEP] …
 
-The schema is one classification task with one label, the rule's text; its logit is what the
-classifier reads at [L]. A conversation longer than a window is read in several (`windows.py`), each
-behind the schema, and the window with the highest logit counts.
-
-Words are split, put in lower case and tokenised one by one, as the package gliner2 does, so what a
-checkpoint has learned holds. The [SEP] that ends a turn is ours: without one, a text could go on
-as another speaker.
+The schema is one classification task with one label; its logit is what the classifier reads at [L].
+Of a long conversation's windows, each behind the schema, the one with the highest logit counts.
+Words are split, put in lower case and tokenised one by one, as the package gliner2 does. The [SEP]
+that ends a turn is ours: without one, a text could go on as another speaker.
 """
 
 from __future__ import annotations

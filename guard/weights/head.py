@@ -1,16 +1,14 @@
-"""A head computes a rule's logit from a base's states of a conversation and from its words. Knows
-nothing of how either comes about.
+"""A head computes a rule's logit from a base's states of a conversation and from its words.
 
     logit = highest over the spans of (weight · state + word weights · TF-IDF of its words) + bias
 
-An encoder has several spans, each a turn or a part of one (`prompt/windows.py`), so that no words
-elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's end, and the
-words of the whole conversation. Word weights alone are a bag of words, which on real text is as
-good as many adapters; states recognise phrasings that training has not shown.
+An encoder has several spans (`prompt/windows.py`), so that no words elsewhere outweigh those of a
+violation. A decoder has one: its state at the prompt's end, and the words of the whole
+conversation. Word weights alone are a bag of words; states recognise phrasings that training has
+not shown.
 
-On a frozen base the head is all that is trained: its file is `head.safetensors`. An encoder's
-adapter holds the head's weight and bias as PEFT's classifier, and the word weights in a file beside
-it, `words.safetensors`.
+On a frozen base the file is `head.safetensors`. An encoder's adapter holds weight and bias as
+PEFT's classifier, and the word weights in a file beside it, `words.safetensors`.
 """
 
 from __future__ import annotations

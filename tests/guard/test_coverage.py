@@ -65,13 +65,10 @@ def share(*contents: str) -> float:
         (("",), True),  # nothing is unknown in it
     ],
 )
-def test_more_turns_longer_ones_or_more_in_all_than_the_rows_had_are_not_covered(
+def test_speakers_and_lengths_are_covered_as_the_rows_had_them(
     contents: tuple[str, ...], is_covered: bool
 ) -> None:
     assert coverage().has(form(*contents)) == is_covered
-
-
-def test_every_speaker_has_a_longest_turn_and_those_of_all_rows_have_to_speak() -> None:
     said = Message("user", ENGLISH)
     for other, is_covered in (
         (Message("assistant", ENGLISH), True),

@@ -49,7 +49,7 @@ def ask(server: Toy, endpoint: Endpoint = TOY) -> Completion:
     return asyncio.run(question())
 
 
-def test_an_answer_comes_as_it_is_with_what_it_cost_and_a_refused_text_is_one() -> None:
+def test_an_answer_comes_as_it_is_and_the_key_is_not_shown() -> None:
     endpoint = Endpoint("http://x/v1", "toy", price_in=1.0, price_out=2.0)
     completion = ask(Toy(200), endpoint)
     assert (completion.text, completion.finish_reason, completion.refused) == ("yes", "stop", False)
@@ -59,6 +59,14 @@ def test_an_answer_comes_as_it_is_with_what_it_cost_and_a_refused_text_is_one() 
     assert TOY.cost_usd(7, 1) is None
     server = Toy(403)
     assert ask(server).refused and server.requests == 1
+    endpoint = Endpoint("http://x/v1", "toy", 'sk-"secret')
+    key = endpoint.api_key
+    assert endpoint.client().headers["Authorization"] == f"Bearer {key}"
+    shown = endpoint.shown(f"{key}\n{json.dumps(key)} {key!r}")
+    assert "secret" not in shown and "\n" not in shown
+    assert "secret" not in repr(endpoint)
+    completion = read_completion({"choices": [{"message": {"role": "assistant"}}]}, 1.0)
+    assert completion.text == ""
 
 
 @pytest.mark.parametrize(
@@ -100,17 +108,6 @@ def test_a_lasting_failure_ends(server: Toy, problem: str, requests: int) -> Non
 def test_a_token_count_that_is_none_is_left_out(count: object) -> None:
     completion = read_completion(ANSWER | {"usage": {"prompt_tokens": count}}, 1.0)
     assert (completion.prompt_tokens, completion.completion_tokens) == (None, None)
-
-
-def test_the_key_is_sent_and_not_shown_in_any_notation_and_no_content_is_an_empty_answer() -> None:
-    endpoint = Endpoint("http://x/v1", "toy", 'sk-"secret')
-    key = endpoint.api_key
-    assert endpoint.client().headers["Authorization"] == f"Bearer {key}"
-    shown = endpoint.shown(f"{key}\n{json.dumps(key)} {key!r}")
-    assert "secret" not in shown and "\n" not in shown
-    assert "secret" not in repr(endpoint)
-    completion = read_completion({"choices": [{"message": {"role": "assistant"}}]}, 1.0)
-    assert completion.text == ""
 
 
 SET = {"GENERATOR_BASE_URL": "http://x/v1", "GENERATOR_MODEL": "m", "JUDGE_MODEL": "another role's"}

@@ -28,7 +28,9 @@ def test_the_layout_is_the_documented_one_and_examples_are_read_by_split(tmp_pat
         read_splits(tmp_path)
 
 
-def test_a_fingerprint_follows_contents_and_keeps_its_inputs_apart(tmp_path: Path) -> None:
+def test_a_fingerprint_keeps_its_inputs_apart_and_a_stage_is_current_for_its_own(
+    tmp_path: Path,
+) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("same")
     other.write_text("same")
@@ -37,9 +39,6 @@ def test_a_fingerprint_follows_contents_and_keeps_its_inputs_apart(tmp_path: Pat
     assert fingerprint(one) != fingerprint(other)
     kept_apart = [("a", "b"), ("b", "a"), ("ab",), (["a", "b"],), (), (None,), (1, 2), (12,), (1,)]
     assert len({fingerprint(*inputs) for inputs in [*kept_apart, ("1",)]}) == 10
-
-
-def test_a_stage_is_current_only_for_the_inputs_it_was_finished_with(tmp_path: Path) -> None:
     assert not is_current(tmp_path, "abc")
     mark_current(tmp_path, "abc")
     assert is_current(tmp_path, "abc") and not is_current(tmp_path, "abcd")

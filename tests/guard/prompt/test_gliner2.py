@@ -41,12 +41,9 @@ def builder(name: str = "wordpiece", window_tokens: int = 256) -> Gliner2PromptB
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_words_are_those_that_gliner2_splits(text: str) -> None:
+def test_words_are_those_that_gliner2_splits_and_addresses_have_bounds(text: str) -> None:
     assert words(text) == [word for word, _, _ in WhitespaceTokenSplitter()(text)]
-
-
-def test_an_address_is_looked_for_in_bounded_text() -> None:
-    """Else every letter of a text without spaces would be read as often as there are letters."""
+    # Else every letter of a text without spaces would be read as often as there are letters.
     address = "a." * 31 + "a@b.de"
     assert words(address) == [address]
     assert words(f"cc.{address}") == ["cc", f".{address}"]

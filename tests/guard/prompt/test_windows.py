@@ -41,7 +41,9 @@ def window(*lengths: int) -> Window:
     return one
 
 
-def test_a_window_begins_with_the_last_turns_of_the_one_before_it() -> None:
+def test_a_window_begins_with_the_last_turns_of_the_one_before_it_and_turns_are_cut_evenly() -> (
+    None
+):
     assert ids_of(3, 5, limit=9) == [(CLS, *flat(3, 5))]
     first, second = ids_of(20, 5, 5, 30, limit=41)
     assert first == (CLS, *flat(20, 5, 5))
@@ -50,6 +52,9 @@ def test_a_window_begins_with_the_last_turns_of_the_one_before_it() -> None:
     before = ids_of(*[10] * 9, limit=32)
     after = ids_of(*[10] * 12, limit=32)
     assert after[: len(before) - 1] == before[:-1]
+    assert cut_spans(window(2, 3), limit=3) == [(1, 3, UNKNOWN, 0), (3, 6, UNKNOWN, 1)]
+    lengths = [span.end - span.start for span in cut_spans(window(4, 11, 3), limit=4)]
+    assert lengths == [4, 3, 4, 4, 3]
 
 
 @pytest.mark.parametrize("lengths", [(7, 9, 30, 4, 4, 12), (100,), (2, 100, 2), (31,) * 5, (63, 2)])
@@ -70,12 +75,6 @@ def test_every_token_is_read_and_no_turn_that_fits_is_cut(lengths: tuple[int, ..
 def _holds(window: tuple[int, ...], turn: tuple[int, ...]) -> bool:
     starts = range(len(window) - len(turn) + 1)
     return any(window[start : start + len(turn)] == turn for start in starts)
-
-
-def test_a_turn_is_one_span_or_cut_evenly_into_the_fewest() -> None:
-    assert cut_spans(window(2, 3), limit=3) == [(1, 3, UNKNOWN, 0), (3, 6, UNKNOWN, 1)]
-    lengths = [span.end - span.start for span in cut_spans(window(4, 11, 3), limit=4)]
-    assert lengths == [4, 3, 4, 4, 3]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 24])

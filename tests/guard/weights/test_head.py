@@ -42,7 +42,7 @@ def random_head() -> Head:
     return Head(RNG.standard_normal(8).astype(np.float32), 0.5, words)
 
 
-def test_a_span_s_logit_is_its_state_s_and_words_and_the_highest_counts() -> None:
+def test_spans_and_means_of_heads_are_of_their_states_and_words() -> None:
     for _ in range(20):
         head, states = random_head(), RNG.standard_normal((len(TEXTS), 8))
         logits = []
@@ -54,9 +54,6 @@ def test_a_span_s_logit_is_its_state_s_and_words_and_the_highest_counts() -> Non
     for spans in (1, 2, 3):
         before = head.logit(states[:1], ngram_rows(TEXTS[:1]))
         assert head.logit(states[:spans], ngram_rows(TEXTS[:spans])) >= before - 1e-9
-
-
-def test_what_the_mean_of_heads_says_of_a_span_is_the_mean_of_what_they_say() -> None:
     first, other = random_head(), random_head()
     weights = RNG.standard_normal(len(first.words.weights)).astype(np.float32)
     second = replace(other, bias=-3.0, words=replace(first.words, weights=weights))
