@@ -44,7 +44,7 @@ def excerpts_of(rows: list[Example]) -> list[Example]:
     return [row for row in rows if "excerpt" in row.meta]
 
 
-def test_one_group_in_three_of_every_split_and_stratum_is_an_excerpt(
+def test_one_group_in_three_of_every_part_is_an_excerpt(
     rows: list[Example], rule_name: str
 ) -> None:
     strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
@@ -69,9 +69,7 @@ def test_a_pair_differs_in_one_turn_of_the_judged_text(rows: list[Example], rule
         assert violating.meta["acts"][acts[0]] == f"{rule_name}/{violating.meta['violating_act']}"
 
 
-def test_lines_held_out_fill_no_hole_in_training_and_no_split_holds_another_s_near_duplicates(
-    rows: list[Example],
-) -> None:
+def test_lines_held_out_fill_no_hole_in_training_and_nothing_leaks(rows: list[Example]) -> None:
     cores: dict[tuple[str, str], set[str]] = {}
     for row in excerpts_of(rows):
         cores.setdefault((row.split, row.meta["stratum"]), set()).update(row.meta["cores"])
@@ -177,9 +175,7 @@ def slots_within(book: ExcerptBook, line: str) -> set[str]:
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
-def test_the_length_of_the_filled_turn_says_little_about_the_label(
-    rule_name: str, pool: Pool
-) -> None:
+def test_the_filled_turn_s_length_says_little_about_the_label(rule_name: str, pool: Pool) -> None:
     # A few lines are held out: their lengths are further apart.
     margin = 0.2 if pool == "seen" else 0.3
     book = book_of(rule_name)

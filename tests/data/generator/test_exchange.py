@@ -20,7 +20,7 @@ def corpus() -> Corpus:
 @pytest.mark.parametrize(
     ("rule", "name"), [("pii_leak", "repeats_supplied"), ("medical_advice", "repeats_doctor")]
 )
-def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
+def test_an_answer_that_repeats_the_user_says_nothing_else(
     rule: str, name: str, pool: Pool
 ) -> None:
     corpus = corpus_of(rule, ("refund_promise",))
