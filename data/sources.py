@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data.debate import debate
-from data.debate.paid_endpoint import (
-    EXAMPLES,
-    FEWEST_EXAMPLES,
-    UNLABELLED,
-    Writers,
-    writers_for,
-)
+from data.debate.paid_endpoint import EXAMPLES, FEWEST_EXAMPLES, Writers, writers_for
 from data.generator.generate import Counts, generate
 from data.generator.library import load_corpus, load_excerpts, phrase_files, rules_with_phrases
 from data.ingest import SourcedData, Splitting, ingest
@@ -150,8 +144,7 @@ COUNT_FLAGS: dict[str, dict[str, Any]] = {
 }
 LLM_FLAGS: dict[str, dict[str, Any]] = {
     "unlabelled": {
-        "help": f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows "
-        "show what occurs"
+        "help": f"for '{LLM}': a file as for --data, labels or not; its first rows show what occurs"
     },
     "examples": {
         "type": functools.partial(multiple, of=2, at_least=FEWEST_EXAMPLES),

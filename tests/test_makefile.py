@@ -123,7 +123,7 @@ def test_every_target_is_listed_and_phony() -> None:
     assert set(re.findall(r"^([a-z-]+):(?!=)", MAKEFILE, re.MULTILINE)) == set(targets)
 
 
-def test_the_servers_threads_spin_briefly_unless_the_shell_says_how_they_wait(
+def test_the_servers_threads_spin_briefly_unless_the_shell_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
@@ -220,21 +220,13 @@ def test_variables_reach_the_stages_from_the_shell_but_not_its_own_names() -> No
     assert commands("bench", NAME="machine") == commands("bench")
 
 
-@pytest.mark.parametrize(
-    ("target", "variable", "value"),
-    [
-        ("data", "RULE", "a, b"),
-        ("data", "DATA", "my data.csv"),
-        ("data", "DATA", "it's rows.jsonl"),
-        ("compare", "DATA", "it's $rows.jsonl"),
-        ("scan", "FILES", "logs/a$b.jsonl"),
-        ("train", "SEEDS", "0, 1"),
-        ("scan", "FILES", "*.jsonl.gz hub:a/b"),
-    ],
-)
-def test_a_value_reaches_its_stage_as_one_word(
-    checkout: Path, target: str, variable: str, value: str
-) -> None:
+VALUES = [("data", "RULE", "a, b"), ("train", "SEEDS", "0, 1"), ("data", "DATA", "my data.csv")]
+VALUES += [("data", "DATA", "it's rows.jsonl"), ("compare", "DATA", "it's $rows.jsonl")]
+VALUES += [("scan", "FILES", "logs/a$b.jsonl"), ("scan", "FILES", "*.jsonl.gz hub:a/b")]
+
+
+@pytest.mark.parametrize(("target", "variable", "value"), VALUES)
+def test_a_value_is_one_word(checkout: Path, target: str, variable: str, value: str) -> None:
     (checkout / "one.jsonl.gz").touch()
     (checkout / "two.jsonl.gz").touch()
     for python in (checkout / "bin" / "python3.11", checkout / ".venv" / "bin" / "python"):
@@ -248,9 +240,7 @@ def test_a_value_reaches_its_stage_as_one_word(
 
 
 @pytest.mark.parametrize("target", [name for name in COMMANDS if name != "clean"])
-def test_every_command_sets_up_first_and_every_module_it_runs_exists(
-    checkout: Path, target: str
-) -> None:
+def test_every_command_sets_up_first_and_runs_what_exists(checkout: Path, target: str) -> None:
     lines = planned(checkout, target)
     assert lines[0] == "bash setup/install.sh cpu"
     for module in re.findall(r"-m ([a-z]+(?:\.[a-z_]+)+)", "\n".join(lines)):
@@ -271,9 +261,7 @@ def pin_another(pins: Path) -> None:
     rewrite(pins, pins.read_text() + "another==1.0\n")
 
 
-def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothing_twice(
-    checkout: Path,
-) -> None:
+def test_setup_installs_torch_then_the_pins_then_the_plugin_once(checkout: Path) -> None:
     steps = set_up(checkout, "DEVICE=cpu")
     assert steps[0] == "-m venv .venv"
     assert [step.split("--no-deps ")[-1] for step in steps[1:]] == [
@@ -285,9 +273,7 @@ def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothi
     assert set_up(checkout, "DEVICE=cpu") == []
 
 
-def test_setup_runs_again_when_a_pin_or_the_plugin_changed_but_not_for_a_lint_rule(
-    checkout: Path,
-) -> None:
+def test_setup_runs_again_for_a_pin_or_the_plugin_not_for_a_lint_rule(checkout: Path) -> None:
     set_up(checkout, "DEVICE=cpu")
     pyproject = checkout / "pyproject.toml"
     rewrite(pyproject, pyproject.read_text().replace("line-length = 100", "line-length = 90"))
@@ -314,9 +300,7 @@ def test_without_a_configured_wheel_torch_comes_by_way_of_uv(checkout: Path) -> 
         ("--editable", "plugin could not"),
     ],
 )
-def test_a_failed_step_is_named_with_pips_words_and_is_tried_again(
-    checkout: Path, failing: str, message: str
-) -> None:
+def test_a_failed_step_is_named_and_tried_again(checkout: Path, failing: str, message: str) -> None:
     done = make(checkout, "setup", "DEVICE=cpu", failing=failing)
     assert done.returncode != 0
     assert f"{message} be installed" in done.stderr
@@ -333,9 +317,7 @@ def test_an_environment_without_pip_is_built_anew(checkout: Path) -> None:
     assert set_up(checkout, "DEVICE=cpu", failing="-m pip --version")[0] == "-m venv .venv"
 
 
-def test_another_device_gets_a_new_environment_and_is_remembered_whatever_nvidia_smi_says_later(
-    checkout: Path,
-) -> None:
+def test_another_device_gets_a_new_environment_and_is_remembered(checkout: Path) -> None:
     set_up(checkout, "DEVICE=cpu")
     assert "building it anew" in make(checkout, "setup", "DEVICE=cuda").stderr
     steps = asked(checkout)
@@ -351,9 +333,7 @@ def test_an_interrupted_install_is_not_topped_up_for_another_device(checkout: Pa
     assert asked(checkout)[0] == "-m venv .venv"
 
 
-def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_quick_ones(
-    checkout: Path,
-) -> None:
+def test_the_clients_environment_is_built_once_and_not_for_quick_tests(checkout: Path) -> None:
     assert not any("clients" in step for step in planned(checkout, "test", "QUICK=1"))
     set_up(checkout, "DEVICE=cpu")
     assert make(checkout, "test", "DEVICE=cpu").returncode == 0
@@ -374,9 +354,7 @@ def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_q
     assert len(asked(checkout)) == 3
 
 
-def test_ray_is_installed_once_for_what_needs_it_and_another_setup_leaves_it(
-    checkout: Path,
-) -> None:
+def test_ray_is_installed_once_and_another_setup_leaves_it(checkout: Path) -> None:
     install = "-m pip install --disable-pip-version-check --no-input --no-deps -r setup/cluster.txt"
     make(checkout, "up", "DEVICE=cpu")
     assert install not in asked(checkout)
@@ -401,9 +379,7 @@ def planned(checkout: Path, *arguments: str) -> list[str]:
     return make(checkout, "-n", *arguments, "DEVICE=cpu").stdout.splitlines()
 
 
-def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_is_built(
-    checkout: Path,
-) -> None:
+def test_an_unknown_device_and_an_unsuitable_python_are_refused(checkout: Path) -> None:
     assert "unknown device 'tpu'" in make(checkout, "setup", "DEVICE=tpu").stderr
     done = make(checkout, "setup", "DEVICE=cpu", PYTHON="false")
     assert "no Python 3.11 or 3.12 among: false" in done.stderr

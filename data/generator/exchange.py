@@ -47,7 +47,7 @@ class Turn:
         return self.core.rpartition("/")[0] or None
 
 
-class Around(NamedTuple):
+class Surroundings(NamedTuple):
     """The turns before and after an act."""
 
     before: tuple[Turn, ...]
@@ -77,8 +77,8 @@ class Exchange:
     def act_turn(self) -> Turn:
         return self.turns[self.act_index]
 
-    def around(self, index: int) -> Around:
-        return Around(self.turns[:index], self.turns[index + 1 :])
+    def surroundings(self, index: int) -> Surroundings:
+        return Surroundings(self.turns[:index], self.turns[index + 1 :])
 
 
 @dataclass(frozen=True)
@@ -170,22 +170,20 @@ class Exchanges:
         taken: Set[str] = frozenset(),
         terse: bool = False,
         context: tuple[str, ...] = (),
-        around: Around | None = None,
+        around: Surroundings | None = None,
     ) -> Exchange | None:
-        """The act `name` with what others say before and after it: `around`, or a line of `context`
-        or of the act's own; None if every line that fits is taken. Exchanges with one `key` share
-        their slot values.
+        """The act `name` with what others say before and after it: `around`, or a line of
+        `context` or of the act's own; None if every line that fits is taken. Exchanges with one
+        `key` share their slot values.
         """
         act = book.acts[name]
         scene = Scene(book, grammar.Bindings(self._slots[book.rule], key), taken, rng)
         context_name = rng.choice(context or act.context)
         for core in scene.shuffled(cores_of(act.cores, self.pool)):
             wording = grammar.resolve(core, rng)
-            surroundings = around
-            if surroundings is None:
-                surroundings = self._around(scene, context_name, act, wording)
-            if surroundings is not None:
-                before, after = surroundings
+            found = around or self._surroundings(scene, context_name, act, wording)
+            if found is not None:
+                before, after = found
                 act_turn = scene.performed(name, core, wording, severity, terse)
                 return Exchange((*before, act_turn, *after), book.rule, len(before))
         return None
@@ -209,7 +207,7 @@ class Exchanges:
         line = grammar.resolve(rng.choice(self.corpus.background.systems), rng)
         return grammar.Bindings(self._everyday_slots, key).fill(line)
 
-    def _around(self, scene: Scene, name: str, act: Act, wording: str) -> Around | None:
+    def _surroundings(self, scene: Scene, name: str, act: Act, wording: str) -> Surroundings | None:
         """What others say around `act`: a line of `name` that holds what `wording` repeats, or the
         act `name`.
         """
@@ -230,21 +228,21 @@ class Exchanges:
                 return self._with_answer(scene, act, turns)
         return None
 
-    def _with_answer(self, scene: Scene, act: Act, turns: tuple[Turn, ...]) -> Around | None:
+    def _with_answer(self, scene: Scene, act: Act, turns: tuple[Turn, ...]) -> Surroundings | None:
         """`turns` before the act or after it. Where the act has both, `turns` before it and an
         answer after it; None if every answer is taken.
         """
         if not act.before:
-            return Around((), turns)
+            return Surroundings((), turns)
         if not act.after:
-            return Around(turns, ())
+            return Surroundings(turns, ())
         name = scene.rng.choice(act.after)
         free = scene.free(pool_of(scene.book.lines[name], self.pool))
         if not free:
             return None
         line = scene.rng.choice(free)
         answer = grammar.resolve(line, scene.rng)
-        return Around(turns, scene.turns(answer, "assistant", name, line))
+        return Surroundings(turns, scene.turns(answer, "assistant", name, line))
 
     def _plain(self, line: str, topic: str, key: str, rng: random.Random) -> Exchange:
         bindings = grammar.Bindings(self._everyday_slots, key)

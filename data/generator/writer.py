@@ -171,12 +171,13 @@ class Writer:
         )
         if allowed is None:
             raise self._nothing_supplied(dimensions)
-        around = allowed.around(allowed.act_index)
+        place = allowed.act_index
         if not is_same_speaker:
             # The allowed act is what the other speaker says: the violating one takes the first turn
             # of its own speaker there.
             roles = [turn.role for turn in allowed.turns]
-            around = allowed.around(roles.index(violating_act.speaker))
+            place = roles.index(violating_act.speaker)
+        around = allowed.surroundings(place)
         violating = self.exchanges.act(
             book, dimensions.violating_act, severity, key, rng, terse=terse, around=around
         )

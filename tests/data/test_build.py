@@ -154,7 +154,7 @@ def test_own_data_are_built_again_when_a_file_of_theirs_changes(tmp_path: Path) 
             assert made(source, tmp_path / "out")
 
 
-def test_a_build_that_is_interrupted_leaves_the_old_data_set_or_nothing_that_passes_for_data(
+def test_an_interrupted_build_leaves_the_old_data_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, folder = own(tmp_path), tmp_path / "out"
@@ -196,9 +196,7 @@ def test_bad_rows_stop_a_build_and_leave_what_was_there(tmp_path: Path) -> None:
     assert not made(GENERATOR, folder)
 
 
-def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
+def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused(tmp_path: Path) -> None:
     """As training would. Of generated rows there are as many as the command says."""
     source, folder, allowed = own(tmp_path), tmp_path / "out", 8
     low = RULE.model_copy(update={"max_fpr": 0.9 / allowed})
@@ -224,9 +222,7 @@ def test_what_cleaning_drops_is_counted_in_the_manifest_and_shown(tmp_path: Path
     assert told in shown
 
 
-def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(
-    tmp_path: Path, rules: Path
-) -> None:
+def test_a_rule_without_phrases_leaves_generated_data_current(tmp_path: Path, rules: Path) -> None:
     folder = tmp_path / "out"
     assert made(GENERATOR, folder)
     text = (rules / "quiet.yaml").read_text()
@@ -237,7 +233,7 @@ def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(
     assert made(GENERATOR, folder)
 
 
-def test_data_sets_depend_on_the_code_of_every_folder_of_the_stage(
+def test_data_sets_depend_on_the_code_of_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {str(path.relative_to(ROOT)) for path in code_files()}
@@ -279,9 +275,7 @@ def test_forced_data_that_are_interrupted_are_built_again_and_those_whose_source
     assert not made(source, folder)
 
 
-def test_the_command_writes_where_it_says_and_refuses_options_of_an_endpoint_that_is_not_asked(
-    tmp_path: Path, run: Run
-) -> None:
+def test_options_of_an_endpoint_that_is_not_asked_are_refused(tmp_path: Path, run: Run) -> None:
     assert f"written to {tmp_path / 'data' / 'pii_leak'}" in run(*FEW)
     assert "unchanged in" in run(*FEW)
     path = tmp_path / "data" / "pii_leak" / "manifest.json"
@@ -291,7 +285,7 @@ def test_the_command_writes_where_it_says_and_refuses_options_of_an_endpoint_tha
 
 
 @pytest.mark.parametrize("rule", ["pii_leak", "quiet"])
-def test_own_data_stay_a_rules_data_until_others_are_named(
+def test_own_data_stay_until_others_are_named(
     tmp_path: Path, run: Run, rules: Path, rule: str
 ) -> None:
     source, run = own(tmp_path), partial(run, rule=rule)
@@ -308,9 +302,7 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     assert told in run()
 
 
-def test_generated_data_come_back_when_they_are_asked_for(
-    tmp_path: Path, run: Run, rules: Path
-) -> None:
+def test_generated_data_come_back_when_asked_for(tmp_path: Path, run: Run, rules: Path) -> None:
     file = rules / "pii_leak.yaml"
     for say in ("command", "rule's file"):
         run("--data", own(tmp_path), "--splits", "new")
@@ -322,9 +314,7 @@ def test_generated_data_come_back_when_they_are_asked_for(
         assert built_from(tmp_path) == (GENERATOR, "keep")
 
 
-def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(
-    tmp_path: Path, run: Run, rules: Path
-) -> None:
+def test_what_a_rule_still_has_to_say_is_always_told(tmp_path: Path, run: Run, rules: Path) -> None:
     source, path = own(tmp_path), rules / "quiet.yaml"
     assert "EDIT" not in run("--data", source, rule="quiet")
     policy = re.compile(r"^policy:.*?(?=^\w)", re.MULTILINE | re.DOTALL)
@@ -333,9 +323,7 @@ def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(
         assert f"{path} still says EDIT:" in run("--data", source, rule="quiet")
 
 
-def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
-    tmp_path: Path, run: Run, rules: Path
-) -> None:
+def test_one_rules_error_leaves_the_others_alone(tmp_path: Path, run: Run, rules: Path) -> None:
     (rules / "aloud.yaml").write_text((rules / "quiet.yaml").read_text())  # its id is another's
     printed = run(*FEW, rule="all", fails=True)
     built = (tmp_path / "data").glob("*/manifest.json")
@@ -367,7 +355,7 @@ def test_rows_that_are_given_while_another_command_writes_are_not_written_over(
     assert built_from(tmp_path)[1] == "clean"
 
 
-def test_a_hub_data_set_says_that_it_is_read_once(
+def test_a_hub_data_set_is_read_once(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = list(read_rows(own(tmp_path)))

@@ -31,9 +31,7 @@ SENTENCE = "never promise a delivery date"
         (LONG, "conversation", f"{LONG.capitalize()}."),
     ],
 )
-def test_a_sentence_becomes_a_rule_that_loads(
-    tmp_path: Path, policy: str, judged: Judged, title: str
-) -> None:
+def test_a_sentence_becomes_a_rule(tmp_path: Path, policy: str, judged: Judged, title: str) -> None:
     path = new_rule("delivery_date", policy, judged, tmp_path)
     rule = load_rule("delivery_date", tmp_path)
     assert (rule.title, rule.judged, rule.turns) == (title, judged, "any")
@@ -77,7 +75,7 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
         ("all", SENTENCE, "every rule"),
     ],
 )
-def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(
+def test_what_cannot_be_a_rule_is_refused(
     tmp_path: Path, name: str, policy: str, problem: str
 ) -> None:
     new_rule("mine", SENTENCE, "assistant", tmp_path)

@@ -87,7 +87,7 @@ def test_a_file_that_is_not_what_its_name_says_is_named_once_with_what_to_do(
         _read(tmp_path / name, content)
 
 
-def test_a_data_set_that_breaks_off_is_named_with_what_to_do(
+def test_a_data_set_that_breaks_off_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.parquet").write_bytes(b"PAR1 cut off")
@@ -110,9 +110,7 @@ def test_a_data_set_that_breaks_off_is_named_with_what_to_do(
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_columns_are_separated_as_the_header_says(
-    tmp_path: Path, delimiter: str, line_end: str
-) -> None:
+def test_the_header_says_what_separates(tmp_path: Path, delimiter: str, line_end: str) -> None:
     lines = [("id", "text", "label"), ("1", '"a, b; c | d"', "0"), ("2", "plain", "1"), ()]
     path = tmp_path / "own.csv"
     assert _read(path, line_end.join(delimiter.join(line) for line in lines)) == [
@@ -131,7 +129,7 @@ def test_columns_are_separated_as_the_header_says(
         ("Frage;Antwort\nHi, you;Yes, I\n", {"Frage": "Hi, you", "Antwort": "Yes, I"}),
     ],
 )
-def test_commas_separate_where_they_give_a_column_of_the_conversation(
+def test_commas_separate_where_they_give_a_column(
     tmp_path: Path, content: str, fields: dict[str, str]
 ) -> None:
     (row,) = _read(tmp_path / "own.csv", content)

@@ -79,9 +79,7 @@ def _numbered(name: str) -> Iterator[SourceRow]:
         yield SourceRow(f"{name}:{number}", {"text": text, "label": number % 2})
 
 
-def test_a_function_and_a_row_make_a_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_makes_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered), no_files)
     monkeypatch.setitem(SOURCES, "numbered:", row)
     assert _built("numbered:60", tmp_path)
@@ -119,7 +117,7 @@ def _examples(folder: Path) -> list[Example]:
 
 
 @pytest.mark.slow
-def test_own_rows_are_split_by_themselves_and_stand_beside_those_of_the_generator_alone(
+def test_own_rows_are_split_by_themselves_beside_generated_ones(
     tmp_path: Path, alone: list[Example]
 ) -> None:
     rows = _both(tmp_path, random_rows(100))
@@ -148,9 +146,7 @@ def test_own_rows_without_a_validation_split_get_one_of_their_training_rows(tmp_
 
 
 @pytest.mark.slow
-def test_own_rows_that_cannot_stand_beside_generated_ones_are_refused_before_anything_is_written(
-    tmp_path: Path, alone: list[Example]
-) -> None:
+def test_own_rows_that_are_generated_ones_are_refused(tmp_path: Path, alone: list[Example]) -> None:
     with pytest.raises(GuardError, match=r"none\.jsonl: no such file"):
         _built(f"generator+{tmp_path}/none.jsonl", tmp_path / "both")
     with pytest.raises(GuardError, match="no row with label 1"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,20 +28,18 @@ from guard.errors import GuardError
 from guard.layout import Runs
 from guard.rule import MANIFEST_KEY, labelling, load_rule
 from guard.study import ORIGIN, Study, StudyPoint, point_runs, study_folder
+from tests.data.own_rows import random_rows, written
 
-WORDS = [f"{first}{last}" for first in "bcdfghjklm" for last in ("ane", "ell", "ist", "ord", "ump")]
 SMALL = Counts(train=16, validation=8, test=8)
 
 
 def write_rows(path: Path, count: int = 200, every: int = 3, **fields: object) -> Path:
     """Rows of random words, a third of which violates, two of a group."""
-    rng = random.Random(0)
-    lines = []
-    for number in range(count):
-        row = {"text": " ".join(rng.sample(WORDS, 12)), "label": int(number % every == 0)}
-        lines.append(json.dumps(row | {"id": f"r{number}", "group": f"g{number // 2}"} | fields))
-    path.write_text("\n".join(lines))
-    return path
+    rows = []
+    for number, row in enumerate(random_rows(count)):
+        row |= {"label": int(number % every == 0), "id": f"r{number}", "group": f"g{number // 2}"}
+        rows.append(row | fields)
+    return Path(written(path, rows))
 
 
 def bare(identity: str, label: int, split: Split) -> Example:
@@ -86,9 +83,7 @@ def with_own_rows(tmp_path: Path, count: int = 40, generated: int = 0) -> StudyR
     return asked
 
 
-def test_points_share_the_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(
-    tmp_path: Path,
-) -> None:
+def test_points_share_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path)
     study = build_study(asked)
@@ -129,17 +124,13 @@ def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either(
 
 @pytest.mark.parametrize(("train", "validation"), [(100, 10), (20, 90), (60, 60)])
 @pytest.mark.parametrize("rows", [40, 80, 100])
-def test_where_a_split_has_few_rows_the_other_gives_more(
-    train: int, validation: int, rows: int
-) -> None:
+def test_where_a_split_has_few_the_other_gives_more(train: int, validation: int, rows: int) -> None:
     pool = [bare(f"t{number}", number % 2, "train") for number in range(train)]
     pool += [bare(f"v{number}", number % 2, "validation") for number in range(validation)]
     assert len(drawn(pool, rows, seed=0)) == rows
 
 
-def test_a_transfer_without_real_rows_trains_calibrates_and_chooses_on_generated_ones_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_transfer_without_real_rows_is_trained_on_generated_ones_alone(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
     study = build_study(asked)
@@ -160,16 +151,16 @@ def test_nothing_is_written_again_until_something_changed_or_is_gone(tmp_path: P
     asked = request(tmp_path, sizes=(20,), seeds=(0,))
     study = build_study(asked)
     file = folder_of(asked, study.points[0]) / "train.jsonl"
-    written = file.stat().st_mtime_ns
+    changed_ns = file.stat().st_mtime_ns
     assert build_study(asked) == study
-    assert file.stat().st_mtime_ns == written
+    assert file.stat().st_mtime_ns == changed_ns
     shutil.rmtree(file.parent)
     assert build_study(asked) == study
     assert rows_of(asked, study, 20, 0)["test"]
-    written = file.stat().st_mtime_ns
+    changed_ns = file.stat().st_mtime_ns
     write_rows(tmp_path / "rows.jsonl", 190)
     build_study(asked)
-    assert file.stat().st_mtime_ns > written
+    assert file.stat().st_mtime_ns > changed_ns
 
 
 def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_path: Path) -> None:
@@ -189,7 +180,7 @@ def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_pat
     assert build_study(replace(asked, data=elsewhere)).points == study.points
 
 
-def test_a_study_that_was_interrupted_is_written_anew(
+def test_an_interrupted_study_is_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the file of rows is what it was before: points of two files lie there."""
@@ -219,9 +210,7 @@ def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path)
         build_study(replace(asked, kind="transfer"))
 
 
-def test_a_curve_of_rows_that_were_labelled_for_what_the_rule_was_before_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_curve_of_rows_that_were_labelled_for_an_earlier_rule_is_refused(tmp_path: Path) -> None:
     asked = with_own_rows(tmp_path)
     manifest = asked.own_rows / "manifest.json"
     manifest.write_text(json.dumps({MANIFEST_KEY: labelling(asked.rule)}))
@@ -231,15 +220,13 @@ def test_a_curve_of_rows_that_were_labelled_for_what_the_rule_was_before_is_refu
         build_study(replace(asked, rule=changed))
 
 
-def test_a_row_of_a_transfer_that_is_a_generated_one_is_named_with_a_remedy_that_there_is(
-    tmp_path: Path,
-) -> None:
+def test_a_row_of_a_transfer_that_is_a_generated_one_is_refused(tmp_path: Path) -> None:
     asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
     copied = generated(asked.rule, asked.generated, 0)[0]
     path = write_rows(tmp_path / "rows.jsonl")
     turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
     row = {"messages": turns, "label": copied.label, "id": "mine"}
-    path.write_text(f"{path.read_text()}\n{json.dumps(row)}\n")
+    path.write_text(f"{path.read_text()}{json.dumps(row)}\n")
     with pytest.raises(GuardError, match=r"are generated ones.*real/mine.*Remove these rows"):
         build_study(asked)
     assert not asked.runs.root.exists()
@@ -251,9 +238,7 @@ def test_a_curve_of_generated_rows_and_own_ones_together_is_refused(tmp_path: Pa
         build_study(with_own_rows(tmp_path, generated=20))
 
 
-def test_rows_of_another_rule_are_taken_and_named_and_those_of_several_refused(
-    tmp_path: Path,
-) -> None:
+def test_rows_of_another_rule_are_taken_and_those_of_several_refused(tmp_path: Path) -> None:
     asked = request(tmp_path, sizes=(20,), seeds=(0,))
     write_rows(tmp_path / "rows.jsonl", rule="medical_advice")
     assert build_study(asked).labelled_for is None
@@ -270,9 +255,7 @@ def test_rows_of_another_rule_are_taken_and_named_and_those_of_several_refused(
         build_study(asked)
 
 
-def test_fewer_rows_than_can_be_drawn_and_a_file_that_is_not_there_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_too_few_rows_to_draw_and_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"no such file.*\.jsonl"):
         build_study(request(tmp_path))
     write_rows(tmp_path / "rows.jsonl")
@@ -285,7 +268,7 @@ def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, test_rows=30, sizes=(20,), seeds=(0,))
     tests = rows_of(asked, build_study(asked), 20, 0)["test"]
-    assert 28 <= len(tests) <= 30
+    assert len(tests) == 30
     groups = [row.group for row in tests]
     assert all(groups.count(group) == 2 for group in groups)
     # One group that is larger is tested on whole.
@@ -293,9 +276,7 @@ def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
     assert _limited(rows, 5) == tuple(rows)
 
 
-def test_test_rows_that_rank_nothing_are_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
+def test_test_rows_that_rank_nothing_are_refused(tmp_path: Path) -> None:
     """A few violating rows, which none of the test rows that are drawn are."""
     write_rows(tmp_path / "rows.jsonl", 400, every=20)
     for kind in ("curve", "transfer"):

@@ -68,9 +68,7 @@ def test_what_is_copied_exists_and_is_not_ignored_and_holds_what_the_server_impo
     assert not readme or readme in copied
 
 
-def test_the_server_is_started_by_its_own_options_where_the_port_is_exposed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_server_is_started_where_the_port_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
     entry, command = json.loads(of("ENTRYPOINT")[0]), json.loads(of("CMD")[0])
     options = assert_understood([*entry, *command], monkeypatch)
     assert options["host"] == "0.0.0.0"
@@ -81,9 +79,7 @@ def test_the_server_is_started_by_its_own_options_where_the_port_is_exposed(
     compile(program[2], "HEALTHCHECK", "exec")
 
 
-def test_the_composed_server_is_the_image_s_with_options_that_it_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_composed_server_is_the_image_s_server(monkeypatch: pytest.MonkeyPatch) -> None:
     server = load(COMPOSE)["services"]["server"]
     build = server["build"]
     assert (FOLDER / build["context"]).resolve() == ROOT

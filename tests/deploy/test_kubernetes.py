@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as
 
 
 @pytest.mark.slow
-def test_a_shard_has_the_notes_of_its_own_beginning_and_old_notes_go(
+def test_a_shard_has_its_own_notes_and_old_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.cluster.kubernetes import _note_beginning, _served_last  # which imports Ray
@@ -128,7 +128,7 @@ def test_the_service_names_the_ray_that_is_pinned_and_an_application_that_exists
         ({"replicas": "2", "scale_down": 60}, "scale_down needs a range"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_before_anything_starts(
+def test_a_size_that_cannot_be_is_refused(
     tmp_path: Path, changed: dict[str, Any], problem: str
 ) -> None:
     from serve.cluster.kubernetes import ApplicationArguments, build  # which imports Ray

@@ -193,9 +193,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
             yield Chain(proxy, engine, model)
 
 
-def test_both_sides_are_judged_the_reply_as_the_end_of_its_whole_conversation(
-    chain: Chain,
-) -> None:
+def test_a_reply_is_judged_as_the_end_of_its_conversation(chain: Chain) -> None:
     response = chain.ask("Say: Rest well.", "centurion")
     assert response.json()["choices"][0]["message"]["content"] == "Rest well."
     asked = Message("user", "Say: Rest well.")
@@ -222,9 +220,7 @@ def test_both_sides_are_judged_the_reply_as_the_end_of_its_whole_conversation(
         ("centurion-detector", "Say: At 5 Elm~ Street.", "PII_LEAK"),
     ],
 )
-def test_a_violation_never_reaches_the_model_or_is_not_given_out(
-    chain: Chain, guardrail: str, text: str, rule: str
-) -> None:
+def test_a_violation_is_not_given_out(chain: Chain, guardrail: str, text: str, rule: str) -> None:
     response = chain.ask(text, guardrail)
     assert rule in response.text and "choices" not in response.json()
     is_reply = text.startswith("Say")
@@ -234,9 +230,7 @@ def test_a_violation_never_reaches_the_model_or_is_not_given_out(
 
 @pytest.mark.parametrize("guardrail", STATUSES)
 @pytest.mark.parametrize("text", [UNJUDGED, UNJUDGED_REPLY, BREAKING, BREAKING_REPLY])
-def test_what_has_no_verdict_is_not_given_out_by_any_of_the_three(
-    chain: Chain, guardrail: str, text: str
-) -> None:
+def test_what_has_no_verdict_is_not_given_out(chain: Chain, guardrail: str, text: str) -> None:
     response = chain.ask(text, guardrail)
     assert "choices" not in response.json()
     statuses = (500, 500) if guardrail == "centurion" else (422, 503)
@@ -292,9 +286,7 @@ def test_a_streamed_reply_is_given_out_whole_if_it_is_allowed(chain: Chain, guar
 
 @pytest.mark.parametrize("text", [BAD_REPLY, UNJUDGED_REPLY, BREAKING_REPLY])
 @pytest.mark.parametrize("guardrail", ["centurion", "at-chunks"])
-def test_nothing_of_a_streamed_reply_is_given_out_before_its_check(
-    chain: Chain, guardrail: str, text: str
-) -> None:
+def test_no_streamed_word_is_given_out_unchecked(chain: Chain, guardrail: str, text: str) -> None:
     given, error = chain.stream(text, guardrail)
     assert given == "" and error
 

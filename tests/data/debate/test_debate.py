@@ -33,9 +33,7 @@ def answers(tmp_path: Path) -> Path:
     return tmp_path / "answers.jsonl"
 
 
-def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(
-    server: Server, answers: Path
-) -> None:
+def test_examples_are_debated_balanced_and_split(server: Server, answers: Path) -> None:
     examples, statistics = debated(server, answers)
     assert sorted(example.label for example in examples) == HALVES
     assert {example.split for example in examples} == set(SPLITS)
@@ -50,9 +48,7 @@ def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(
     assert statistics["prompt_tokens"] == 100 * len(server.requests)
 
 
-def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_then_dropped(
-    server: Server, answers: Path
-) -> None:
+def test_a_case_without_agreement_is_rewritten_then_dropped(server: Server, answers: Path) -> None:
     stubborn = json.dumps({"violates": False, "reason": "I see nothing forbidden"})
 
     def reply(kind: str, system: str, user: str, name: str) -> str:
@@ -75,9 +71,7 @@ def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_th
     assert sorted(example.label for example in examples) == HALVES
 
 
-def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(
-    server: Server, answers: Path
-) -> None:
+def test_too_few_agreements_are_an_error_with_all_outcomes(server: Server, answers: Path) -> None:
     def reply(kind: str, system: str, user: str, name: str) -> str:
         if kind != "judge":
             return Server.reply(server, kind, system, user, name)
@@ -89,9 +83,7 @@ def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(
         debated(server, answers, 4, seeds=())
 
 
-def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
-    server: Server, answers: Path
-) -> None:
+def test_a_dissent_that_is_answered_ends_in_an_example(server: Server, answers: Path) -> None:
     def reply(kind: str, system: str, user: str, name: str) -> str:
         if kind == "judge" and "rewritten" not in user.partition("</conversation>")[0]:
             violates = "Assistant: no" in user
@@ -105,9 +97,7 @@ def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
     assert {example.meta["rewritings"] for example in examples} == {1}
 
 
-def test_agreed_cases_that_training_would_refuse_are_an_error_and_stay(
-    server: Server, answers: Path
-) -> None:
+def test_too_few_agreed_cases_are_an_error_and_stay(server: Server, answers: Path) -> None:
     told = r"20 agreed cases are too few.*validation has 1 of 2 rows.*--examples"
     with pytest.raises(GuardError, match=told):
         debated(server, answers, 20, seeds=())
@@ -116,9 +106,7 @@ def test_agreed_cases_that_training_would_refuse_are_an_error_and_stay(
     assert len(set(server.requests)) == len(server.requests) > answered
 
 
-def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs_its_case_alone(
-    server: Server, answers: Path
-) -> None:
+def test_an_answer_that_is_never_in_form_costs_its_case(server: Server, answers: Path) -> None:
     def reply(kind: str, system: str, user: str, name: str) -> str:
         if kind == "write" and ("amber 0" in user or "amber 1" in user):
             return '{"messages": [{"role": "narrator", "content": "once"}]}'
@@ -131,9 +119,7 @@ def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs
     assert statistics["malformed"] == 3 * statistics["outcomes"]["not written in form"]
 
 
-def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
-    server: Server, answers: Path
-) -> None:
+def test_a_text_that_is_refused_costs_its_case_alone(server: Server, answers: Path) -> None:
     def refused(kind: str, text: str) -> tuple[int, str] | None:
         is_refused = {"write": "amber" in text, "judge": text.endswith('0"}')}
         return (400, "flagged") if is_refused.get(kind) else None
@@ -148,7 +134,7 @@ def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
 
 
 @pytest.mark.slow
-def test_a_run_killed_three_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
+def test_a_run_killed_three_times_asks_nothing_twice(
     server: Server, answers: Path, tmp_path: Path
 ) -> None:
     plain, _ = debated(server, tmp_path / "plain.jsonl", concurrency=4)
@@ -199,9 +185,7 @@ def _names(kept: Path) -> set[str]:
     return names
 
 
-def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_something_changes(
-    server: Server, tmp_path: Path
-) -> None:
+def test_the_data_stage_writes_and_keeps_them_as_other_data(server: Server, tmp_path: Path) -> None:
     writers = Writers(endpoint(server), 60, "", SEEDS, None)
     folder = tmp_path / RULE.id
     request = DataRequest(RULE, "llm", writers, 0, "keep", folder)

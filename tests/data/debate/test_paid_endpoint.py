@@ -35,9 +35,7 @@ def test_passing_faults_change_nothing(
     assert debated(server, tmp_path / "faulty.jsonl")[0] == plain
 
 
-def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
-    server: Server, tmp_path: Path
-) -> None:
+def test_an_endpoint_that_is_too_slow_is_asked_twice(server: Server, tmp_path: Path) -> None:
     server.delay_s = 1.0
     told = r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S"
     with pytest.raises(GuardError, match=told):
@@ -46,7 +44,7 @@ def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
     assert server.kinds == ["dimensions"] * 2
 
 
-def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_fixed(
+def test_what_refuses_everything_is_an_error_and_asked_again(
     server: Server, tmp_path: Path
 ) -> None:
     kept = tmp_path / "answers.jsonl"
@@ -85,9 +83,7 @@ def test_an_answer_that_was_cut_off_or_holds_half_a_character_is_asked_for_again
     assert statistics["malformed"] > 10
 
 
-def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
-    server: Server, tmp_path: Path
-) -> None:
+def test_the_budget_ends_a_run_and_a_larger_one_goes_on(server: Server, tmp_path: Path) -> None:
     # 0.12 USD an answer.
     priced = {"price_in": 1000.0, "price_out": 1000.0, "concurrency": 2}
     kept = tmp_path / "answers.jsonl"
@@ -161,7 +157,7 @@ def test_data_do_not_depend_on_what_they_may_cost(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("settings")
-def test_what_keeps_an_endpoint_from_writing_is_said_before_it_is_asked(
+def test_what_keeps_an_endpoint_from_writing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unfinished = RULE.model_copy(update={"policy": f"{EDIT} say it"})

@@ -20,7 +20,7 @@ def corpus() -> Corpus:
 @pytest.mark.parametrize(
     ("rule", "name"), [("pii_leak", "repeats_supplied"), ("medical_advice", "repeats_doctor")]
 )
-def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
+def test_an_answer_that_repeats_the_user_says_nothing_else(
     rule: str, name: str, pool: Pool
 ) -> None:
     corpus = corpus_of(rule, ("refund_promise",))
@@ -29,7 +29,7 @@ def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
     for number in range(400):
         exchange = exchanges.act(corpus.book, name, "plain", str(number), random.Random(number))
         assert exchange is not None
-        (question,), _ = exchange.around(exchange.act_index)
+        (question,), _ = exchange.surroundings(exchange.act_index)
         answered = exchange.act_turn
         bindings = grammar.Bindings(exchanges._slots[rule], str(number))
         for slot in grammar.slot_names(answered.line):
@@ -58,7 +58,7 @@ def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
     first = exchanges.act(corpus.book, "reveal_address", "plain", "k", rng, context=context)
     assert first is not None
     assert first.turns[0].source == "ask_privacy_and_other"
-    around = first.around(first.act_index)
+    around = first.surroundings(first.act_index)
     second = exchanges.act(corpus.book, "decline", "plain", "k", random.Random(1), around=around)
     assert second is not None
     assert second.turns[0] == first.turns[0]

@@ -66,9 +66,7 @@ def test_a_rule_without_phrases_is_told_to_bring_data(tmp_path: Path) -> None:
         load_phrasebook(RULE, background(), tmp_path)
 
 
-def test_a_corpus_borrows_the_books_of_other_rules_that_lend_theirs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_corpus_borrows_the_books_that_others_lend(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = [load_rule(name) for name in ("medical_advice", "pii_leak")]
     corpus = load_corpus(rules[0], rules)
     assert corpus == corpus_of("medical_advice", ("medical_advice", "pii_leak"))
@@ -187,7 +185,7 @@ def _check(slots: dict[str, tuple[str, ...]], excerpts: dict[str, Excerpt]) -> N
         ({"registers": "{user: [shouted]}"}, "unknown register"),
     ],
 )
-def test_a_book_of_excerpts_that_cannot_be_used_is_refused(
+def test_a_broken_book_of_excerpts_is_refused(
     tmp_path: Path, change: dict[str, str], problem: str
 ) -> None:
     lines = {"layouts": "user: *", "does": "a\nb\nc\nd", "allowed": "e\nf\ng\nh"} | change
@@ -225,7 +223,7 @@ def _check_either(values: tuple[str, ...] = VALUES, **changes: tuple[str, ...]) 
         ({"values": tuple(map(str, range(12)))}, "too few values"),  # three of them held out
     ],
 )
-def test_a_form_of_either_in_which_wrong_could_be_right_is_refused(
+def test_a_form_in_which_wrong_could_be_right_is_refused(
     change: dict[str, Any], problem: str
 ) -> None:
     _check_either()

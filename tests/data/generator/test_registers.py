@@ -33,9 +33,7 @@ def test_registers_differ() -> None:
         ("They haven't, you'd better ask.", "They have not, you'd better ask."),
     ],
 )
-def test_the_formal_register_writes_out_what_can_be_written_out(
-    text: str, written_out: str
-) -> None:
+def test_the_formal_register_writes_out_what_it_can(text: str, written_out: str) -> None:
     assert formal(text, random.Random(0)) == written_out
 
 

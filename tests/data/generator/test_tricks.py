@@ -47,7 +47,7 @@ def rows_of() -> dict[str, list[Example]]:
 
 
 @pytest.mark.slow
-def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_same_turn(
+def test_a_share_of_the_pairs_is_tricked_in_the_same_turn(
     rows_of: dict[str, list[Example]],
 ) -> None:
     for rows in rows_of.values():
@@ -68,7 +68,7 @@ def _full_width(row: Example) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_rule_about_commands_is_given_no_notes_to_the_judge(
+def test_a_rule_about_commands_gets_no_notes_to_the_judge(
     rows_of: dict[str, list[Example]],
 ) -> None:
     used = {name: {row.meta["trick"] for row in rows} for name, rows in rows_of.items()}

@@ -47,9 +47,7 @@ def test_the_target_stands_where_its_position_says(corpus: Corpus, plain: Dimens
     assert turns["early"] < 0.2 < turns["middle"] < 0.8 < turns["late"]
 
 
-def test_a_system_message_comes_first_and_performs_no_act(
-    corpus: Corpus, plain: Dimensions
-) -> None:
+def test_a_system_message_comes_first_without_an_act(corpus: Corpus, plain: Dimensions) -> None:
     pair = Writer(corpus, "seen").group(replace(plain, has_system=True), "train", "key")
     for example in pair:
         assert [message.role for message in example.messages[:2]] == ["system", "user"]
