@@ -16,8 +16,7 @@ from serve.engine.codes import Code
 from serve.engine.engine import TEST_CONVERSATION
 from serve.engine.engines import CheckEngine, OpenedCheck
 from serve.engine.score import Check, Refusal
-from serve.scan.manifest import ScanManifest
-from serve.scan.parts import ScanRow
+from serve.scan.parts import ScanManifest, ScanRow
 from serve.scan.sources import StoredConversation
 
 log = logging.getLogger(__name__)
