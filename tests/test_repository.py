@@ -25,7 +25,6 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
     "serve/bench/http.py": "test_soak.py beside it measures the same server",
-    "serve/cluster/pool.py": "a protocol and values; tests/serve/cluster/test_ray_pool.py asks it",
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",
     "serve/api/observe/record.py": "values; tests/serve/api/observe/test_audit.py writes them",
     "serve/api/observe/requests.py": "tests/serve/api/test_app.py asks with ids",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +19,7 @@ from serve.engine.backends.arguments import GIB
 from serve.plan.deployment import Deployment, PlannedMethod, deploy
 from serve.plan.plan_file import JudgePricing, Plan
 from serve.plan.replica import Capacity, RatePoint, capacity
-from serve.plan.traffic import CheckArrival, TrafficSource, read_trace, trace_rate
+from serve.plan.traffic import TrafficSource, read_trace, trace_rate
 
 COLUMNS = 110
 SIMULATED = "simulated from the coefficients"
@@ -107,27 +106,16 @@ class PlanReport(Strict):
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class PlannedLoad:
-    """The deployment's traffic: a source for one replica's, and the means that prices need."""
-
-    source: TrafficSource
-    rate: float
-    rules: float
-    tokens: float
-    left_out: int
-
-
 Outcomes = Sequence[tuple[PlannedMethod, Capacity]]
 
 
 def build(plan: Plan, runs: Path) -> PlanReport:
     """Work out the plan. Raises GuardError where the plan is not possible."""
-    plan, load = planned_load(plan, runs)
+    plan, source, left_out = planned_traffic(plan, runs)
     deployment = deploy(plan, runs)
     outcomes = []
     for method in deployment.methods:
-        limits = capacity(method, load.source, plan.p95_ms, plan.most_busy)
+        limits = capacity(method, source, plan.p95_ms, plan.most_busy)
         outcomes.append((method, limits))
     return PlanReport(
         name=plan.name,
@@ -135,40 +123,33 @@ def build(plan: Plan, runs: Path) -> PlanReport:
         hardware=deployment.hardware,
         model=plan.model,
         source=deployment.source,
-        rate=load.rate,
+        rate=plan.traffic.rate,
         p95_target_ms=plan.p95_ms,
         sections=(
             _step_section(deployment),
             _memory_section(deployment),
             _replica_section(outcomes),
-            _cost_section(plan, deployment, load, outcomes),
+            _cost_section(plan, deployment, source, left_out, outcomes),
         ),
         curves={method.label: limits.curve for method, limits in outcomes},
     )
 
 
-def planned_load(plan: Plan, runs: Path) -> tuple[Plan, PlannedLoad]:
-    """The plan, with the rules and the rate of its trace if it has one, and its traffic."""
-    traffic, left_out = plan.traffic, 0
-    recorded: tuple[CheckArrival, ...] = ()
-    if traffic.trace is not None:
-        suffix = plan.suffix_tokens or deploy(plan, runs).methods[0].suffix_tokens
-        trace = read_trace(Path(traffic.trace), suffix)
-        recorded, left_out = trace.arrivals, trace.left_out
-        replaced: dict[str, float] = {"rules": max(len(trace.rules), traffic.rules)}
-        if "rate" not in traffic.model_fields_set:
-            replaced["rate"] = trace_rate(recorded)
-        traffic = traffic.model_copy(update=replaced)
-    source = TrafficSource(traffic, plan.checks, plan.seed, recorded)
-    arrivals = source.at(traffic.rate).arrivals
-    load = PlannedLoad(
-        source=source,
-        rate=traffic.rate,
-        rules=float(np.mean([len(arrival.rules) for arrival in arrivals])),
-        tokens=float(np.mean([arrival.tokens for arrival in arrivals])),
-        left_out=left_out,
-    )
-    return plan.model_copy(update={"traffic": traffic}), load
+def planned_traffic(plan: Plan, runs: Path) -> tuple[Plan, TrafficSource, int]:
+    """The plan, with the rules and the rate of its trace if it has one, and its traffic.
+
+    Also how many lines of the trace were left out.
+    """
+    if plan.traffic.trace is None:
+        return plan, TrafficSource(plan.traffic, plan.checks, plan.seed), 0
+    suffix = plan.suffix_tokens or deploy(plan, runs).methods[0].suffix_tokens
+    trace = read_trace(Path(plan.traffic.trace), suffix)
+    replaced: dict[str, float] = {"rules": max(len(trace.rules), plan.traffic.rules)}
+    if "rate" not in plan.traffic.model_fields_set:
+        replaced["rate"] = trace_rate(trace.arrivals)
+    traffic = plan.traffic.model_copy(update=replaced)
+    source = TrafficSource(traffic, plan.checks, plan.seed, trace.arrivals)
+    return plan.model_copy(update={"traffic": traffic}), source, trace.left_out
 
 
 def _computed(values: Mapping[str, tuple[float, str]], source: str) -> dict[str, Figure]:
@@ -248,37 +229,39 @@ def _replica_section(outcomes: Outcomes) -> Section:
 
 
 def _cost_section(
-    plan: Plan, deployment: Deployment, load: PlannedLoad, outcomes: Outcomes
+    plan: Plan, deployment: Deployment, source: TrafficSource, left_out: int, outcomes: Outcomes
 ) -> Section:
-    rows = {}
-    an_hour = deployment.price_an_hour
+    rate, an_hour = plan.traffic.rate, deployment.price_an_hour
+    arrivals = source.at(rate).arrivals
+    rules = float(np.mean([len(arrival.rules) for arrival in arrivals]))
+    tokens = float(np.mean([arrival.tokens for arrival in arrivals]))
     price = Figure(value=an_hour, unit="USD an hour", basis="given", source=deployment.price_source)
+    rows = {}
     for method, limits in outcomes:
-        replicas = limits.replicas(load.rate)
+        replicas = limits.replicas(rate)
         values: dict[str, tuple[float, str]] = {}
         if replicas is not None:
             values["replicas"] = (replicas, "")
-            values |= _prices(per_million_checks(an_hour, replicas, load.rate), load)
+            values |= _prices(per_million_checks(an_hour, replicas, rate), rules)
         full = per_million_checks(an_hour, 1, limits.saturation_per_second)
         values["checks, always full"] = (full, "USD")
         rows[method.label] = {"price": price} | _computed(values, SIMULATED)
     if plan.judge is not None:
-        source = f"tokens by prices: {plan.judge.source}"
-        for label, usd in judge_prices(plan.judge, load.tokens, load.rules).items():
-            rows[label] = _computed(_prices(usd, load), source)
+        origin = f"tokens by prices: {plan.judge.source}"
+        for label, usd in judge_prices(plan.judge, tokens, rules).items():
+            rows[label] = _computed(_prices(usd, rules), origin)
     note = (
-        f"For {load.rate:g} checks/s of {load.tokens:,.0f} tokens and {load.rules:.1f} rules on "
-        f"average, p95 within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. "
-        "always full: replicas that are never idle, whatever the latency. What is cheaper may "
-        "judge worse."
+        f"For {rate:g} checks/s of {tokens:,.0f} tokens and {rules:.1f} rules on average, p95 "
+        f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "
+        "replicas that are never idle, whatever the latency. What is cheaper may judge worse."
     )
-    if load.left_out:
-        note += f" {load.left_out} lines of the trace have no verdict and were left out."
+    if left_out:
+        note += f" {left_out} lines of the trace have no verdict and were left out."
     return Section(title="cost", rows=rows, note=note)
 
 
-def _prices(usd: float, load: PlannedLoad) -> dict[str, tuple[float, str]]:
-    return {"a million checks": (usd, "USD"), "a million verdicts": (usd / load.rules, "USD")}
+def _prices(usd: float, rules: float) -> dict[str, tuple[float, str]]:
+    return {"a million checks": (usd, "USD"), "a million verdicts": (usd / rules, "USD")}
 
 
 def per_million_checks(price_an_hour: float, devices: float, checks_per_second: float) -> float:

@@ -14,8 +14,7 @@ from guard.arguments import count
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.machine.device import warn_if_busy
-from serve.scan.manifest import ScanManifest
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.scan import scan
 from serve.selection import ServedPart, open_engines
 

@@ -32,8 +32,7 @@ from serve.api.service import POLL_S
 from serve.api.watch import watch
 from serve.cluster.front.probes import ClusterProbes
 from serve.cluster.front.session import SessionKeys
-from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import REPLICA_HEADER
+from serve.cluster.messages import REPLICA_HEADER, RelayedRequest, RelayedResponse
 from serve.cluster.shards.service import ClusterService, patience_s
 from serve.cluster.shards.shard import Shard
 from serve.engine.refusals import CallerGone, too_late

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from serve.api.probes import up_or_down
-from serve.cluster.pool import ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.service import ClusterService
 
 # Metrics of requests: the ingress counts these itself, with those that no replica saw.

@@ -28,7 +28,7 @@ from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService, FindTrained, not_trained
 from serve.cluster.front.session import SESSION_HEADER, conversation_key
-from serve.cluster.pool import ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
 from serve.engine import Check, Refusal

@@ -22,7 +22,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, load_card
 from serve.api.service import FindTrained, not_trained
-from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
+from serve.cluster.messages import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.refusals import Overloaded, not_served, too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S

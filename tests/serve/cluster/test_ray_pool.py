@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.cluster.pool import ReplicaLost
+from serve.cluster.messages import ReplicaLost
 from serve.cluster.size import ReplicaRange
 from tests.serve.cluster.words_cluster import (
     REPLICA,

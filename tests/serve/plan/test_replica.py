@@ -20,7 +20,7 @@ from serve.plan.replica import (
     replay,
     saturation,
 )
-from serve.plan.report import planned_load
+from serve.plan.report import planned_traffic
 from serve.plan.traffic import CheckArrival, TrafficSource
 from tests.serve.plan.on_paper import ByTokens, calibrated, check, plan, sizes
 
@@ -167,8 +167,8 @@ GROWN = {"rate": 20.0, "lengths": [960, 960], "rules_a_check": [1, 1], "rules": 
 
 def planned(runs: Path, **replaced: object) -> tuple[PlannedMethod, TrafficSource]:
     calibrated(runs)
-    made, load = planned_load(plan(**replaced), runs)
-    return deploy(made, runs).methods[0], load.source
+    made, source, _ = planned_traffic(plan(**replaced), runs)
+    return deploy(made, runs).methods[0], source
 
 
 def test_a_replica_saturates_where_its_work_fills_the_time(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ import pytest
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import Runs
-from serve.scan.manifest import manifest_of
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, manifest_of
 from serve.scan.run import main
 from serve.scan.scan import scan
 from serve.selection import Selection, open_engines, served_parts
@@ -72,6 +71,7 @@ def test_two_actors_write_what_one_engine_writes(
     assert f"{ENGINE_ROWS} conversations, 2 rules" in run(command)
     assert content(tmp_path / "actors") == content(tmp_path / "engine")
     monkeypatch.setattr("sys.argv", command[2:])
+    capsys.readouterr()
     main()
     assert capsys.readouterr().out.startswith("nothing changed")
 

@@ -21,7 +21,7 @@ from guard.errors import GuardError
 from guard.weights.card import load_card
 from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
-from serve.cluster.pool import ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.service import ClusterService
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
