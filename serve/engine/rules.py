@@ -107,7 +107,6 @@ class ServedRules:
         """Serve what was admitted. Raises GuardError if the backend cannot load it, rounds the
         states that a head reads, or has states of another size.
         """
-        self.check_not_merged(servable.name)
         if isinstance(servable, ServableAdapter):
             if servable.head is not None:
                 check_size(servable.head, self._backend.state_size)
@@ -126,7 +125,6 @@ class ServedRules:
         """Serve the rule, new or not, by what is served as `candidate`, and nothing by that name.
         Returns what the backend had for the rule, to be unloaded when nothing in flight needs it.
         """
-        self.check_not_merged(name)
         before = self._loaded.pop(name, None)
         self._served[name] = replace(self._served.pop(candidate), name=name)
         if candidate in self._loaded:

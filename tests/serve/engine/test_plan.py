@@ -96,7 +96,7 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
 
 
 @pytest.mark.parametrize("salts", [(None,), ("one", "two")])
-def test_turns_are_bounded_always(short_turns: GuardEngine, salts: tuple[str | None, ...]) -> None:
+def test_turns_are_always_bounded(short_turns: GuardEngine, salts: tuple[str | None, ...]) -> None:
     """And what is not shared, of other salts say, is counted each time."""
     conversations = [numbered(number) for number in range(20)]
     requests = []

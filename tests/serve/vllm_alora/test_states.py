@@ -48,7 +48,8 @@ def sampled(runner: Any) -> dict[str, torch.Tensor]:
 
 
 def test_the_row_of_a_prompt_that_ends_in_the_step_is_kept_in_float32_for_who_asks() -> None:
-    runner = ToyRunner([("a", 0, 10, 10), (None, 0, 10, 10), ("b", 32, 8, 40)])
+    others = [("part", 0, 8, 40), ("generated", 40, 8, 40)]
+    runner = ToyRunner([("a", 0, 10, 10), (None, 0, 10, 10), ("b", 32, 8, 40), *others])
     kept = sampled(runner)
     found = {key: state.tolist() for key, state in kept.items()}
     assert found == {"a": [0, 1, 2, 3], "b": [8, 9, 10, 11]}

@@ -344,7 +344,7 @@ def test_with_too_few_blocks_nobody_waits_for_ever(small: CheckedEngine) -> None
     small.ask(prompts, ["first", "second"] * 12)
 
 
-def test_without_connector_all_have_own(checked: CheckedEngine, monkeypatch: MonkeyPatch) -> None:
+def test_without_connector_none_share(checked: CheckedEngine, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(checked.served.scheduler, "connector", None)
     prompts = [checked.prompt(BLOCK + 9, seed=95)] * 2
     assert checked.ask(prompts, ["first", "second"]) == [0, BLOCK]
