@@ -13,7 +13,6 @@ from guard.conversation.example import Example, Message, read_examples, write_ex
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
-from guard.rule import RuleTurn
 from tests.train.conftest import RULE, TINY, write_toy_data
 from train.examples import Rows, load
 
@@ -26,15 +25,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(
-    folder: Path,
-    context_tokens: int = 512,
-    rule_turn: RuleTurn = "title",
-    max_fpr: float | None = None,
-) -> Rows:
-    recipe = load_recipe("tiny").model_copy(
-        update={"context_tokens": context_tokens, "rule_turn": rule_turn}
-    )
+def loaded(folder: Path, max_fpr: float | None = None, **changed: object) -> Rows:
+    recipe = load_recipe("tiny").model_copy(update={"context_tokens": 512} | changed)
     return load(folder, RULE.model_copy(update={"max_fpr": max_fpr}), recipe, BUILDER)
 
 
@@ -49,9 +41,8 @@ def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
     row = rows.validation[1]
     assert (row.id, row.split, row.label) == (example.id, "validation", example.label)
     assert row.prompt == BUILDER.build(example.messages, RULE.title)
-    assert loaded(folder, rule_turn="none").validation[1].prompt == BUILDER.build(
-        example.messages, ""
-    )
+    without_rule = loaded(folder, rule_turn="none").validation[1]
+    assert without_rule.prompt == BUILDER.build(example.messages, "")
     assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
 
 

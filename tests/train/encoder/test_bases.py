@@ -76,15 +76,13 @@ def test_gliner2_with_plain_peft_says_the_same(base: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(logits, expected(job, None), atol=1e-5)
 
 
-def test_settings_are_checked_without_the_weights(base: Path, tmp_path: Path) -> None:
+def test_bad_settings_and_a_rule_too_long_for_a_window_are_refused(
+    base: Path, tmp_path: Path
+) -> None:
     job = job_on(base, tmp_path)
     check_adapter(job)
     with pytest.raises(GuardError, match=r"methods\.lora\.lora: PEFT rejected.*q_proj"):
         check_adapter(with_lora(job, target_modules=["q_proj"]))
-
-
-def test_a_rule_too_long_for_a_window_is_refused(base: Path, tmp_path: Path) -> None:
-    job = job_on(base, tmp_path)
     long = RULE.model_copy(update={"title": "no " * 50})
     with pytest.raises(GuardError, match="too little of a window"):
         data(replace(job, rule=long))

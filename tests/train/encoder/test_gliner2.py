@@ -28,28 +28,18 @@ def test_a_checkpoint_says_what_it_says_in_gliner2(tmp_path: Path) -> None:
     assert not any(weight.requires_grad for weight in model.parameters())
 
 
-def test_the_configuration_is_the_encoder_s(tmp_path: Path) -> None:
-    config = gliner2_config(gliner2_recipe(save_base(tmp_path)))
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    """Those of another shape, those that lack a layer, and none at all."""
+    file = save_base(tmp_path) / "model.safetensors"
+    recipe, tensors = gliner2_recipe(tmp_path), load_file(file)
+    config = gliner2_config(recipe)
     assert config.model_type == "deberta-v2" and config.hidden_size == 64
-
-
-def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
-    file = save_base(tmp_path) / "model.safetensors"
-    tensors = load_file(file)
-    save_file({k: v for k, v in tensors.items() if not k.startswith("classifier")}, file)
-    with pytest.raises(GuardError, match=r"not those of a GLiNER2: no classifier\.0"):
-        load_gliner2(gliner2_recipe(tmp_path))
-
-
-def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
-    file = save_base(tmp_path) / "model.safetensors"
-    tensors = load_file(file)
-    save_file(tensors | {"classifier.2.weight": torch.zeros(2, 128)}, file)
-    with pytest.raises(GuardError, match=r"not those of a GLiNER2: .*size mismatch"):
-        load_gliner2(gliner2_recipe(tmp_path))
-
-
-def test_a_base_without_safetensors_is_refused(tmp_path: Path) -> None:
-    (save_base(tmp_path) / "model.safetensors").unlink()
+    lacking = {k: v for k, v in tensors.items() if not k.startswith("classifier")}
+    of_another_shape = tensors | {"classifier.2.weight": torch.zeros(2, 128)}
+    for content, told in ((lacking, r"no classifier\.0"), (of_another_shape, "size mismatch")):
+        save_file(content, file)
+        with pytest.raises(GuardError, match=rf"not those of a GLiNER2: .*{told}"):
+            load_gliner2(recipe)
+    file.unlink()
     with pytest.raises(GuardError, match=r"model\.safetensors is not there.*Download it"):
-        load_gliner2(gliner2_recipe(tmp_path))
+        load_gliner2(recipe)

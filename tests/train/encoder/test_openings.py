@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from guard.conversation.example import Message, Split
+from guard.conversation.example import SPLITS, Message
 from guard.prompt.encoder import EncoderPromptBuilder
-from tests.train.conftest import MakeEncoderJob
+from tests.train.conftest import MakeEncoderJob, mostly_generated
 from train.encoder.openings import ADAPTER_EVERY, with_openings
 from train.examples import Row, Rows
 from train.job import Job
@@ -19,18 +17,15 @@ ANSWERED = Message("assistant", "the train leaves at noon")
 TOLD = Message("assistant", "take a dose of aspirin")
 
 
-def row(job: Job, number: int, split: Split, label: int, *messages: Message) -> Row:
-    return Row(f"{split}-{number}", split, label, job.builder.build(messages, ""))
-
-
 def rows_of(job: Job) -> Rows:
     """The user's turn is the same whatever the assistant answers."""
-    splits = []
-    for split in ("train", "validation", "test"):
+    splits: list[tuple[Row, ...]] = []
+    for split in SPLITS:
         of_split = []
-        for number in range(0, 24, 2):
-            of_split.append(row(job, number, split, 1, ASKED, TOLD))  # type: ignore[arg-type]
-            of_split.append(row(job, number + 1, split, 0, ASKED, ANSWERED))  # type: ignore[arg-type]
+        for number in range(24):
+            label = 1 - number % 2
+            prompt = job.builder.build([ASKED, TOLD if label else ANSWERED], "")
+            of_split.append(Row(f"{split}-{number}", split, label, prompt))
         splits.append(tuple(of_split))
     return Rows(*splits)
 
@@ -51,12 +46,8 @@ def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob
 def test_generated_rows_and_others_bring_openings_alike(make_encoder_job: MakeEncoderJob) -> None:
     """However few the others are, their first row has one."""
     job = make_encoder_job(judged="assistant")
-    rows = rows_of(job)
-    few = 2
-    generated = (replace(one, is_generated=True) for one in rows.train[:-few])
-    mixed = replace(rows, train=(*generated, *rows.train[-few:]))
-    trained_on = with_openings(job, mixed, 20)
-    added = trained_on.train[len(mixed.train) :]
+    mixed = mostly_generated(rows_of(job), own_training=2, own_validation=0)
+    added = with_openings(job, mixed, 20).train[len(mixed.train) :]
     assert [one.is_generated for one in added] == [True, True, False]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import NgramVocabulary, ngram_rows
+from guard.prompt.ngrams import ngram_rows
 from guard.weights.head import Head
 from train.examples import Row, has_of_each_label
 from train.head.regression import ReadRows, Regression, RowSpans, head_logits, read_rows
@@ -36,13 +36,9 @@ def train() -> ReadRows:
     return ReadRows(rows, spans)
 
 
-@pytest.fixture
-def vocabulary(train: ReadRows) -> NgramVocabulary:
-    return train.vocabulary()
-
-
-def test_a_good_prior_decides_at_high_penalty(train: ReadRows, vocabulary: NgramVocabulary) -> None:
+def test_a_good_prior_decides_at_high_penalty(train: ReadRows) -> None:
     """The prior is one number, so its weight costs the least penalty."""
+    vocabulary = train.vocabulary()
     prior = Regression(train, vocabulary).fitted(1.0, 100.0)
     alone = Regression(train, vocabulary).fitted(1.0, 0.1)
     with_prior = Regression(train, vocabulary, prior).fitted(1.0, 0.1)
@@ -80,17 +76,11 @@ def ids(rows: ReadRows) -> list[str]:
 
 
 def test_own_and_generated_rows_are_all_rows(rows: ReadRows) -> None:
+    """The rarer label decides how many there are of each, and the highest span a row's logit."""
     assert (ids(rows.generated()), ids(rows.own())) == (["0", "1"], ["2", "3", "4"])
     joined = rows.own().joined_with(rows.generated())
     assert ids(joined) == ["2", "3", "4", "0", "1"] and joined.labels == [0, 1, 0, 0, 1]
     assert joined.spans[0].states.tolist() == [[2.0], [-2.0]]
-
-
-def test_the_rarer_label_decides_how_many_there_are_of_each(rows: ReadRows) -> None:
     assert has_of_each_label(rows.rows, 2) and not has_of_each_label(rows.rows, 3)
-
-
-def test_a_row_s_logit_is_that_of_its_highest_span(rows: ReadRows) -> None:
-    assert head_logits(Head(np.array([-1.0], np.float32), 0.5), rows.spans) == [
-        0.5 + index for index in range(len(LABELS))
-    ]
+    logits = head_logits(Head(np.array([-1.0], np.float32), 0.5), rows.spans)
+    assert logits == [0.5 + index for index in range(len(LABELS))]

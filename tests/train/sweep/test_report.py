@@ -8,18 +8,10 @@ from train.sweep.report import SweepPoint, advice, by_combination, table
 
 
 def sweep_point(name: str, rank: int, seed: int, right: int, group_rows: int = 1) -> SweepPoint:
-    correct = [row < right for row in range(100)]
-    return SweepPoint(
-        point=name,
-        rank=rank,
-        seed=seed,
-        inputs=f"{name}{seed}",
-        accuracy=right / 100,
-        auroc=0.5,
-        nll=0.7,
-        correct=correct,
-        groups=[row // group_rows for row in range(100)],
-    )
+    rows = {"correct": [row < right for row in range(100)]}
+    rows["groups"] = [row // group_rows for row in range(100)]
+    figures = {"accuracy": right / 100, "auroc": 0.5, "nll": 0.7}
+    return SweepPoint(point=name, rank=rank, seed=seed, inputs=f"{name}{seed}", **figures, **rows)
 
 
 def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
@@ -49,11 +41,8 @@ def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
 
 
 def test_each_rank_stands_by_its_best_point() -> None:
-    points = [
-        sweep_point("r=4 lr=1", 4, 0, 60),
-        sweep_point("r=4 lr=2", 4, 0, 89),
-        sweep_point("r=8 lr=1", 8, 0, 90),
-    ]
+    tried = (("r=4 lr=1", 4, 60), ("r=4 lr=2", 4, 89), ("r=8 lr=1", 8, 90))
+    points = [sweep_point(name, rank, 0, right) for name, rank, right in tried]
     assert advice(points)[0] == "r=4 lr=2"
 
 

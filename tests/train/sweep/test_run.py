@@ -218,7 +218,6 @@ def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: MonkeyPatch) -> Non
     monkeypatch.setenv(VISIBLE_GPUS, "2,3")
     monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
     seen = []
-    see = lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS])  # noqa: E731
-    monkeypatch.setattr(sweep, "sweep", see)
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS]))
     sweep.main()
     assert seen == ["2"]
