@@ -107,9 +107,8 @@ def _joint(
     by_rule: Mapping[str, Sequence[Evaluation]], stages: Sequence[Stage], selected: Collection[str]
 ) -> tuple[tuple[Evaluation, ...], list[str]]:
     """The rules that are evaluated on all bases, each as one evaluation, sorted by name; and a line
-    for each of the others that says why it is left out.
-
-    Raises GuardError where no rule is left, or a selected one cannot be put side by side.
+    for each of the others that says why it is left out. Raises GuardError where no rule is left, or
+    a selected one cannot be put side by side.
     """
     joint: list[Evaluation] = []
     incomplete: list[str] = []
@@ -161,7 +160,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     arguments = _parser().parse_args()
     report = run(
         arguments.rule,

@@ -67,11 +67,10 @@ def has_of_each_label(rows: Sequence[Row], count: int) -> bool:
 
 
 def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Rows:
-    """Read and check the splits of `rule` in `folder` and build their prompts.
-
-    Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or
-    repeated example, a prompt that does not fit the context together with its verdict token, or too
-    few validation rows for the rule's `max_fpr`.
+    """Read and check the splits of `rule` in `folder` and build their prompts. Raises GuardError,
+    naming ids, for a split with fewer than two examples of a class, a foreign or repeated example,
+    a prompt that does not fit the context together with its verdict token, or too few validation
+    rows for the rule's `max_fpr`.
     """
     text = rule.text(recipe.rule_turn)
     splits: list[tuple[Row, ...]] = []

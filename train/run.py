@@ -228,7 +228,6 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
 
 
 def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
-    """The jobs of each call of a trainer, in the order of training."""
     by_method: dict[str, list[JobAndRows]] = {}
     for job, rows in work:
         by_method.setdefault(job.method, []).append((job, rows))
@@ -241,7 +240,6 @@ def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
 
 
 def _train(part: Sequence[JobAndRows]) -> list[str]:
-    """Train and finish jobs of one method; the names of those that failed."""
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
     done = 0
@@ -331,7 +329,6 @@ def see_one_gpu(environment: MutableMapping[str, str]) -> None:
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m train.run",
         description="Train rules on one base model by the methods of its recipe, "

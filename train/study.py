@@ -35,11 +35,9 @@ def train_study(
     folder: Path, recipes: Sequence[Recipe], *, force: bool = False, rules: Path = RULES
 ) -> None:
     """Train each point of the study in `folder` by every method of the recipes, where its inputs
-    changed.
-
-    A threshold is balanced, whatever false-positive rate the rule wants: a point has too few rows
-    to choose another. A point whose rows are bad leaves the others untouched; a GuardError that
-    names what was not trained is raised when the rest is done. A bad recipe is raised at once.
+    changed. A threshold is balanced, whatever false-positive rate the rule wants: a point has too
+    few rows to choose another. A point whose rows are bad leaves the others untouched; a GuardError
+    that names what was not trained is raised when the rest is done. A bad recipe is raised at once.
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
@@ -84,7 +82,6 @@ def _jobs(
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m train.study",
         description="Train every point of a study that `python -m data.study` has written.",

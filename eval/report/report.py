@@ -53,7 +53,6 @@ class Report:
 
     @property
     def origin(self) -> str:
-        """What every table must carry."""
         model, commits, hardware = (self._all_of(name) for name in ("model", "commit", "hardware"))
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         seeds = ", ".join(map(str, self.seeds))
@@ -94,7 +93,6 @@ class Report:
         return differences
 
     def as_json(self) -> str:
-        """`report.json`."""
         left_out = {"rule", "model", "groups", "right", "hardware", "versions"}
         rules = {
             evaluation.rule: evaluation.model_dump(mode="json", exclude=left_out)
@@ -122,7 +120,6 @@ class Report:
         return json.dumps(_with_flat_metrics(content), indent=2, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
-        """`report.md`, which is also what the terminal shows."""
         strata = tables.strata_table(self)
         parts = [
             f"# Quality: {self._all_of('model')}",
@@ -203,7 +200,6 @@ WITHOUT_JUDGE = "without a judge: an encoder answers no rule that it was not tra
 
 
 def notes(evaluations: Sequence[Evaluation], left_out: Sequence[str]) -> list[str]:
-    """Every note, as items of a Markdown list."""
     by_note: dict[str, list[str]] = {}  # the rules that share a note
     for evaluation in evaluations:
         for note in _about_rule(evaluation):
@@ -213,7 +209,6 @@ def notes(evaluations: Sequence[Evaluation], left_out: Sequence[str]) -> list[st
 
 
 def _about_rule(evaluation: Evaluation) -> Iterator[str]:
-    """What there is to say of one rule's baselines, and what is amiss with its figures."""
     yield f"bag of words of {evaluation.bag_of_words}."
     for judge in evaluation.judges.values():
         yield _judge_note(judge, evaluation.n_test)

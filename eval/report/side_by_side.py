@@ -16,9 +16,8 @@ Value = TypeVar("Value")
 
 def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
     """All contenders on the same test examples. The bag of words, which reads no base, stands there
-    once, and so does a judge behind an endpoint.
-
-    One evaluation is returned as it is. Raises GuardError where they are of different examples.
+    once, and so does a judge behind an endpoint. One evaluation is returned as it is. Raises
+    GuardError where they are of different examples.
     """
     first = evaluations[0]
     if len(evaluations) == 1:

@@ -1,4 +1,4 @@
-"""The steps of a training: their rows, how far they are, the best weights. Knows nothing of models."""
+"""The steps of a training: their rows, progress and best weights. Knows nothing of models."""
 
 from __future__ import annotations
 

@@ -40,12 +40,10 @@ class TrainingStart:
 
 @dataclass(frozen=True)
 class EncoderBase:
-    """A kind of encoder as adapters see it.
-
-    `config` gives its shape; `empty` makes a model of that shape on torch's current device. `start`
-    gives what a job's training starts from, and seeds torch. `token_logits` maps the model with its
-    adapter, token ids and mask, int64 [windows, longest], to a rule's logit at each token in nats,
-    [windows, longest, 1].
+    """A kind of encoder as adapters see it. `config` gives its shape; `empty` makes a model of that
+    shape on torch's current device. `start` gives what a job's training starts from, and seeds
+    torch. `token_logits` maps the model with its adapter, token ids and mask, int64 [windows,
+    longest], to a rule's logit at each token in nats, [windows, longest, 1].
     """
 
     config: Callable[[Recipe], PreTrainedConfig]

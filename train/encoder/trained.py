@@ -67,10 +67,9 @@ class TrainedEncoder:
 
 def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder:
     """Fit the head of `trained` to the own rows, in place. An adapter without a head, or of too few
-    own rows, or of no generated ones, stays as it is.
-
-    The last fit reads the validation rows too, so the validation logits are those of the head
-    before it. Raises GuardError for states that are not finite.
+    own rows, or of no generated ones, stays as it is. The last fit reads the validation rows too,
+    so the validation logits are those of the head before it. Raises GuardError for states that are
+    not finite.
     """
     job = trained.job
     if job.recipe.kind != "encoder" or not own_rows_suffice(job, rows):

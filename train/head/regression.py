@@ -29,11 +29,10 @@ PRIOR_SCALE = 0.3  # what a prior's standardised logit is multiplied by beside t
 
 
 class Regression:
-    """The regressions of a job on the spans of its training rows.
-
-    A `prior` is a head with the same vocabulary; its logit of a span is one more number beside the
-    span's states (hypothesis transfer learning: Kuzborskij and Orabona, 2013). The fitted head adds
-    the prior's weights to its own, so it is one head again.
+    """The regressions of a job on the spans of its training rows. A `prior` is a head with the same
+    vocabulary; its logit of a span is one more number beside the span's states (hypothesis transfer
+    learning: Kuzborskij and Orabona, 2013). The fitted head adds the prior's weights to its own, so
+    it is one head again.
     """
 
     def __init__(

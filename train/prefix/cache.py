@@ -231,10 +231,9 @@ def budget_of(job: Job, device: torch.device) -> Budget:
 
 def free_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
     """The bytes of host memory that are free on the machine and within the limits of the process's
-    control group and of those above it (containers, services).
-
-    Pages of files that the kernel can drop count as free. A limit that cannot be read, such as one
-    of control groups of version 1, does not count.
+    control group and of those above it (containers, services). Pages of files that the kernel can
+    drop count as free. A limit that cannot be read, such as one of control groups of version 1,
+    does not count.
     """
     free = [int(psutil.virtual_memory().available)]
     for line in _text(membership).splitlines():

@@ -35,11 +35,10 @@ def by_combination(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 
 def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
-    """The combination of smallest rank that is not worse than the best one beyond noise.
-
-    And how much worse it is, in accuracy. Each rank stands by its best combination. Noise is that
-    of the validation rows: the 95 % interval of the mean paired difference of the rows'
-    correctness, each averaged over the seeds; rows of one group stand or fall together.
+    """The combination of smallest rank that is not worse than the best one beyond noise. And how
+    much worse it is, in accuracy. Each rank stands by its best combination. Noise is that of the
+    validation rows: the 95 % interval of the mean paired difference of the rows' correctness, each
+    averaged over the seeds; rows of one group stand or fall together.
     """
     correct: dict[str, np.ndarray] = {}
     by_rank: dict[int, list[str]] = {}

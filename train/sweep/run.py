@@ -157,7 +157,6 @@ def _work(rule: Rule, grid: SweepGrid, recipe: Recipe, runs: Runs) -> list[tuple
 
 
 def _rows(jobs: Sequence[Job]) -> dict[RuleTurn, Rows]:
-    """The rule's examples as each rule turn of the sweep has them."""
     check_labelling(jobs[0].data, jobs[0].rule)
     rows: dict[RuleTurn, Rows] = {}
     for job in jobs:
@@ -213,7 +212,6 @@ def _trained(
 
 
 def _compared(validation: Sequence[Row], logits: Sequence[float]) -> list[tuple[Row, float]]:
-    """The rows that combinations are compared on, those that set a threshold, with their logits."""
     labels = [row.label for row in validation]
     own_decide = own_rows_decide(labels, [row.is_generated for row in validation], None)
     compared: list[tuple[Row, float]] = []
@@ -249,7 +247,6 @@ def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, flo
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m train.sweep.run",
         description=__doc__,
