@@ -14,8 +14,7 @@ from tqdm import tqdm
 from eval.bag_of_words import fit_bag_of_words
 from eval.evaluation import Evaluation, load_evaluation
 from eval.judge.judges import Judge, judge_from, judge_on
-from eval.report.report import Report, write_report
-from eval.report.side_by_side import side_by_side
+from eval.report.report import Report, side_by_side, write_report
 from eval.served import OpenPredictor, open_engine
 from eval.stage import BagAnswers, Stage
 from eval.trial import Trial
