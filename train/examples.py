@@ -1,5 +1,5 @@
-"""Labelled conversations as prompts, checked before anything expensive runs, and openings of some for
-an encoder. Knows nothing of tensors or models.
+"""Labelled conversations as prompts, checked before anything expensive runs; and openings of them.
+Knows nothing of tensors or models.
 """
 
 from __future__ import annotations

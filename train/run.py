@@ -70,12 +70,18 @@ def run(
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
+    claim_and_train(work, failed, force=force)
+
+
+def claim_and_train(work: Sequence[JobAndRows], failed: Sequence[str], *, force: bool) -> None:
+    """Check all jobs, claim them, and train those that are this command's. Raises GuardError naming
+    what was not trained, with what `failed` before.
+    """
     if work:
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
     claimed, not_done = claimed_jobs(work, force=force)
-    failed += not_done
-    failed += train(claimed)
+    failed = [*failed, *not_done, *train(claimed)]
     if failed:
         remedy = "The errors stand above; everything else is done"
         raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
@@ -83,7 +89,7 @@ def run(
 
 def check(jobs: Sequence[Job]) -> None:
     """Raise GuardError naming what a method's trainer would refuse: a setting, or the base."""
-    for job in {job.method: job for job in jobs}.values():
+    for job in {(job.recipe.name, job.method): job for job in jobs}.values():
         trainer_of(job).check(job)
 
 
@@ -228,9 +234,9 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
 
 
 def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
-    by_method: dict[str, list[JobAndRows]] = {}
+    by_method: dict[tuple[str, str], list[JobAndRows]] = {}
     for job, rows in work:
-        by_method.setdefault(job.method, []).append((job, rows))
+        by_method.setdefault((job.recipe.name, job.method), []).append((job, rows))
     for part in by_method.values():
         if trainer_of(part[0][0]).trains_together:
             yield part

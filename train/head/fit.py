@@ -2,7 +2,7 @@
 without any adapter.
 
 A decoder has one state: after its final norm, at the prompt's last token. An encoder has one state
-a span, and the span with the highest logit counts (`span_regression.py`). The validation loss
+a span, and the span with the highest logit counts (`SpanRows`). The validation loss
 chooses the weight of the words and the strength of the regularisation. With few own rows beside
 generated rows the head is a weighted mean of all fits. Knows nothing of thresholds, cards or files
 of examples."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from pytest import CaptureFixture, MonkeyPatch
 
-from train.adapter.steps import EarlyStopping, LengthGrouped, Progress, StepBatches, duration
+from train.adapter.steps import EarlyStopping, LengthGrouped, Progress, StepBatches
 
 
 def weights(value: float) -> list[torch.Tensor]:
@@ -101,15 +100,7 @@ def test_each_epoch_is_one_line(monkeypatch: MonkeyPatch, capsys: CaptureFixture
         progress.loss(1.0 / step)
         progress.step(step)
     assert capsys.readouterr().out.splitlines() == [
-        "toy alora seed 0: epoch 1 of 3, loss 0.292, 3 min left",
-        "toy alora seed 0: epoch 2 of 3, loss 0.159, 60 s left",
-        "toy alora seed 0: epoch 3 of 3, loss 0.106, 0 s left",
+        "toy alora seed 0: epoch 1 of 3, loss 0.292, 03:00 left",
+        "toy alora seed 0: epoch 2 of 3, loss 0.159, 01:00 left",
+        "toy alora seed 0: epoch 3 of 3, loss 0.106, 00:00 left",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0 s"), (99, "99 s"), (130, "2 min"), (5999, "100 min"), (9000, "2.5 h")],
-)
-def test_a_duration_has_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
