@@ -100,11 +100,10 @@ def test_words_of_a_training_row_are_of_other_groups(make_encoder_job: MakeEncod
     job = make_encoder_job()
     rows = data(job)
     pairs = [replace(row, group=f"pair {index // 2}") for index, row in enumerate(rows.train)]
-    rows = replace(rows, train=tuple(pairs))
-    start = BASES["encoder"].start(job, rows)
+    start = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
     other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
-    changed = replace(rows, train=(*pairs[:4], replace(pairs[4], prompt=other), *pairs[5:]))
-    of_changed = BASES["encoder"].start(job, changed)
+    pairs[4] = replace(pairs[4], prompt=other)
+    of_changed = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
     for index in (4, 5):  # a pair
         assert same(start.held_out[index].words, of_changed.held_out[index].words)
     assert not same(start.words, of_changed.words)
