@@ -29,7 +29,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path, max_fpr: float | None = None, **changed: object) -> Rows:
-    recipe = load_recipe("tiny").model_copy(update={"context_tokens": 512} | changed)
+    stated = {"context_tokens": 512, "rule_turn": "title"} | changed
+    recipe = load_recipe("tiny").model_copy(update=stated)
     return load(folder, RULE.model_copy(update={"max_fpr": max_fpr}), recipe, BUILDER)
 
 
