@@ -18,11 +18,10 @@ from guard.method import METHODS
 
 @dataclass(frozen=True)
 class Answer:
-    """A decision on one example, with the evidence for it.
-
-    `violates` is None where there is no usable answer (the engine refused, the judge rambled): it
-    counts as wrong, never as "allow". `logit` (nats, uncalibrated), `p_violation` (calibrated) and
-    `confident` (`Verdict` says of what) are None where the method does not state them.
+    """A decision on one example, with the evidence for it. `violates` is None where there is no
+    usable answer (the engine refused, the judge rambled): it counts as wrong, never as "allow".
+    `logit` (nats, uncalibrated), `p_violation` (calibrated) and `confident` (`Verdict` says of
+    what) are None where the method does not state them.
     """
 
     violates: bool | None
@@ -57,7 +56,6 @@ class Scored:
 def scored_answers(
     labels: Sequence[int], answers: Sequence[Answer], groups: Sequence[int] | NDArray[np.int64]
 ) -> Scored:
-    """The answers as arrays beside the labels, in the order of the examples."""
     truth = np.array(labels, dtype=np.int64)
     violates = np.array([answer.violates for answer in answers], dtype=np.float64)
     return Scored(

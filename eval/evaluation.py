@@ -61,10 +61,8 @@ class Evaluation(Strict):
 
     def difference(self, later: str, earlier: str) -> metrics.Outcomes | None:
         """A later method minus an earlier one by seed and example: -1, 0 or 1. None where they have
-        no seed in common.
-
-        A method that is not seeded has one answer, which is compared with every seed of the
-        other's.
+        no seed in common. A method that is not seeded has one answer, which is compared with every
+        seed of the other's.
         """
         later_right, earlier_right = self.right[later], self.right[earlier]
         seeds = [seed for seed in later_right if seed in earlier_right]
@@ -87,9 +85,8 @@ class Evaluation(Strict):
 
 
 def load_evaluation(folder: Path) -> Evaluation:
-    """The evaluation kept in `folder`.
-
-    Raises GuardError where it is missing, torn, or has a wrong key, which is named.
+    """The evaluation kept in `folder`. Raises GuardError where it is missing, torn, or has a wrong
+    key, which is named.
     """
     path = folder / "evaluation.json"
     model, rule = folder.parts[-3:-1]

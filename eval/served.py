@@ -122,9 +122,8 @@ class Served:
         self._file.forget()
 
     def missing(self) -> list[EngineQuery]:
-        """The queries that are still to be asked, in an order that shares prefills.
-
-        A refused query is asked again: the cause may be gone.
+        """The queries that are still to be asked, in an order that shares prefills. A refused query
+        is asked again: the cause may be gone.
         """
         missing = []
         for example in self.trial.examples:
@@ -173,9 +172,8 @@ class Served:
 def score_missing(
     served: Iterable[Served], recipe: Recipe, open_predictor: OpenPredictor = open_engine
 ) -> None:
-    """Ask one engine everything that is missing on any trial.
-
-    Starts no engine when nothing is missing.
+    """Ask one engine everything that is missing on any trial. Starts no engine when nothing is
+    missing.
     """
     pending = [(kept, kept.missing()) for kept in served]
     folders: dict[str, Path] = {}

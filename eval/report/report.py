@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
-from eval.answers import label_of
+from eval.answers import BAG_OF_WORDS, JUDGE, is_baseline, label_of, on_base
 from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRecord
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
-from eval.quality import mean_metrics
+from eval.quality import MethodQuality, mean_metrics
 from eval.report import tables
-from eval.report.side_by_side import all_seeds, distinct, distinct_versions
+from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 
@@ -53,7 +53,6 @@ class Report:
 
     @property
     def origin(self) -> str:
-        """What every table must carry."""
         model, commits, hardware = (self._all_of(name) for name in ("model", "commit", "hardware"))
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         seeds = ", ".join(map(str, self.seeds))
@@ -94,7 +93,6 @@ class Report:
         return differences
 
     def as_json(self) -> str:
-        """`report.json`."""
         left_out = {"rule", "model", "groups", "right", "hardware", "versions"}
         rules = {
             evaluation.rule: evaluation.model_dump(mode="json", exclude=left_out)
@@ -122,7 +120,6 @@ class Report:
         return json.dumps(_with_flat_metrics(content), indent=2, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
-        """`report.md`, which is also what the terminal shows."""
         strata = tables.strata_table(self)
         parts = [
             f"# Quality: {self._all_of('model')}",
@@ -203,7 +200,6 @@ WITHOUT_JUDGE = "without a judge: an encoder answers no rule that it was not tra
 
 
 def notes(evaluations: Sequence[Evaluation], left_out: Sequence[str]) -> list[str]:
-    """Every note, as items of a Markdown list."""
     by_note: dict[str, list[str]] = {}  # the rules that share a note
     for evaluation in evaluations:
         for note in _about_rule(evaluation):
@@ -213,7 +209,6 @@ def notes(evaluations: Sequence[Evaluation], left_out: Sequence[str]) -> list[st
 
 
 def _about_rule(evaluation: Evaluation) -> Iterator[str]:
-    """What there is to say of one rule's baselines, and what is amiss with its figures."""
     yield f"bag of words of {evaluation.bag_of_words}."
     for judge in evaluation.judges.values():
         yield _judge_note(judge, evaluation.n_test)
@@ -249,3 +244,85 @@ def _judge_note(judge: JudgeRecord, n_test: int) -> str:
         count = f"{judge.unparseable} of {n_test} answers"
         parts.append(f"{count} neither yes nor no, counted as wrong")
     return "; ".join(parts) + "."
+
+
+Value = TypeVar("Value")
+
+
+def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """All contenders on the same test examples. The bag of words, which reads no base, stands there
+    once, and so does a judge behind an endpoint. One evaluation is returned as it is. Raises
+    GuardError where they are of different examples.
+    """
+    first = evaluations[0]
+    if len(evaluations) == 1:
+        return first
+    for evaluation in evaluations[1:]:
+        _require_the_same_examples(first, evaluation)
+    return first.model_copy(
+        update={
+            "model": ", ".join(it.model for it in evaluations),
+            "seeds": all_seeds(it.seeds for it in evaluations),
+            "methods": _baselines_first(_together(evaluations, lambda it: it.methods)),
+            "refusals": _together(evaluations, lambda it: it.refusals),
+            "judges": _together(evaluations, lambda it: it.judges),
+            "agreement": _together(evaluations, lambda it: it.agreement),
+            "robustness": _together(evaluations, lambda it: it.robustness),
+            "right": _together(evaluations, lambda it: it.right),
+            "commit": distinct(it.commit for it in evaluations),
+            "hardware": distinct(it.hardware for it in evaluations),
+            "versions": distinct_versions(it.versions for it in evaluations),
+        }
+    )
+
+
+def _together(
+    evaluations: Sequence[Evaluation], by_contender: Callable[[Evaluation], Mapping[str, Value]]
+) -> dict[str, Value]:
+    together: dict[str, Value] = {}
+    for evaluation in evaluations:
+        for name, value in by_contender(evaluation).items():
+            together[_joint_name(evaluation, name)] = value
+    return together
+
+
+def _joint_name(evaluation: Evaluation, name: str) -> str:
+    if name == BAG_OF_WORDS:
+        return name
+    if name == JUDGE and name in evaluation.judges and evaluation.judges[name].endpoint:
+        return name
+    return on_base(evaluation.model, name)
+
+
+def _baselines_first(methods: Mapping[str, MethodQuality]) -> dict[str, MethodQuality]:
+
+    def rank(name: str) -> tuple[bool, bool]:
+        return not is_baseline(name), name == BAG_OF_WORDS
+
+    return {name: methods[name] for name in sorted(methods, key=rank)}
+
+
+def all_seeds(of_each: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    return tuple(sorted(set(itertools.chain.from_iterable(of_each))))
+
+
+def distinct(values: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(values))
+
+
+def distinct_versions(evaluated_with: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    by_package: dict[str, list[str]] = {}
+    for versions in evaluated_with:
+        for package, version in versions.items():
+            by_package.setdefault(package, []).append(version)
+    return {package: distinct(versions) for package, versions in by_package.items()}
+
+
+def _require_the_same_examples(first: Evaluation, second: Evaluation) -> None:
+    if second.groups != first.groups:
+        raise GuardError(
+            f"evaluated on other test examples than {first.model}",
+            where=f"{second.rule} on {second.model}",
+            got=f"{second.n_test} examples, not {first.n_test}",
+            remedy=f"Run `make eval RULE={first.rule} MODEL={first.model},{second.model}`",
+        )

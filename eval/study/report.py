@@ -68,7 +68,6 @@ class StudyReport(Strict):
         return by_place[rows, method, origin, minus]
 
     def as_markdown(self) -> str:
-        """The tables and what they say."""
         sizes = self.study.sizes
         columns: list[tuple[int, Origin]] = [(size, "real") for size in sizes]
         label = "rows, about a fifth of them validation"

@@ -15,8 +15,7 @@ import eval.run
 from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import AnswersSoFar, EndpointJudge
-from eval.report.report import Report
-from eval.report.side_by_side import side_by_side
+from eval.report.report import Report, side_by_side
 from eval.run import main, run
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError

@@ -21,16 +21,13 @@ TINY = load_recipe("tiny")
 
 
 def test_the_served_base_is_frozen_in_the_recipe_s_dtype_and_attends_without_cudnn() -> None:
-    """cuDNN's backward pass gives NaN on a Hopper GPU."""
+    """cuDNN's backward pass gives NaN on a Hopper GPU. A base of the checkout needs no network."""
     torch.backends.cuda.enable_cudnn_sdp(True)
     base = load_served_base(TINY, torch.device("cpu"))
     assert not base.training
     assert not any(weight.requires_grad for weight in base.parameters())
     assert base.dtype == getattr(torch, TINY.dtype)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_a_base_of_the_checkout_needs_no_network() -> None:
     assert pinned(TINY) == {"revision": None, "local_files_only": True}
 
 

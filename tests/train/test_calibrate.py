@@ -70,6 +70,8 @@ def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
     assert after.model_dump(include=kept) == before.model_dump(include=kept)
     recalibrate(job)
     assert load_card(job.folder).max_fpr is None
+    with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
+        recalibrate(at(job, 0.001))
 
 
 def test_a_run_changes_the_threshold_alone(job: Job, capsys: CaptureFixture[str]) -> None:
@@ -93,11 +95,6 @@ def test_missing_predictions_are_an_error(job: Job, capsys: CaptureFixture[str])
     assert ([job for job, _ in work], failed) == ([outdated], [stale.name])
     assert f"{stale.name}: " in capsys.readouterr().out
     assert (job.folder / "card.json").read_bytes() == before
-
-
-def test_a_rate_that_the_validation_rows_are_too_few_for_names_their_file(job: Job) -> None:
-    with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
-        recalibrate(at(job, 0.001))
 
 
 def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:

@@ -188,17 +188,19 @@ def test_weights_are_calibrated_on_own_rows_at_any_rate(make_job: MakeJob) -> No
     assert (metrics["n"], metrics["accuracy"]) == (20, 1.0)
     assert len(read_predictions(job.folder, "validation", "")) == 32
     calibration = read_card(job.folder).calibration
+
+    def at_rate(job: Job, max_fpr: float | None) -> Job:
+        return replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
+
     for max_fpr in (0.1, None):
-        at_rate = replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
-        assert recalibrate(at_rate) == 20
+        assert recalibrate(at_rate(job, max_fpr)) == 20
         assert read_card(job.folder).metrics["validation"]["n"] == 20
-    for_all_rows = job.rule.model_copy(update={"max_fpr": 0.07})
+    head = replace(at_rate(job, 0.07), method="head")
+    shutil.copytree(job.folder, head.folder)
     with pytest.raises(GuardError, match=r"selects other validation rows.*0\.07.*FORCE=1"):
-        head = replace(job, method="head", rule=for_all_rows)
-        shutil.copytree(job.folder, head.folder)
         recalibrate(head)
     assert read_card(job.folder).calibration == calibration
-    assert recalibrate(replace(job, rule=for_all_rows)) == 32
+    assert recalibrate(at_rate(job, 0.07)) == 32
 
 
 @pytest.mark.slow
@@ -403,6 +405,7 @@ def test_weights_that_are_missing_or_torn_are_trained_again(
 
 
 def test_an_edited_card_is_trained_again(make_job: MakeJob, capsys: CaptureFixture[str]) -> None:
+    """And one with other keys is told."""
     job = make_job()
     finish_at_once(job)
     content = json.loads((job.folder / CARD).read_text())
@@ -457,13 +460,11 @@ def test_data_that_change_while_a_job_waits_make_its_weights_outdated(make_job: 
 def test_of_several_gpus_the_first_is_seen(
     monkeypatch: MonkeyPatch, gpus: int, named: str | None, seen: str | None
 ) -> None:
+    """By one process: those of a launcher would all train the same."""
     monkeypatch.setattr("train.run.gpus", lambda: ["H200"] * gpus)
     environment = {"HOME": "/"} if named is None else {"CUDA_VISIBLE_DEVICES": named}
     see_one_gpu(environment)
     assert environment.get("CUDA_VISIBLE_DEVICES") == seen
-
-
-def test_processes_of_a_launcher_which_would_all_train_the_same_are_refused() -> None:
     see_one_gpu({"WORLD_SIZE": "1"})
     with pytest.raises(GuardError, match=r"got WORLD_SIZE=2.*one command a GPU"):
         see_one_gpu({"WORLD_SIZE": "2", "RANK": "1"})

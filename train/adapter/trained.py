@@ -89,10 +89,9 @@ def verdict_logits(
 @contextlib.contextmanager
 def float32_head(model: PeftModel | PreTrainedModel) -> Iterator[None]:
     """Let the output layer compute in float32, as the engine's does
-    (`serve/engine/backends/arguments.py`).
-
-    The difference of two bfloat16 logits is a multiple of as much as an eighth of a nat. A layer
-    that is float32 already, quantised or adapted stays as it is.
+    (`serve/engine/backends/arguments.py`). The difference of two bfloat16 logits is a multiple of
+    as much as an eighth of a nat. A layer that is float32 already, quantised or adapted stays as it
+    is.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.dtype == torch.float32:

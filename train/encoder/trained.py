@@ -33,8 +33,8 @@ from train.job import Job
 @dataclass(frozen=True)
 class TrainedEncoder:
     """A job's adapter, and its head if it has one, in PEFT's layers on the encoder. `words` are the
-    word weights beside it. `validation_logits` are to calibrate on: of a head that was fitted to
-    validation rows too, those from before.
+    word weights beside it. `validation_logits` set the threshold: where the head was fitted to
+    validation rows too, they come from the head before that fit.
     """
 
     model: PeftModel
@@ -66,11 +66,10 @@ class TrainedEncoder:
 
 
 def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder:
-    """Fit the head of `trained` to the own rows, in place. An adapter without a head, or of too few
-    own rows, or of no generated ones, stays as it is.
-
-    The last fit reads the validation rows too, so the validation logits are those of the head
-    before it. Raises GuardError for states that are not finite.
+    """Fit the head of `trained` to the own rows, in place. Three adapters stay as they are: without
+    a head, with too few own rows, without generated rows. The last fit reads the validation rows
+    too, so the validation logits come from the head before it. Raises GuardError for states that
+    are not finite.
     """
     job = trained.job
     if job.recipe.kind != "encoder" or not own_rows_suffice(job, rows):

@@ -2,7 +2,7 @@
 without any adapter.
 
 A decoder has one state: after its final norm, at the prompt's last token. An encoder has one state
-a span, and the span with the highest logit counts (`span_regression.py`). The validation loss
+a span, and the span with the highest logit counts (`SpanRows`). The validation loss
 chooses the weight of the words and the strength of the regularisation. With few own rows beside
 generated rows the head is a weighted mean of all fits. Knows nothing of thresholds, cards or files
 of examples."""
@@ -46,8 +46,8 @@ Numbers = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A job's head, and the reader of its spans. Validation logits are those of a head that has not
-    seen the validation rows, even where `head` has.
+    """A job's head, and the reader of its spans. `validation_logits` come from a head that has not
+    seen the validation rows. `head` itself may have seen them.
     """
 
     method: str
@@ -112,9 +112,9 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
 
 
 def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
-    """The head of one job: the fit with the lowest validation loss, or, beside generated rows, the
-    head of enough own rows (`fitted_to_own_rows`). Raises GuardError for states that are not
-    finite.
+    """The head of one job. Beside generated rows enough own rows have a head of their own
+    (`fitted_to_own_rows`). Otherwise the fit with the lowest validation loss is the head. Raises
+    GuardError for states that are not finite.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
@@ -130,7 +130,7 @@ def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
 
 def own_rows_suffice(job: Job, rows: Rows) -> bool:
     """Whether a head can be fitted to the own rows alone, after a head of the generated rows. The
-    threshold then comes from own rows too, so there must be enough of them for it.
+    threshold then comes from own rows too, so both need enough own rows.
     """
     labels = [row.label for row in rows.validation]
     is_generated = [row.is_generated for row in rows.validation]
@@ -146,13 +146,13 @@ def own_rows_suffice(job: Job, rows: Rows) -> bool:
 def fitted_to_own_rows(
     job: Job, prior: Head, train: ReadRows, validation: ReadRows
 ) -> tuple[Head, Head]:
-    """The head of the own rows, fitted to training and validation rows; and the head of the
-    training rows alone, to calibrate on the validation rows.
+    """Two heads of the own rows. The first is fitted to training and validation rows. The second is
+    fitted to the training rows alone: its logits of the validation rows set the threshold.
 
-    Both read the logit of `prior`, a head of the generated rows or of all: in one fit many
-    generated rows outweigh a few own ones. With few rows a validation loss says little about which
-    settings are best. So a head is the mean of all fits and the prior, each weighted by the
-    likelihood of the validation rows under it (pseudo-BMA weights: Yao et al., 2018).
+    Both heads read the logit of `prior`, a head of the generated rows or of all rows. In one fit
+    many generated rows outweigh a few own rows. With few rows a validation loss says little about
+    which settings are best. So a head is the mean of all fits and the prior. The likelihood of the
+    validation rows under a fit is its weight (pseudo-BMA weights: Yao et al., 2018).
     docs/lessons.md has the gain of each step.
     """
     vocabulary = prior.words.vocabulary
@@ -177,8 +177,8 @@ def _best_fit(
 
 
 class HeldOutWords(NamedTuple):
-    """The words of a fit that has not seen a row. `offset`: how many nats that fit is above the fit
-    to all rows, both at the mean state and without words.
+    """The words of a fit that has not seen a row. `offset` says how many nats this fit is above the
+    fit to all rows, both at the mean state and without words.
     """
 
     words: WordWeights = NO_WORDS
@@ -188,8 +188,9 @@ class HeldOutWords(NamedTuple):
 def fitted_with_held_out_words(
     job: Job, rows: Rows, reader: Reader
 ) -> tuple[TrainedHead, list[HeldOutWords]]:
-    """The best fit to all rows alike, generated or not; and for each training row the words of a
-    fit with the same settings to the rows of other folds, or no words where these have one label.
+    """The best fit to all rows alike, generated or own; and words for each training row. These
+    words come from a fit with the same settings to the rows of the other folds. Where the other
+    folds have one label, a row has no words.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
@@ -212,8 +213,9 @@ def fitted_with_held_out_words(
 
 
 def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """For each fold the indices of the other rows and of its own. Groups are whole, and a fold has
-    its share of both labels. No fold where all rows are of one group, or a label has one row.
+    """For each fold the indices of the other rows and of its own rows. A group is never cut, and a
+    fold has its share of both labels. There is no fold where all rows are of one group, or a label
+    has one row.
     """
     groups = [row.group or row.id for row in rows]
     parts = min(FOLDS, len(set(groups)), *np.bincount(labels))

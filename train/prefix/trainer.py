@@ -92,11 +92,19 @@ def _groups(
     their prefixes. A member that needs more is alone, except for those that read no other prefixes.
     """
     bytes_per_token = PrefixCache(model, Budget()).bytes_per_token
-    tier = _tier_of_weights(model)
+    # Adapters' weights share this tier with prefixes.
+    tier = "device" if model.device.type == "cuda" else "host"
     tier_bytes = getattr(budget, tier)
 
+    def candidate_of(member: Member) -> _Candidate:
+        where = member.job.where("lora")
+        return _Candidate(member, layers(model, lora_config(member.job), where))
+
+    def weight_bytes(pack: Pack[_Candidate]) -> int:
+        return sum(candidate.weight_bytes for candidate in pack.items)
+
     def fits(pack: Pack[_Candidate], candidate: _Candidate, more_bytes: int) -> bool:
-        before = _weight_bytes(pack)
+        before = weight_bytes(pack)
         weights = before + candidate.weight_bytes
         if candidate.layers.keys() != pack.items[-1].layers.keys() or weights > tier_bytes:
             return False
@@ -108,20 +116,6 @@ def _groups(
         size=lambda prefix: bytes_per_token * len(prefix),
         fits=fits,
     )
-    for pack in packer.packs(_candidate(model, member) for member in members):
-        bytes_left = max(0, tier_bytes - _weight_bytes(pack))
+    for pack in packer.packs(map(candidate_of, members)):
+        bytes_left = max(0, tier_bytes - weight_bytes(pack))
         yield [candidate.member for candidate in pack.items], replace(budget, **{tier: bytes_left})
-
-
-def _candidate(model: PreTrainedModel, member: Member) -> _Candidate:
-    where = member.job.where("lora")
-    return _Candidate(member, layers(model, lora_config(member.job), where))
-
-
-def _tier_of_weights(model: PreTrainedModel) -> str:
-    """The tier of a budget that the adapters' weights share with prefixes."""
-    return "device" if model.device.type == "cuda" else "host"
-
-
-def _weight_bytes(pack: Pack[_Candidate]) -> int:
-    return sum(candidate.weight_bytes for candidate in pack.items)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from pytest import CaptureFixture, MonkeyPatch
 
-from train.adapter.steps import EarlyStopping, LengthGrouped, Progress, StepBatches, duration
+from train.adapter.steps import EarlyStopping, LengthGrouped, Progress, StepBatches
 
 
 def weights(value: float) -> list[torch.Tensor]:
@@ -27,6 +26,16 @@ def test_the_first_of_the_lowest_losses_is_kept_and_patience_counts_from_it(tmp_
     assert [float(weight.flatten()[0]) for weight in target] == [20, -20]
 
 
+def test_nothing_ends_before_the_least_steps_or_a_recorded_evaluation(tmp_path: Path) -> None:
+    stopping, target = EarlyStopping(tmp_path, patience=1, min_steps=25), weights(3)
+    stopping.restore(target)
+    assert not stopping.ended(100)
+    torch.testing.assert_close(target, weights(3))
+    for step, loss in ((10, 0.5), (20, 0.6)):
+        stopping.record(step, loss, weights(step))
+    assert [stopping.ended(step) for step in (20, 24, 25)] == [False, False, True]
+
+
 def test_a_loss_that_is_not_a_number_is_no_lower_than_any(tmp_path: Path) -> None:
     stopping = EarlyStopping(tmp_path, patience=2)
     for step, loss in ((8, float("nan")), (16, 0.5), (24, 0.1), (32, float("nan"))):
@@ -35,13 +44,6 @@ def test_a_loss_that_is_not_a_number_is_no_lower_than_any(tmp_path: Path) -> Non
     target = weights(0)
     stopping.restore(target)
     torch.testing.assert_close(target, weights(24))
-
-
-def test_nothing_ends_before_the_least_steps(tmp_path: Path) -> None:
-    stopping = EarlyStopping(tmp_path, patience=1, min_steps=25)
-    for step, loss in ((10, 0.5), (20, 0.6)):
-        stopping.record(step, loss, weights(step))
-    assert [stopping.ended(step) for step in (20, 24, 25)] == [False, False, True]
 
 
 def test_a_run_resumed_before_a_recorded_evaluation_is_not_ended_by_it(tmp_path: Path) -> None:
@@ -58,23 +60,21 @@ def test_a_run_resumed_before_a_recorded_evaluation_is_not_ended_by_it(tmp_path:
     torch.testing.assert_close(target, weights(10))
 
 
-def test_without_a_recorded_evaluation_the_weights_stay(tmp_path: Path) -> None:
-    target = weights(3)
-    stopping = EarlyStopping(tmp_path, patience=1)
-    stopping.restore(target)
-    assert not stopping.ended(100)
-    torch.testing.assert_close(target, weights(3))
-
-
 def test_an_epoch_holds_every_row_once_with_neighbours_of_similar_length() -> None:
+    """And the batches of a resumed run are the same."""
     lengths = [(index * 37) % 101 for index in range(96)]
     order = list(LengthGrouped(lengths, batch_rows=8, seed=0))
     assert sorted(order) == list(range(96))
-    spread = [
-        max(lengths[i] for i in order[at : at + 8]) - min(lengths[i] for i in order[at : at + 8])
-        for at in range(0, 96, 8)
-    ]
-    assert sorted(spread)[len(spread) // 2] < 40  # of 100 in random order
+    batches = [[lengths[index] for index in order[at : at + 8]] for at in range(0, 96, 8)]
+    spread = sorted(max(batch) - min(batch) for batch in batches)
+    assert spread[len(spread) // 2] < 40  # of 100 in random order
+    steps = StepBatches(list(range(10)), batch_rows=4, seed=1)
+    of_steps = [steps.at(step) for step in range(6)]
+    for epoch in (of_steps[:3], of_steps[3:]):
+        assert [len(batch) for batch in epoch] == [4, 4, 2]
+        assert sorted(index for batch in epoch for index in batch) == list(range(10))
+    assert of_steps[:3] != of_steps[3:]
+    assert StepBatches(list(range(10)), batch_rows=4, seed=1).at(4) == of_steps[4]
 
 
 def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
@@ -89,17 +89,6 @@ def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
     assert order(0, 1) != order(1, 1)
 
 
-def test_the_batches_of_an_epoch_hold_every_row_once_and_a_resumed_run_s_are_the_same() -> None:
-    lengths = list(range(10))
-    batches = StepBatches(lengths, batch_rows=4, seed=1)
-    of_steps = [batches.at(step) for step in range(6)]
-    for epoch in (of_steps[:3], of_steps[3:]):
-        assert [len(batch) for batch in epoch] == [4, 4, 2]
-        assert sorted(index for batch in epoch for index in batch) == list(range(10))
-    assert of_steps[:3] != of_steps[3:]
-    assert StepBatches(lengths, batch_rows=4, seed=1).at(4) == of_steps[4]
-
-
 def test_each_epoch_is_one_line(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -111,15 +100,7 @@ def test_each_epoch_is_one_line(monkeypatch: MonkeyPatch, capsys: CaptureFixture
         progress.loss(1.0 / step)
         progress.step(step)
     assert capsys.readouterr().out.splitlines() == [
-        "toy alora seed 0: epoch 1 of 3, loss 0.292, 3 min left",
-        "toy alora seed 0: epoch 2 of 3, loss 0.159, 60 s left",
-        "toy alora seed 0: epoch 3 of 3, loss 0.106, 0 s left",
+        "toy alora seed 0: epoch 1 of 3, loss 0.292, 03:00 left",
+        "toy alora seed 0: epoch 2 of 3, loss 0.159, 01:00 left",
+        "toy alora seed 0: epoch 3 of 3, loss 0.106, 00:00 left",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0 s"), (99, "99 s"), (130, "2 min"), (5999, "100 min"), (9000, "2.5 h")],
-)
-def test_a_duration_has_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -111,12 +111,9 @@ def test_where_an_alora_acts(toy_base: Path, builder: PromptBuilder, prompts: li
 
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_where_mkl_is_slow_the_logits_are_those_of_plain_products(
-    toy_base: Path,
-    builder: PromptBuilder,
-    prompts: list[Prompt],
-    method: str,
-    monkeypatch: MonkeyPatch,
+    toy_base: Path, prompts: list[Prompt], method: str, monkeypatch: MonkeyPatch
 ) -> None:
+    builder = PromptBuilder.from_base(str(toy_base))
     model = random_adapter(toy_base, builder, method)
     multiply_by_torch(monkeypatch)
     plain = verdict_logits(model, prompts, builder)

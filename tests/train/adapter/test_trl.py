@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
 from guard.home import ROOT
-from tests.train.conftest import MakeJob, data, weights, with_settings
+from tests.train.conftest import MakeJob, calls_of, data, weights, with_settings
 from train.adapter.steps import EarlyStopping
 from train.adapter.trl import VerdictTrainer, fit, whole_checkpoint
 
@@ -29,8 +29,8 @@ def spying_on_losses(monkeypatch: MonkeyPatch) -> Iterator[list[float]]:
     losses: list[float] = []
     original = VerdictTrainer.compute_loss
 
-    def spy(self: VerdictTrainer, *args: Any, **kwargs: Any) -> Any:
-        loss = original(self, *args, **kwargs)
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        loss = original(*args, **kwargs)
         losses.append(float(loss.detach()))
         return loss
 
@@ -109,30 +109,18 @@ def test_the_loss_is_a_mean(make_job: MakeJob, toy_base: Path, monkeypatch: Monk
 
 
 def test_the_vocabulary_is_scored_once_a_row(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    job, scored = make_job(max_steps=2), []
-    original = torch.nn.functional.linear
-
-    def spy(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        if weight.shape[0] == 16384:
-            scored.append(x.shape[:-1].numel())
-        return original(x, weight, bias)
-
-    monkeypatch.setattr(torch.nn.functional, "linear", spy)
+    job, products = make_job(max_steps=2), calls_of(monkeypatch, torch.nn.functional, "linear")
     fit(job, data(job))
+    scored = [x.shape[:-1].numel() for x, weight, *_ in products if weight.shape[0] == 16384]
     assert scored == [8, 8]
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_does_not(make_job: MakeJob) -> None:
-    first, again, other = (
-        weights(fit(job, data(job)))
-        for job in (
-            make_job(runs="a", max_steps=3),
-            make_job(runs="b", max_steps=3),
-            make_job(seed=1, max_steps=3),
-        )
-    )
+    found = []
+    for runs, seed in (("a", 0), ("b", 0), ("c", 1)):
+        job = make_job(runs=runs, seed=seed, max_steps=3)
+        found.append(weights(fit(job, data(job))))
+    first, again, other = found
     assert all(torch.equal(weight, again[name]) for name, weight in first.items())
     assert not any(torch.equal(weight, other[name]) for name, weight in first.items())
 

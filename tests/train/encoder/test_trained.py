@@ -1,4 +1,6 @@
-"""What a trained encoder answers is what plain PEFT and its words say."""
+"""A trained encoder answers what plain PEFT and its words say. Own rows refit its head as that of a
+frozen base, and nothing else of the adapter changes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,6 @@ from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import SPAN_TOKENS
-from guard.rule import Judged
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import MakeEncoderJob, data, mostly_generated
 from train.encoder.bases import head_of
@@ -32,37 +33,36 @@ from train.head.regression import RowSpans, head_logits, read_rows
 from train.job import Job
 
 pytestmark = pytest.mark.slow
+Words = dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize("judged", ["conversation", "assistant"])
-def test_plain_peft_agrees(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: Judged
-) -> None:
+def test_plain_peft_agrees(make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: str) -> None:
+    """And the head that is read from its classifier and words says the same of the same states."""
     job = make_encoder_job(judged=judged, max_steps=4, eval_steps=2)
-    (adapter,) = fit([(job, data(job))])
-    assert isinstance(adapter, TrainedEncoder), adapter
-    adapter.save(tmp_path / "adapter")
+    rows, folder = data(job), tmp_path / "adapter"
+    adapter = Training(job, rows).run()
+    adapter.save(folder)
     base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
-    model = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
-    builder = cast(EncoderPromptBuilder, job.builder)
-    examples = read_examples(job.data / "test.jsonl")
-    prompts = [row.prompt for row in data(job).test]
-    words = load_file(tmp_path / "adapter" / WORDS)
+    model = PeftModel.from_pretrained(base, str(folder)).eval()
+    words = load_file(folder / WORDS)
     assert np.abs(words["ngram_weights"]).max() > 0.1
-    expected = [_logit(model, words, builder, example.messages, judged) for example in examples]
-    np.testing.assert_allclose(adapter.logits(prompts), expected, atol=1e-5)
+    examples = read_examples(job.data / "test.jsonl")
+    logits = adapter.logits(prompts_of(rows.test))
+    expected = [_logit(job, model, words, example.messages) for example in examples]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    spans = adapted_spans(adapter, prompts_of(rows.test))
+    for ours, plain in zip(spans, plain_spans(job, folder, prompts_of(rows.test)), strict=True):
+        np.testing.assert_allclose(ours.states, plain.states, atol=1e-5)
+    head = head_of(classifier_of(adapter.model), adapter.words)
+    np.testing.assert_allclose(head_logits(head, spans), logits, atol=1e-5)
 
 
-def _logit(
-    model: PeftModel,
-    words: dict[str, np.ndarray],
-    builder: EncoderPromptBuilder,
-    messages: Sequence[Message],
-    judged: Judged,
-) -> float:
+def _logit(job: Job, model: PeftModel, words: Words, messages: Sequence[Message]) -> float:
     """Of a conversation of one window and short turns: of the judged turns, or of all. Words count
     of whom the rule judges.
     """
+    builder, judged = cast(EncoderPromptBuilder, job.builder), job.rule.judged
     ids = [builder.start_id]
     ends: list[int] = []
     for message in messages:
@@ -118,19 +118,6 @@ def plain_spans(job: Job, folder: Path, prompts: Sequence[Prompt]) -> list[RowSp
                 states.append(tokens[start:end].mean(0).numpy())
         rows.append(RowSpans(np.array(states), span_words(builder, windows, job.reads)))
     return rows
-
-
-def test_the_states_are_plain_peft_s(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:
-    job = make_encoder_job(judged="assistant", max_steps=4, eval_steps=2)
-    rows = data(job)
-    trained = Training(job, rows).run()
-    trained.save(tmp_path / "adapter")
-    prompts = prompts_of(rows.test)
-    spans = adapted_spans(trained, prompts)
-    for ours, plain in zip(spans, plain_spans(job, tmp_path / "adapter", prompts), strict=True):
-        np.testing.assert_allclose(ours.states, plain.states, atol=1e-5)
-    head = head_of(classifier_of(trained.model), trained.words)
-    np.testing.assert_allclose(head_logits(head, spans), trained.logits(prompts), atol=1e-5)
 
 
 def test_own_rows_alone_refit_the_head(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -36,7 +36,6 @@ from train.encoder.trainer import CHECKPOINT, AveragedWeights, Training, fit
 from train.examples import Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
-from train.run import _parts
 
 pytestmark = pytest.mark.slow
 
@@ -72,18 +71,16 @@ def test_a_seed_gives_the_same_bytes(make_encoder_job: MakeEncoderJob, tmp_path:
         weights, word_weights = files(trained(job), tmp_path / str(index))
         contents.append(weights)
         words.append(word_weights)
-    assert contents[0] == contents[1] != contents[2]
-    assert words[0] == words[1]
+    assert contents[0] == contents[1] != contents[2] and words[0] == words[1]
 
 
 def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJob) -> None:
     job = make_encoder_job(judged="assistant", max_steps=5)
     training = Training(job, data(job))
-    adapter = training.run()
+    adapter, objective = training.run(), training.objective
     builder = cast(EncoderPromptBuilder, job.builder)
     batch: list[int] = []
     logits: list[float] = []
-    objective = training.objective
     for index, row in enumerate(objective.rows[:32]):
         if len(builder.windows(row.prompt.token_ids, job.reads)) == 1:
             words, offset = objective.held_out[index]
@@ -103,11 +100,10 @@ def test_words_of_a_training_row_are_of_other_groups(make_encoder_job: MakeEncod
     job = make_encoder_job()
     rows = data(job)
     pairs = [replace(row, group=f"pair {index // 2}") for index, row in enumerate(rows.train)]
-    rows = replace(rows, train=tuple(pairs))
-    start = BASES["encoder"].start(job, rows)
+    start = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
     other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
-    changed = replace(rows, train=(*pairs[:4], replace(pairs[4], prompt=other), *pairs[5:]))
-    of_changed = BASES["encoder"].start(job, changed)
+    pairs[4] = replace(pairs[4], prompt=other)
+    of_changed = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
     for index in (4, 5):  # a pair
         assert same(start.held_out[index].words, of_changed.held_out[index].words)
     assert not same(start.words, of_changed.words)
@@ -143,7 +139,7 @@ def first_head(job: Job, rows: Rows) -> TrainedHead:
 
 
 @pytest.mark.parametrize(("learning_rate", "best"), [(10.0, 0), (1e-2, 20)])
-def test_the_best_weights_are_kept_with_their_logits_and_the_head_is_not_read_again(
+def test_the_best_weights_are_kept_with_their_logits(
     make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, learning_rate: float, best: int
 ) -> None:
     """The logits before the first step are the head's: no validation row is read for them. With a
@@ -254,15 +250,15 @@ def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_ste
     job = make_encoder_job(learning_rate=10.0, max_steps=200, patience=2)
     rows = data(job)
     first = validation_logits(trained(job), rows)  # its scratch folder stays, as where it is killed
-    steps = ["step 0 of 200", "step 10 of 200", "step 20 of 200"]
+    steps = [f"step {step} of 200" for step in (0, 10, 20)]
     assert evaluated(capsys.readouterr()) == steps
     monkeypatch.setattr(Objective, "backward", lambda *_: pytest.fail("another step"))
     np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
 
 
 def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFixture[str]) -> None:
-    """As where other code, or another machine, fits the first head anew; or where states were read
-    in other batches.
+    """A checkpoint is gone on from if its start differs by no more than rounding, as where other
+    code, or another machine, fits the first head anew; or where states were read in other batches.
     """
     job = make_encoder_job(max_steps=10)
     rows = data(job)
@@ -270,16 +266,17 @@ def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFi
     checkpoint = job.scratch / CHECKPOINT
     for other in ("words", "logits", "format", "no start", "rounding"):
         state = torch.load(checkpoint)
+        start = state["start"]
         if other == "words":
-            state["start"]["words"] = {name: 2 * t for name, t in state["start"]["words"].items()}
+            start["words"] = {name: 2 * tensor for name, tensor in start["words"].items()}
         elif other == "logits":
-            state["start"]["logits"][0] += 0.1
+            start["logits"][0] += 0.1
         elif other == "format":
-            state["start"]["format"] -= 1
+            start["format"] -= 1
         elif other == "no start":
             del state["start"], state["average"]  # as an older version wrote them
         else:
-            state["start"]["logits"] = [logit + 1e-5 for logit in state["start"]["logits"]]
+            start["logits"] = [logit + 1e-5 for logit in start["logits"]]
         torch.save(state, checkpoint)
         capsys.readouterr()
         np.testing.assert_array_equal(validation_logits(trained(job), rows), expected)
@@ -345,11 +342,8 @@ def test_better_ranking_stays(make_encoder_job: MakeEncoderJob, monkeypatch: Mon
         ({"num_train_epochs": 1, "min_steps": 12, "eval_steps": 6}, [0, 6, 12]),
     ],
 )
-def test_weights_are_evaluated_when_the_recipe_says_and_training_ends_when_it_says(
-    make_encoder_job: MakeEncoderJob,
-    capsys: CaptureFixture[str],
-    settings: dict[str, float],
-    steps: list[int],
+def test_weights_are_evaluated_and_training_ends_when_the_recipe_says(
+    make_encoder_job: MakeEncoderJob, capsys: Any, settings: dict[str, float], steps: list[int]
 ) -> None:
     trained(make_encoder_job(**{"learning_rate": 10.0, "max_steps": -1} | settings))
     told = [line.split(" of ")[0] for line in evaluated(capsys.readouterr())]
@@ -368,30 +362,17 @@ def test_one_dropout_is_on(make_encoder_job: MakeEncoderJob, dropout: float, rep
     assert torch.equal(first, second) == repeats
 
 
-def test_a_row_of_several_windows_is_trained(make_encoder_job: MakeEncoderJob) -> None:
+def test_a_row_of_several_windows_is_trained_and_divergence_is_an_error(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
     job = make_encoder_job(max_steps=5)
     rows = data(job)
     long = job.builder.build([Message("user", "we talk about music " * 6)] * 5, "")
     lengthened = tuple(replace(row, prompt=long) for row in rows.train[:3])
-    trained(job, Rows((*rows.train, *lengthened), rows.validation, rows.test))
-
-
-def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJob) -> None:
+    trained(job, replace(rows, train=(*rows.train, *lengthened)))
     job = make_encoder_job(learning_rate=1e30, max_grad_norm=0.0)
-    (error,) = fit([(job, data(job))])
+    (error,) = fit([(job, rows)])
     assert isinstance(error, GuardError) and "NaN or infinite" in str(error)
-
-
-def test_an_adapter_is_trained_just_after_its_head(make_encoder_job: MakeEncoderJob) -> None:
-    """So that it finds the states that the frozen encoder gave for the head."""
-    jobs = [make_encoder_job(method) for method in ("head", "lora")]
-    work: list[tuple[Job, Rows]] = []
-    for rule in ("a", "b"):
-        for job in jobs:
-            renamed = job.rule.model_copy(update={"id": rule})
-            work.append((replace(job, rule=renamed), Rows((), (), ())))
-    order = [[(job.rule.id, job.method) for job, _ in part] for part in _parts(work)]
-    assert order == [[("a", "head")], [("a", "lora")], [("b", "head")], [("b", "lora")]]
 
 
 def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEncoderJob) -> None:

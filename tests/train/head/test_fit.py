@@ -38,6 +38,7 @@ from tests.train.conftest import (
     layers_by_onednn,
     mostly_generated,
     multiply_by_torch,
+    with_recipe,
     with_settings,
 )
 from train.examples import Row, Rows
@@ -185,7 +186,7 @@ def test_a_head_of_own_rows_is_a_mean_of_sklearn_s_regressions(job: Job, toy_bas
     ("own_training", "own_validation", "is_one_fit"), [(9, 4, True), (10, 3, True), (10, 4, False)]
 )
 def test_few_own_rows(job: Job, own_training: int, own_validation: int, is_one_fit: bool) -> None:
-    """Labels take turns, so of ten rows five are of either."""
+    """All rows are then one fit. Labels take turns, so of ten rows five are of either."""
     (head,) = fit([(job, mostly_generated(data(job), own_training, own_validation))])
     assert isinstance(head, TrainedHead)
     expected = trained(job).validation_logits
@@ -229,14 +230,9 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
 ) -> None:
     run_head(job, tmp_path, seeds=(0, 1))
     assert [folder.name for folder in job.folder.parent.glob("head*")] == ["head"]
-    assert sorted(path.name for path in job.folder.iterdir()) == [
-        "card.json",
-        "head.safetensors",
-        "predictions.jsonl",
-        "stage.json",
-    ]
-    tensors = load_file(job.folder / "head.safetensors")
-    head = Head.of_tensors(tensors, "its file", "")
+    names = ["card.json", "head.safetensors", "predictions.jsonl", "stage.json"]
+    assert sorted(path.name for path in job.folder.iterdir()) == names
+    head = Head.of_tensors(load_file(job.folder / "head.safetensors"), "its file", "")
     assert len(head.weight) == 64 and head.words
     card = load_card(job.folder)
     assert (card.method, card.seed, card.recipe) == ("head", 0, {"dtype": "float32", "head": {}})
@@ -247,10 +243,8 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     expected = plain_states(toy_base, both) @ head.weight + words_logits(head, both) + head.bias
     np.testing.assert_allclose(logits, expected, atol=1e-3)
     assert not job.scratch.exists()
-
     capsys.readouterr()
-    other_trainer = job.recipe.model_copy(update={"trainer": {"learning_rate": 1.0}})
-    run_head(replace(job, recipe=other_trainer), tmp_path)
+    run_head(with_recipe(job, trainer={"learning_rate": 1.0}), tmp_path)
     assert capsys.readouterr().out == "toy head seed 0: up to date\n"
     assert is_current(job.folder, job.inputs)
     assert with_head(job, C=1.0).inputs != job.inputs
@@ -268,21 +262,18 @@ def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: MonkeyPat
 VOCABULARY = NgramVocabulary.of([ngram_rows([[1]]), ngram_rows([[1]]), ngram_rows([[2]])])
 
 
+POSITIVE = "methods.head.head: C must be a positive number"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"head": {"CC": 1}}, r"methods\.head\.head: unknown key 'CC' of a head"),
-        ({"head": {"C": "big"}}, r"methods\.head\.head: C must be a positive number"),
-        ({"head": {"C": 0}}, r"methods\.head\.head: C must be a positive number"),
-        ({"head": {"C": True}}, r"methods\.head\.head: C must be a positive number"),
-        ({"head": {"C": math.inf}}, r"methods\.head\.head: C must be a positive number"),
-        ({"lora": {"r": 8}}, r"methods\.head\.lora: a head does not use lora settings"),
-        (
-            {"trainer": {"optim": "sgd"}},
-            r"methods\.head\.trainer: a head does not use trainer settings",
-        ),
-        ({"early_stopping_patience": 2}, r"methods\.head\.early_stopping_patience"),
-        ({"min_steps": 300}, r"methods\.head\.min_steps"),
+        ({"head": {"CC": 1}}, "methods.head.head: unknown key 'CC' of a head"),
+        *(({"head": {"C": value}}, POSITIVE) for value in ("big", 0, True, math.inf)),
+        ({"lora": {"r": 8}}, "methods.head.lora: a head does not use lora settings"),
+        ({"trainer": {"optim": "sgd"}}, "head.trainer: a head does not use trainer settings"),
+        ({"early_stopping_patience": 2}, "methods.head.early_stopping_patience"),
+        ({"min_steps": 300}, "methods.head.min_steps"),
     ],
 )
 def test_settings_of_others_stop(job: Job, settings: dict[str, object], message: str) -> None:
@@ -291,12 +282,10 @@ def test_settings_of_others_stop(job: Job, settings: dict[str, object], message:
 
 
 def test_every_word_scale_is_tried_with_every_strength_unless_one_is_stated(job: Job) -> None:
+    """Without words one scale is enough."""
     tried = settings_to_try(job, VOCABULARY)
     assert tried == [(scale, strength) for scale in WORD_SCALES for strength in STRENGTHS]
     stated = with_settings(job, lora={}, head={"C": 2.0})
     assert settings_to_try(stated, VOCABULARY) == [(scale, 2.0) for scale in WORD_SCALES]
-
-
-def test_without_words_one_word_scale_is_enough(job: Job) -> None:
     tried = settings_to_try(job, NgramVocabulary.of([]))
     assert tried == [(WORD_SCALES[0], strength) for strength in STRENGTHS]

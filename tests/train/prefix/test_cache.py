@@ -42,18 +42,12 @@ def per_token(qwen: PreTrainedModel) -> int:
     return PrefixCache(qwen, Budget()).bytes_per_token
 
 
-@pytest.mark.parametrize(
-    "budget",
-    [
-        Budget(),
-        Budget(device=10**9),
-        Budget(host=10**9),
-        Budget(disk=10**9),
-        Budget(20_480, 10_240, 2_560),
-        Budget(host=30_000),
-    ],
-)
+BUDGETS = [Budget(), *(Budget(**{tier: 10**9}) for tier in ("device", "host", "disk"))]
+
+
+@pytest.mark.parametrize("budget", [*BUDGETS, Budget(20_480, 10_240, 2_560), Budget(host=30_000)])
 def test_rows_are_their_prefixes(tmp_path: Path, model: PreTrainedModel, budget: Budget) -> None:
+    """Each alone, whatever fits the budget."""
     prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
     for chosen in (PREFIXES[:4], PREFIXES[3::-1], PREFIXES[2:4]):  # computed, and read again
@@ -111,12 +105,6 @@ def test_files_are_nameless(
     assert mapped and all(line.endswith("(deleted)") for line in mapped)
 
 
-def test_a_too_long_prefix_leaves_room_to_others(qwen: PreTrainedModel, per_token: int) -> None:
-    prefixes = PrefixCache(qwen, Budget(host=39 * per_token))
-    assert prefixes.fill(PREFIXES) == 40
-    assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
-
-
 def test_misses_are_one_pass(
     qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
 ) -> None:
@@ -144,20 +132,25 @@ def test_a_cache_that_is_let_go_of_is_gone_at_once(qwen: PreTrainedModel) -> Non
 
 
 def test_a_base_with_sliding_windows_is_refused() -> None:
-    config = Gemma3TextConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-        sliding_window=8, layer_types=["sliding_attention", "full_attention"],
-    )  # fmt: skip
+    small = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    layers = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(**small, sliding_window=8, layer_types=layers)
     with pytest.raises(GuardError, match="does not keep the keys and values of every position"):
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_some_has_to_be_fetched(tmp_path: Path, qwen: PreTrainedModel, per_token: int) -> None:
+def test_what_lies_elsewhere_or_nowhere(
+    tmp_path: Path, qwen: PreTrainedModel, per_token: int
+) -> None:
+    """It has to be fetched; a prefix that is too long leaves room to others."""
     prefixes = PrefixCache(qwen, Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
     prefixes.fill(PREFIXES)
     tokens = [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]]
     assert tokens == [3, 0, 1, 17]
+    prefixes = PrefixCache(qwen, Budget(host=39 * per_token))
+    assert prefixes.fill(PREFIXES) == 40
+    assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
 
 
 def free(monkeypatch: MonkeyPatch, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,15 +26,13 @@ pytestmark = pytest.mark.slow
 
 
 def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    """And before the clock starts."""
-    order: list[str] = []
-    for owner, name in ((PrefixCache, "fill"), (Member, "begin")):
-        original = getattr(owner, name)
-        monkeypatch.setattr(
-            owner,
-            name,
-            lambda *args, name=name, original=original: (order.append(name), original(*args))[1],
-        )
+    """For all epochs, seeds and rules, and before the clock starts."""
+    filled = calls_of(monkeypatch, PrefixCache, "fill")
+    begun_after: list[int] = []
+    begin = Member.begin
+    monkeypatch.setattr(
+        Member, "begin", lambda *args: (begun_after.append(len(filled)), begin(*args))[1]
+    )
     computed = calls_of(monkeypatch, PrefixCache, "_computed")
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
     distinct = set()
@@ -42,14 +41,13 @@ def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: Monke
     fitted(*jobs)
     # One alone measures what a token takes.
     assert sum(len(prefixes) for _, prefixes in computed if len(prefixes) > 1) == len(distinct)
-    assert order[:3] == ["fill", "begin", "begin"]
+    assert begun_after == [1, 1]
 
 
 def test_adapters_are_the_same_in_place_or_padded(make_job: MakeJob) -> None:
     def trained(*, in_place: bool) -> list[torch.Tensor]:
-        jobs = []
-        for seed in (0, 1):
-            jobs.append(make_job("alora", seed=seed, max_steps=8, runs=f"{in_place}{seed}"))
+        name = str(in_place)
+        jobs = [make_job("alora", seed=seed, max_steps=8, runs=f"{name}{seed}") for seed in (0, 1)]
         members = [Member(job, data(job), trainer_config(job)) for job in jobs]
         model = load_base(jobs[0].recipe, members[0].config.device)
         Fleet(model, members, Budget(host=10**9), in_place=in_place).train()
@@ -83,18 +81,17 @@ def test_a_long_suffix_bounds_the_last_pass(make_job: MakeJob, monkeypatch: Monk
 @pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str) -> None:
+    """What reads the same shares them."""
+
     def job(seed: int, runs: str) -> Job:
-        return make_job(
-            "alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs
-        )
+        steps = {"max_steps": 2, "per_device_train_batch_size": rows}
+        return make_job("alora", seed=seed, runs=runs, **steps)
 
     (expected,) = fitted(job(1, "alone"))
     passes: list[tuple[int, int, int]] = []
     original = StackedModel.logits
 
-    def spy(
-        stacked: StackedModel, adapters: list[int], prefixes: Prefixes, suffixes: list[list[int]]
-    ) -> torch.Tensor:
+    def spy(stacked: StackedModel, adapters: Any, prefixes: Prefixes, suffixes: Any) -> Any:
         if torch.is_grad_enabled():
             read = sum(states.nbytes for states in prefixes.states)
             passes.append((len(adapters), len(suffixes), read))
@@ -144,17 +141,11 @@ def packed(readers: list[Reader], room: int) -> list[list[str]]:
     return [[name for name, _ in pack.items] for pack in packer.packs(readers)]
 
 
-def test_neighbours_share_a_pack_while_there_is_room() -> None:
+def test_neighbours_are_packed_while_there_is_room() -> None:
+    """What is read already takes nothing, and what never fits is alone."""
     readers = [("a", [(1, 2)]), ("b", [(3, 4)]), ("c", [(5, 6)])]
     assert packed(readers, 4) == [["a", "b"], ["c"]]
     assert packed(readers, 6) == [["a", "b", "c"]]
-
-
-def test_a_prefix_that_is_read_already_takes_nothing() -> None:
-    readers = [("a", [(1, 2)]), ("b", [(1, 2), (1, 2)]), ("c", [(1, 2), (3,)])]
-    assert packed(readers, 2) == [["a", "b"], ["c"]]
-
-
-def test_what_never_fits_is_alone_and_nothing_gives_no_pack() -> None:
-    assert packed([("a", [(1, 2)]), ("b", [(3, 4)])], 0) == [["a"], ["b"]]
-    assert packed([], 9) == []
+    sharing = [("a", [(1, 2)]), ("b", [(1, 2), (1, 2)]), ("c", [(1, 2), (3,)])]
+    assert packed(sharing, 2) == [["a", "b"], ["c"]]
+    assert packed(readers[:2], 0) == [["a"], ["b"]] and packed([], 9) == []

@@ -36,10 +36,8 @@ def padded_tokens(part: Part, lengths: list[int]) -> int:
 
 
 def needed_tokens(part: Part, lengths: list[int]) -> int:
-    needed = 0
-    for prefix, suffixes in zip(part.prefixes, part.suffixes, strict=True):
-        needed += lengths[prefix] * len(set(suffixes))
-    return needed
+    pairs = zip(part.prefixes, part.suffixes, strict=True)
+    return sum(lengths[prefix] * len(set(suffixes)) for prefix, suffixes in pairs)
 
 
 @pytest.mark.parametrize("most_readers", [1, 2, 12])

@@ -67,15 +67,11 @@ def test_a_layer_of_many_adapters_launches_no_more_than_one_of_two(model: Qwen3F
 
 
 def test_the_layers_of_an_adapter_are_counted_and_the_base_stays(model: Qwen3ForCausalLM) -> None:
+    """A layer that is not linear is refused."""
     counts = layers(model, config(4, "q_proj"), WHERE)
-    assert counts == {
-        f"model.layers.{number}.self_attn.q_proj": 4 * (64 + 64) for number in range(2)
-    }
-    assert type(model.get_submodule("model.layers.0.self_attn.q_proj")) is nn.Linear
-
-
-def test_a_layer_that_is_not_linear_is_refused(model: Qwen3ForCausalLM) -> None:
-    with pytest.raises(
-        GuardError, match=r"methods\.second\.lora, target_modules: only linear layers.*embed_tokens"
-    ):
+    name = "model.layers.{}.self_attn.q_proj"
+    assert counts == {name.format(number): 4 * (64 + 64) for number in range(2)}
+    assert type(model.get_submodule(name.format(0))) is nn.Linear
+    told = r"methods\.second\.lora, target_modules: only linear layers.*embed_tokens"
+    with pytest.raises(GuardError, match=told):
         layers(model, config(4, "embed_tokens"), WHERE)

@@ -22,7 +22,7 @@ from transformers import (
 
 from guard.errors import GuardError
 from tests.train.conftest import BASES, SHAPE, LaunchCount
-from train.prefix.cache import Budget, PrefixCache
+from train.prefix.cache import Budget, Prefix, PrefixCache
 from train.prefix.prefixes import MAX_WEIGHTS, Prefixes
 from train.prefix.suffixes import _ToPrefixes, attend_to_prefixes, logits
 
@@ -39,25 +39,17 @@ def attend(model: PreTrainedModel) -> None:
     attend_to_prefixes(model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0])
 
 
-def prompts(
-    suffixes: Sequence[int],
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[int]]:
+def prompts(lengths: Sequence[int]) -> tuple[list[Prefix], list[Prefix], list[int]]:
     """Prefixes, suffixes of these lengths, and the prefix of each."""
     prefixes = [tokens(length, length, range(10, FIRST_OF_SUFFIXES)) for length in PREFIXES]
-    found = [
-        tokens(length, 100 + index, range(FIRST_OF_SUFFIXES, 10_000))
-        for index, length in enumerate(suffixes)
-    ]
+    found = []
+    for index, length in enumerate(lengths):
+        found.append(tokens(length, 100 + index, range(FIRST_OF_SUFFIXES, 10_000)))
     # Not in their order, not in equal parts.
-    return prefixes, found, [(index * index) % len(prefixes) for index in range(len(suffixes))]
+    return prefixes, found, [(index * index) % len(prefixes) for index in range(len(lengths))]
 
 
-def whole(
-    model: PreTrainedModel,
-    prefixes: list[tuple[int, ...]],
-    suffixes: list[tuple[int, ...]],
-    stands_on: list[int],
-) -> torch.Tensor:
+def whole(model: PreTrainedModel, prefixes: Any, suffixes: Any, stands_on: Any) -> torch.Tensor:
     logits: list[torch.Tensor] = []
     for index, suffix in zip(stands_on, suffixes, strict=True):
         logits.append(model(torch.tensor([[*prefixes[index], *suffix]])).logits[:, -1])
@@ -120,9 +112,10 @@ def test_bfloat16_is_no_further_off_than_on_whole_prompts(in_place: bool) -> Non
     assert (gradient - exact_gradient).norm() < 1.25 * (plain_gradient - exact_gradient).norm()
 
 
-def attention(
-    query: torch.Tensor, prefixes: Prefixes
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+Attended = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def attention(query: torch.Tensor, prefixes: Prefixes) -> Attended:
     """Attention to the prefixes in layers 0 to 2 and back, its normaliser, the queries' gradient.
 
     The gradient is that of a fixed random function of both, the same for queries of one shape.
@@ -224,26 +217,16 @@ def test_without_prefixes_attention_is_what_it_was() -> None:
     torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, -1], plain)
 
 
-def test_a_base_that_transformers_gives_no_such_attention_is_refused() -> None:
-    config = GptOssConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        num_local_experts=2,
-        layer_types=["full_attention"] * 2,
-    )
-    with pytest.raises(ValueError, match="attention"):
-        attend(GptOssForCausalLM(config))
-
-
 REFUSED = "cannot be given the keys and values of a prefix"
 
 
-def test_a_base_whose_attention_does_more_with_what_it_keeps_is_refused() -> None:
+def test_a_base_of_other_attention_is_refused() -> None:
+    """Transformers gives the one no such attention, and the other does more with what it keeps."""
+    small = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = GptOssConfig(**small, num_local_experts=2, layer_types=["full_attention"] * 2)
+    with pytest.raises(ValueError, match="attention"):
+        attend(GptOssForCausalLM(config))
     torch.manual_seed(0)
     with pytest.raises(GuardError, match=rf"{REFUSED} \(got logits off by"):
         attend(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE)).eval())

@@ -20,6 +20,7 @@ from tests.train.conftest import (
     RULE,
     MakeJob,
     adapter_weights,
+    calls_of,
     data,
     fitted,
     fitted_to,
@@ -219,13 +220,7 @@ def test_early_stopping_measures_the_validation_split_where_the_rows_end(
 
     for module in (fleet, trl):
         monkeypatch.setattr(module, "validation_loss", loss)
-    recorded: list[int] = []
-    record = EarlyStopping.record
-    monkeypatch.setattr(
-        EarlyStopping,
-        "record",
-        lambda self, step, *more: (recorded.append(step), record(self, step, *more))[1],
-    )
+    recorded = calls_of(monkeypatch, EarlyStopping, "record")
     validation = data(job).validation
     if method == "alora":
         (one,) = shared_prefix.fit([(job, data(job))])
@@ -234,7 +229,7 @@ def test_early_stopping_measures_the_validation_split_where_the_rows_end(
     else:
         prompts = [row.prompt for row in validation]
         found = verdict_logits(trl.fit(job, data(job)), prompts, job.builder)
-    assert recorded == [8, 12]
+    assert [step for _, step, *_ in recorded] == [8, 12]
     logits, labels = seen[-1]
     assert labels == [row.label for row in validation]
     assert logits == pytest.approx(found, abs=1e-5)
@@ -267,24 +262,23 @@ def test_groups_let_go_of_what_they_take(make_job: MakeJob, monkeypatch: MonkeyP
 
 
 def test_the_same_prefixes_are_shared_anyway(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    """What reads nothing else shares those that have no room either. Weights lie where the model
+    is, and not on disk.
+    """
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=10**7))
     groups = groups_of(monkeypatch)
-    monkeypatch.setattr(PrefixCache, "bytes_per_token", 10**6)
-    jobs = [make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(5)]
+    jobs = [make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(7)]
     rows = data(jobs[0])
     fewer = replace(rows, train=rows.train[:40])
     backwards = replace(rows, train=rows.train[39::-1])
-    fitted_to([(jobs[0], rows), (jobs[1], rows), (jobs[2], backwards)])
-    assert groups == [[0, 1, 2]]
-    fitted_to([(jobs[3], fewer), (jobs[4], rows)])
-    assert groups[1:] == [[3], [4]]
-
-
-def test_weights_lie_where_the_model_is(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    with monkeypatch.context() as costly:
+        costly.setattr(PrefixCache, "bytes_per_token", 10**6)
+        fitted_to([(jobs[0], rows), (jobs[1], rows), (jobs[2], backwards)])
+        fitted_to([(jobs[3], fewer), (jobs[4], rows)])
+    assert groups == [[0, 1, 2], [3], [4]]
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=1, disk=10**9))
-    groups = groups_of(monkeypatch)
-    fitted(*(make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(3)))
-    assert groups == [[0], [1], [2]]
+    fitted(*jobs[5:])
+    assert groups[3:] == [[5], [6]]
 
 
 def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: MakeJob) -> None:

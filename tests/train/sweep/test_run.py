@@ -27,7 +27,15 @@ from train.job import Job
 from train.prefix import trainer as shared_prefix
 from train.run import VISIBLE_GPUS
 from train.sweep import run as sweep
-from train.sweep.run import Combination, SweepGrid, SweepRuns
+from train.sweep.run import (
+    Combination,
+    SweepGrid,
+    SweepPoint,
+    SweepRuns,
+    advice,
+    by_combination,
+    table,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -118,16 +126,6 @@ def test_own_rows_compare(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatc
         assert point.groups == [0, 0, *range(1, 19)]  # of rows 12 and 13, and each other
 
 
-def test_points_of_another_version_are_named_first(make_job: MakeJob, grid: Path) -> None:
-    job = make_job("alora")
-    points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
-    points.parent.mkdir(parents=True)
-    for content in ("not JSON", '[{"adapter": 1}]'):
-        points.write_text(content)
-        with pytest.raises(GuardError, match=rf"{points}: not the points .*Delete it, and sweep"):
-            sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-
-
 def interrupted_at(job: Job, combination: str) -> Path:
     """A checkpoint of the combination's seed 1, as a sweep leaves it that is stopped."""
     scratch = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy"
@@ -171,7 +169,17 @@ def test_what_sweeps_keep_and_drop(make_job: MakeJob, grid: Path, monkeypatch: M
 
 
 def test_leftovers_are_cleared(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
+    """Those that an interrupted sweep left of finished adapters; first, points of another version
+    are named.
+    """
     job = make_job("alora")
+    points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
+    points.parent.mkdir(parents=True)
+    for content in ("not JSON", '[{"adapter": 1}]'):
+        points.write_text(content)
+        with pytest.raises(GuardError, match=rf"{points}: not the points .*Delete it, and sweep"):
+            sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    points.unlink()
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
     sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     left = interrupted_at(job, "r=2 learning_rate=0.01")
@@ -197,19 +205,16 @@ def test_a_point_that_diverges_leaves_the_others(
     assert "| 1 of 2 |" in told
 
 
-@pytest.mark.parametrize(
-    ("stated", "told"),
-    [
+def test_a_bad_grid_stops_the_sweep_before_training(make_job: MakeJob, grid: Path) -> None:
+    job = make_job("alora")
+    for stated, told in (
         ("lora: {r: [2, 4096]}", "max_lora_rank"),
         ("ranks: [1, 2]", r"small\.yaml.*ranks"),
         ("lora: {r: []}", r"small\.yaml.*lora\.r.*at least 1"),
-    ],
-)
-def test_a_bad_grid_stops_the_sweep(make_job: MakeJob, grid: Path, stated: str, told: str) -> None:
-    grid.write_text(stated)
-    job = make_job("alora")
-    with pytest.raises(GuardError, match=told):
-        sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    ):
+        grid.write_text(stated)
+        with pytest.raises(GuardError, match=told):
+            sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert not (job.runs.root / "sweeps").exists()
 
 
@@ -218,7 +223,50 @@ def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: MonkeyPatch) -> Non
     monkeypatch.setenv(VISIBLE_GPUS, "2,3")
     monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
     seen = []
-    see = lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS])  # noqa: E731
-    monkeypatch.setattr(sweep, "sweep", see)
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS]))
     sweep.main()
     assert seen == ["2"]
+
+
+def sweep_point(name: str, rank: int, seed: int, right: int, group_rows: int = 1) -> SweepPoint:
+    rows = {"correct": [row < right for row in range(100)]}
+    rows["groups"] = [row // group_rows for row in range(100)]
+    figures = {"accuracy": right / 100, "auroc": 0.5, "nll": 0.7}
+    return SweepPoint(point=name, rank=rank, seed=seed, inputs=f"{name}{seed}", **figures, **rows)
+
+
+def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
+    ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
+    points = []
+    for rank, right in ranks.items():
+        points += [sweep_point(f"r={rank}", rank, seed, right) for seed in (0, 1)]
+    assert advice(points) == ("r=8", pytest.approx(0.02))
+    told = table(points, 2)
+    assert "100 validation rows): **r=8**, 2.0 points below it" in told
+    assert "| r=8 | 2 of 2 | 88.0 | 88.0 to 88.0 |" in told
+
+
+@pytest.mark.parametrize(("group_rows", "rank"), [(1, 8), (5, 4), (100, 4)])
+def test_rows_that_stand_or_fall_together_are_less_certain(group_rows: int, rank: int) -> None:
+    """Ten rows less are beyond chance, unless they are two groups of twenty, or all are one."""
+    points = [sweep_point(f"r={r}", r, 0, right, group_rows) for r, right in ((4, 80), (8, 90))]
+    assert advice(points)[0] == f"r={rank}"
+
+
+def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
+    points = [sweep_point("r=4", 4, 1, 99), *(sweep_point("r=8", 8, seed, 90) for seed in (0, 1))]
+    told = table(points, 2)
+    assert "| r=4 | 1 of 2 |" in told
+    assert "**r=8**, 0.0 points below it" in told
+    assert "No settings were trained with all seeds" in table(points[:1], 2)
+
+
+def test_each_rank_stands_by_its_best_point() -> None:
+    tried = (("r=4 lr=1", 4, 60), ("r=4 lr=2", 4, 89), ("r=8 lr=1", 8, 90))
+    points = [sweep_point(name, rank, 0, right) for name, rank, right in tried]
+    assert advice(points)[0] == "r=4 lr=2"
+
+
+def test_combinations_keep_the_order_of_the_grid_with_their_seeds_together() -> None:
+    points = [sweep_point("b", 1, 0, 3), sweep_point("a", 2, 0, 4), sweep_point("b", 1, 1, 5)]
+    assert by_combination(points) == {"b": [points[0], points[2]], "a": [points[1]]}
