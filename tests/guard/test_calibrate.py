@@ -44,7 +44,7 @@ def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_
 @pytest.mark.slow
 @pytest.mark.parametrize("max_fpr", [0.01, 0.1, 0.3])
 def test_no_more_allowed_conversations_are_flagged_than_the_rule_says(max_fpr: float) -> None:
-    logits, labels = sample(0.7, 1_000)
+    logits, labels = sample(0.7)
     calibration = calibrate(logits, labels, max_fpr)
     metrics = validation_metrics(logits, labels, calibration)
     assert max_fpr - 5 / len(labels) <= metrics["false_positive_rate"] <= max_fpr
