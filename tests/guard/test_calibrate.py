@@ -9,6 +9,7 @@ import pytest
 
 from guard.calibrate import calibrate
 from guard.errors import GuardError
+from guard.verdict import Calibration
 from train.calibration.validation import validation_metrics
 
 
@@ -41,16 +42,18 @@ def test_a_shift_of_all_logits_is_taken_back_by_a_bias_and_without_one_there_is_
     assert few.count(0.0) > len(few) / 2  # of a hundred rows a bias would mostly follow noise
 
 
-@pytest.mark.slow
+def shares(calibration: Calibration, logits: list[float], labels: list[int]) -> tuple[float, float]:
+    """Recall and false-positive rate."""
+    flagged = np.array([calibration.verdict("toy", logit).violates for logit in logits])
+    violating = np.array(labels) == 1
+    return float(flagged[violating].mean()), float(flagged[~violating].mean())
+
+
 @pytest.mark.parametrize("max_fpr", [0.01, 0.1, 0.3])
 def test_no_more_allowed_conversations_are_flagged_than_the_rule_says(max_fpr: float) -> None:
-    logits, labels = sample(0.7, 1_000)
-    calibration = calibrate(logits, labels, max_fpr)
-    metrics = validation_metrics(logits, labels, calibration)
-    assert max_fpr - 5 / len(labels) <= metrics["false_positive_rate"] <= max_fpr
-    flagged = [calibration.verdict("toy", logit).violates for logit in logits]
-    found = sum(label for label, flag in zip(labels, flagged, strict=True) if flag)
-    assert metrics["recall"] == pytest.approx(found / sum(labels), abs=1e-4)
+    logits, labels = sample(0.7)
+    _, rate = shares(calibrate(logits, labels, max_fpr), logits, labels)
+    assert max_fpr - 5 / len(labels) <= rate <= max_fpr
 
 
 @pytest.mark.parametrize("max_fpr", [0.05, 0.5])
@@ -62,25 +65,22 @@ def test_false_positives_that_find_no_violation_are_not_taken(max_fpr: float) ->
 
 def test_a_higher_limit_finds_more_and_one_that_finds_nothing_is_kept_to() -> None:
     logits, labels = sample(0.7, 300)
-    metrics = []
-    for max_fpr in (0.02, 0.05, 0.1, 0.3):
-        calibration = calibrate(logits, labels, max_fpr)
-        metrics.append(validation_metrics(logits, labels, calibration))
-    recalls = [at_limit["recall"] for at_limit in metrics]
-    rates = [at_limit["false_positive_rate"] for at_limit in metrics]
-    assert recalls == sorted(recalls) and recalls[0] < recalls[-1]
-    assert rates == sorted(rates)
+    limits = (0.02, 0.05, 0.1, 0.3)
+    reached = [shares(calibrate(logits, labels, limit), logits, labels) for limit in limits]
+    recalls, rates = zip(*reached, strict=True)
+    assert list(recalls) == sorted(recalls) and recalls[0] < recalls[-1]
+    assert list(rates) == sorted(rates)
     logits, labels = [float(logit) for logit in range(40)], [1] * 20 + [0] * 20
-    calibration = calibrate(logits, labels, 0.1)
-    metrics = validation_metrics(logits, labels, calibration)
-    assert metrics["recall"] == 0
-    assert metrics["false_positive_rate"] == 0.1
+    assert shares(calibrate(logits, labels, 0.1), logits, labels) == (0.0, 0.1)
 
 
 def test_few_verdicts_outside_the_uncertainty_band_are_wrong_and_equal_logits_are_alike() -> None:
     logits, labels = sample(0.0)
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
+    recall, rate = shares(calibration, logits, labels)
+    assert metrics["recall"] == pytest.approx(recall, abs=1e-4)
+    assert metrics["false_positive_rate"] == pytest.approx(rate, abs=1e-4)
     assert metrics["accuracy"] < 0.85
     assert 0.94 < metrics["accuracy_where_confident"] < 0.96
     assert 0.2 < metrics["confident"] < 0.9
