@@ -55,7 +55,9 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
         return _commit(path, revision)
     except (OSError, ValueError) as error:
         problem = f"no commit of the base is known: {error}"
-        remedy = "Check base and revision and the network, or download the base first"
+        remedy = (
+            "No folder has this name. Check base and revision and the network, or download the base"
+        )
         raise GuardError(problem, where=where, got=path, remedy=remedy) from error
 
 

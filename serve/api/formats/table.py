@@ -7,14 +7,13 @@ formats say.
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.routing import Route
 
 from guard.errors import GuardError
+from guard.files.own_module import imported
 from guard.home import HOME
 from serve.api.formats import (
     agentgateway,
@@ -49,39 +48,34 @@ def wire_formats() -> dict[str, WireFormat]:
 
 
 def all_formats(folder: Path) -> dict[str, WireFormat]:
-    """The shipped formats, and the FORMAT of each Python file in the folder, by the file's name.
+    """The shipped formats, and the FORMAT of each Python file in the folder, by the file's name;
+    one whose name begins with "_" is what others import.
 
     Raises GuardError for a file without one, or with the name or a path of another format.
     """
     formats = dict(SHIPPED)
     for file in sorted(folder.glob("*.py")):
+        if file.name.startswith("_"):
+            continue
         wire_format = _loaded(file)
         paths = [request.path for request in (*wire_format.requests, *wire_format.replies)]
         paths += [route.path for route in wire_format.router.routes if isinstance(route, Route)]
         for name, earlier in formats.items():
-            if name == file.stem or any(map(earlier.has_path, paths)):
-                raise _taken(file, name)
+            if name == file.stem:
+                raise _taken(file, f"the name {name}")
+            for path in filter(earlier.has_path, paths):
+                raise _taken(file, f"the path {path} of {name}")
         for path in paths:
             if path.split("/")[1] in (*RESERVED, ""):
-                raise _taken(file, path)
+                raise _taken(file, f"the path {path}")
         formats[file.stem] = wire_format
     return formats
 
 
 def _loaded(file: Path) -> WireFormat:
-    name = f"own_format_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where pydantic looks for the types that it names
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        problem = f"a file of formats cannot be imported: {type(error).__name__}: {error}"
-        raise GuardError(problem, where=file, remedy="Correct it") from error
-    wire_format = getattr(module, "FORMAT", None)
+    wire_format = getattr(imported(file, "a wire format"), "FORMAT", None)
     if not isinstance(wire_format, WireFormat):
-        remedy = "Give it one, a WireFormat of serve/api/wire_format.py"
+        remedy = "Give it one, a WireFormat of serve/api/wire_format.py; or call the file _NAME.py"
         raise GuardError("a file of formats has no FORMAT", where=file, remedy=remedy)
     return wire_format
 

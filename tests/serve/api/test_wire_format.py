@@ -182,8 +182,9 @@ def test_without_a_tenant_s_key_or_beyond_its_limits_nothing_is_judged(case: Cas
         assert large.status_code == 413 and "2,000 bytes" in large.text
         long = case.say(client, "x" * 120, **HEADERS["bank"])
         assert long.status_code == 413 and "your limit is 100" in long.text
-        other = request.renamed("other").send(client, **shop)
-        assert outcome(request, other) == "unjudged"
+        other = request.renamed("other")
+        if other != request:  # the format names a rule
+            assert outcome(request, other.send(client, **shop)) == "unjudged"
         # A reply's conversation was judged.
         assert len(engine.conversations) == (case.before is not None)
         if case.before is not None:  # of another tenant's conversation

@@ -13,6 +13,7 @@ from guard.method import PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
 from guard.weights.card import load_card
+from serve.api.formats.table import wire_formats
 from serve.doctor import rules
 from serve.doctor.finding import Finding
 from tests.serve.cards import save_card
@@ -112,10 +113,26 @@ def test_a_base_without_weights_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(rules, "MODELS", tmp_path)
     monkeypatch.setattr(rules, "RULES", tmp_path / "none")
     assert [problem.remedy for problem in problems(rules.recipes())] == [
-        "Restore it: `git checkout base`, if it came with the checkout"
+        "Save them there in safetensors; `git checkout` restores a base of the checkout"
     ]
     (base / "model.safetensors").touch()
     assert problems(rules.recipes()) == []
+
+
+def test_own_formats_are_told_and_a_faulty_one_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def formats() -> list[Finding]:
+        wire_formats.cache_clear()
+        return list(rules.formats())
+
+    monkeypatch.setattr("serve.api.formats.table.HOME", tmp_path)
+    assert formats() == [Finding("formats", "your own: none")]
+    (tmp_path / "formats").mkdir()
+    (tmp_path / "formats" / "mine.py").write_text("")
+    (problem,) = problems(iter(formats()))
+    assert "has no FORMAT" in problem.text
+    wire_formats.cache_clear()
 
 
 def test_weights_of_another_rule_or_of_other_turns_are_not_ready(tmp_path: Path) -> None:
