@@ -29,7 +29,7 @@ from guard.errors import GuardError
 from guard.rule import Rule
 
 NAMED = 20  # problems that an error spells out
-PLACES = 3  # rows that are named of those that have one problem
+PLACES = 3  # rows with one problem that are named
 # What differs between two rows with the same problem: what is quoted of them, and numbers.
 OF_ONE_ROW = re.compile(r"'[^']*'|\d+")
 VIOLATING_WORDS = ("1", "true", "yes", "violates", "violation")

@@ -167,7 +167,7 @@ def _across_splits(examples: Sequence[Example]) -> Iterator[NearDuplicate]:
 
 
 def drop_leaks(examples: Sequence[Example]) -> list[Example]:
-    """The examples without those that share a group or nearly their text with a later split."""
+    """The examples whose group and text are not, or not nearly, in a later split too."""
     last_rank: dict[str, int] = defaultdict(int)
     for example in examples:
         last_rank[example.group] = max(last_rank[example.group], _rank(example))
@@ -232,9 +232,7 @@ def _named_by_leader(examples: Sequence[Example], leaders: Sequence[int]) -> lis
 
 
 def _leaders(examples: Sequence[Example], pairs: Iterable[NearDuplicate]) -> list[int]:
-    """For each example the index of the leader of its cluster; those of one group and those of
-    `pairs` are together.
-    """
+    """For each example the index of its cluster's leader. Clusters join groups by `pairs`."""
     leaders = list(range(len(examples)))
 
     def leader(index: int) -> int:

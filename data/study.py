@@ -68,10 +68,8 @@ class Pools:
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """What a study is asked for.
-
-    `sizes` are numbers of rows to draw, those for validation included; a larger number than there
-    are draws all.
+    """What a study is asked for. A point draws `sizes` rows, a part of them for validation; a
+    number above the rows that there are draws all.
     """
 
     kind: StudyKind

@@ -74,7 +74,7 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
 
 
 def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
-    """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk."""
+    """The rule's phrases, the books that its `neighbours` lend, and everyday talk."""
     background = load_background()
     lenders = [neighbour for neighbour in neighbours if neighbour.id != rule.id]
     books = [load_phrasebook(neighbour, background) for neighbour in lenders]

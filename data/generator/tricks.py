@@ -1,8 +1,8 @@
 """Ways of writing a message that are meant to mislead whoever judges it.
 
-A trick changes no meaning: the label of a conversation stays what it was. Training data hold those
-of TRAINED, evenly over both labels, so that none tells the label; `eval/robustness.py` counts the
-verdicts that each of TRICKS flips.
+A trick changes no meaning: the label of a conversation stays what it was. Training data hold the
+tricks of TRAINED, evenly over both labels, so that none tells the label; `eval/robustness.py`
+counts the verdicts that each of TRICKS flips.
 """
 
 from __future__ import annotations
@@ -151,5 +151,5 @@ COMMANDS = ("hidden_tags", "instruction")  # that hold an injection for the judg
 
 
 def tricks_for(rule: Rule, tricks: Iterable[str]) -> list[str]:
-    """Those of the tricks that leave the labels of `rule` what they are."""
+    """The tricks that leave the labels of `rule` what they are."""
     return [name for name in tricks if not (rule.commands and name in COMMANDS)]

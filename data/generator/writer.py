@@ -301,8 +301,8 @@ class Writer:
         return tuple(messages)
 
     def _misfit(self, targets: Targets, dimensions: Dimensions) -> int:
-        """The tokens by which the targets differ (of a rule on the last turn, those two turns), and
-        those of the longer one beyond the conversation.
+        """The tokens by which the targets differ, and by which the longer one exceeds the
+        conversation. Of a rule on the last turn only the last turns differ.
         """
         lengths = [target.tokens for target in targets]
         if self._is_on_last_turn:
