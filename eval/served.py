@@ -73,16 +73,11 @@ class EngineQuery:
         if self.contestant is not None:
             card = self.contestant.card
             weights = [self.contestant.method, card.files, card.reads]
+        of_recipe: list[Any] = [recipe.base, self.trial.base_revision, recipe.serving_dtype]
+        of_recipe += [recipe.context_tokens, recipe.window_tokens]
+        of_recipe += [recipe.answer_prefix, recipe.engine]
         return fingerprint(
-            [
-                recipe.base,
-                self.trial.base_revision,
-                recipe.serving_dtype,
-                recipe.context_tokens,
-                recipe.window_tokens,
-                recipe.answer_prefix,
-                recipe.engine,
-            ],
+            of_recipe,
             answering_code(),
             weights,
             self._rule_text,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 import random
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from pytest import MonkeyPatch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
@@ -341,39 +339,17 @@ def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
 # These make a tensor without a kernel: uninitialised memory, or another tensor's.
 WITHOUT_A_KERNEL = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 AS_VIEWS = ("_unsafe_view", "detach", "alias", "lift_fresh")
-# Tensors of a list that one launch takes: as many as PyTorch concatenates, and the fewest that its
-# fused and foreach kernels take.
-CONCATENATED = 128
-OF_A_LIST = 30
 
 
 class LaunchCount(TorchDispatchMode):
-    """Within it, `launches` by operator; one of a list of tensors counts as often as the list is
-    long enough for.
-
-    A few operators launch two kernels and count once.
+    """Counts in `launches` the operators that would launch a kernel on a GPU, on any device. A few
+    launch two kernels and count once; one of a list of at most 128 tensors launches one.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches: Counter[str] = Counter()
+    launches = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Count the operator, and compute it."""
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name: str = func.overloadpacket.__name__
         without = func.is_view or name in WITHOUT_A_KERNEL or name in AS_VIEWS
-        if func.namespace == "aten" and not without:
-            self.launches[name] += _launches(name, args)
+        self.launches += func.namespace == "aten" and not without
         return func(*args, **(kwargs or {}))
-
-
-def _launches(name: str, arguments: tuple[Any, ...]) -> int:
-    if not arguments or not isinstance(arguments[0], list | tuple):
-        return 1
-    tensors = [argument for argument in arguments[0] if isinstance(argument, Tensor)]
-    together = OF_A_LIST
-    if name in ("cat", "stack"):
-        together = CONCATENATED
-    return max(1, math.ceil(len(tensors) / together))
