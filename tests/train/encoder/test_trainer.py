@@ -42,6 +42,7 @@ from train.encoder.trainer import (
 from train.examples import Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
+from train.run import _parts
 
 pytestmark = pytest.mark.slow
 
@@ -432,3 +433,15 @@ def test_parts_add_up_to_all(make_encoder_job: MakeEncoderJob, monkeypatch: Monk
         assert loss == pytest.approx(losses[0], abs=1e-6)
         torch.testing.assert_close(of_parts, gradients[0], atol=1e-6, rtol=1e-4)
     assert parts[0] == 12 and parts[-12:] == [1] * 12 and len(parts) > 1 + 2 + 12
+
+
+def test_an_adapter_is_trained_just_after_its_head(make_encoder_job: MakeEncoderJob) -> None:
+    """So that it finds the states that the frozen encoder gave for the head."""
+    jobs = [make_encoder_job(method) for method in ("head", "lora")]
+    work: list[tuple[Job, Rows]] = []
+    for rule in ("a", "b"):
+        for job in jobs:
+            renamed = job.rule.model_copy(update={"id": rule})
+            work.append((replace(job, rule=renamed), Rows((), (), ())))
+    order = [[(job.rule.id, job.method) for job, _ in part] for part in _parts(work)]
+    assert order == [[("a", "head")], [("a", "lora")], [("b", "head")], [("b", "lora")]]
