@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Lines of .py and .cpp, at what each has reached: lower one when it falls.
 BUDGETS = {
-    "guard": 5_560,
-    "data": 5_430,
-    "train": 6_160,
-    "eval": 4_000,
-    "serve": 28_710,
-    "tests": 52_300,
+    "guard": 5_180,
+    "data": 4_960,
+    "train": 5_930,
+    "eval": 3_900,
+    "serve": 27_480,
+    "tests": 48_350,
 }
-WORDS_OF_DOCS = 46_700
+WORDS_OF_DOCS = 40_000
 WORDS_OF_README = 1_100
 
 

@@ -1,4 +1,4 @@
-"""The steps of a training: rows, progress, the best weights. Knows nothing of models."""
+"""The steps of a training: their rows, progress and best weights. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class StepBatches:
 
 
 class Progress:
-    """Prints `name: epoch 2 of 4, loss 0.412, 3 min left` at the end of each epoch."""
+    """Prints `name: epoch 2 of 4, loss 0.412, 03:10 left` at the end of each epoch."""
 
     def __init__(self, name: str, *, step: int, steps: int, steps_per_epoch: int) -> None:
         self._name = name
@@ -152,15 +152,7 @@ class Progress:
         mean = ""
         if self._losses:
             mean = f", loss {sum(self._losses) / len(self._losses):.3f}"
-        left = (time.monotonic() - self._started) / (step - self._first) * (self._steps - step)
-        tqdm.write(f"{self._name}: epoch {epoch} of {self._epochs}{mean}, {duration(left)} left")
+        left_s = (time.monotonic() - self._started) / (step - self._first) * (self._steps - step)
+        left = tqdm.format_interval(left_s)
+        tqdm.write(f"{self._name}: epoch {epoch} of {self._epochs}{mean}, {left} left")
         self._losses.clear()
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min` or `3.5 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

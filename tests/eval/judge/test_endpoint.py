@@ -311,6 +311,9 @@ def test_many_refusals_are_kept_as_refused(concurrency: int, ask: Ask, endpoint:
 
 
 def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(ask: Ask, endpoint: Endpoint) -> None:
+    # A shell that runs the tests in the background has its children ignore the signal.
+    before_this = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def interrupted(number: int, before: int) -> Reply:
         if number == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -318,8 +321,11 @@ def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(ask: Ask, endpoint: Endp
         return Reply()
 
     endpoint.reply = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        ask(3, concurrency=1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask(3, concurrency=1)
+    finally:
+        signal.signal(signal.SIGINT, before_this)
     assert len(ask(3)) == len(endpoint.bodies) == 3
 
 

@@ -122,7 +122,7 @@ def test_the_first_checks_are_not_recorded() -> None:
     assert {row.swap_ins for row in rows} == {0}
 
 
-BURSTS, RULES = 12, 6
+BURSTS, RULES = 9, 4
 
 
 @dataclass(frozen=True)

@@ -146,10 +146,10 @@ def test_a_server_is_soaked(
     monkeypatch.setattr(soak, "QUICK_WINDOW_S", 1.0)
     monkeypatch.setattr("serve.bench.workload.server.SATURATING_CHECKS", 2 * AT_ONCE)
     soak_of(tmp_path, "--quick").main()
-    report = GridReport.load(tmp_path / "soak_bench.json")
+    report = GridReport.load(tmp_path / "soak_bench_quick.json")
     assert report.ended_by is None and len(report.rows) == 4
     for row in report.rows:
         assert row.median("failed") == 0 < row.median("answered")
         assert 100 < row.median("memory_mib") < 20_000
     assert report.facts["saturation, checks a second"]
-    assert (tmp_path / "soak_bench.png").is_file()
+    assert (tmp_path / "soak_bench_quick.png").is_file()

@@ -67,7 +67,7 @@ def test_there_are_none_of_a_method_that_the_recipe_does_not_list_and_on_an_enco
     ):
         pass
     with (
-        pytest.raises(GuardError, match=r"no random adapters.*Train a rule"),
+        pytest.raises(GuardError, match=r"no random adapters.*Name a decoder"),
         random_adapters(encoder_rules.recipe(), ["lora"], 1),
     ):
         pass

@@ -34,7 +34,7 @@ from tests.serve.engine.shared import logits as logits_of
 
 pytestmark = pytest.mark.slow
 
-PARITY = 1e-5
+PARITY = 3e-5
 SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
 LONG = (
     Message("user", "Tell me a story."),
