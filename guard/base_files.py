@@ -29,7 +29,7 @@ def folder_or_hub_id(base: str, home: Path, where: str) -> str:
     the hub id.
     """
     if base.startswith(IN_PACKAGE):
-        return str(_folder_in_package(base, where))
+        return str(folder_in_package(base, where))
     local = own_or_shipped(home / Path(base).expanduser())
     if local.is_dir():
         return str(local)
@@ -43,7 +43,8 @@ def folder_or_hub_id(base: str, home: Path, where: str) -> str:
     return base
 
 
-def _folder_in_package(base: str, where: str) -> Path:
+def folder_in_package(base: str, where: str) -> Path:
+    """The folder, or the file, that `package:MODULE/PATH` names."""
     module, _, folder = base.removeprefix(IN_PACKAGE).partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
@@ -68,6 +69,24 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
             where=where,
             got=path,
             remedy="Check base and revision and the network, or download the base first",
+        ) from error
+
+
+def downloaded_base(path: str, commit: str | None, where: str) -> Path:
+    """The folder of a base: `path` itself, or what the hub has at the commit."""
+    if commit is None:
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    patterns = [f"*{suffix}" for suffix in READ_SUFFIXES]
+    try:
+        return Path(snapshot_download(path, revision=commit, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise GuardError(
+            f"the base cannot be downloaded: {error}",
+            where=f"{where}: base",
+            got=path,
+            remedy="Check the network and the disk, or download the base first",
         ) from error
 
 
@@ -98,6 +117,11 @@ def folder_digest(folder: Path, where: str) -> str:
         if is_read and not is_hidden and path.is_file():
             files.append((str(below), _state_of(path)))
     return _digest(folder, tuple(files))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 over the name and the content of one file."""
+    return _digest(path.parent, ((path.name, _state_of(path)),))
 
 
 FileState = tuple[int, int, int, int]
