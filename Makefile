@@ -132,7 +132,7 @@ eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality t
 		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
 # What every benchmark is offered; each takes those that it has as options.
-offers = --offer=model='$(MODEL)' --offer=rule='$(RULE)' \
+offers = --offer=model='$(MODEL)' \
 	$(call flag,offer=quick,$(QUICK)) $(call flag,offer=wide,$(WIDE)) $(call flag,offer=force,$(FORCE))
 
 serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)

@@ -1,4 +1,1 @@
-"""Rules to labelled examples, from any of `SOURCES` in `data/sources.py`.
-
-Knows nothing of models.
-"""
+"""Rules to labelled examples, from any of `SOURCES` in `data/sources.py`."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,42 +18,38 @@ from data.debate import debate
 from data.ingest import Splitting
 from data.long_turns import with_long_turns
 from data.rows import is_hub_id, local_files
-from data.sources import SOURCES, DataRequest, DataSource, SourceOptions, source_named
+from data.sources import SOURCES, DataRequest, DataSource, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
 from guard.calibration_rows import check_rows_for_rate
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
-from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError, exits_cleanly
-from guard.files.atomic import atomic_write
-from guard.files.lock import locked
+from guard.files.atomic import atomic_write, locked
 from guard.home import ROOT, own_or_shipped
 from guard.layout import Runs, fingerprint, is_current, mark_current, not_current
-from guard.rule import EDIT, RULES, Rule, in_words, load_rule, rule_names, text_hash
+from guard.rule import (
+    EDIT,
+    MANIFEST_KEY,
+    RULES,
+    Rule,
+    in_words,
+    labelling,
+    load_rule,
+    rule_names,
+    text_hash,
+)
 
 LOCK = "lock"  # in a rule's data folder
 
 
-def build(
-    rule: Rule,
-    source: str,
-    options: SourceOptions | None,
-    seed: int,
-    splitting: Splitting,
-    folder: Path,
-    *,
-    force: bool = False,
-) -> bool:
-    """Write one rule's data set into `folder`; return False if it was already there.
-
-    `options` are the source's own. Every answer of `llm` data that is paid for is kept in
-    `answers.jsonl` there, `force` or not.
+def build(request: DataRequest, *, force: bool = False) -> bool:
+    """Write one rule's data set into the request's folder; return False if it was already there.
 
     Whatever goes wrong before the new splits are written leaves the data set that was there. A hub
     id is read once: nothing here tells when it changes, and `force` reads it again. Raises
     GuardError on bad data.
     """
-    request = DataRequest(rule, source, options, seed, splitting, folder)
+    rule, folder = request.rule, request.folder
     inputs = _inputs(request)
     was_current = is_current(folder, inputs)
     if was_current and _is_whole(folder) and not force:
@@ -62,22 +57,22 @@ def build(
     if force:
         not_current(folder)  # an interrupted run goes on without `force`
     try:
-        sourced = source_named(source).load(request)
+        sourced = source_named(request.source).load(request)
         refuse_leaks(sourced.examples)
         _check_rows_for_rate(request, sourced.examples)
     except GuardError:
         if was_current:
             mark_current(folder, inputs)  # what was there is as good as it was
         raise
-    examples = with_long_turns(sourced.examples, rule, seed)
+    examples = with_long_turns(sourced.examples, rule, request.seed)
     description = manifest.describe(examples)
     origin = {
         "rule_hash": text_hash(rule.text()),
         MANIFEST_KEY: labelling(rule),
-        "source": source,
-        "splits": splitting,
+        "source": request.source,
+        "splits": request.splitting,
         "dropped": sourced.dropped,
-        "seed": seed,
+        "seed": request.seed,
         "sha256": write_splits(folder, examples),
     }
     manifest.save(folder, origin | description | sourced.notes)
@@ -86,9 +81,7 @@ def build(
 
 
 def _check_rows_for_rate(request: DataRequest, examples: Sequence[Example]) -> None:
-    """Raise GuardError where rows of your own are too few for the rule's max_fpr, as training
-    would. The number of other rows follows from what the command says.
-    """
+    """Refuse rows of your own that are too few for the rule's max_fpr, as training would."""
     if source_named(request.source).reads_splits:
         validation = [example for example in examples if example.split == "validation"]
         allowed = sum(not example.label for example in validation)
@@ -102,9 +95,7 @@ def _inputs(request: DataRequest) -> str:
     # In a folder a file's name may say its split.
     own_rows = source_named(request.source).own_rows(request.source)
     names = [str(file) for file in local_files(own_rows)]
-    options: list[Any] = []
-    if request.options:
-        options = request.options.inputs()
+    options = request.options.inputs() if request.options else []
     return fingerprint(
         request.rule.model_dump(mode="json"),
         request.source,
@@ -118,7 +109,6 @@ def _inputs(request: DataRequest) -> str:
 
 
 def _files_read(source: str) -> list[Path]:
-    """The files that a source says it reads. Raises GuardError for one that is not there."""
     entry = source_named(source)
     files = entry.files(source)
     for file in files:
@@ -142,16 +132,16 @@ RENDERING = (
 
 
 def code_files() -> list[Path]:
-    """The code that data sets are written with: all of this stage, in every folder, and what says
-    how messages are read and written.
-    """
+    """The code that data sets are written with: all of this stage, and RENDERING."""
     return [*sorted((ROOT / "data").rglob("*.py")), *(ROOT / "guard" / name for name in RENDERING)]
 
 
+def has_splits(folder: Path) -> bool:
+    return all((folder / f"{split}.jsonl").is_file() for split in SPLITS)
+
+
 def _is_whole(folder: Path) -> bool:
-    """Whether all splits are there, and what says how they were made."""
-    names = [f"{split}.jsonl" for split in SPLITS]
-    return all((folder / name).is_file() for name in ("manifest.json", *names))
+    return has_splits(folder) and (folder / "manifest.json").is_file()
 
 
 def write_splits(folder: Path, examples: list[Example]) -> dict[str, str]:
@@ -174,11 +164,9 @@ def main() -> None:
     args = _arguments()
     names = rule_names(args.rule)
     if args.data and len(names) > 1:
-        raise GuardError(
-            "--data is the data of one rule",
-            got=f"{len(names)} rules",
-            remedy="Name one rule, or set `data:` in each rule's file",
-        )
+        problem = "--data is the data of one rule"
+        remedy = "Name one rule, or set `data:` in each rule's file"
+        raise GuardError(problem, got=f"{len(names)} rules", remedy=remedy)
     errors = []
     for name in names:
         try:
@@ -190,42 +178,15 @@ def main() -> None:
         sys.exit(2)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Where a rule's data come from this time, and where they came from last time."""
-
-    source: str
-    earlier: str
-    splitting: Splitting
-    is_named: bool  # on the command line
-    is_kept: bool  # what an endpoint wrote is written again only where it is asked for by name
-
-
-def _choose(
-    rule: Rule, earlier: Mapping[str, Any], folder: Path, args: argparse.Namespace
-) -> Choice:
+def _source_of(rule: Rule, earlier: Mapping[str, Any], named: str | None) -> str:
     """The command line decides, then the rule's file, then the manifest of last time.
 
     The generator that a rule has when nothing is said never replaces the data somebody has given;
     one that the rule's file names does.
     """
-    source = args.data or rule.data
-    if not args.data and "data" not in rule.model_fields_set:
-        source = earlier.get("source", GENERATOR)
-    entry = source_named(source)
-    is_asked_anew = source in (args.data, rule.data)
-    is_kept = entry.is_paid and not is_asked_anew and _is_whole(folder)
-    _refuse_unread_flags(entry, source, args, is_kept=is_kept)
-    splitting = args.splits
-    if splitting is None and earlier.get("source") == source:
-        splitting = earlier.get("splits")
-    return Choice(
-        source=source,
-        earlier=earlier.get("source", source),
-        splitting=splitting or "keep",
-        is_named=bool(args.data),
-        is_kept=is_kept,
-    )
+    if named or "data" in rule.model_fields_set:
+        return named or rule.data
+    return str(earlier.get("source", GENERATOR))
 
 
 def _refuse_unread_flags(
@@ -237,17 +198,13 @@ def _refuse_unread_flags(
     for candidate in SOURCES.values():
         unread = [flag for flag in candidate.flags if flag not in entry.flags]
         if any(getattr(args, flag) for flag in unread):
-            raise GuardError(
-                f"{_in_words(unread)} are for data of another source: {candidate.description}",
-                got=source,
-                remedy=f"Say --data {candidate.shape} (DATA={candidate.shape})",
-            )
+            problem = f"{_in_words(unread)} are for data of another source: {candidate.description}"
+            remedy = f"Say --data {candidate.shape} (DATA={candidate.shape})"
+            raise GuardError(problem, got=source, remedy=remedy)
     if args.splits and not entry.reads_splits:
-        raise GuardError(
-            "--splits is for rows of your own: data of this source have splits of their own",
-            got=source,
-            remedy="Go without --splits (SPLITS=)",
-        )
+        problem = "--splits is for rows of your own: data of this source have splits of their own"
+        remedy = "Go without --splits (SPLITS=)"
+        raise GuardError(problem, got=source, remedy=remedy)
     stated = [flag for flag in entry.flags if getattr(args, flag)]
     if is_kept and stated:
         raise GuardError(
@@ -272,40 +229,43 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
     folder = Runs(args.runs).data(name)
     with locked(folder / LOCK, "another command is writing these data"):
         earlier = manifest.load(folder)
-        choice = _choose(rule, earlier, folder, args)
+        source = _source_of(rule, earlier, args.data)
+        entry = source_named(source)
+        # What an endpoint wrote is written again only where it is asked for by name.
+        is_kept = entry.is_paid and source not in (args.data, rule.data) and _is_whole(folder)
+        _refuse_unread_flags(entry, source, args, is_kept=is_kept)
+        splitting = args.splits
+        if splitting is None and earlier.get("source") == source:
+            splitting = earlier.get("splits")
         is_built = False
-        if choice.is_kept:
+        if is_kept:
             debate.refuse_last_turn(rule)
         else:
-            entry = source_named(choice.source)
-            options: SourceOptions | None = None
-            if entry.options:
-                options = entry.options(rule, earlier, args)
-            is_built = build(
-                rule, choice.source, options, args.seed, choice.splitting, folder, force=args.force
-            )
-        _report(rule, folder, choice, is_built)
+            options = entry.options(rule, earlier, args) if entry.options else None
+            request = DataRequest(rule, source, options, args.seed, splitting or "keep", folder)
+            is_built = build(request, force=args.force)
+        if source != earlier.get("source", source):
+            reason = "as asked" if args.data else "as `data:` in its rule file says"
+            print(f"{name}: the source was {earlier['source']} and is now {source}, {reason}")
+        print(manifest.table(name, manifest.load(folder)))
+        print(f"  {'written to' if is_built else 'unchanged in'} {folder}")
+        for note in _notes(rule, source, is_kept=is_kept, is_built=is_built):
+            print(f"  {note}")
 
 
-def _report(rule: Rule, folder: Path, choice: Choice, is_built: bool) -> None:
-    """Print what a rule's data are made of, and what their reader should know."""
-    if choice.source != choice.earlier:
-        reason = "as `data:` in its rule file says"
-        if choice.is_named:
-            reason = "as asked"
-        print(f"{rule.id}: the source was {choice.earlier} and is now {choice.source}, {reason}")
-    print(manifest.table(rule.id, manifest.load(folder)))
-    if is_built:
-        print(f"  written to {folder}")
-    else:
-        print(f"  unchanged in {folder}")
+def _notes(rule: Rule, source: str, *, is_kept: bool, is_built: bool) -> Iterator[str]:
     if EDIT in in_words(rule):
         path = own_or_shipped(RULES / f"{rule.id}.yaml")
-        print(f"  {path} still says {EDIT}; a judge behind an endpoint reads these lines")
-    if choice.is_kept:
-        print(f"  an endpoint wrote these; DATA={choice.source} asks it again for what has changed")
-    if not is_built and is_hub_id(source_named(choice.source).own_rows(choice.source)):
-        print("  a hub data set is read once; FORCE=1 reads it again")
+        yield f"{path} still says {EDIT}; a judge behind an endpoint reads these lines"
+    if is_kept:
+        yield f"an endpoint wrote these; DATA={source} asks it again for what has changed"
+    if not is_built and is_hub_id(source_named(source).own_rows(source)):
+        yield "a hub data set is read once; FORCE=1 reads it again"
+
+
+UNNAMED = """\
+Without --data the source is the rule file's `data:` key; without that, the one
+that the rule's data came from last time, at first the offline generator."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -314,37 +274,26 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m data.build",
         description="Write the training, validation and test examples of a rule.",
-        epilog="\n".join(
-            [
-                "sources:",
-                *sources,
-                "Without --data the source is the rule file's `data:` key; without that, the one",
-                "that the rule's data came from last time, at first the offline generator.",
-            ]
-        ),
+        epilog="\n".join(["sources:", *sources, UNNAMED]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--rule", required=True, help="a rule's name, several separated by commas, or all"
-    )
+    rule = "a rule's name, several separated by commas, or all"
+    parser.add_argument("--rule", required=True, help=rule)
     parser.add_argument("--data", metavar="SOURCE", help="where the examples come from, see below")
-    parser.add_argument(
-        "--seed", type=whole_number, default=0, help="same seed, same bytes (default 0)"
-    )
+    seed = "same seed, same bytes (default 0)"
+    parser.add_argument("--seed", type=whole_number, default=0, help=seed)
     flags: dict[str, Mapping[str, Any]] = {}
     for source in SOURCES.values():
         flags |= source.flags
     for flag, settings in flags.items():
         parser.add_argument(f"--{flag}", **settings)
-    parser.add_argument(
-        "--splits",
-        choices=get_args(Splitting),
-        help="the splits of your own data: keep them and refuse leaks (default; later as last "
-        "time), clean leaks out of the earlier split, or assign all rows to new splits",
+    splits = (
+        "the splits of your own data: keep them and refuse leaks (default; later as last time), "
+        "clean leaks out of the earlier split, or assign all rows to new splits"
     )
-    parser.add_argument(
-        "--runs", type=Path, default=Runs().root, help="output folder (default runs/)"
-    )
+    parser.add_argument("--splits", choices=get_args(Splitting), help=splits)
+    runs = "output folder (default runs/)"
+    parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)
     parser.add_argument("--force", action="store_true", help="write again although nothing changed")
     return parser.parse_args()
 

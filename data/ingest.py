@@ -29,7 +29,7 @@ from guard.errors import GuardError
 from guard.rule import Rule
 
 NAMED = 20  # problems that an error spells out
-PLACES = 3  # rows that are named of those that have one problem
+PLACES = 3  # rows with one problem that are named
 # What differs between two rows with the same problem: what is quoted of them, and numbers.
 OF_ONE_ROW = re.compile(r"'[^']*'|\d+")
 VIOLATING_WORDS = ("1", "true", "yes", "violates", "violation")
@@ -60,11 +60,7 @@ Splitting = Literal["keep", "clean", "new"]
 
 @dataclass(frozen=True)
 class Parsed:
-    """A good row and where it stands.
-
-    `split` is None where the row names none; the example then says `train` until it is assigned to
-    a split.
-    """
+    """A good row and where it stands. The example of a row without a `split` says `train`."""
 
     example: Example
     split: Split | None
@@ -91,13 +87,11 @@ def ingest(
 ) -> SourcedData:
     """The examples of the rows of `source`, in splits.
 
-    Raises GuardError naming every bad row (the first 20 in full), and for a split with fewer than
-    `fewest` rows of a label.
-
     Rows without a split are assigned to splits by group and label in `shares`, and so are all rows
-    where `splitting` is `new`. A source with a training and a test split but no validation
-    split gets one from its training rows. `clean` removes from the earlier split what shares a
-    group or nearly its text with a later one; `keep` leaves that to be refused.
+    where `splitting` is `new`. A missing validation split is taken from the training rows. `clean`
+    removes from the earlier split what shares a group or nearly its text with a later one; `keep`
+    leaves that to be refused. Raises GuardError naming the bad rows, and for a split with fewer
+    than `fewest` rows of a label.
     """
     parsed = _parse_all(rows, rule, source)
     _refuse_repeated_ids(parsed, source)
@@ -123,36 +117,29 @@ def ingest(
 
 
 def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parsed]:
-    """Raises GuardError naming the bad rows, or where there are none at all."""
     parsed: list[Parsed] = []
     problems: list[tuple[str, GuardError]] = []  # where, and what
     for row in rows:
         try:
             parsed.append(_parse(row, rule, source))
-        except GuardError as problem:
-            problems.append((row.where, problem))
+        except GuardError as error:
+            problems.append((row.where, error))
         except RecursionError:
             problems.append((row.where, BadRow(TOO_DEEP)))
     problems += _contradictions(parsed)
     if problems:
-        raise GuardError(
-            "\n  ".join([f"{len(problems)} bad rows:", *_each_kind(problems)]),
-            where=source,
-            remedy="Correct or remove these rows",
-        )
+        problem = "\n  ".join([f"{len(problems)} bad rows:", *_each_kind(problems)])
+        remedy = "Correct or remove these rows"
+        raise GuardError(problem, where=source, remedy=remedy)
     if not parsed:
-        raise GuardError(
-            "no rows: the source is empty, or has a header alone",
-            where=source,
-            remedy="Write one conversation and its label a row",
-        )
+        problem = "no rows: the source is empty, or has a header alone"
+        remedy = "Write one conversation and its label a row"
+        raise GuardError(problem, where=source, remedy=remedy)
     return parsed
 
 
 def _each_kind(problems: Iterable[tuple[str, GuardError]]) -> list[str]:
-    """A line for each kind of problem, as many as are named: its first row in full, and how many
-    rows more have it.
-    """
+    """A line for each kind of problem: its first row in full, and how many rows more have it."""
     first: dict[str, str] = {}
     places: dict[str, list[str]] = {}
     for where, error in problems:
@@ -176,10 +163,8 @@ def _each_kind(problems: Iterable[tuple[str, GuardError]]) -> list[str]:
 def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
     if row.problem:
         raise BadRow(row.problem)
-    fields = {}
-    for name, value in row.fields.items():
-        if value != "" or name not in ABSENT_IF_EMPTY:
-            fields[name] = value
+    empty = [name for name in ABSENT_IF_EMPTY if row.fields.get(name) == ""]
+    fields = {name: value for name, value in row.fields.items() if name not in empty}
     if fields.get("rule", rule.id) != rule.id:
         raise BadRow(
             f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers "
@@ -205,9 +190,7 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
 
 
 def _refuse_misspelt(fields: dict[str, Any]) -> None:
-    """Raise BadRow for a field that is one of ours but for its case, or a plural of SINGULAR: the
-    row would be in another split or group than it says.
-    """
+    """Refuse a field that is nearly one of ours: its row would be in another split or group."""
     spellings = {name: name for name in KNOWN_FIELDS}
     spellings |= {f"{name}s": name for name in SINGULAR}
     for name in fields:
@@ -217,7 +200,6 @@ def _refuse_misspelt(fields: dict[str, Any]) -> None:
 
 
 def _group(fields: dict[str, Any], meta: dict[str, Any]) -> str:
-    """The group that a row or its `meta` names; empty where none does."""
     for value in (fields.get("group"), meta.get("group")):
         if value is not None and str(value).strip():
             return str(value).strip()
@@ -239,7 +221,6 @@ def _split(fields: dict[str, Any]) -> Split | None:
 
 
 def _refuse_unwritable(example: Example) -> None:
-    """Raise BadRow if the example could not be written to a file again."""
     try:
         as_line(example)
     except UnicodeEncodeError as error:
@@ -253,7 +234,6 @@ def _refuse_unwritable(example: Example) -> None:
 
 
 def _contradictions(parsed: list[Parsed]) -> Iterator[tuple[str, GuardError]]:
-    """Where rows repeat a conversation with the other label, each with the row it contradicts."""
     first_with: dict[tuple[Message, ...], Parsed] = {}
     for row in parsed:
         first = first_with.setdefault(row.example.messages, row)
@@ -266,13 +246,8 @@ def _contradictions(parsed: list[Parsed]) -> Iterator[tuple[str, GuardError]]:
 
 
 def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
-    """The row's conversation; a `text` is said by whom the rule judges, if it names somebody.
-
-    Raises GuardError.
-    """
-    text_role: str = rule.judged
-    if text_role == "conversation":
-        text_role = "user"
+    """The row's conversation; a `text` is said by whom the rule judges. Raises GuardError."""
+    text_role = "user" if rule.judged == "conversation" else rule.judged
     messages = conversation_of(fields, text_role)
     if unread := unread_parts(messages):
         raise BadRow(f"{unread[0]}, which no rule can read: say in words what it says or shows")
@@ -295,48 +270,31 @@ def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
     counts = Counter(row.example.id for row in parsed)
     repeated = [identity for identity, count in counts.items() if count > 1]
     if repeated:
-        raise GuardError(
-            f"{len(repeated)} ids occur more than once",
-            where=source,
-            got=", ".join(repeated[:NAMED]),
-            remedy="Give every row an id of its own, or none",
-        )
+        problem = f"{len(repeated)} ids occur more than once"
+        remedy = "Give every row an id of its own, or none"
+        raise GuardError(problem, where=source, got=", ".join(repeated[:NAMED]), remedy=remedy)
 
 
 def _into_splits(
     parsed: list[Parsed], seed: int, source: str, shares: Mapping[Split, float], *, clean: bool
 ) -> SourcedData:
-    """Assign rows without a split; carve a missing validation split from the training rows.
-
-    Groups that straddle splits are looked for in the rows as they come, because near duplicates
-    are put into one group, under one name.
-    """
     splits = {row.split for row in parsed}
     examples = [row.example for row in parsed]
     if splits == {None}:
         return SourcedData(assign(examples, seed, shares))
     if None in splits:
-        raise GuardError(
-            "some rows have a split and some have none",
-            where=source,
-            remedy="Give every row a split, or none, or say SPLITS=new",
-        )
+        problem = "some rows have a split and some have none"
+        remedy = "Give every row a split, or none, or say SPLITS=new"
+        raise GuardError(problem, where=source, remedy=remedy)
     if clean:
         examples = drop_leaks(examples)
     else:
-        refuse_straddling(examples)
+        refuse_straddling(examples)  # before near duplicates become one group under one name
     dropped = len(parsed) - len(examples)
     if splits == {"train", "test"}:
-        examples = _with_validation(examples, seed, shares)
+        total = shares["train"] + shares["validation"]
+        parts: tuple[Split, ...] = ("train", "validation")
+        train = [example for example in examples if example.split == "train"]
+        test = [example for example in examples if example.split == "test"]
+        examples = assign(train, seed, {part: shares[part] / total for part in parts}) + test
     return SourcedData(group_near_duplicates(examples), dropped)
-
-
-def _with_validation(
-    examples: list[Example], seed: int, shares: Mapping[Split, float]
-) -> list[Example]:
-    """The examples with a part of the training rows as their validation split."""
-    total = shares["train"] + shares["validation"]
-    shares = {"train": shares["train"] / total, "validation": shares["validation"] / total}
-    train = [example for example in examples if example.split == "train"]
-    test = [example for example in examples if example.split == "test"]
-    return assign(train, seed, shares) + test

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict
 
-from guard.endpoint.client import Completion
+from guard.endpoint import Completion
 from guard.files.strict_json import read_json
 from guard.files.yaml_file import Strict, validate
 

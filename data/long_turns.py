@@ -1,9 +1,8 @@
-"""Rows with one long turn: the turn that decides amid other text, or a long result of a tool before
-it.
+"""Rows with one long turn: the deciding turn amid other text, or a tool's long result before it.
 
 A rule that was trained on short turns alone reads a long one badly, and says so with confidence.
-What is put around a turn changes no label: it is of allowed rows, or made-up records. Of a rule
-that depends on context only the tool's result is long, and only of records.
+The added text changes no label: it is of allowed rows, or made-up records. A rule that depends on
+context gets only a tool's long result, and only of records.
 """
 
 from __future__ import annotations
@@ -33,18 +32,14 @@ class LongTurns:
     """Writes rows of `rule` with a long turn, amid `texts` of each role."""
 
     def __init__(self, rule: Rule, texts: Mapping[str, Sequence[str]]) -> None:
-        self._rule = rule
-        self._texts = texts
+        self._rule, self._texts = rule, texts
 
     @classmethod
     def amid_allowed(cls, rule: Rule, examples: Sequence[Example]) -> LongTurns:
-        """Amid what is said in the allowed ones of `examples`."""
         texts: dict[str, list[str]] = {}
-        if not rule.depends_on_context:
-            for example in examples:
-                if not example.label:
-                    for message in example.messages:
-                        texts.setdefault(message.role, []).append(message.content)
+        allowed = [] if rule.depends_on_context else [row for row in examples if not row.label]
+        for message in itertools.chain.from_iterable(row.messages for row in allowed):
+            texts.setdefault(message.role, []).append(message.content)
         return cls(rule, texts)
 
     @property
@@ -80,7 +75,7 @@ class LongTurns:
         )
 
     def _role_before(self) -> str:
-        """Whose long turn stands before the one that decides: not a judged speaker's, if it can."""
+        """Who has the long turn before the one that decides: nobody judged, if it can be."""
         judged = SPEAKERS[self._rule.reads]
         if "tool" in judged and "user" not in judged:
             return "user"
@@ -124,8 +119,8 @@ def long_length(rng: random.Random) -> int:
 
 
 def _deciding(example: Example, rule: Rule) -> int | None:
-    """The number of the turn that the label is about: the one that performs a generated row's act,
-    or else the judged speaker's last; None where the judged speaker says nothing.
+    """The number of the turn that the label is about: the turn of a generated row's act, or else
+    the judged speaker's last; None where the judged speaker says nothing.
     """
     performed = f"{rule.id}/{example.meta.get('act')}"
     acts = example.meta.get("acts", ()) if example.is_generated else ()
@@ -152,7 +147,6 @@ def _filled(texts: Sequence[str], characters: int, rng: random.Random) -> list[s
 
 
 def _records(characters: int, rng: random.Random) -> list[str]:
-    """Lines of JSON as a tool returns them."""
     lines: list[str] = []
     while characters > 0:
         record = {

@@ -20,7 +20,6 @@ FEW_TEST_ROWS = 100
 
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
-    """The manifest of one rule's examples, JSON-able, without where they came from."""
     words: dict[str, dict[str, float]] = {}
     for label in (0, 1):
         lengths = [_words(example) for example in examples if example.label == label]
@@ -43,19 +42,11 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def table(rule: str, manifest: dict[str, Any]) -> str:
-    """The manifest in a few lines for the terminal."""
-    return "\n".join(
-        [
-            f"{rule}: {manifest['source']}, seed {manifest['seed']}",
-            *_count_lines(manifest),
-            *_size_lines(manifest),
-            *_debate_lines(manifest),
-        ]
-    )
+    lines = [f"{rule}: {manifest['source']}, seed {manifest['seed']}", *_count_lines(manifest)]
+    return "\n".join([*lines, *_size_lines(manifest), *_debate_lines(manifest)])
 
 
 def _count_lines(manifest: dict[str, Any]) -> Iterator[str]:
-    """Rows and violations by split and stratum."""
     yield f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}"
     for row in manifest["counts"]:
         yield f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}"
@@ -82,13 +73,10 @@ def _size_lines(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _debate_lines(manifest: dict[str, Any]) -> Iterator[str]:
-    """The outcomes of the cases that an endpoint wrote, and their cost; nothing for other data."""
     debate = manifest.get("debate")
     if not debate:
         return
-    cost = ""
-    if debate["cost_usd"] is not None:
-        cost = f", {debate['cost_usd']:.2f} USD"
+    cost = "" if debate["cost_usd"] is None else f", {debate['cost_usd']:.2f} USD"
     yield f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}"
     for outcome, count in debate["outcomes"].items():
         yield f"  {count:>6} {outcome}"
@@ -99,10 +87,10 @@ def _counts(examples: Sequence[Example]) -> list[dict[str, Any]]:
     for example in examples:
         stratum = str(example.meta.get("stratum"))
         labels[SPLITS.index(example.split), stratum].append(example.label)
-    counts = []
+    counts: list[dict[str, Any]] = []
     for (split, stratum), part in sorted(labels.items()):
-        count: dict[str, Any] = {"split": SPLITS[split], "stratum": stratum}
-        counts.append(count | {"rows": len(part), "violating": sum(part)})
+        rows = {"rows": len(part), "violating": sum(part)}
+        counts.append({"split": SPLITS[split], "stratum": stratum} | rows)
     return counts
 
 

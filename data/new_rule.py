@@ -19,8 +19,7 @@ import yaml
 from pydantic import Field
 
 from data.llm_reply import WRITING, Form, filled
-from guard.endpoint.client import Completion, Endpoint
-from guard.endpoint.settings import endpoint_settings
+from guard.endpoint import Completion, Endpoint, endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.home import own_or_shipped
@@ -32,6 +31,7 @@ WHO: dict[Judged, str] = {
     "tool": "A tool's output",
     "conversation": "The conversation",
 }
+NAME = "lower-case letters, digits and _"
 FORBIDS = re.compile(r"^(?:please )?(?:never|do not|don't|must not|may not) ", re.IGNORECASE)
 
 RULE_FORM = (
@@ -64,17 +64,12 @@ class RuleDraft(Form):
 def new_rule(
     name: str, policy: str, judged: Judged, rules: Path = RULES, endpoint: Endpoint | None = None
 ) -> Path:
-    """Write `rules/<name>.yaml`, by the endpoint if there is one.
-
-    Raises GuardError where the file is there already, or where the name or the policy is none.
-    """
+    """Write `rules/<name>.yaml`, by the endpoint if there is one. Raises GuardError."""
     path = rules / f"{name}.yaml"
     policy = " ".join(policy.split())
     _check_name(name, path)
     _check_policy(policy)
-    drafted = _by_hand(policy, judged)
-    if endpoint:
-        drafted = _by_llm(endpoint, policy, judged)
+    drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
         part.write_text(_as_yaml(name, judged, drafted), encoding="utf-8")
@@ -88,34 +83,26 @@ def new_rule(
 
 def _check_name(name: str, path: Path) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise GuardError(
-            "a rule's name is lower-case letters, digits and _",
-            got=repr(name),
-            remedy="For example NAME=delivery_date",
-        )
+        problem, remedy = f"a rule's name is {NAME}", "For example NAME=delivery_date"
+        raise GuardError(problem, got=repr(name), remedy=remedy)
     if name == "all":
         raise GuardError("RULE=all means every rule", got=name, remedy="Take another name")
     if own_or_shipped(path).exists():
+        remedy = "Edit it, delete it, or take another name"
         raise GuardError(
-            "a rule of this name already exists",
-            where=own_or_shipped(path),
-            remedy="Edit it, delete it, or take another name",
+            "a rule of this name already exists", where=own_or_shipped(path), remedy=remedy
         )
 
 
 def _check_policy(policy: str) -> None:
     if len(policy) < 10:
-        raise GuardError(
-            "the policy is too short: it says in a sentence what is forbidden",
-            got=repr(policy),
-            remedy='For example POLICY="never promise a delivery date"',
-        )
+        problem = "the policy is too short: it says in a sentence what is forbidden"
+        remedy = 'For example POLICY="never promise a delivery date"'
+        raise GuardError(problem, got=repr(policy), remedy=remedy)
     if len(policy) > 140:
-        raise GuardError(
-            "the policy is too long: here it is one sentence, and the file has room for more",
-            got=f"{len(policy)} characters",
-            remedy="Shorten it to 140 characters",
-        )
+        problem = "the policy is too long: here it is one sentence, and the file has room for more"
+        remedy = "Shorten it to 140 characters"
+        raise GuardError(problem, got=f"{len(policy)} characters", remedy=remedy)
 
 
 def _by_hand(policy: str, judged: Judged) -> RuleDraft:
@@ -181,20 +168,17 @@ def _as_yaml(name: str, judged: Judged, drafted: RuleDraft) -> str:
 
 
 def _block(key: str, comment: str, lines: Sequence[str]) -> str:
-    """A commented list of YAML; nothing without lines."""
     if not lines:
         return ""
     return f"{key}:  # {comment}\n" + "".join(f"  - {_scalar(line)}\n" for line in lines)
 
 
 def _scalar(text: str) -> str:
-    """One line of YAML for a text, quoted only where it has to be."""
     scalar = yaml.safe_dump(" ".join(text.split()), width=10**6, allow_unicode=True)
     return str(scalar.removesuffix("\n").removesuffix("\n..."))
 
 
 def next_steps(name: str) -> str:
-    """What comes after the file is written, as commands that train and serve the same weights."""
     weights = f"RULE={name} MODEL=minilm METHOD=head"
     return f"""\
 Read and edit it, then bring labelled rows, or let an endpoint write and debate them
@@ -211,20 +195,12 @@ def main() -> None:
         prog="python -m data.new_rule",
         description="Write a rule file from a policy, ready to edit.",
     )
-    parser.add_argument(
-        "--name",
-        required=True,
-        help="lower-case letters, digits and _: the file's name and the rule's id",
-    )
-    parser.add_argument(
-        "--policy", required=True, help='one sentence, for example "never promise a delivery date"'
-    )
-    parser.add_argument(
-        "--judged",
-        choices=get_args(Judged),
-        default="assistant",
-        help="whose words can violate it (default: %(default)s)",
-    )
+    name = f"{NAME}: the file's name and the rule's id"
+    parser.add_argument("--name", required=True, help=name)
+    policy = 'one sentence, for example "never promise a delivery date"'
+    parser.add_argument("--policy", required=True, help=policy)
+    judged = "whose words can violate it (default: %(default)s)"
+    parser.add_argument("--judged", choices=get_args(Judged), default="assistant", help=judged)
     arguments = parser.parse_args()
     endpoint = None
     settings = endpoint_settings(os.environ, "generator", "to write a file for you to fill in")

@@ -34,9 +34,7 @@ class BadRow(GuardError):
 
 
 def local_files(source: str) -> list[Path]:
-    """The files of this machine that a source is read from, hidden ones left out; empty for a hub
-    id.
-    """
+    """The files of this machine that a source is read from, hidden ones left out."""
     if not source.startswith(HUB):
         return [path for path in [Path(source)] if path.is_file()]
     folder = Path(_hub_name(source)[0])
@@ -64,19 +62,14 @@ def read_rows(source: str) -> Iterator[SourceRow]:
         return
     path = Path(source)
     if path.is_dir():
-        raise GuardError(
-            "a folder, not a file", where=source, remedy=f"Name a file in it, or {HUB}{source}"
-        )
+        remedy = f"Name a file in it, or {HUB}{source}"
+        raise GuardError("a folder, not a file", where=source, remedy=remedy)
     if not is_readable(source):
-        raise GuardError(
-            "cannot read this kind of file",
-            where=source,
-            remedy=f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>",
-        )
+        remedy = f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>"
+        raise GuardError("cannot read this kind of file", where=source, remedy=remedy)
     if not path.is_file():
-        raise GuardError(
-            "no such file", where=source, remedy="Check its name, or name where the rows are now"
-        )
+        remedy = "Check its name, or name where the rows are now"
+        raise GuardError("no such file", where=source, remedy=remedy)
     ending = next(ending for ending in FILE_READERS if path.name.endswith(ending))
     text = read_text(path)
     if "\n" not in text:  # the lines of an old Mac end in \r alone
@@ -86,11 +79,9 @@ def read_rows(source: str) -> Iterator[SourceRow]:
 
 def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
     if text.lstrip().startswith("["):
-        raise GuardError(
-            "one JSON list, not an object a line",
-            where=source,
-            remedy=f"Write each object on a line of its own: jq -c '.[]' {source} > rows.jsonl",
-        )
+        problem = "one JSON list, not an object a line"
+        remedy = f"Write each object on a line of its own: jq -c '.[]' {source} > rows.jsonl"
+        raise GuardError(problem, where=source, remedy=remedy)
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -108,7 +99,6 @@ def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
 
 
 def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that have a value: a field that is null is a field that is not there."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -170,17 +160,12 @@ def _too_many_cells(delimiter: str, names: list[str]) -> str:
 def _column_names(cells: list[str], where: str) -> list[str]:
     names = [cell.strip() for cell in cells]
     if names[0].startswith("{"):
-        raise GuardError(
-            "objects of JSON, not the columns of a table", where=where, remedy="Name it .jsonl"
-        )
+        problem = "objects of JSON, not the columns of a table"
+        raise GuardError(problem, where=where, remedy="Name it .jsonl")
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
-        raise GuardError(
-            "columns of one name",
-            where=where,
-            got=", ".join(repeated),
-            remedy="Give every column a name of its own",
-        )
+        remedy = "Give every column a name of its own"
+        raise GuardError("columns of one name", where=where, got=", ".join(repeated), remedy=remedy)
     return names
 
 
@@ -229,7 +214,6 @@ def _name_label(fields: dict[str, Any], feature: Any) -> None:
 
 
 def _hub_name(source: str) -> tuple[str, str]:
-    """The data set or folder that `hub:…` names, and its configuration, which may be empty."""
     path, _, configuration = source.removeprefix(HUB).partition(":")
     return path, configuration
 

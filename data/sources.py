@@ -1,8 +1,4 @@
-"""Where labelled rows may come from: the offline generator, an LLM, files of your own, the hub, or
-a few rows of your own beside generated ones.
-
-Knows nothing of what becomes of the rows.
-"""
+"""Where labelled rows may come from. Knows nothing of what becomes of the rows."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data.debate import debate
-from data.debate.writers import EXAMPLES, FEWEST_EXAMPLES, UNLABELLED, Writers, writers_for
+from data.debate.paid_endpoint import EXAMPLES, FEWEST_EXAMPLES, Writers, writers_for
 from data.generator.generate import Counts, generate
 from data.generator.library import load_corpus, load_excerpts, phrase_files, rules_with_phrases
 from data.ingest import SourcedData, Splitting, ingest
@@ -33,7 +29,7 @@ FEW_OWN_SHARES: dict[Split, float] = {"train": 0.5, "validation": 0.3, "test": 0
 
 
 class SourceOptions(Protocol):
-    """What one source can be asked for besides a rule; no other source reads it."""
+    """What one source alone can be asked for besides a rule."""
 
     def inputs(self) -> list[Any]:
         """Its part of what the data depend on, as JSON."""
@@ -41,11 +37,9 @@ class SourceOptions(Protocol):
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The data that a rule is to get.
+    """The data that a rule is to get, in `folder`, where a source may keep files of its own.
 
-    `source` is the text that names it, on the command line or in the rule's file, and `options` are
-    its own. Only rows of your own are split as `splitting` says. A source may keep files of its own
-    in `folder`.
+    `source` is the text that names the source. Only rows of your own are split as `splitting` says.
     """
 
     rule: Rule
@@ -60,14 +54,11 @@ class DataRequest:
 class DataSource:
     """One way for a rule to get its data.
 
-    `shape` is how it is named, for the help and for errors. `files` are the files that it reads:
-    where one changes, the data are built again. What lies elsewhere is read again only by force.
-
-    `flags` are its options of the command line, with argparse's settings; they are refused with a
-    source that has no such flag. `options` makes what `load` needs of the rule, the manifest of
-    last time and the parsed command line. What a source that `is_paid` gave stays until it is named
-    again. One that `reads_splits` has rows of your own, split as `--splits` says; their name
-    stands behind `prefix`.
+    `shape` is how it is named, for the help and for errors. Where one of its `files` changes, the
+    data are built again. `flags` are its options of the command line, with argparse's settings;
+    `options` makes what `load` needs of the rule, the manifest of last time and the parsed command
+    line. What a source that `is_paid` gave stays until it is named again. One that `reads_splits`
+    has rows of your own, whose name stands behind `prefix`.
     """
 
     shape: str
@@ -88,10 +79,7 @@ class DataSource:
 def labelled_rows(
     read: Callable[[str], Iterable[SourceRow]],
 ) -> Callable[[DataRequest], SourcedData]:
-    """The `load` of labelled rows, from the function that reads the rows of the source's text.
-
-    Each row has the fields that `data/ingest.py` documents.
-    """
+    """The `load` of a source whose rows `read` gives, with the fields of `data/ingest.py`."""
 
     def load(request: DataRequest) -> SourcedData:
         rows = read(request.source)
@@ -111,25 +99,20 @@ def _generated(request: DataRequest) -> SourcedData:
 
 
 def _generated_and_own(request: DataRequest) -> SourcedData:
-    """Generated rows teach what a rule is about, your own what your traffic looks like; who trains
-    tells them apart (`Example.is_generated`).
-    """
     source = request.source.removeprefix(GENERATOR_AND)
     rows = read_rows(source)
     splitting, shares = request.splitting, FEW_OWN_SHARES
     # One row of a label is enough in a split: the generated rows are there too.
     ingested = ingest(rows, source, request.rule, request.seed, splitting, shares, fewest=1)
-    sourced = _generated(request)
-    refuse_copies(sourced.examples, ingested.examples, source)
-    return replace(ingested, examples=[*sourced.examples, *ingested.examples])
+    written = _generated(request).examples
+    refuse_copies(written, ingested.examples, source)
+    return replace(ingested, examples=[*written, *ingested.examples])
 
 
 def _generator_files(source: str) -> list[Path]:
-    """The phrases and their rules: every rule's data hold acts of others."""
-    files = [*phrase_files(), *rules_with_phrases(RULES)]
-    if source.startswith(GENERATOR_AND):
-        files += local_files(source.removeprefix(GENERATOR_AND))
-    return files
+    """The phrases and their rules: every rule's data hold acts of others; and rows of your own."""
+    own_rows = local_files(source.removeprefix(GENERATOR_AND))
+    return [*phrase_files(), *rules_with_phrases(RULES), *own_rows]
 
 
 def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Counts:
@@ -154,24 +137,21 @@ def no_files(source: str) -> list[Path]:
     return []
 
 
-_PAIRS = functools.partial(multiple, of=4, at_least=4)  # pairs, in two strata
+in_pairs = functools.partial(multiple, of=4, at_least=4)  # in two strata
 COUNT_FLAGS: dict[str, dict[str, Any]] = {
-    split: {"type": _PAIRS, "help": f"generated rows (default {rows})"}
+    split: {"type": in_pairs, "help": f"generated rows (default {rows})"}
     for split, rows in vars(Counts()).items()
 }
 LLM_FLAGS: dict[str, dict[str, Any]] = {
     "unlabelled": {
-        "help": f"for '{LLM}': a file as for --data, labels or not; its first {UNLABELLED} rows "
-        "show what occurs"
+        "help": f"for '{LLM}': a file as for --data, labels or not; its first rows show what occurs"
     },
     "examples": {
         "type": functools.partial(multiple, of=2, at_least=FEWEST_EXAMPLES),
         "help": f"for '{LLM}': rows to write (default: as last time, or {EXAMPLES})",
     },
 }
-# A source is named by its key, and where the key ends in ":" or "+", by what follows it too. A new
-# one is a function in a file of its own and a row here; `labelled_rows` makes its `load` of a
-# function that reads rows.
+# A source is named by its key, and where the key ends in ":" or "+", by what follows it too.
 SOURCES: dict[str, DataSource] = {
     GENERATOR: DataSource(
         GENERATOR,
@@ -218,18 +198,13 @@ SOURCES: dict[str, DataSource] = {
 
 
 def source_named(name: str) -> DataSource:
-    """The entry of SOURCES for the text that names a source.
-
-    Raises GuardError naming those there are.
-    """
+    """The entry of SOURCES for the text that names a source. Raises GuardError for no source."""
     for key, source in SOURCES.items():
         if name == key or (key.endswith((":", "+")) and name.startswith(key)):
             return source
     if is_readable(name) or Path(name).exists():
         return SOURCES[FILE]
     names = f"Known: {', '.join(source.shape for source in SOURCES.values())}"
-    raise GuardError(
-        "there is no such data source",
-        got=name,
-        remedy=f"{did_you_mean(name, SOURCES)} {names}".strip(),
-    )
+    problem = "there is no such data source"
+    remedy = f"{did_you_mean(name, SOURCES)} {names}".strip()
+    raise GuardError(problem, got=name, remedy=remedy)

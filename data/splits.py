@@ -2,14 +2,10 @@
 
 Two conversations are near duplicates when the Jaccard similarity of their word 3-shingles (lower
 case, every digit the same, two boundary marks at each end; Broder, 1997) is at least
-NEAR_DUPLICATE. In a script that is written without spaces every character counts as a word. All
-pairs are compared, none is estimated from samples; shingles are hashed into four million buckets,
-so two different ones rarely count as one. In a conversation of 40 words, 0.7 means that two words
-were replaced.
-
-A system prompt or a list of tools is often the same in every row, and says nothing of how alike
-two conversations are: they are as similar as what is said after it, and no more than their whole
-texts.
+NEAR_DUPLICATE: in 40 words two were replaced. In a script without spaces every character counts as
+a word. All pairs are compared; shingles are hashed into four million buckets. System turns are
+often the same in every row: conversations are as similar as what is said after them, and no more
+than their whole texts.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 @dataclass(frozen=True)
 class NearDuplicate:
-    """Two examples of different groups and the Jaccard similarity of their texts."""
+    """Two examples of different groups, by their indices, and how similar their texts are."""
 
     first: int
     second: int
@@ -64,14 +60,13 @@ def _text(messages: Iterable[Message]) -> str:
 
 
 def _spoken(example: Example) -> str:
-    """The text without its system turns."""
     return _text(message for message in example.messages if message.role != "system")
 
 
 def near_duplicates(
     examples: Sequence[Example], threshold: float = NEAR_DUPLICATE
 ) -> Iterator[NearDuplicate]:
-    """Pairs of different groups that are at least as similar as `threshold`, by `second`."""
+    """Pairs of different groups that are as similar as `threshold` or more, by `second`."""
     import numpy as np  # with scikit-learn it takes a second, which no `--help` needs
 
     if not examples:
@@ -100,26 +95,17 @@ def near_duplicates(
 
 
 def _sizes(rows: Any) -> Any:
-    """How many buckets each row of a sparse matrix has."""
     import numpy as np
 
     return np.asarray(rows.sum(axis=1)).ravel()
 
 
 def _shingle_rows(texts: Sequence[str]) -> Any:
-    """A sparse matrix, [texts, buckets], 1.0 where a text has a shingle of the bucket."""
     import numpy as np
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    vectorizer = HashingVectorizer(
-        analyzer=shingles,
-        binary=True,
-        norm=None,
-        alternate_sign=False,
-        n_features=2**22,
-        dtype=np.float32,
-    )
-    return vectorizer.transform(texts)
+    buckets = {"n_features": 2**22, "alternate_sign": False, "norm": None, "dtype": np.float32}
+    return HashingVectorizer(analyzer=shingles, binary=True, **buckets).transform(texts)
 
 
 def refuse_leaks(examples: Sequence[Example]) -> None:
@@ -130,19 +116,16 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
         return
     named = []
     for pair in pairs[:NAMED]:
-        first, second = examples[pair.first], examples[pair.second]
-        named.append(
-            f"{first.id} ({first.split}) and {second.id} ({second.split}): {pair.similarity:.2f}"
-        )
-    raise GuardError(
-        f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)",
-        got="; ".join(named),
-        remedy="Remove one of each pair, or use SPLITS=clean or SPLITS=new",
-    )
+        places = [
+            f"{row.id} ({row.split})" for row in (examples[pair.first], examples[pair.second])
+        ]
+        named.append(f"{' and '.join(places)}: {pair.similarity:.2f}")
+    problem = f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)"
+    remedy = "Remove one of each pair, or use SPLITS=clean or SPLITS=new"
+    raise GuardError(problem, got="; ".join(named), remedy=remedy)
 
 
 def refuse_straddling(examples: Sequence[Example]) -> None:
-    """Raise GuardError if a group has rows in more than one split."""
     splits_of: dict[str, set[Split]] = defaultdict(set)
     for example in examples:
         splits_of[example.group].add(example.split)
@@ -157,12 +140,8 @@ def refuse_straddling(examples: Sequence[Example]) -> None:
 
 
 def refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], source: str) -> None:
-    """Raise GuardError for rows of your own that are generated ones, nearly so, or have the name of
-    one, in whatever split and with whatever label.
-    """
-    names: set[str] = set()
-    for example in generated:
-        names |= {example.id, example.group}
+    """Raise GuardError for rows of your own that are generated ones, nearly so, or named as one."""
+    names = {example.id for example in generated} | {example.group for example in generated}
     copies: list[str] = []
     for example in own_rows:
         if {example.id, example.group} & names:
@@ -176,8 +155,8 @@ def refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], sou
         got = "; ".join(copies[:NAMED])
         if len(copies) > NAMED:
             got += f" and {len(copies) - NAMED} more"
-        remedy = "Remove these rows of yours; SPLITS= does not help here"
         problem = "some of your rows are generated ones, or nearly so"
+        remedy = "Remove these rows of yours; SPLITS= does not help here"
         raise GuardError(problem, where=source, got=got, remedy=remedy)
 
 
@@ -188,20 +167,15 @@ def _across_splits(examples: Sequence[Example]) -> Iterator[NearDuplicate]:
 
 
 def drop_leaks(examples: Sequence[Example]) -> list[Example]:
-    """The examples without those that share a group or nearly their text with a later split.
-
-    The test stays whole, training loses rows.
-    """
+    """The examples whose group and text are not, or not nearly, in a later split too."""
     last_rank: dict[str, int] = defaultdict(int)
     for example in examples:
         last_rank[example.group] = max(last_rank[example.group], _rank(example))
     kept_examples = [example for example in examples if _rank(example) == last_rank[example.group]]
     dropped = set()
     for pair in _across_splits(kept_examples):
-        if _rank(kept_examples[pair.first]) < _rank(kept_examples[pair.second]):
-            dropped.add(pair.first)
-        else:
-            dropped.add(pair.second)
+        sides = (pair.first, pair.second)
+        dropped.add(min(sides, key=lambda index: _rank(kept_examples[index])))
     return [example for index, example in enumerate(kept_examples) if index not in dropped]
 
 
@@ -209,41 +183,20 @@ def _rank(example: Example) -> int:
     return SPLITS.index(example.split)
 
 
-class Clusters:
-    """Indices that are joined into clusters, each named by its leader."""
-
-    def __init__(self, size: int) -> None:
-        self._leaders = list(range(size))
-
-    def leader(self, index: int) -> int:
-        while self._leaders[index] != index:
-            self._leaders[index] = self._leaders[self._leaders[index]]
-            index = self._leaders[index]
-        return index
-
-    def join(self, index: int, onto: int) -> None:
-        """Make the cluster of `index` a part of that of `onto`, which keeps its leader."""
-        self._leaders[self.leader(index)] = self.leader(onto)
-
-    def members(self) -> list[list[int]]:
-        by_leader: dict[int, list[int]] = defaultdict(list)
-        for index in range(len(self._leaders)):
-            by_leader[self.leader(index)].append(index)
-        return list(by_leader.values())
-
-
 def assign(
     examples: Sequence[Example], seed: int, shares: Mapping[Split, float] = SHARES
 ) -> list[Example]:
     """A grouped, stratified, seeded split.
 
-    Near duplicates become one group, so that none straddles and they count as one in intervals. A
-    merged group has the name of one of its members: a caller that wants to know whether groups
-    straddle existing splits asks before. Groups are assigned in random order, large ones first,
-    each to the split that lacks most of the group's labels.
+    Near duplicates become one group, under the name of one of them, so that none straddles and they
+    count as one in intervals. Groups are assigned in random order, large ones first, each to the
+    split that lacks most of the group's labels.
     """
-    clusters = _clusters(examples, near_duplicates(examples))
-    groups = clusters.members()
+    leaders = _leaders(examples, near_duplicates(examples))
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, leader in enumerate(leaders):
+        members[leader].append(index)
+    groups = list(members.values())
     random.Random(seed).shuffle(groups)
     groups.sort(key=len, reverse=True)  # while every split still has room for large groups
     totals = Counter(example.label for example in examples)
@@ -257,7 +210,7 @@ def assign(
         neediest = max(lacks, key=lacks.__getitem__)
         filled[neediest].update(counts)
         split_of |= dict.fromkeys(group, neediest)
-    named = _named_by_leader(examples, clusters)
+    named = _named_by_leader(examples, leaders)
     return [replace(example, split=split_of[index]) for index, example in enumerate(named)]
 
 
@@ -268,25 +221,32 @@ def group_near_duplicates(examples: Sequence[Example]) -> list[Example]:
     """
     pairs = near_duplicates(examples)
     inside = (pair for pair in pairs if examples[pair.first].split == examples[pair.second].split)
-    return _named_by_leader(examples, _clusters(examples, inside))
+    return _named_by_leader(examples, _leaders(examples, inside))
 
 
-def _named_by_leader(examples: Sequence[Example], clusters: Clusters) -> list[Example]:
+def _named_by_leader(examples: Sequence[Example], leaders: Sequence[int]) -> list[Example]:
     named = []
-    for index, example in enumerate(examples):
-        named.append(replace(example, group=examples[clusters.leader(index)].group))
+    for example, leader in zip(examples, leaders, strict=True):
+        named.append(replace(example, group=examples[leader].group))
     return named
 
 
-def _clusters(examples: Sequence[Example], pairs: Iterable[NearDuplicate]) -> Clusters:
-    """The examples' indices, those of one group and those of `pairs` together."""
-    clusters = Clusters(len(examples))
+def _leaders(examples: Sequence[Example], pairs: Iterable[NearDuplicate]) -> list[int]:
+    """For each example the index of its cluster's leader. Clusters join groups by `pairs`."""
+    leaders = list(range(len(examples)))
+
+    def leader(index: int) -> int:
+        while leaders[index] != index:
+            leaders[index] = leaders[leaders[index]]
+            index = leaders[index]
+        return index
+
     first_of: dict[str, int] = {}
     for index, example in enumerate(examples):
-        clusters.join(index, first_of.setdefault(example.group, index))
+        leaders[leader(index)] = leader(first_of.setdefault(example.group, index))
     for pair in pairs:
-        clusters.join(pair.second, pair.first)
-    return clusters
+        leaders[leader(pair.second)] = leader(pair.first)
+    return [leader(index) for index in range(len(examples))]
 
 
 def _lack(
@@ -300,7 +260,6 @@ def _lack(
 
 
 def labels_scarce(examples: Sequence[Example], fewest: int) -> list[str]:
-    """The labels of which a split has fewer rows, in words."""
     counts = Counter((example.split, example.label) for example in examples)
     scarce: list[str] = []
     for split, label in SPLIT_LABELS:

@@ -9,7 +9,7 @@ Knows nothing of models.
 from __future__ import annotations
 
 import argparse
-import functools
+import itertools
 import random
 import re
 from collections import Counter
@@ -19,26 +19,18 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data.build import code_files, write_splits
+from data.build import code_files, has_splits, write_splits
 from data.generator.generate import Counts
 from data.generator.library import phrase_files, rules_with_phrases
 from data.ingest import ingest
 from data.rows import SourceRow, read_rows
-from data.sources import generated
+from data.sources import generated, in_pairs
 from data.splits import refuse_copies, refuse_leaks
-from guard.arguments import count, multiple, whole_numbers
-from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
-from guard.conversation.labelling import check_labelling
+from guard.arguments import count, whole_numbers
+from guard.conversation.example import FEWEST_ROWS, Example, Split, read_examples
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import (
-    Runs,
-    fingerprint,
-    is_current,
-    mark_current,
-    not_current,
-    split_files,
-)
-from guard.rule import RULES, Rule, load_rule
+from guard.layout import Runs, fingerprint, is_current, mark_current, not_current, split_files
+from guard.rule import RULES, Rule, check_labelling, load_rule
 from guard.study import (
     ORIGIN,
     Origin,
@@ -76,10 +68,8 @@ class Pools:
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """What a study is asked for.
-
-    `sizes` are numbers of rows to draw, those for validation included; a larger number than there
-    are draws all.
+    """What a study is asked for. A point draws `sizes` rows, a part of them for validation; a
+    number above the rows that there are draws all.
     """
 
     kind: StudyKind
@@ -91,11 +81,15 @@ class StudyRequest:
     generated: Counts
     runs: Runs
 
+    @property
+    def own_rows(self) -> Path:
+        return self.runs.data(self.rule.id)
+
 
 def build_study(request: StudyRequest) -> Study:
     """Write the splits of every point and `study.json`, unless they are there and nothing changed.
 
-    Raises GuardError on bad rows, or where the pool is smaller than a size.
+    Raises GuardError on bad rows.
     """
     if request.data is not None and not request.data.is_file():
         remedy = "Name a file of labelled rows of this machine: .jsonl, .jsonl.gz or .csv"
@@ -110,19 +104,16 @@ def build_study(request: StudyRequest) -> Study:
     pools = _pools(request)
     sizes = _sizes(request, len(pools.pool))
     not_current(folder)  # while the folder mixes points of two requests
-    points: list[StudyPoint] = []
-    for size in sizes:
-        points += [StudyPoint(rows=size, seed=seed) for seed in request.seeds]
+    pairs = itertools.product(sizes, request.seeds)
+    points = [StudyPoint(rows=size, seed=seed) for size, seed in pairs]
     for point in tqdm(points, desc="rows of the points", unit="point", leave=False):
         rows = [*pools.common, *drawn(pools.pool, point.rows, point.seed), *pools.test]
         write_splits(point_runs(folder, point).data(request.rule.id), rows)
-    name = None
-    if request.data is not None:
-        name = request.data.name
     study = Study(
         kind=request.kind,
         rule=request.rule.id,
-        data=name,
+        data=request.data.name if request.data else None,
+        path=str(request.data.resolve()) if request.data else None,
         labelled_for=pools.labelled_for,
         points=tuple(points),
     )
@@ -132,12 +123,8 @@ def build_study(request: StudyRequest) -> Study:
 
 
 def _is_whole(folder: Path, study: Study) -> bool:
-    """Whether the splits of every point are there."""
-    files: list[Path] = []
-    for point in study.points:
-        data = point_runs(folder, point).data(study.rule)
-        files += [data / f"{split}.jsonl" for split in SPLITS]
-    return all(file.is_file() for file in files)
+    folders = [point_runs(folder, point).data(study.rule) for point in study.points]
+    return all(map(has_splits, folders))
 
 
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
@@ -146,13 +133,20 @@ def _refuse_other_file(folder: Path, data: Path | None) -> None:
         earlier = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and earlier.data != data.name:
+    if data is not None and _is_another(earlier, data):
         raise GuardError(
             "the folder holds the study of another file, whose weights and report would be lost",
             where=folder,
-            got=f"{earlier.data}, not {data}",
+            got=f"{earlier.path or earlier.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
+
+
+def _is_another(study: Study, data: Path) -> bool:
+    """Whether a study is of another file than this one, which may have been moved."""
+    if study.data != data.name or study.path is None:
+        return study.data != data.name
+    return Path(study.path).exists() and not data.samefile(study.path)
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
@@ -182,7 +176,6 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
 
 
 def _split_sizes(pool: Sequence[Example], rows: int) -> dict[Split, int]:
-    """How many of `rows` rows to draw from each split of the pool."""
     available = Counter(row.split for row in pool)
     share = round(VALIDATION_SHARE * rows)
     smallest = max(2 * FEWEST_ROWS, rows - available["train"])
@@ -191,11 +184,7 @@ def _split_sizes(pool: Sequence[Example], rows: int) -> dict[Split, int]:
 
 
 def _inputs(request: StudyRequest) -> str:
-    """A fingerprint of all that the rows depend on: the request, the files read, our code."""
-    if request.data is None:
-        files = list(split_files(request.runs.data(request.rule.id)))
-    else:
-        files = [request.data]
+    files = [request.data] if request.data else list(split_files(request.own_rows))
     if request.kind == "transfer":
         files += [*phrase_files(), *rules_with_phrases(RULES)]
     return fingerprint(
@@ -208,10 +197,7 @@ def _inputs(request: StudyRequest) -> str:
 
 
 def _sizes(request: StudyRequest, available: int) -> list[int]:
-    """The numbers of rows to draw, ascending, none above `available`.
-
-    Raises GuardError for a size that is too small to draw, or 0 in a curve.
-    """
+    """The numbers of rows to draw, ascending, none above `available`. Raises GuardError."""
     smallest = 4 * FEWEST_ROWS
     allows_zero = request.kind == "transfer"
     for size in request.sizes:
@@ -234,33 +220,29 @@ def _pools(request: StudyRequest) -> Pools:
     _refuse_scarce(test, request.data)
     if request.kind == "curve":
         return Pools((), pool, test, labelled_for)
-    generated_rows = generated(request.rule, request.generated, 0)
-    generated_rows = [_of_origin(example, "generated") for example in generated_rows]
+    written = generated(request.rule, request.generated, 0)
+    generated_rows = [_of_origin(example, "generated") for example in written]
     refuse_copies(generated_rows, [*pool, *test], str(request.data))
     refuse_leaks([*pool, *test, *generated_rows])
     common = tuple(row for row in generated_rows if row.split != "test")
-    generated_test = tuple(row for row in generated_rows if row.split == "test")
+    generated_test = [row for row in generated_rows if row.split == "test"]
     return Pools(common, pool, (*test, *generated_test), labelled_for)
 
 
 def _own_pools(request: StudyRequest) -> Pools:
-    """The rule's rows as `make data` left them.
-
-    Raises GuardError where there are none, where they were labelled for what the rule was before,
-    or for a transfer, which needs rows of another source.
-    """
+    """The rule's rows as `make data` left them. Raises GuardError where they are none for this."""
     if request.kind == "transfer":
         remedy = "Name a file of labelled rows: make transfer RULE=… DATA=FILE"
         raise GuardError("a transfer is tested on real rows", remedy=remedy)
-    check_labelling(request.runs.data(request.rule.id), request.rule)
+    check_labelling(request.own_rows, request.rule)
     rows: list[Example] = []
-    for file in split_files(request.runs.data(request.rule.id)):
+    for file in split_files(request.own_rows):
         rows += [_of_origin(row, "real") for row in read_examples(file)]
     if len({row.is_generated for row in rows}) > 1:
         remedy = "Name your own file: make curve RULE=… DATA=FILE"
         raise GuardError("some rows of the rule are generated, others are your own", remedy=remedy)
     test = _limited([row for row in rows if row.split == "test"], request.test_rows)
-    _refuse_scarce(test, request.runs.data(request.rule.id))
+    _refuse_scarce(test, request.own_rows)
     return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
 
 
@@ -294,19 +276,12 @@ def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
 
 
 def _of_origin(example: Example, origin: Origin) -> Example:
-    """The example, its id and group told apart from those of the other origin."""
-    return replace(
-        example,
-        id=f"{origin}/{example.id}",
-        group=f"{origin}/{example.group}",
-        meta=example.meta | {ORIGIN: origin},
-    )
+    identity, group = f"{origin}/{example.id}", f"{origin}/{example.group}"
+    return replace(example, id=identity, group=group, meta=example.meta | {ORIGIN: origin})
 
 
 def _limited(rows: Sequence[Example], limit: int) -> tuple[Example, ...]:
-    """At most `limit` rows, in their order, of whole groups that are drawn with a fixed seed; the
-    smallest group where each is larger.
-    """
+    """At most `limit` rows of whole groups, drawn with a fixed seed; else the smallest group."""
     sizes = Counter(row.group for row in rows)
     groups = sorted(sizes)
     random.Random(0).shuffle(groups)
@@ -322,7 +297,6 @@ def _limited(rows: Sequence[Example], limit: int) -> tuple[Example, ...]:
 
 
 def row_counts(text: str) -> tuple[int, ...]:
-    """Numbers of rows separated by commas, `all` for ALL_ROWS. Raises ArgumentTypeError."""
     return whole_numbers(re.sub(r"\ball\b", str(ALL_ROWS), text))
 
 
@@ -340,28 +314,24 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--test", type=count, default=TEST_ROWS, help=test)
     for split, rows in vars(Counts()).items():
         generated = f"generated rows of a transfer (default {rows})"
-        as_pairs = functools.partial(multiple, of=4, at_least=4)
-        parser.add_argument(f"--generated-{split}", type=as_pairs, default=rows, help=generated)
+        parser.add_argument(f"--generated-{split}", type=in_pairs, default=rows, help=generated)
     return parser.parse_args()
 
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     args = _arguments()
-    generated = Counts(args.generated_train, args.generated_validation, args.generated_test)
-    study = build_study(
-        StudyRequest(
-            kind=args.kind,
-            rule=load_rule(args.rule),
-            data=args.data,
-            sizes=args.rows or SIZES[args.kind],
-            seeds=args.seeds,
-            test_rows=args.test,
-            generated=generated,
-            runs=Runs(args.runs),
-        )
+    request = StudyRequest(
+        kind=args.kind,
+        rule=load_rule(args.rule),
+        data=args.data,
+        sizes=args.rows or SIZES[args.kind],
+        seeds=args.seeds,
+        test_rows=args.test,
+        generated=Counts(args.generated_train, args.generated_validation, args.generated_test),
+        runs=Runs(args.runs),
     )
+    study = build_study(request)
     seeds = len({point.seed for point in study.points})
     sizes = ", ".join(f"{size:,}" for size in study.sizes)
     print(f"{study.kind} of {study.rule}: {sizes} rows, {seeds} seeds each")

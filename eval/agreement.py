@@ -29,9 +29,8 @@ ServedMethods = Sequence[tuple[Contestant, Sequence[ServedRow]]]
 
 
 class Agreement(Strict):
-    """PEFT against the served engine, over a method's seeds.
-
-    Differences are absolute differences of logits, in nats.
+    """PEFT against the served engine, over a method's seeds. Differences are absolute differences
+    of logits, in nats.
     """
 
     prompts: int
@@ -79,7 +78,6 @@ def agreement(served: ServedMethods, dtype: Dtype) -> Agreement:
 
 
 def _differences(served: ServedMethods) -> tuple[list[float], list[tuple[float, str]]]:
-    """How far apart the logits of each prompt are, and where the labels differ, what both say."""
     differences: list[float] = []
     flips: list[tuple[float, str]] = []
     for contestant, rows in served:
@@ -97,7 +95,6 @@ def _differences(served: ServedMethods) -> tuple[list[float], list[tuple[float, 
 
 
 def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
-    """The broken limits, each as a sentence."""
     n, few = measured.prompts, _few(measured.prompts)
     largest_mean = MEAN_SHARE * measured.tolerance
     broken = []

@@ -1,4 +1,6 @@
-"""One method's answers on a rule's test examples, and these held against the labels, as arrays."""
+"""Who answers: the baselines and the methods, by name; and their answers on a rule's test examples,
+held against the labels as arrays. In a table of several bases a name starts with the base: `lora`
+there is `minilm/lora`."""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from numpy.typing import NDArray
 
 from eval.metrics import Outcomes
 from guard.conversation.example import Example
+from guard.method import METHODS
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A decision on one example, with the evidence for it.
-
-    `violates` is None where there is no usable answer (the engine refused, the judge rambled): it
-    counts as wrong, never as "allow". `logit` (nats, uncalibrated), `p_violation` (calibrated) and
-    `confident` (`Verdict` says of what) are None where the method does not state them.
+    """A decision on one example, with the evidence for it. `violates` is None where there is no
+    usable answer (the engine refused, the judge rambled): it counts as wrong, never as "allow".
+    `logit` (nats, uncalibrated), `p_violation` (calibrated) and `confident` (`Verdict` says of
+    what) are None where the method does not state them.
     """
 
     violates: bool | None
@@ -54,7 +56,6 @@ class Scored:
 def scored_answers(
     labels: Sequence[int], answers: Sequence[Answer], groups: Sequence[int] | NDArray[np.int64]
 ) -> Scored:
-    """The answers as arrays beside the labels, in the order of the examples."""
     truth = np.array(labels, dtype=np.int64)
     violates = np.array([answer.violates for answer in answers], dtype=np.float64)
     return Scored(
@@ -81,3 +82,31 @@ def group_numbers(examples: Sequence[Example]) -> NDArray[np.int64]:
 
 def unanswered(by_seed: Iterable[Sequence[Answer]]) -> int:
     return sum(answer.violates is None for answer in itertools.chain.from_iterable(by_seed))
+
+
+JUDGE = "judge"
+BAG_OF_WORDS = "bag_of_words"
+BASELINES = {JUDGE: "judge", BAG_OF_WORDS: "bag of words"}  # not trained by us
+
+
+def on_base(model: str, name: str) -> str:
+    return f"{model}/{name}"
+
+
+def is_baseline(contender: str) -> bool:
+    return _split(contender)[1] in BASELINES
+
+
+def is_seeded(contender: str) -> bool:
+    return METHODS[_split(contender)[1]].is_seeded
+
+
+def label_of(contender: str) -> str:
+    model, name = _split(contender)
+    label = BASELINES.get(name) or METHODS[name].label
+    return f"{model} {label}".strip()
+
+
+def _split(contender: str) -> tuple[str, str]:
+    model, _, name = contender.rpartition("/")
+    return model, name

@@ -56,9 +56,8 @@ NGRAMS: dict[str, tuple[str, ...]] = {  # by name: the blocks that stand side by
 
 
 class Block:
-    """TF-IDF of one kind of n-gram, rows of length 1.
-
-    N-grams that only one training text has are dropped, unless that would drop all.
+    """TF-IDF of one kind of n-gram, rows of length 1. N-grams that only one training text has are
+    dropped, unless that would drop all.
     """
 
     def __init__(self, name: str, training: Sequence[str]) -> None:
@@ -127,10 +126,8 @@ def fit_bag_of_words(
 ) -> BagOfWords:
     """The best variant on the validation split, the first of equals, trained on the training split.
     Where your own rows alone are calibrated on, the few of them beside generated ones, it is fitted
-    again to training and validation rows after that, as a head is (`train/head/fit.py`).
-
-    Raises GuardError where a split lacks rows of a label, or the training rows have no words that
-    differ.
+    again to training and validation rows after that, as a head is (`train/head/fit.py`). Raises
+    GuardError where a split lacks rows of a label, or the training rows have no words that differ.
     """
     for split, rows in (("training", train), ("validation", validation)):
         if len({example.label for example in rows}) < 2:
@@ -159,7 +156,6 @@ def fit_bag_of_words(
 def _fitted(
     variant: BagVariant, rows: Sequence[Example], reads: Reads
 ) -> tuple[tuple[Block, ...], LogisticRegression]:
-    """The variant's blocks and model, fitted to `rows`."""
     texts = [text_of(row, variant.view, reads) for row in rows]
     blocks = tuple(Block(name, texts) for name in NGRAMS[variant.ngrams])
     features = hstack([block.training for block in blocks]).tocsr()

@@ -52,9 +52,8 @@ class Comparison:
 
     @property
     def p(self) -> float:
-        """McNemar's exact p that A and B err equally often.
-
-        It takes rows as independent, although pairs of a group are not.
+        """McNemar's exact p that A and B err equally often. It takes rows as independent, although
+        pairs of a group are not.
         """
         return metrics.mcnemar_exact_p(self.a.is_right, self.b.is_right)
 
@@ -108,10 +107,8 @@ class Comparison:
 
 def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
     """The versions in two folders on the test rows in `data`, by default those of their rule in the
-    runs folder they lie in.
-
-    They may have been trained on different rows. Raises GuardError where they answer different
-    rules, were tested on other rows, or have no prediction for one.
+    runs folder they lie in. They may have been trained on different rows. Raises GuardError where
+    they answer different rules, were tested on other rows, or have no prediction for one.
     """
     if data and not (data / "test.jsonl").is_file():
         remedy = "Name a data set's folder, such as runs/data/RULE, or leave DATA= out"
@@ -134,9 +131,8 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
 
 
 def _scored(folder: Path, card: Card, test: Path, examples: Sequence[Example]) -> Scored:
-    """The verdicts of the weights in `folder`.
-
-    Raises GuardError where they were tested on other rows than those in `test`.
+    """The verdicts of the weights in `folder`. Raises GuardError where they were tested on other
+    rows than those in `test`.
     """
     if card.test_sha256 != hashlib.sha256(test.read_bytes()).hexdigest():
         # Rows with the same ids may say something else.
@@ -158,9 +154,8 @@ def _scored(folder: Path, card: Card, test: Path, examples: Sequence[Example]) -
 
 
 def _data_beside(folder: Path, rule: str) -> Path:
-    """The rule's data under the runs folder that the weights' folder lies in.
-
-    Raises GuardError where there are none.
+    """The rule's data under the runs folder that the weights' folder lies in. Raises GuardError
+    where there are none.
     """
     for parent in folder.resolve().parents:
         data = Runs(parent).data(rule)
@@ -175,7 +170,6 @@ def _data_beside(folder: Path, rule: str) -> Path:
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.compare",
         description="Which verdicts differ between two versions of a rule's weights, and whether "

@@ -10,9 +10,16 @@ import numpy as np
 
 from eval import metrics
 from eval.agreement import Agreement
-from eval.answers import Answer, group_numbers, unanswered
+from eval.answers import (
+    BAG_OF_WORDS,
+    JUDGE,
+    Answer,
+    group_numbers,
+    is_baseline,
+    is_seeded,
+    unanswered,
+)
 from eval.bag_of_words import BagVariant
-from eval.contender import BAG_OF_WORDS, JUDGE, is_baseline, is_seeded
 from eval.judge.answer import Judgement, JudgeRecord
 from eval.quality import MethodQuality, method_quality
 from eval.robustness import Robustness
@@ -54,10 +61,8 @@ class Evaluation(Strict):
 
     def difference(self, later: str, earlier: str) -> metrics.Outcomes | None:
         """A later method minus an earlier one by seed and example: -1, 0 or 1. None where they have
-        no seed in common.
-
-        A method that is not seeded has one answer, which is compared with every seed of the
-        other's.
+        no seed in common. A method that is not seeded has one answer, which is compared with every
+        seed of the other's.
         """
         later_right, earlier_right = self.right[later], self.right[earlier]
         seeds = [seed for seed in later_right if seed in earlier_right]
@@ -80,9 +85,8 @@ class Evaluation(Strict):
 
 
 def load_evaluation(folder: Path) -> Evaluation:
-    """The evaluation kept in `folder`.
-
-    Raises GuardError where it is missing, torn, or has a wrong key, which is named.
+    """The evaluation kept in `folder`. Raises GuardError where it is missing, torn, or has a wrong
+    key, which is named.
     """
     path = folder / "evaluation.json"
     model, rule = folder.parts[-3:-1]

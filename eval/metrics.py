@@ -16,14 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score, roc_curve
 
+from guard.errors import GuardError
+
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 BOOTSTRAP_DRAWS = 2_000
 
 
 def wilson_interval(accuracy: float, total: int) -> tuple[float, float]:
-    """95 % score interval of a proportion (Wilson, 1927).
-
-    For a mean over seeds `accuracy * total` need not be whole.
+    """95 % score interval of a proportion (Wilson, 1927). For a mean over seeds `accuracy * total`
+    need not be whole.
     """
     if total == 0:
         return 0.0, 1.0
@@ -53,10 +54,8 @@ def auprc(labels: ArrayLike, logits: ArrayLike) -> float | None:
 
 def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -> float | None:
     """The largest recall of any threshold whose false-positive rate is at most `max_fpr`. None
-    where the labels are all the same.
-
-    With fewer than `1 / max_fpr` examples that do not violate, this is the recall without any false
-    positive.
+    where the labels are all the same. With fewer than `1 / max_fpr` examples that do not violate,
+    this is the recall without any false positive.
     """
     if not has_both(labels):
         return None
@@ -85,10 +84,8 @@ def standard_deviation(values: Sequence[float]) -> float | None:
 @dataclass(frozen=True)
 class Outcomes:
     """A number per seed and example on one rule: 1 for right and 0 for wrong, or the difference of
-    two methods' (-1, 0, 1).
-
-    `values` has shape (seeds, examples). `groups`, of shape (examples,), numbers the examples'
-    groups from 0: rows of one group share a context and are drawn together.
+    two methods' (-1, 0, 1). `values` has shape (seeds, examples). `groups`, of shape (examples,),
+    numbers the examples' groups from 0: rows of one group share a context and are drawn together.
     """
 
     values: NDArray[np.int8] | NDArray[np.float64]
@@ -112,10 +109,9 @@ def accuracy_interval(
     outcomes: Outcomes, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> tuple[float, float]:
     """95 % interval of a mean accuracy: at each end the wider one of two intervals, the bootstrap's
-    over seeds and groups, and Wilson's.
-
-    The bootstrap sees that seeds differ and that rows of one group are right or wrong together.
-    Wilson's sees neither, but keeps its width where every answer is right.
+    over seeds and groups, and Wilson's. The bootstrap sees that seeds differ and that rows of one
+    group are right or wrong together. Wilson's sees neither, but keeps its width where every answer
+    is right.
     """
     if outcomes.is_one_group:
         return 0.0, 1.0
@@ -132,10 +128,9 @@ def bootstrap_mean_difference(
     rules: Sequence[Outcomes], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> MeanDifference:
     """Mean over rules of the accuracy difference, with a paired percentile bootstrap over seeds and
-    groups (Efron, 1979).
-
-    Both methods are always taken together, so what makes an example or a seed hard for both cancels
-    out. The rules themselves are not drawn: the interval is about these rules.
+    groups (Efron, 1979). Both methods are always taken together, so what makes an example or a seed
+    hard for both cancels out. The rules themselves are not drawn: the interval is about these
+    rules.
     """
     generator = np.random.default_rng(seed)
     drawn = [_bootstrap_means(rule, draws, generator) for rule in rules if not rule.is_one_group]
@@ -151,11 +146,10 @@ def bootstrap_mean_difference(
 def drawn_seed_weights(
     seeds: int, draws: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """What each seed counts in each draw of a bootstrap, [draws, seeds]; a draw's sum is 1.
-
-    One seed less is drawn than there are: a mean of n seeds drawn from n varies by (n - 1) / n of
-    the variance of their mean, of three seeds by two thirds, drawn from n - 1 by all of it (Rao and
-    Wu, 1988, "Resampling inference with complex survey data").
+    """What each seed counts in each draw of a bootstrap, [draws, seeds]; a draw's sum is 1. One
+    seed less is drawn than there are: a mean of n seeds drawn from n varies by (n - 1) / n of the
+    variance of their mean, of three seeds by two thirds, drawn from n - 1 by all of it (Rao and Wu,
+    1988, "Resampling inference with complex survey data").
     """
     drawn = max(1, seeds - 1)
     counts = generator.multinomial(drawn, np.full(seeds, 1 / seeds), size=draws)
@@ -184,3 +178,98 @@ def _bootstrap_means(
 
 def has_both(labels: ArrayLike) -> bool:
     return len(np.unique(np.asarray(labels))) == 2
+
+
+@dataclass(frozen=True)
+class RankedRows:
+    """The rows that are ranked: labels (1 = violates) and groups, both [rows]. Rows of one group
+    share a context and are drawn together.
+    """
+
+    labels: NDArray[np.int64]
+    groups: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if len(np.unique(self.labels)) < 2:
+            remedy = "Have test rows of both labels"
+            raise GuardError("an AUROC needs rows of both labels", remedy=remedy)
+
+    @property
+    def is_one_group(self) -> bool:
+        """Then nothing can be drawn, and an interval is as wide as it may be."""
+        return len(np.unique(self.groups)) < 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, each seed's value, and the mean's 95 % interval."""
+
+    mean: float
+    ci95: tuple[float, float]
+    by_seed: tuple[float, ...]
+
+
+def auroc_estimate(rows: RankedRows, logits: NDArray[np.float64]) -> Estimate:
+    """The AUROC of logits, [seeds, rows], with a percentile bootstrap over seeds and groups."""
+    by_seed = _by_seed(rows, logits)
+    if rows.is_one_group:
+        return Estimate(float(by_seed.mean()), (0.0, 1.0), tuple(by_seed.tolist()))
+    return _estimate(by_seed, auroc_draws(rows, logits))
+
+
+def auroc_difference(
+    rows: RankedRows, minuend: NDArray[np.float64], subtrahend: NDArray[np.float64]
+) -> Estimate:
+    """How much higher the AUROC of the first logits is, both [seeds, rows]. The bootstrap is
+    paired: each draw takes the same seeds and groups of both, so what makes a row or a draw of
+    training rows hard for both cancels out.
+    """
+    by_seed = _by_seed(rows, minuend) - _by_seed(rows, subtrahend)
+    if rows.is_one_group:
+        return Estimate(float(by_seed.mean()), (-1.0, 1.0), tuple(by_seed.tolist()))
+    return _estimate(by_seed, auroc_draws(rows, minuend) - auroc_draws(rows, subtrahend))
+
+
+def auroc_draws(
+    rows: RankedRows, logits: NDArray[np.float64], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+) -> NDArray[np.float64]:
+    """Bootstrap means of the AUROC over seeds, [draws]. Each draws seeds (`drawn_seed_weights`) and
+    as many groups as there are, with replacement; NaN where a draw has rows of one label only. The
+    same `seed` draws the same seeds and groups for any logits of the same shape.
+    """
+    generator = np.random.default_rng(seed)
+    _, group_of = np.unique(rows.groups, return_inverse=True)
+    groups = int(group_of.max()) + 1
+    seed_weights = drawn_seed_weights(len(logits), draws, generator)
+    group_counts = generator.multinomial(groups, np.full(groups, 1 / groups), size=draws)
+    weights = group_counts[:, group_of].astype(np.float64)
+    by_seed = [weighted_auroc(of_seed, rows.labels, weights) for of_seed in logits]
+    means: NDArray[np.float64] = (seed_weights.T * np.stack(by_seed)).sum(axis=0)
+    return means
+
+
+def weighted_auroc(
+    logits: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The AUROC of each draw, [draws]: Mann and Whitney's U as a share, ties counted half.
+    `weights`, [draws, rows]: how many times each row counts in each draw.
+    """
+    order = np.argsort(logits, kind="stable")
+    _, starts = np.unique(logits[order], return_index=True)
+    violating = np.add.reduceat((weights * labels)[:, order], starts, axis=1)
+    allowed = np.add.reduceat((weights * (1 - labels))[:, order], starts, axis=1)
+    allowed_below = np.cumsum(allowed, axis=1) - allowed
+    won = (violating * (allowed_below + allowed / 2)).sum(axis=1)
+    pairs = violating.sum(axis=1) * allowed.sum(axis=1)
+    share: NDArray[np.float64] = np.full(len(won), np.nan)
+    np.divide(won, pairs, out=share, where=pairs > 0)
+    return share
+
+
+def _by_seed(rows: RankedRows, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([auroc(rows.labels, of_seed) for of_seed in logits], dtype=np.float64)
+
+
+def _estimate(by_seed: NDArray[np.float64], drawn: NDArray[np.float64]) -> Estimate:
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
+    return Estimate(float(by_seed.mean()), (float(low), float(high)), tuple(by_seed.tolist()))

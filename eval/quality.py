@@ -12,7 +12,7 @@ import numpy as np
 from data.generator.dimensions import Difficulty
 from eval import metrics
 from eval.answers import Answer, Scored, group_numbers, outcomes, scored_answers
-from eval.ranking import RankedRows, auroc_difference, auroc_estimate
+from eval.metrics import RankedRows, auroc_difference, auroc_estimate
 from guard.conversation.example import Example
 from guard.files.yaml_file import Strict
 from guard.verdict import expected_calibration_error
@@ -26,10 +26,9 @@ Measure = Callable[[Scored], float | None]  # None where it is not defined
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a set of answers.
-
-    `table`: the quality table, which shows it with three digits, or the table of figures at the
-    threshold, which shows it in percent. `in_strata`: whether it is measured on each stratum too.
+    """One figure of a set of answers. `table`: the quality table, which shows it with three digits,
+    or the table of figures at the threshold, which shows it in percent. `in_strata`: whether it is
+    measured on each stratum too.
     """
 
     label: str
@@ -96,9 +95,8 @@ METRICS: dict[str, Metric] = {
 
 
 class Stratum(Strict):
-    """Accuracy and the metrics `in_strata` on the examples of one stratum, means over seeds.
-
-    Hard negatives: 1 - accuracy is the false-positive rate.
+    """Accuracy and the metrics `in_strata` on the examples of one stratum, means over seeds. Hard
+    negatives: 1 - accuracy is the false-positive rate.
     """
 
     n: int
@@ -109,10 +107,8 @@ class Stratum(Strict):
 
 class Quality(Strict):
     """How good one set of answers is. Metrics that need a logit or a probability are None for a
-    bare yes or no.
-
-    `answered` of `n` examples got a usable answer. The others count as wrong in every metric of
-    decisions, and are left out of the other metrics.
+    bare yes or no. `answered` of `n` examples got a usable answer. The others count as wrong in
+    every metric of decisions, and are left out of the other metrics.
     """
 
     n: int
@@ -130,11 +126,10 @@ class RankingGain(Strict):
 
 
 class MethodQuality(Quality):
-    """Means over seeds, and each seed by itself.
-
-    `answered` is that of the worst seed. `metrics.accuracy_interval` says what the intervals can
-    show; the interval of a single seed is Wilson's. An AUROC's interval is the bootstrap's over
-    seeds and groups (`ranking.py`), on the rows that have a logit in every seed.
+    """Means over seeds, and each seed by itself. `answered` is that of the worst seed.
+    `metrics.accuracy_interval` says what the intervals can show; the interval of a single seed is
+    Wilson's. An AUROC's interval is the bootstrap's over seeds and groups (`auroc_estimate`), on
+    the rows that have a logit in every seed.
     """
 
     accuracy_sd: float | None
@@ -147,7 +142,6 @@ class MethodQuality(Quality):
 
 
 def quality(scored: Scored) -> Quality:
-    """The quality of one set of answers."""
     accuracy = float(scored.is_right.mean())
     return Quality(
         n=len(scored.labels),
@@ -164,7 +158,6 @@ def method_quality(
     bag_of_words: Sequence[Answer] | None = None,
 ) -> MethodQuality:
     """The quality of a method's answers, which come by seed in the order of the examples.
-
     `bag_of_words` are the answers that its AUROC is compared with; None for a baseline, which has
     no figures of single seeds.
     """

@@ -52,9 +52,7 @@ def robustness(
     perturbed_answers: Mapping[str, Sequence[Answer]],
 ) -> Robustness:
     """The figures from each method's answers to the trial's examples and to the perturbations, both
-    in order.
-
-    A missing answer counts as wrong, and as no flip.
+    in order. A missing answer counts as wrong, and as no flip.
     """
     figures: Robustness = {}
     for method in trial.methods:

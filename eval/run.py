@@ -14,8 +14,7 @@ from tqdm import tqdm
 from eval.bag_of_words import fit_bag_of_words
 from eval.evaluation import Evaluation, load_evaluation
 from eval.judge.judges import Judge, judge_from, judge_on
-from eval.report.report import Report, write_report
-from eval.report.side_by_side import side_by_side
+from eval.report.report import Report, side_by_side, write_report
 from eval.served import OpenPredictor, open_engine
 from eval.stage import BagAnswers, Stage
 from eval.trial import Trial
@@ -53,8 +52,14 @@ def run(
     if force:
         for stage in stages:
             stage.forget()
+    errors: list[GuardError] = []
     for stage in stages:
-        stage.evaluate_outdated(bags, force, open_predictor)
+        try:
+            stage.evaluate_outdated(bags, force, open_predictor)
+        except GuardError as error:  # the other bases' evaluations are kept all the same
+            errors.append(error)
+    if errors:
+        raise errors[0]
     selected = rule_names(selection, rules)
     joint, incomplete = _joint(_evaluations_by_rule(stages, selected), stages, selected)
     left_out: list[str] = []
@@ -107,9 +112,8 @@ def _joint(
     by_rule: Mapping[str, Sequence[Evaluation]], stages: Sequence[Stage], selected: Collection[str]
 ) -> tuple[tuple[Evaluation, ...], list[str]]:
     """The rules that are evaluated on all bases, each as one evaluation, sorted by name; and a line
-    for each of the others that says why it is left out.
-
-    Raises GuardError where no rule is left, or a selected one cannot be put side by side.
+    for each of the others that says why it is left out. Raises GuardError where no rule is left, or
+    a selected one cannot be put side by side.
     """
     joint: list[Evaluation] = []
     incomplete: list[str] = []
@@ -140,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Quality table: LLM judge, bag of words and the recipe's methods on the same "
         "test examples. Writes runs/report.{json,md}.",
         epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are "
-        "set (guard/endpoint/settings.py has all variables), otherwise the base model, zero-shot.",
+        "set (guard/endpoint.py has all variables), otherwise the base model, zero-shot.",
     )
     parser.add_argument(
         "--rule", required=True, help="a rule's name, several separated by commas, or all"
@@ -161,7 +165,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     arguments = _parser().parse_args()
     report = run(
         arguments.rule,

@@ -73,16 +73,11 @@ class EngineQuery:
         if self.contestant is not None:
             card = self.contestant.card
             weights = [self.contestant.method, card.files, card.reads]
+        of_recipe: list[Any] = [recipe.base, self.trial.base_revision, recipe.serving_dtype]
+        of_recipe += [recipe.context_tokens, recipe.window_tokens]
+        of_recipe += [recipe.answer_prefix, recipe.engine]
         return fingerprint(
-            [
-                recipe.base,
-                self.trial.base_revision,
-                recipe.serving_dtype,
-                recipe.context_tokens,
-                recipe.window_tokens,
-                recipe.answer_prefix,
-                recipe.engine,
-            ],
+            of_recipe,
             answering_code(),
             weights,
             self._rule_text,
@@ -122,9 +117,8 @@ class Served:
         self._file.forget()
 
     def missing(self) -> list[EngineQuery]:
-        """The queries that are still to be asked, in an order that shares prefills.
-
-        A refused query is asked again: the cause may be gone.
+        """The queries that are still to be asked, in an order that shares prefills. A refused query
+        is asked again: the cause may be gone.
         """
         missing = []
         for example in self.trial.examples:
@@ -173,9 +167,8 @@ class Served:
 def score_missing(
     served: Iterable[Served], recipe: Recipe, open_predictor: OpenPredictor = open_engine
 ) -> None:
-    """Ask one engine everything that is missing on any trial.
-
-    Starts no engine when nothing is missing.
+    """Ask one engine everything that is missing on any trial. Starts no engine when nothing is
+    missing.
     """
     pending = [(kept, kept.missing()) for kept in served]
     folders: dict[str, Path] = {}

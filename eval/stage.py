@@ -63,9 +63,8 @@ class Stage:
         self._base_revision = self.recipe.base_revision  # a hash of the whole base
 
     def select(self, seeds: Sequence[int] | None = None, *, force: bool = False) -> None:
-        """Find the trials. `force`: every one is to be evaluated.
-
-        Raises GuardError for bad inputs of a rule that was selected by name, and if none remains.
+        """Find the trials. `force`: every one is to be evaluated. Raises GuardError for bad inputs
+        of a rule that was selected by name, and if none remains.
         """
         for name in rule_names(self.selection, self.rules):
             try:
@@ -102,9 +101,8 @@ class Stage:
     ) -> None:
         """Evaluate the outdated trials and keep the evaluations; `bags` has the baseline's answers
         by rule. `force`: the engine is asked again. Leaves out, once all others are evaluated, the
-        rules on which engine and PEFT disagree.
-
-        Whatever costs nothing comes before a judge is paid.
+        rules on which engine and PEFT disagree. Whatever costs nothing comes before a judge is
+        paid.
         """
         answers = [RuleAnswers(trial, self.judge.is_served) for trial in self.outdated]
         served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]

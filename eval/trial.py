@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from guard.conversation.example import SPLITS, Example, read_examples
-from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint, split_files
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe
-from guard.rule import RULES, Rule, load_rule, text_hash
+from guard.rule import RULES, Rule, check_labelling, load_rule, text_hash
 from guard.weights.card import CARD, Card, load_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
 
@@ -29,10 +28,9 @@ SHOWN = 40  # characters of a card's field that an error quotes
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method's weights under test, of one seed; 0 where the method has none.
-
-    `reference_logits` are what the training stage computed without the engine (plain PEFT for an
-    adapter): log P(yes) - log P(no), nats, by test example id.
+    """A method's weights under test, of one seed; 0 where the method has none. `reference_logits`
+    are what the training stage computed without the engine (plain PEFT for an adapter): log P(yes)
+    - log P(no), nats, by test example id.
     """
 
     rule: str
@@ -107,11 +105,9 @@ def load_trial(
     rules: Path = RULES,
 ) -> Trial:
     """The trial of a rule. Without `seeds` it has every seed for which all seeded methods were
-    trained and can still be evaluated.
-
-    Raises GuardError when the data or a method's weights are missing, when the weights answer
-    another wording, belong to another base or were trained on other data, or when their reference
-    predictions do not cover the test examples.
+    trained and can still be evaluated. Raises GuardError when the data or a method's weights are
+    missing, when the weights answer another wording, belong to another base or were trained on
+    other data, or when their reference predictions do not cover the test examples.
     """
     recipe = answering_recipe(recipe)
     rule = load_rule(rule_name, rules)
@@ -152,7 +148,6 @@ def answering_recipe(recipe: Recipe) -> Recipe:
 
 def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
     """The seeds for which every seeded method is finished; 0 alone where no method has seeds.
-
     Raises GuardError if there is no such seed, or a method is not trained at all.
     """
     folder = runs.root / recipe.name / rule
@@ -203,9 +198,8 @@ def _test_examples(data: Path) -> tuple[Example, ...]:
 def _contestants(
     requirements: TrialRequirements, seeds: Sequence[int] | None
 ) -> tuple[tuple[Contestant, ...], tuple[str, ...]]:
-    """The weights of every method, in order, and a line for each seed that is left out.
-
-    Raises GuardError for a seed that was asked for and cannot be evaluated, and where none can be.
+    """The weights of every method, in order, and a line for each seed that is left out. Raises
+    GuardError for a seed that was asked for and cannot be evaluated, and where none can be.
     """
     wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     names = list(requirements.recipe.methods)
@@ -243,9 +237,8 @@ class TrialRequirements:
         return prompt_builder(self.recipe).hash
 
     def contestant(self, method: str, seed: int) -> Contestant:
-        """The weights of one method and seed.
-
-        Raises GuardError where their card says something else, or a file is missing.
+        """The weights of one method and seed. Raises GuardError where their card says something
+        else, or a file is missing.
         """
         folder = self.runs.adapter(self.recipe.name, self.rule.id, method, seed)
         train = f"make train RULE={self.rule.id} MODEL={self.recipe.name}"
@@ -267,7 +260,6 @@ class TrialRequirements:
         return Contestant(self.rule.id, method, seed, folder, card, logits)
 
     def _differences(self, card: Card, method: str, seed: int) -> Iterator[tuple[str, str, str]]:
-        """Each field of the card that does not fit, what it should be, and what it is."""
         expected: dict[str, Any] = {
             "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn)),
             "prompt_hash": self.prompt_hash,

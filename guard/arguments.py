@@ -1,6 +1,4 @@
-"""Parsing of command lines: types of options for argparse, whose errors say what is expected and
-what was given, and lists of names, from Python too.
-"""
+"""Types of options for argparse, whose errors say what is expected, and lists of names."""
 
 from __future__ import annotations
 
@@ -11,24 +9,20 @@ from collections.abc import Iterable
 from guard.errors import GuardError
 
 
-def whole_number(text: str, at_least: int = 0) -> int:
-    """A whole number of at least `at_least`. Raises ArgumentTypeError, as all types here do."""
-    if not text.isdecimal() or int(text) < at_least:
-        raise argparse.ArgumentTypeError(f"must be a whole number from {at_least}, got {text!r}")
+def multiple(text: str, of: int, at_least: int, kind: str = "") -> int:
+    """A whole number. Raises ArgumentTypeError, as all types here do."""
+    if not text.isdecimal() or int(text) < at_least or int(text) % of:
+        wanted = f"{kind or f'a multiple of {of}'} from {at_least}"
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
     return int(text)
+
+
+def whole_number(text: str) -> int:
+    return multiple(text, 1, 0, "a whole number")
 
 
 def count(text: str) -> int:
-    return whole_number(text, 1)
-
-
-def multiple(text: str, of: int, at_least: int) -> int:
-    """A whole number that `of` divides, of at least `at_least`."""
-    if not text.isdecimal() or int(text) < at_least or int(text) % of:
-        raise argparse.ArgumentTypeError(
-            f"must be a multiple of {of} from {at_least}, got {text!r}"
-        )
-    return int(text)
+    return multiple(text, 1, 1, "a whole number")
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
@@ -36,9 +30,8 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def comma_separated(text: str, kind: str) -> list[str]:
-    """The names in a list, each once, in the order given.
-
-    Raises GuardError if there is none; `kind` says what they name.
+    """The names in a list, each once, in order. GuardError if there is none; `kind` is what they
+    name.
     """
     names = [name.strip() for name in text.split(",")]
     names = [name for name in dict.fromkeys(names) if name]
@@ -63,11 +56,14 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds above 0."""
+    return positive(text, "a number of seconds")
+
+
+def positive(text: str, kind: str = "a number") -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be {kind} above 0, got {text!r}")
     return number

@@ -1,6 +1,4 @@
-"""Where the files of a base are, and what pins them: a folder, one of an installed package, or a
-commit on the hub. `where` names the recipe in errors.
-"""
+"""Where the files of a base are, and what pins them. `where` names the recipe in errors."""
 
 from __future__ import annotations
 
@@ -23,23 +21,20 @@ READ_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".py")
 RECORDS = ("provenance.json", "card.json")
 IN_PACKAGE = "package:"  # begins a base that an installed package carries
 
+FileState = tuple[int, int, int, int]
+
 
 def folder_or_hub_id(base: str, home: Path, where: str) -> str:
-    """The local folder, by any path (a relative one in `home`) or of a package, if it exists; else
-    the hub id.
-    """
+    """The local folder or that of a package, if it exists; else the hub id."""
     if base.startswith(IN_PACKAGE):
         return str(folder_in_package(base, where))
     local = own_or_shipped(home / Path(base).expanduser())
     if local.is_dir():
         return str(local)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
-        raise GuardError(
-            "neither a folder nor a hub id",
-            where=f"{where}: base",
-            got=base,
-            remedy="Name a folder, such as /models/qwen3 or recipes/models/tiny, or ORG/NAME",
-        )
+        remedy = "Name a folder, such as /models/qwen3 or recipes/models/tiny, or ORG/NAME"
+        problem = "neither a folder nor a hub id"
+        raise GuardError(problem, where=f"{where}: base", got=base, remedy=remedy)
     return base
 
 
@@ -48,12 +43,8 @@ def folder_in_package(base: str, where: str) -> Path:
     module, _, folder = base.removeprefix(IN_PACKAGE).partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise GuardError(
-            "the package that carries the base is not installed",
-            where=f"{where}: base",
-            got=module,
-            remedy="Run `make setup`",
-        )
+        problem = "the package that carries the base is not installed"
+        raise GuardError(problem, where=f"{where}: base", got=module, remedy="Run `make setup`")
     return Path(spec.submodule_search_locations[0], folder)
 
 
@@ -64,12 +55,11 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
     try:
         return _commit(path, revision)
     except (OSError, ValueError) as error:
-        raise GuardError(
-            f"no commit of the base is known: {error}",
-            where=where,
-            got=path,
-            remedy="Check base and revision and the network, or download the base first",
-        ) from error
+        problem = f"no commit of the base is known: {error}"
+        remedy = (
+            "No folder has this name. Check base and revision and the network, or download the base"
+        )
+        raise GuardError(problem, where=where, got=path, remedy=remedy) from error
 
 
 def downloaded_base(path: str, commit: str | None, where: str) -> Path:
@@ -122,9 +112,6 @@ def folder_digest(folder: Path, where: str) -> str:
 def file_digest(path: Path) -> str:
     """SHA-256 over the name and the content of one file."""
     return _digest(path.parent, ((path.name, _state_of(path)),))
-
-
-FileState = tuple[int, int, int, int]
 
 
 def _state_of(path: Path) -> FileState:

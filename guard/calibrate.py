@@ -63,9 +63,7 @@ def calibrate(
 
 
 def left_out_probabilities(x: np.ndarray, y: np.ndarray, *, with_bias: bool) -> np.ndarray:
-    """The probability of every row as fitted on the other folds; with too few rows for folds, as
-    fitted on all.
-    """
+    """Each row's probability as fitted on the other folds; with too few rows, as fitted on all."""
     fit = fit_platt if with_bias else fit_temperature
     p = _probabilities(x, *fit(x, y))
     for fold in folds(y):
@@ -74,7 +72,6 @@ def left_out_probabilities(x: np.ndarray, y: np.ndarray, *, with_bias: bool) -> 
 
 
 def fit_temperature(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The temperature of logits `x` with labels `y`, and a bias of 0."""
     targets = _targets(y)
     low, high = np.log(TEMPERATURES)
     minimum = minimize_scalar(
@@ -84,7 +81,6 @@ def fit_temperature(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def fit_platt(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The temperature and the bias of logits `x` with labels `y`."""
     targets = _targets(y)
     start = (np.log(fit_temperature(x, y)[0]), 0.0)
     minimum = minimize(
@@ -97,9 +93,7 @@ def fit_platt(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def folds(y: np.ndarray) -> list[np.ndarray]:
-    """Masks of the rows that are left out in turn, each with their share of both labels. Both
-    labels are among the rows that stay.
-    """
+    """Masks of the rows that are left out in turn; both labels are among the rows that stay."""
     fold_of_row = np.empty(len(y), dtype=int)
     for label in (0, 1):
         fold_of_row[y == label] = np.arange((y == label).sum()) % FOLDS
@@ -139,8 +133,8 @@ def _probabilities(x: np.ndarray, temperature: float, bias: float) -> np.ndarray
 
 
 def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
-    """The highest logit that flags as many violating rows as any that flags at most `max_fpr` of
-    the allowed ones; where all of these flag none, the lowest of them.
+    """The highest logit with the best recall that flags at most `max_fpr` of the allowed rows;
+    where all of these flag none, the lowest of them.
     """
     allowed = np.sort(x[y == 0])[::-1]
     check_rows_for_rate(len(allowed), max_fpr)

@@ -11,8 +11,7 @@ OWN_ROWS = 2  # own validation rows of either label: with fewer, generated ones 
 
 
 def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = None) -> None:
-    """Raise GuardError where `allowed` validation rows are too few for the rule's `max_fpr`."""
-    if max_fpr is not None and not _has_rows_for_rate(allowed, max_fpr):
+    if max_fpr is not None and not _are_enough(allowed, max_fpr):
         raise GuardError(
             "too few allowed validation rows for the rule's max_fpr",
             where=where,
@@ -25,18 +24,15 @@ def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = 
 def own_rows_decide(
     labels: Sequence[int], is_generated: Sequence[bool], max_fpr: float | None
 ) -> bool:
-    """Whether the own validation rows alone decide, since deployed traffic is like these: if there
-    are both sorts, and enough own ones.
+    """Whether the own validation rows alone decide, as deployed traffic is like these: if there are
+    both sorts, and enough own ones.
     """
-    own_labels: list[int] = []
-    for label, generated in zip(labels, is_generated, strict=True):
-        if not generated:
-            own_labels.append(label)
+    rows = zip(labels, is_generated, strict=True)
+    own_labels = [label for label, generated in rows if not generated]
     violating = sum(own_labels)
     allowed = len(own_labels) - violating
-    is_mixed = 0 < len(own_labels) < len(labels)
-    has_rows_for_rate = max_fpr is None or _has_rows_for_rate(allowed, max_fpr)
-    return is_mixed and min(violating, allowed) >= OWN_ROWS and has_rows_for_rate
+    is_mixed = len(own_labels) < len(labels)
+    return is_mixed and min(violating, allowed) >= OWN_ROWS and _are_enough(allowed, max_fpr)
 
 
 def for_calibration(
@@ -45,12 +41,11 @@ def for_calibration(
     is_generated: Sequence[bool],
     max_fpr: float | None,
 ) -> tuple[list[float], list[int]]:
-    chosen = list(range(len(labels)))
-    if own_rows_decide(labels, is_generated, max_fpr):
-        chosen = [index for index in chosen if not is_generated[index]]
+    if not own_rows_decide(labels, is_generated, max_fpr):
+        return list(logits), list(labels)
+    chosen = [index for index, generated in enumerate(is_generated) if not generated]
     return [logits[index] for index in chosen], [labels[index] for index in chosen]
 
 
-def _has_rows_for_rate(allowed: int, max_fpr: float) -> bool:
-    """Whether at least one row may be flagged."""
-    return allowed * max_fpr >= 1
+def _are_enough(allowed: int, max_fpr: float | None) -> bool:
+    return max_fpr is None or allowed * max_fpr >= 1

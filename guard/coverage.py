@@ -45,19 +45,20 @@ class ConversationForm:
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
         self.turns = len(messages)
-        self.characters = sum(len(message.content) for message in messages)
+        self.characters = 0
         self.longest_turns: dict[str, int] = {}  # by speaker, in characters
         for message in messages:
-            longest = self.longest_turns.get(message.role, 0)
-            self.longest_turns[message.role] = max(longest, len(message.content))
+            size = len(message.content)
+            self.characters += size
+            self.longest_turns[message.role] = max(self.longest_turns.get(message.role, 0), size)
 
     @property
     def has_long_turn(self) -> bool:
         return max(self.longest_turns.values(), default=0) > LONG_TURN
 
     def unknown_share(self, words: Field8, letters: frozenset[str]) -> float:
-        """The largest share of a stretch that is no word of the packed field `words`; letters other
-        than `letters` count more.
+        """The largest share of a stretch that no word of the packed field `words` has; letters
+        other than `letters` count more.
         """
         tokens = self._tokens
         if not len(tokens.hashes):
@@ -111,8 +112,7 @@ class Coverage(Strict):
 
     `longest_turns` are characters by speaker; `speakers` are in every row. `words` are the hashes
     of the training rows' words, a compressed bit field in base64, and `letters` those beyond ASCII.
-    An "allow" is sure below `sure_logit` in nats, with a long turn below `sure_logit_long`; None:
-    never.
+    An "allow" is sure below `sure_logit`, with a long turn below `sure_logit_long`; None: never.
     """
 
     turns: int
@@ -126,8 +126,8 @@ class Coverage(Strict):
     sure_logit_long: float | None = Field(allow_inf_nan=False)
 
     def has(self, form: ConversationForm) -> bool:
-        """Whether a conversation is like the validation rows. Words come last: of a long text they
-        take a while.
+        """Whether a conversation is like the validation rows. Words last: of a long text they take
+        a while.
         """
         if form.turns > self.turns or form.characters > self.characters:
             return False
@@ -139,7 +139,6 @@ class Coverage(Strict):
         return form.unknown_share(self._known_words, self._known_letters) <= self.unknown_share
 
     def is_sure_allow(self, form: ConversationForm, logit: float) -> bool:
-        """Whether an "allow" with this logit, in nats, is sure."""
         sure = self.sure_logit_long if form.has_long_turn else self.sure_logit
         return sure is not None and logit < sure
 
@@ -165,7 +164,7 @@ def packed_words(hashes: Sequence[int]) -> str:
 
 
 def unpacked_words(words: str) -> Field8:
-    """The field [2^WORD_BITS / 8] that a card holds. Raises ValueError where it holds none."""
+    """The field [2^WORD_BITS / 8] that a card holds."""
     size = (1 << WORD_BITS) // 8
     try:
         packed = zlib.decompressobj().decompress(base64.b64decode(words, validate=True), size + 1)
@@ -178,7 +177,7 @@ def unpacked_words(words: str) -> Field8:
 
 def tokens_of(text: str) -> list[str]:
     """The words and signs of a text in lower case, as a reader sees it. What ASCII encodes is not
-    read: a text in base64 is not covered because of what it says.
+    read.
     """
     if not text.isascii():
         text = visible(text)
@@ -198,8 +197,8 @@ def _stretches(characters: Numbers, turns: Sequence[int]) -> tuple[Numbers, Numb
     """The first token of each stretch, the one behind its last, and its characters. `turns` are the
     numbers of the turns' first tokens.
 
-    A stretch is the shortest that ends in a token and has STRETCH characters; none crosses a turn's
-    end. A turn with fewer is one stretch.
+    A stretch is the shortest that ends in a token and has STRETCH characters, or a whole shorter
+    turn.
     """
     sums = np.cumsum(characters)
     tokens = np.arange(len(characters))

@@ -53,11 +53,8 @@ def exits_cleanly(main: Callable[[], None]) -> Callable[[], None]:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
-            print(
-                "interrupted; give the same command again (without FORCE): "
-                "what was finished is kept",
-                file=sys.stderr,
-            )
+            again = "give the same command again (without FORCE): what was finished is kept"
+            print(f"interrupted; {again}", file=sys.stderr)
             sys.exit(130)
 
     return run

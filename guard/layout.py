@@ -18,9 +18,7 @@ STAMP = "stage.json"  # says what a finished stage's folder was made from
 
 @dataclass(frozen=True)
 class Runs:
-    """The layout of the output folder: data by rule; weights by model, rule, method and seed;
-    reports.
-    """
+    """The output folder: data by rule; weights by model, rule, method and seed; reports."""
 
     root: Path = HOME / "runs"
     label: str = ""  # its name in messages, where there are several
@@ -31,18 +29,11 @@ class Runs:
 
     def adapter(self, model: str, rule: str, method: str, seed: int = 0) -> Path:
         """The folder of a rule's weights; seed 0 is the one that is served."""
-        name = method
-        if seed:
-            name = f"{method}-seed{seed}"
-        return self.root / model / rule / name
+        return self.root / model / rule / (f"{method}-seed{seed}" if seed else method)
 
     @property
     def report(self) -> Path:
         return self.root / "report.json"
-
-    @property
-    def latency(self) -> Path:
-        return self.root / "latency.json"
 
 
 def fingerprint(*inputs: Any) -> str:
@@ -58,7 +49,6 @@ def fingerprint(*inputs: Any) -> str:
 
 
 def split_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a rule's examples in its data folder, in the order of SPLITS."""
     files = tuple(folder / f"{split}.jsonl" for split in SPLITS)
     for file in files:
         if not file.is_file():
@@ -67,7 +57,6 @@ def split_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_splits(folder: Path) -> dict[Split, list[Example]]:
-    """A rule's examples in its data folder, by split."""
     files = zip(SPLITS, split_files(folder), strict=True)
     return {split: read_examples(file) for split, file in files}
 
@@ -79,7 +68,6 @@ def running_code(files: tuple[Path, ...]) -> str:
 
 
 def is_current(folder: Path, inputs: str) -> bool:
-    """Whether `folder` holds a finished stage made from exactly these `inputs` (a fingerprint)."""
     stamp = folder / STAMP
     return stamp.is_file() and stamp.read_text() == _stamp(inputs)
 

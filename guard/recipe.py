@@ -87,7 +87,7 @@ class MethodSettings(Strict):
 
 class PrefixCacheSize(Strict):
     """GiB that each process that trains aLoRAs may take for keys and values. By default half of the
-    free memory (its share of the host's, if several run there) and no disk.
+    memory that is free when it starts, and no disk: state `host` where several start together.
     """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory
@@ -165,10 +165,9 @@ class Recipe(Strict):
     def _are_known(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
         for name in methods:
             if name not in METHODS:
-                raise ValueError(
-                    f"no method '{name}'. {choose_from(name, METHODS)}. A new one is an entry of "
-                    "METHODS in guard/method.py and of TRAINERS in train/methods.py"
-                )
+                new = "an entry of METHODS in guard/method.py and of TRAINERS in train/methods.py"
+                problem = f"no method '{name}'. {choose_from(name, METHODS)}. A new one is {new}"
+                raise ValueError(problem)
         return methods
 
     @model_validator(mode="after")
@@ -194,14 +193,10 @@ class Recipe(Strict):
         return self.model_copy(update={"methods": {method: self.settings(method)}})
 
     def settings(self, method: str) -> MethodSettings:
-        """The settings of one method."""
         if method not in self.methods:
-            raise GuardError(
-                "the recipe lists no such method",
-                where=f"{self._where}: methods",
-                got=method,
-                remedy=f"{choose_from(method, self.methods)}; or add a section to the recipe",
-            )
+            problem = "the recipe lists no such method"
+            remedy = f"{choose_from(method, self.methods)}; or add a section to the recipe"
+            raise GuardError(problem, where=f"{self._where}: methods", got=method, remedy=remedy)
         return self.methods[method]
 
     def trainer_settings(self, method: str) -> dict[str, Any]:
@@ -225,12 +220,9 @@ class Recipe(Strict):
 
     def reads(self, rule: Rule) -> Reads:
         """The turns that weights on this base read for the rule."""
-        if KINDS[self.kind].only_judged_turns:
-            return rule.reads
-        return "conversation"
+        return rule.reads if KINDS[self.kind].only_judged_turns else "conversation"
 
     def check_model_type(self, model_type: str) -> None:
-        """Raise GuardError for an encoder of a type of transformers' that is not served."""
         served = KINDS[self.kind].model_types
         if model_type not in served:
             raise GuardError(
@@ -252,7 +244,6 @@ class Recipe(Strict):
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the base reads windows and writes nothing."""
         return KINDS[self.kind].is_encoder
 
     @property
@@ -261,19 +252,14 @@ class Recipe(Strict):
 
     @property
     def sharing_methods(self) -> list[str]:
-        """The adapter methods that share conversations between rules, in the recipe's order."""
         return [name for name in self.adapter_methods if METHODS[name].shares_conversation]
 
     @property
     def sharing_method(self) -> str:
-        """The first adapter method that shares conversations."""
         if not self.sharing_methods:
-            raise GuardError(
-                "no method of the recipe is an adapter that shares conversations",
-                where=self._where,
-                got=", ".join(self.methods),
-                remedy="Add a section `alora` to its methods",
-            )
+            problem = "no method of the recipe is an adapter that shares conversations"
+            remedy = "Add a section `alora` to its methods"
+            raise GuardError(problem, where=self._where, got=", ".join(self.methods), remedy=remedy)
         return self.sharing_methods[0]
 
     @property
@@ -286,15 +272,13 @@ class Recipe(Strict):
         settings = self.settings(method)
         if not METHODS[method].is_adapter:
             return {"dtype": self.dtype, "head": settings.head}
-        budget = settings.model_dump(
-            include={"early_stopping_patience", "min_steps"}, exclude_none=True
-        )
+        budget = {"early_stopping_patience", "min_steps"}
         return {
             "dtype": self.dtype,
             "quantization": self.quantization,
             "lora": settings.lora,
             "trainer": self.trainer_settings(method),
-            **budget,
+            **settings.model_dump(include=budget, exclude_none=True),
         }
 
     @property
@@ -326,5 +310,4 @@ class Recipe(Strict):
 
 
 def load_recipe(name: str, models: Path = MODELS) -> Recipe:
-    """The recipe in `models/<name>.yaml`."""
     return load_named(name, models, Recipe, "name")

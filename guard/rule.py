@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
 from guard.arguments import comma_separated
 from guard.conversation.example import ROLES
 from guard.errors import GuardError
+from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, load_named
 from guard.home import HOME, yaml_files
 
 RULES = HOME / "recipes" / "rules"
 
+MANIFEST_KEY = "labelling"  # of a data set's manifest: what its labels follow from in the rule
 EDIT = "EDIT:"  # marks what has to be filled in in a new rule's file
 Judged = Literal["user", "assistant", "tool", "conversation"]
 LONGEST_TITLE = 160  # characters
@@ -24,12 +27,7 @@ Turns = Literal["any", "last"]
 # The turns that weights look for a violation in: all of the judged speaker's turns, or the last.
 Last = Literal["last user", "last assistant", "last tool", "last conversation"]
 Reads = Literal[Judged, Last]
-LAST_OF: dict[Judged, Reads] = {
-    "user": "last user",
-    "assistant": "last assistant",
-    "tool": "last tool",
-    "conversation": "last conversation",
-}
+LAST_OF: dict[Judged, Reads] = dict(zip(get_args(Judged), get_args(Last), strict=True))
 # The roles whose turns count. Results of tools may be in the system message, as documents are.
 SPEAKERS: dict[Reads, tuple[str, ...]] = {
     "user": ("user",),
@@ -47,7 +45,7 @@ LAST_TURNS: dict[Judged, str] = {
 
 
 class RuleExample(Strict):
-    """One illustrated case of a rule, as trust-and-safety teams write them."""
+    """One illustrated case of a rule."""
 
     text: str
     violates: bool
@@ -57,8 +55,7 @@ class Rule(Strict):
     """A rule in plain language.
 
     `title` is one short sentence that forbids something. `policy` is the paragraph that the label
-    answers and that a judge behind an endpoint reads. The model's recipe says which of them stands
-    in an adapter's prompt, if any: an adapter learns from the data what its rule covers.
+    answers. The model's recipe says which of them stands in an adapter's prompt, if any.
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -91,12 +88,9 @@ class Rule(Strict):
 
     @property
     def reads(self) -> Reads:
-        if self.turns == "last":
-            return LAST_OF[self.judged]
-        return self.judged
+        return LAST_OF[self.judged] if self.turns == "last" else self.judged
 
     def text(self, turn: RuleTurn = "title") -> str:
-        """What the prompt's rule turn says; for `none` there is no such turn."""
         return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())
 
 
@@ -106,10 +100,11 @@ def text_hash(rule_text: str) -> str:
 
 
 def in_words(rule: Rule, note: str = "") -> str:
-    """The whole rule for a reader who decides by it, an LLM or a person, with a `note` after the
-    policy.
-    """
+    """The whole rule for an LLM or a person who decides by it, with a `note` after the policy."""
     parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
+    examples: list[str] = []
+    for example in rule.examples:
+        examples.append(f"{example.text.strip()} -> {'yes' if example.violates else 'no'}")
     if rule.turns == "last":
         last = LAST_TURNS[rule.judged]
         parts.append(f"Only {last} counts; what stands before it is context.")
@@ -119,7 +114,7 @@ def in_words(rule: Rule, note: str = "") -> str:
         "Terms": rule.terms,
         "Violates the rule": rule.violates,
         "Does not violate the rule": rule.allows,
-        "Examples": [_labelled(example) for example in rule.examples],
+        "Examples": examples,
     }
     for heading, lines in lists.items():
         if lines:
@@ -127,18 +122,12 @@ def in_words(rule: Rule, note: str = "") -> str:
     return "\n\n".join(parts)
 
 
-def _labelled(example: RuleExample) -> str:
-    label = "yes" if example.violates else "no"
-    return f"{example.text.strip()} -> {label}"
-
-
 def load_rule(name: str, rules: Path = RULES) -> Rule:
-    """The rule in `rules/<name>.yaml`."""
     return load_named(name, rules, Rule, "id")
 
 
 def rule_names(selection: str, rules: Path = RULES) -> list[str]:
-    """`all`, one name, or several separated by commas, as names of rule files in a stable order."""
+    """The names in a list, or those of all rule files, in a stable order."""
     if selection == "all":
         names = [path.stem for path in yaml_files(rules)]
         if not names:
@@ -148,3 +137,35 @@ def rule_names(selection: str, rules: Path = RULES) -> list[str]:
     for name in names:
         load_rule(name, rules)
     return names
+
+
+def labelling(rule: Rule) -> dict[str, Any]:
+    return {
+        "judged": rule.judged,
+        "turns": rule.turns,
+        "commands": rule.commands,
+        "depends_on_context": rule.depends_on_context,
+    }
+
+
+def check_labelling(data: Path, rule: Rule) -> None:
+    """Raise GuardError if the rows in `data` were made for other fields of the rule. A folder
+    without a manifest, as a study's, is taken as it is.
+    """
+    manifest = data / "manifest.json"
+    if not manifest.is_file():
+        return
+    remedy = f"Run `make data RULE={rule.id} FORCE=1`"
+    kept = load_json(manifest, remedy=remedy)
+    if not isinstance(kept, dict):
+        raise GuardError("the manifest is not an object", where=manifest, remedy=remedy)
+    then = kept.get(MANIFEST_KEY, {})
+    changed = [name for name, value in labelling(rule).items() if then.get(name, value) != value]
+    if changed:
+        was = ", ".join(f"{name}: {json.dumps(then[name])}" for name in changed)
+        now = ", ".join(f"{name}: {json.dumps(labelling(rule)[name])}" for name in changed)
+        raise GuardError(
+            f"the rows of {rule.id} were made for {was}; the rule says {now}",
+            where=data,
+            remedy=f"Run `make data RULE={rule.id}` again, rows of your own with labels that fit",
+        )

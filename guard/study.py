@@ -1,7 +1,6 @@
 """A study: a rule trained on several sets of rows and tested on the same rows, to compare them.
-
-Each of its points is a folder laid out as `runs/` is, with data and weights of its own, so every
-stage does there what it does in `runs/`. Knows nothing of what the stages do.
+Each of its points is a folder laid out as `runs/` is, so every stage does there what it does in
+`runs/`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from guard.arguments import comma_separated
 from guard.conversation.example import Example
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
+from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from guard.recipe import Recipe, load_recipe
@@ -28,9 +28,7 @@ STUDY = "study.json"
 
 
 class StudyPoint(Strict):
-    """The rows that one training draws.
-
-    `rows` is their number, those for validation included; `seed` is that of the draw and of the
+    """The rows that one training draws, those for validation included; `seed` is of draw and
     training.
     """
 
@@ -43,7 +41,8 @@ class StudyPoint(Strict):
 
 
 class Study(Strict):
-    """What is compared. `data` is the name of the file of rows, None: those of `make data`.
+    """What is compared. `data` is the name of the file of rows, None: the rows of `make data`;
+    `path` is where it was.
 
     `labelled_for` is the rule that the file's rows name, if it is another one than `rule`.
     """
@@ -51,6 +50,7 @@ class Study(Strict):
     kind: StudyKind
     rule: str
     data: str | None
+    path: str | None
     labelled_for: str | None
     points: tuple[StudyPoint, ...]
 
@@ -68,23 +68,16 @@ class Study(Strict):
 
 
 def study_folder(root: Path, kind: StudyKind, rule: str, data: Path | None) -> Path:
-    """Where a study lies in the output folder `root`."""
-    name = rule
-    if data is not None:
-        name = f"{rule}-{data.name.partition('.')[0]}"
+    name = rule if data is None else f"{rule}-{data.name.partition('.')[0]}"
     return root / kind / name
 
 
 def load_study(folder: Path) -> Study:
-    """The study in `folder`. Raises GuardError where it is missing or malformed."""
     path = folder / STUDY
     remedy = "Run `make transfer` or `make curve`, which write it first"
     if not path.is_file():
         raise GuardError("no such study", where=path, remedy=remedy)
-    try:
-        return validate(json.loads(path.read_text(encoding="utf-8")), Study, where=path)
-    except ValueError as error:
-        raise GuardError(f"not valid JSON: {error}", where=path, remedy=remedy) from error
+    return validate(load_json(path, remedy=remedy), Study, where=path)
 
 
 def point_runs(folder: Path, point: StudyPoint) -> Runs:
@@ -97,7 +90,6 @@ def origin_of(example: Example) -> Origin:
 
 
 def add_recipe_arguments(parser: ArgumentParser) -> None:
-    """The options that name what a study compares, the same for training and evaluation."""
     model = (
         "a recipe in recipes/models (default: tiny); several separated by commas stand side by side"
     )
@@ -106,7 +98,6 @@ def add_recipe_arguments(parser: ArgumentParser) -> None:
 
 
 def named_recipes(arguments: Namespace) -> list[Recipe]:
-    """The recipes that the options name. Raises GuardError for a method that one does not list."""
     recipes = [load_recipe(name) for name in comma_separated(arguments.model, "model")]
     if arguments.method:
         return [recipe.only(arguments.method) for recipe in recipes]
@@ -114,7 +105,6 @@ def named_recipes(arguments: Namespace) -> list[Recipe]:
 
 
 def add_study_arguments(parser: ArgumentParser) -> None:
-    """The options that name a study, the same for every stage."""
     parser.add_argument("kind", choices=get_args(StudyKind))
     parser.add_argument("--rule", required=True, help="a rule's name")
     data = "a file of labelled rows as for make data (default, for a curve: the rule's own data)"

@@ -57,10 +57,8 @@ class Calibration:
         if not abs(self.bias) < math.inf:
             raise ValueError(f"the bias must be finite, got {self.bias}")
         if not 0 <= self.uncertainty_band[0] <= self.uncertainty_band[1] <= 1:
-            raise ValueError(
-                "the uncertainty band must be two probabilities in order, "
-                f"got {self.uncertainty_band}"
-            )
+            problem = "the uncertainty band must be two probabilities in order"
+            raise ValueError(f"{problem}, got {self.uncertainty_band}")
 
     def p_violation(self, logit: float) -> float:
         """Calibrated probability that the rule is violated. A NaN must never read as "allow"."""
@@ -74,27 +72,26 @@ class Calibration:
         return low < high and low <= p_violation <= high
 
     def verdict(self, rule: str, logit: float, form: ConversationForm | None = None) -> Verdict:
-        """The decision on `logit` for `rule`. Where the coverage is known and the conversation's
-        `form` is not, it is not confident.
+        """The decision; not confident where the coverage is known and the conversation's `form` is
+        not.
         """
         p = self.p_violation(logit)
         confident = not self._is_uncertain(p) and self._is_covered(p, logit, form)
         return Verdict(rule, logit, p, self.threshold, confident)
 
     def _is_covered(self, p: float, logit: float, form: ConversationForm | None) -> bool:
-        if self.coverage is None:
-            return True
-        if form is None or (p < self.threshold and not self.coverage.is_sure_allow(form, logit)):
-            return False
-        return self.coverage.has(form)
+        if self.coverage is None or form is None:
+            return self.coverage is None
+        is_sure = p >= self.threshold or self.coverage.is_sure_allow(form, logit)
+        return is_sure and self.coverage.has(form)
 
 
 def expected_calibration_error(
     labels: Sequence[int], p_violation: Sequence[float], bins: int = ECE_BINS
 ) -> float | None:
-    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation, weighted
-    by size (Naeini et al., 2015): it judges the probability users see. `labels` are 1 where the
-    rule is violated. None for no examples.
+    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation,
+    weighted by size (Naeini et al., 2015). `labels` are 1 where the rule is violated. None for no
+    examples.
     """
     if not labels:
         return None

@@ -32,7 +32,7 @@ class WrongValue:
 
     @property
     def key(self) -> str:
-        """The path as `messages.2.content`; empty for the whole value."""
+        """The path as `messages.2.content`."""
         return ".".join(str(part)[:LONGEST_SHOWN] for part in self.path)
 
     def __str__(self) -> str:
@@ -41,7 +41,6 @@ class WrongValue:
 
 
 def wrong_values(problems: Iterable[Mapping[str, Any]], content: Any) -> list[WrongValue]:
-    """Pydantic's `errors()` of `content`, one for each place."""
     choices: dict[Path, dict[str | int, list[WrongValue]]] = {}  # by the value of several types
     values: list[WrongValue] = []
     for problem in problems:
@@ -78,13 +77,10 @@ def _path(problem: Mapping[str, Any], content: Any) -> tuple[Path, tuple[Path, s
 
 
 def _nearest(types: Mapping[str | int, list[WrongValue]]) -> list[WrongValue]:
-    """The problems of the type that fits best. Where several do, those of one place are one."""
     best = max(map(_nearness, types.values()))
     joined: dict[Path, WrongValue] = {}
     for values in types.values():
-        if _nearness(values) < best:
-            continue
-        for value in values:
+        for value in values if _nearness(values) == best else ():
             before = joined.setdefault(value.path, value)
             if value.problem.removeprefix(SAY) not in before.problem:
                 problem = f"{before.problem} or {value.problem.removeprefix(SAY)}"
@@ -93,9 +89,7 @@ def _nearest(types: Mapping[str | int, list[WrongValue]]) -> list[WrongValue]:
 
 
 def _nearness(values: list[WrongValue]) -> tuple[int, bool, int]:
-    """How well a value fits a type: how deep inside it is wrong, whether by more than its kind, and
-    in how few places.
-    """
+    """How deep inside it a value is wrong, whether by more than its kind, and in how few places."""
     deepest = max(len(value.path) for value in values)
     is_of_kind = not all(value.kind.endswith("_type") for value in values)
     return deepest, is_of_kind, -len(values)
@@ -109,7 +103,6 @@ def _words(problem: Mapping[str, Any]) -> str:
 
 
 def _got(problem: Mapping[str, Any]) -> str:
-    """The value, if it is one; of a list or an object only that it is one."""
     value, kind = problem["input"], problem["type"]
     if kind in ("missing", "extra_forbidden"):
         return ""

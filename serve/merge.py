@@ -32,10 +32,7 @@ UNMERGEABLE: dict[ActsFrom, str] = {
 
 
 def mergeable_method(recipe: Recipe) -> str:
-    """The recipe's first method whose weights act on the whole prompt, as the base's do.
-
-    Raises GuardError if there is none, as on an encoder, whose verdict is a head's.
-    """
+    """The recipe's first method that acts on the whole prompt. Raises GuardError for none."""
     for name in recipe.methods:
         if recipe.kind == "decoder" and METHODS[name].acts_from not in UNMERGEABLE:
             return name

@@ -130,9 +130,7 @@ def served_method(recipe: Recipe, name: str | None) -> str:
 
 
 def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[[str], Path | None]:
-    """A function that finds the folder of a trained rule that was not served from the start; why
-    there is none is logged.
-    """
+    """Finds the folder of a trained rule that was not served from the start, or logs why not."""
 
     def find(rule: str) -> Path | None:
         problems: list[str] = []
@@ -164,10 +162,7 @@ def start_warm(
     *,
     is_merged: bool = False,
 ) -> list[GuardEngine]:
-    """The engines of `start_engines`, once they have answered every rule.
-
-    Raises GuardError if they do not start, or a rule cannot be judged.
-    """
+    """`start_engines`, once they have answered every rule. Raises GuardError if one cannot."""
     engines = start_engines(parts, folders, is_merged=is_merged)
     with contextlib.ExitStack() as on_failure:
         for engine in engines:
@@ -219,10 +214,7 @@ def _with_folders(parts: Sequence[ServedPart], folders: Mapping[str, Path]) -> l
 
 
 def warm_up(engine: GuardEngine) -> None:
-    """Check every rule once: the first check is many times slower than the next ones.
-
-    Raises GuardError if a rule cannot be judged.
-    """
+    """Check every rule once: the first check is slow. Raises GuardError if one cannot answer."""
     refused = engine.check([Message("user", "Hello")]).refused
     if not refused:
         return

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,13 @@ def main() -> None:
         arguments.audit_log,
         arguments.traces,
     )
-    serve = _serve_single if arguments.replicas is None else _serve_cluster
+    running = _single_app if arguments.replicas is None else _cluster_app
     with _listening(arguments.host, arguments.port) as listener:
         _print_loading(parts)
         if line := left_out(selection, parts):
             print(line, flush=True)
-        serve(arguments, options, observers, find, listener, tls)
+        with running(arguments, options, observers, find) as app:
+            _serve(app, listener, arguments.timeout, tls)
 
 
 def _print_loading(parts: Sequence[ServedPart]) -> None:
@@ -126,27 +127,29 @@ class EngineBoundServer(uvicorn.Server):
 
 
 def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping[str, Any]) -> None:
-    """Serve an app whose engine is in this process. Raises GuardError once that has failed."""
-    service: EngineService = app.state.service
-    _answer(EngineBoundServer(_config(app, timeout_s, tls), service), listener)
+    """Serve an app. Raises GuardError once an engine of this process has failed."""
+    config, service = _config(app, timeout_s, tls), app.state.service
+    if not isinstance(service, EngineService):
+        _answer(uvicorn.Server(config), listener)
+        return
+    _answer(EngineBoundServer(config, service), listener)
     _end_with_its_engine(service.thread)
 
 
-def _serve_single(
+@contextlib.contextmanager
+def _single_app(
     arguments: argparse.Namespace,
     options: ServedOptions,
     observers: Sequence[Observer],
     find: FindTrained,
-    listener: socket.socket,
-    tls: Mapping[str, Any],
-) -> None:
-    """Serve from an engine in this process. Raises GuardError if it does not start, or fails."""
+) -> Iterator[FastAPI]:
+    """The app around engines in this process. Raises GuardError if they do not start."""
 
     def start(folders: Mapping[str, Path] | None) -> list[GuardEngine]:
         return start_warm(options.parts, folders, is_merged=arguments.merged)
 
     with GuardEngines(start) as engine:
-        app = create_app(
+        yield create_app(
             engine,
             options.timeout_s,
             rule_sets=options.rule_sets,
@@ -155,29 +158,25 @@ def _serve_single(
             observers=observers,
             find_trained=find,
         )
-        _serve(app, listener, options.timeout_s, tls)
 
 
-def _serve_cluster(
+def _cluster_app(
     arguments: argparse.Namespace,
     options: ServedOptions,
     observers: Sequence[Observer],
     find: FindTrained,
-    listener: socket.socket,
-    tls: Mapping[str, Any],
-) -> None:
-    """Serve replicas in processes of their own. Raises GuardError if they do not start."""
+) -> contextlib.AbstractContextManager[FastAPI]:
+    """The app in front of replicas in processes of their own."""
     from serve.cluster.start import running_cluster
 
-    with running_cluster(
+    return running_cluster(
         arguments.replicas,
         options,
         shards=arguments.shards,
         observers=observers,
         is_watching=arguments.watch,
         find_trained=find,
-    ) as app:
-        _answer(uvicorn.Server(_config(app, arguments.timeout, tls)), listener)
+    )
 
 
 def _config(app: FastAPI, timeout_s: float, tls: Mapping[str, Any]) -> uvicorn.Config:
@@ -207,9 +206,7 @@ def _answer(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def _end_with_its_engine(thread: EngineThread) -> None:
-    """Raise GuardError if the engine has failed for good; end the process where its batch hangs, of
-    which nothing can be closed.
-    """
+    """Raise GuardError if the engine failed for good; where its batch hangs, end the process."""
     if thread.failure is None:
         return
     if thread.hangs_for_good:

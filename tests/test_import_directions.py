@@ -61,8 +61,6 @@ ROOMS = {
     "serve/api/formats": ("serve/policy", "serve/api/input"),
     "serve/api/input": ("serve/policy",),
     "serve/api/observe": ("serve/policy",),
-    "serve/plan/device": ("serve/engine/backends",),
-    "serve/plan/replay": ("serve/plan/device",),
     "serve/scan": ("serve/engine/backends",),
     "serve/bench/workload": (),
     "serve/cluster": (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -15,80 +16,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parent.parent
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 EVERY_DAY = ["all", "rule", "data", "train", "eval", "serve", "up", "scan", "plan", "test"]
-FOR_EXPERTS = [
-    "calibrate",
-    "test-gpu-path",
-    "compare",
-    "replay",
-    "lengths",
-    "transfer",
-    "curve",
-    "sweep",
-    "bench",
-    "race",
-    "merge",
-    "fuzz",
-    "doctor",
-]
+FOR_EXPERTS = ["calibrate", "test-gpu-path", "compare", "replay", "lengths", "transfer", "curve"]
+FOR_EXPERTS += ["sweep", "bench", "race", "merge", "fuzz", "doctor"]
 FOR_EXPERTS += ["setup", "check", "format", "clean"]
 COMMANDS = EVERY_DAY + FOR_EXPERTS
-VARIABLES = [
-    "CENTURION_HOME",
-    "MAX_FPR",
-    "THRESHOLD",
-    "RULE",
-    "MODEL",
-    "DATA",
-    "SPLITS",
-    "SEEDS",
-    "QUICK",
-    "FORCE",
-    "REAL",
-    "ROWS",
-    "GRID",
-    "WIDE",
-    "HOST",
-    "PORT",
-    "TIMEOUT",
-    "RULESETS",
-    "TENANTS",
-    "AUDIT",
-    "TRACES",
-    "TLSCERT",
-    "TLSKEY",
-    "TLSCA",
-    "METHOD",
-    "MERGED",
-    "PLAN",
-    "TRACE",
-    "REPLICAS",
-    "OPTIONS",
-    "MINUTES",
-    "TESTS",
-    "DEVICE",
-    "PYTHON",
-]
-VARIABLES += [
-    "NAME",
-    "POLICY",
-    "JUDGED",
-    "UNLABELLED",
-    "EXAMPLES",
-    "A",
-    "B",
-    "FILES",
-    "OUT",
-    "FORMAT",
-    "CLUSTER",
-    "ACTORS",
-    "JUDGE_BASE_URL",
-    "JUDGE_MODEL",
-    "JUDGE_API_KEY",
-]
+VARIABLES = re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE)
+VARIABLES += ["PYTHON", "JUDGE_BASE_URL", "JUDGE_MODEL", "JUDGE_API_KEY"]
 VARIABLES += ["GENERATOR_BASE_URL", "GENERATOR_MODEL", "GENERATOR_API_KEY", "GENERATOR_BUDGET_USD"]
-NEED_NO_SETUP = {"clean"}
 # Taken as built: .venv, Ray in it, and the clients' environment beside it.
 DONE = ["-o", ".venv/setup-cpu.stamp", "-o", ".venv/cluster.stamp"]
 DONE += ["-o", ".venv-clients/setup.stamp"]
@@ -121,21 +60,29 @@ def checkout(tmp_path: Path) -> Path:
 def make(
     folder: Path, *arguments: str, failing: str = "nothing fails", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    clean = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in {*VARIABLES, "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
-    }
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     extra = {"PATH": path, "RECORD": str(folder / "record"), "FAILING": failing, **environment}
     return subprocess.run(
         ["make", *arguments],
         cwd=folder,
-        env=clean | extra,
+        env=without(VARIABLES) | extra,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def without(names: list[str]) -> dict[str, str]:
+    """The environment without these variables and what another make says in it."""
+    left_out = {*names, "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    return {name: value for name, value in os.environ.items() if name not in left_out}
+
+
+def set_up(folder: Path, *arguments: str, failing: str = "nothing fails") -> list[str]:
+    """What set-up asked for, with the recording Python; it has to end well."""
+    done = make(folder, "setup", *arguments, failing=failing)
+    assert done.returncode == 0, done.stderr
+    return asked(folder)
 
 
 def asked(folder: Path) -> list[str]:
@@ -165,46 +112,18 @@ def test_make_lists_what_is_for_every_day_and_help_all_everything() -> None:
     assert re.findall(r"^  make ([\w-]+) +\S", every_day, re.MULTILINE) == EVERY_DAY
     assert re.findall(r"^  make ([\w-]+) +\S", for_experts, re.MULTILINE) == FOR_EXPERTS
     assert [name for name in VARIABLES if not re.search(rf"\b{name}\b", text)] == []
+    used = set(re.findall(r"\$\$?\(?([A-Z_]{2,}|[AB])\b", MAKEFILE))
+    assert used <= set(VARIABLES)
 
 
 def test_every_target_is_listed_and_phony() -> None:
-    text = (ROOT / "Makefile").read_text()
-    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
-    assert phony and phony[1].split() == ["help", "help-all", *COMMANDS]
-    assert set(re.findall(r"^([a-z-]+):(?!=)", text, re.MULTILINE)) == {
-        "help",
-        "help-all",
-        *COMMANDS,
-    }
+    targets = ["help", "help-all", *COMMANDS]
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert phony and phony[1].split() == targets
+    assert set(re.findall(r"^([a-z-]+):(?!=)", MAKEFILE, re.MULTILINE)) == set(targets)
 
 
-def test_all_goes_from_data_to_the_quick_benchmark_for_one_rule() -> None:
-    python = ".venv/bin/python -m"
-    assert commands("all", "RULE=pii_leak", "SEEDS=0,1") == [
-        f"{python} data.build --rule 'pii_leak'",
-        f"{python} train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
-        f"{python} eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
-        f"{python} serve.bench latency --offer=model='tiny' --offer=rule='pii_leak' --offer=quick",
-    ]
-
-
-def test_a_study_is_drawn_trained_and_reported_from_the_same_rows() -> None:
-    python = ".venv/bin/python -m"
-    named = "transfer --rule 'toxicity' --data \"$DATA\""
-    arguments = ["RULE=toxicity", "DATA=mine.csv", "REAL=0,20", "SEEDS=0", "FORCE=1"]
-    assert commands("transfer", *arguments) == [
-        f"{python} data.study {named} --rows '0,20' --seeds '0'",
-        f"{python} train.study {named} --model tiny --force",
-        f"{python} eval.study.run {named} --model tiny",
-    ]
-    assert commands("curve", "ROWS=100,all", "MODEL=big", "METHOD=head", "OPTIONS=--test 500") == [
-        f"{python} data.study curve --rule 'medical_advice' --rows '100,all' --test 500",
-        f"{python} train.study curve --rule 'medical_advice' --model big --method 'head'",
-        f"{python} eval.study.run curve --rule 'medical_advice' --model big --method 'head'",
-    ]
-
-
-def test_the_servers_threads_spin_briefly_unless_the_shell_says_how_they_wait(
+def test_the_servers_threads_spin_briefly_unless_the_shell_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
@@ -223,92 +142,91 @@ def spin_count_of(target: str, **environment: str) -> str:
     return done.stdout.removeprefix("spins ").partition(",")[0]
 
 
-def test_variables_reach_the_stages_from_the_command_line_and_the_shell() -> None:
-    bench = ".venv/bin/python -m serve.bench"
-    offers = "--offer=model='tiny' --offer=rule='medical_advice'"
-    assert commands("serve") == [f"{bench} latency {offers}"]
-    assert commands("serve", "QUICK=1", "MODEL=big") == [
-        f"{bench} latency --offer=model='big' --offer=rule='medical_advice' --offer=quick"
-    ]
-    assert commands("race") == [f"{bench} race {offers}"]
-    for name in ("load", "merged"):
-        assert commands("bench", f"NAME={name}") == [f"{bench} '{name}' {offers}"]
-    assert commands("bench", "NAME=latency", "WIDE=1", "FORCE=1") == [
-        f"{bench} 'latency' {offers} --offer=wide --offer=force"
-    ]
-    assert commands("bench", "NAME=load", "OPTIONS=--repeats 1") == [
-        f"{bench} 'load' {offers} --repeats 1"
-    ]
-    assert commands("bench") == commands("bench", NAME="machine") == [bench]
-    assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
-    assert commands("data", "DATA=own.csv", "SPLITS=new")[0].endswith(
-        "--rule 'medical_advice' --data \"$DATA\" --splits 'new'"
-    )
-    assert (
-        commands("up")
-        == commands("up", "RULE=all")
-        == [".venv/bin/python -m serve.up --model tiny"]
-    )
-    assert (
-        commands("up", RULE="a,b")
-        == commands("up", "RULE=a,b")
-        == [".venv/bin/python -m serve.up --model tiny --rules 'a,b'"]
-    )
-    assert commands("up", "RULE=a", "MERGED=1") == [
-        ".venv/bin/python -m serve.up --model tiny --rules 'a' --merged"
-    ]
-    assert commands("up", "REPLICAS=1-4") == [
-        ".venv/bin/python -m serve.up --model tiny --replicas '1-4'"
-    ]
-    assert commands("up", "REPLICAS=1-4", "SCALEDOWN=60")[0].endswith("--scale-down '60'")
-    assert commands("up", "PORT=9000", HOST="machine") == [
-        ".venv/bin/python -m serve.up --model tiny --port '9000'"
-    ]
-    assert commands("up", "HOST=0.0.0.0") == [
-        ".venv/bin/python -m serve.up --model tiny --host '0.0.0.0'"
-    ]
-    assert commands("up", "RULESETS=sets.yaml", "TENANTS=tenants.yaml") == [
-        ".venv/bin/python -m serve.up --model tiny --rule-sets 'sets.yaml' --tenants 'tenants.yaml'"
-    ]
-    observed = commands("up", "AUDIT=a.jsonl", "TRACES=http://c:4318")
-    assert observed[0].endswith("--audit-log 'a.jsonl' --traces 'http://c:4318'")
-    encrypted = commands("up", "TLSCERT=c.pem", "TLSKEY=k.pem", "TLSCA=a.pem")
-    assert encrypted[0].endswith("--tls-cert 'c.pem' --tls-key 'k.pem' --tls-client-ca 'a.pem'")
-    scan = '.venv/bin/python -m serve.scan.run --files "$FILES" --model tiny'
-    assert commands("scan", "FILES=a b") == [scan]
-    on_cluster = commands("scan", "FILES=a", "CLUSTER=1", "ACTORS=2", "OUT=there")
-    assert on_cluster[-1] == f"{scan} --out \"$OUT\" --cluster --actors '2'"
-    replay = '.venv/bin/python -m serve.scan.replay "$A" "$B" --files "$FILES"'
-    assert commands("replay", "A=a", "B=b", "FILES=c", "METHOD=lora", "FORCE=1") == [
-        f"{replay} --method 'lora' --force"
-    ]
-    assert commands("train", "FORCE=1")[0].endswith("--model tiny --force")
-    assert commands("train", "FORCE=0") == commands("train")
-    assert commands("serve", "QUICK=0", "WIDE=0") == commands("serve")
-    assert commands("test", "QUICK=0") == commands("test")
-    assert commands("scan", "FILES=a", "CLUSTER=0") == commands("scan", "FILES=a")
-    assert commands("train", "METHOD=head")[0].endswith("--model tiny --method 'head'")
-    fuzz = ".venv/bin/python -m tests.serve.fuzz.run"
-    assert commands("fuzz", "MINUTES=3") == [f"{fuzz} --minutes '3'"]
-    assert commands("test", "QUICK=1")[0].endswith("pytest -m 'not slow'")
-    assert commands("test", "TESTS=tests/guard -x")[0].endswith("pytest tests/guard -x")
-
-
-@pytest.mark.parametrize(
-    ("target", "variable", "value"),
-    [
-        ("data", "RULE", "a, b"),
-        ("data", "DATA", "my data.csv"),
-        ("data", "DATA", "it's rows.jsonl"),
-        ("compare", "DATA", "it's $rows.jsonl"),
-        ("scan", "FILES", "logs/a$b.jsonl"),
-        ("train", "SEEDS", "0, 1"),
-        ("scan", "FILES", "*.jsonl.gz hub:a/b"),
+OFFERS = "--offer=model='tiny'"
+BIG = "--offer=model='big' --offer=quick"
+STUDY = "transfer --rule 'toxicity' --data \"$DATA\""
+CURVE = "curve --rule 'medical_advice'"
+UP = "serve.up --model tiny"
+TLS = "--tls-cert 'c.pem' --tls-key 'k.pem' --tls-client-ca 'a.pem'"
+SCAN = 'serve.scan.run --files "$FILES" --model tiny'
+REPLAY = 'serve.scan.replay "$A" "$B" --files "$FILES"'
+TRAIN = "train.run --rule 'medical_advice' --model tiny"
+# What is asked of make -> the modules that it runs, with their arguments.
+STAGES = {
+    "all RULE=pii_leak SEEDS=0,1": [
+        "data.build --rule 'pii_leak'",
+        "train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
+        "eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
+        "serve.bench latency --offer=model='tiny' --offer=quick",
     ],
-)
-def test_a_value_reaches_its_stage_as_one_word(
-    checkout: Path, target: str, variable: str, value: str
-) -> None:
+    "transfer RULE=toxicity DATA=mine.csv REAL=0,20 SEEDS=0 FORCE=1": [
+        f"data.study {STUDY} --rows '0,20' --seeds '0'",
+        f"train.study {STUDY} --model tiny --force",
+        f"eval.study.run {STUDY} --model tiny",
+    ],
+    "curve ROWS=100,all MODEL=big METHOD=head 'OPTIONS=--test 500'": [
+        f"data.study {CURVE} --rows '100,all' --test 500",
+        f"train.study {CURVE} --model big --method 'head'",
+        f"eval.study.run {CURVE} --model big --method 'head'",
+    ],
+    "serve": [f"serve.bench latency {OFFERS}"],
+    "serve QUICK=0 WIDE=0": [f"serve.bench latency {OFFERS}"],
+    "serve QUICK=1 MODEL=big": [f"serve.bench latency {BIG}"],
+    "race": [f"serve.bench race {OFFERS}"],
+    "bench": ["serve.bench"],
+    "bench NAME=merged": [f"serve.bench 'merged' {OFFERS}"],
+    "bench NAME=latency WIDE=1 FORCE=1": [
+        f"serve.bench 'latency' {OFFERS} --offer=wide --offer=force"
+    ],
+    "bench NAME=load 'OPTIONS=--repeats 1'": [f"serve.bench 'load' {OFFERS} --repeats 1"],
+    "data DATA=own.csv SPLITS=new": [
+        "data.build --rule 'medical_advice' --data \"$DATA\" --splits 'new'"
+    ],
+    "up": [UP],
+    "up RULE=all": [UP],
+    "up RULE=a,b": [f"{UP} --rules 'a,b'"],
+    "up RULE=a MERGED=1": [f"{UP} --rules 'a' --merged"],
+    "up REPLICAS=1-4": [f"{UP} --replicas '1-4'"],
+    "up REPLICAS=1-4 SCALEDOWN=60": [f"{UP} --replicas '1-4' --scale-down '60'"],
+    "up HOST=0.0.0.0": [f"{UP} --host '0.0.0.0'"],
+    "up RULESETS=s.yaml TENANTS=t.yaml": [f"{UP} --rule-sets 's.yaml' --tenants 't.yaml'"],
+    "up AUDIT=a.jsonl TRACES=http://c:1": [f"{UP} --audit-log 'a.jsonl' --traces 'http://c:1'"],
+    "up TLSCERT=c.pem TLSKEY=k.pem TLSCA=a.pem": [f"{UP} {TLS}"],
+    "scan 'FILES=a b'": [SCAN],
+    "scan FILES=a CLUSTER=0": [SCAN],
+    "scan FILES=a CLUSTER=1 ACTORS=2 OUT=there": [f"{SCAN} --out \"$OUT\" --cluster --actors '2'"],
+    "replay A=a B=b FILES=c METHOD=lora FORCE=1": [f"{REPLAY} --method 'lora' --force"],
+    "train FORCE=1": [f"{TRAIN} --force"],
+    "train FORCE=0": [TRAIN],
+    "train METHOD=head": [f"{TRAIN} --method 'head'"],
+    "fuzz MINUTES=3": ["tests.serve.fuzz.run --minutes '3'"],
+    "test QUICK=0": ["pytest"],
+    "test QUICK=1": ["pytest -m 'not slow'"],
+    "test 'TESTS=tests/guard -x'": ["pytest tests/guard -x"],
+}
+
+
+@pytest.mark.parametrize("asked", STAGES)
+def test_variables_reach_the_stages_from_the_command_line(asked: str) -> None:
+    lines = [line.partition(".venv/bin/python -m ")[2] for line in commands(*shlex.split(asked))]
+    assert lines == STAGES[asked]
+
+
+def test_variables_reach_the_stages_from_the_shell_but_not_its_own_names() -> None:
+    assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
+    assert commands("up", RULE="a,b") == commands("up", "RULE=a,b")
+    named = commands("up", "PORT=9000", HOST="machine")
+    assert named == [".venv/bin/python -m serve.up --model tiny --port '9000'"]
+    assert commands("bench", NAME="machine") == commands("bench")
+
+
+VALUES = [("data", "RULE", "a, b"), ("train", "SEEDS", "0, 1"), ("data", "DATA", "my data.csv")]
+VALUES += [("data", "DATA", "it's rows.jsonl"), ("compare", "DATA", "it's $rows.jsonl")]
+VALUES += [("scan", "FILES", "logs/a$b.jsonl"), ("scan", "FILES", "*.jsonl.gz hub:a/b")]
+
+
+@pytest.mark.parametrize(("target", "variable", "value"), VALUES)
+def test_a_value_is_one_word(checkout: Path, target: str, variable: str, value: str) -> None:
     (checkout / "one.jsonl.gz").touch()
     (checkout / "two.jsonl.gz").touch()
     for python in (checkout / "bin" / "python3.11", checkout / ".venv" / "bin" / "python"):
@@ -321,14 +239,11 @@ def test_a_value_reaches_its_stage_as_one_word(
     assert f"<{value}>" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("target", [name for name in COMMANDS if name not in NEED_NO_SETUP])
-def test_every_command_sets_up_first(checkout: Path, target: str) -> None:
-    assert planned(checkout, target)[0] == "bash setup/install.sh cpu"
-
-
-@pytest.mark.parametrize("target", [name for name in COMMANDS if name not in NEED_NO_SETUP])
-def test_every_module_a_command_runs_exists(target: str) -> None:
-    for module in re.findall(r"-m ([a-z]+(?:\.[a-z_]+)+)", "\n".join(commands(target))):
+@pytest.mark.parametrize("target", [name for name in COMMANDS if name != "clean"])
+def test_every_command_sets_up_first_and_runs_what_exists(checkout: Path, target: str) -> None:
+    lines = planned(checkout, target)
+    assert lines[0] == "bash setup/install.sh cpu"
+    for module in re.findall(r"-m ([a-z]+(?:\.[a-z_]+)+)", "\n".join(lines)):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
@@ -346,12 +261,8 @@ def pin_another(pins: Path) -> None:
     rewrite(pins, pins.read_text() + "another==1.0\n")
 
 
-def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothing_twice(
-    checkout: Path,
-) -> None:
-    done = make(checkout, "setup", "DEVICE=cpu")
-    assert done.returncode == 0, done.stderr
-    steps = asked(checkout)
+def test_setup_installs_torch_then_the_pins_then_the_plugin_once(checkout: Path) -> None:
+    steps = set_up(checkout, "DEVICE=cpu")
     assert steps[0] == "-m venv .venv"
     assert [step.split("--no-deps ")[-1] for step in steps[1:]] == [
         "--retries 1 torch==2.13.0+cpu",
@@ -359,36 +270,26 @@ def test_setup_installs_torch_then_the_pinned_packages_then_the_plugin_and_nothi
         "-m compileall -qq -j 0 .venv/lib",
         "--no-build-isolation --editable .",
     ]
-    assert make(checkout, "setup", "DEVICE=cpu").returncode == 0
-    assert asked(checkout) == []
+    assert set_up(checkout, "DEVICE=cpu") == []
 
 
-def test_setup_runs_again_when_a_pin_or_the_plugin_changed_but_not_for_a_lint_rule(
-    checkout: Path,
-) -> None:
-    make(checkout, "setup", "DEVICE=cpu")
-    asked(checkout)
+def test_setup_runs_again_for_a_pin_or_the_plugin_not_for_a_lint_rule(checkout: Path) -> None:
+    set_up(checkout, "DEVICE=cpu")
     pyproject = checkout / "pyproject.toml"
     rewrite(pyproject, pyproject.read_text().replace("line-length = 100", "line-length = 90"))
-    make(checkout, "setup", "DEVICE=cpu")
-    assert asked(checkout) == []
+    assert set_up(checkout, "DEVICE=cpu") == []
     rewrite(pyproject, pyproject.read_text().replace('version = "', 'version = "9.'))
-    make(checkout, "setup", "DEVICE=cpu")
-    assert len(asked(checkout)) == 4
+    assert len(set_up(checkout, "DEVICE=cpu")) == 4
     pin_another(checkout / "setup" / "common.txt")
-    make(checkout, "setup", "DEVICE=cpu")
-    assert len(asked(checkout)) == 4
+    assert len(set_up(checkout, "DEVICE=cpu")) == 4
 
 
 def test_without_a_configured_wheel_torch_comes_by_way_of_uv(checkout: Path) -> None:
-    done = make(checkout, "setup", "DEVICE=cpu", failing="torch==2.13.0+cpu")
-    assert done.returncode == 0, done.stderr
-    by_uv = [step for step in asked(checkout) if " uv" in step]
-    assert by_uv[0].split("--no-deps ")[1].startswith("uv==")
-    assert (
-        by_uv[1]
-        == "-m uv pip install --python .venv/bin/python --no-deps --torch-backend cpu torch==2.13.0"
-    )
+    steps = set_up(checkout, "DEVICE=cpu", failing="torch==2.13.0+cpu")
+    uv, torch = (step for step in steps if " uv" in step)
+    assert uv.split("--no-deps ")[1].startswith("uv==")
+    into = "-m uv pip install --python .venv/bin/python --no-deps"
+    assert torch == f"{into} --torch-backend cpu torch==2.13.0"
 
 
 @pytest.mark.parametrize(
@@ -399,16 +300,13 @@ def test_without_a_configured_wheel_torch_comes_by_way_of_uv(checkout: Path) -> 
         ("--editable", "plugin could not"),
     ],
 )
-def test_a_failed_step_is_named_with_pips_words_and_is_tried_again(
-    checkout: Path, failing: str, message: str
-) -> None:
+def test_a_failed_step_is_named_and_tried_again(checkout: Path, failing: str, message: str) -> None:
     done = make(checkout, "setup", "DEVICE=cpu", failing=failing)
     assert done.returncode != 0
     assert f"{message} be installed" in done.stderr
     assert "no such thing" in done.stderr
     asked(checkout)
-    assert make(checkout, "setup", "DEVICE=cpu").returncode == 0
-    assert "-m venv .venv" not in asked(checkout)
+    assert "-m venv .venv" not in set_up(checkout, "DEVICE=cpu")
 
 
 def test_an_environment_without_pip_is_built_anew(checkout: Path) -> None:
@@ -416,25 +314,16 @@ def test_an_environment_without_pip_is_built_anew(checkout: Path) -> None:
     assert "cannot build a virtual environment" in done.stderr
     assert (checkout / ".venv/bin/python").exists()
     asked(checkout)
-    done = make(checkout, "setup", "DEVICE=cpu", failing="-m pip --version")
-    assert done.returncode == 0, done.stderr
-    assert asked(checkout)[0] == "-m venv .venv"
+    assert set_up(checkout, "DEVICE=cpu", failing="-m pip --version")[0] == "-m venv .venv"
 
 
-def test_another_device_gets_a_new_environment(checkout: Path) -> None:
-    make(checkout, "setup", "DEVICE=cpu")
-    asked(checkout)
+def test_another_device_gets_a_new_environment_and_is_remembered(checkout: Path) -> None:
+    set_up(checkout, "DEVICE=cpu")
     assert "building it anew" in make(checkout, "setup", "DEVICE=cuda").stderr
     steps = asked(checkout)
     assert steps[0] == "-m venv .venv"
     assert steps[1].endswith("-r setup/cuda.txt")
-
-
-def test_the_device_is_remembered_whatever_nvidia_smi_says_later(checkout: Path) -> None:
-    make(checkout, "setup", "DEVICE=cuda")
-    asked(checkout)
-    assert make(checkout, "setup").returncode == 0
-    assert asked(checkout) == []
+    assert set_up(checkout) == []
 
 
 def test_an_interrupted_install_is_not_topped_up_for_another_device(checkout: Path) -> None:
@@ -444,12 +333,9 @@ def test_an_interrupted_install_is_not_topped_up_for_another_device(checkout: Pa
     assert asked(checkout)[0] == "-m venv .venv"
 
 
-def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_quick_ones(
-    checkout: Path,
-) -> None:
+def test_the_clients_environment_is_built_once_and_not_for_quick_tests(checkout: Path) -> None:
     assert not any("clients" in step for step in planned(checkout, "test", "QUICK=1"))
-    make(checkout, "setup", "DEVICE=cpu")
-    asked(checkout)
+    set_up(checkout, "DEVICE=cpu")
     assert make(checkout, "test", "DEVICE=cpu").returncode == 0
     steps = asked(checkout)
     assert steps[0] == "-m venv .venv-clients"
@@ -468,9 +354,7 @@ def test_the_clients_environment_is_built_once_for_all_tests_and_never_for_the_q
     assert len(asked(checkout)) == 3
 
 
-def test_ray_is_installed_once_for_what_needs_it_and_another_setup_leaves_it(
-    checkout: Path,
-) -> None:
+def test_ray_is_installed_once_and_another_setup_leaves_it(checkout: Path) -> None:
     install = "-m pip install --disable-pip-version-check --no-input --no-deps -r setup/cluster.txt"
     make(checkout, "up", "DEVICE=cpu")
     assert install not in asked(checkout)
@@ -495,9 +379,7 @@ def planned(checkout: Path, *arguments: str) -> list[str]:
     return make(checkout, "-n", *arguments, "DEVICE=cpu").stdout.splitlines()
 
 
-def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_is_built(
-    checkout: Path,
-) -> None:
+def test_an_unknown_device_and_an_unsuitable_python_are_refused(checkout: Path) -> None:
     assert "unknown device 'tpu'" in make(checkout, "setup", "DEVICE=tpu").stderr
     done = make(checkout, "setup", "DEVICE=cpu", PYTHON="false")
     assert "no Python 3.11 or 3.12 among: false" in done.stderr
@@ -505,16 +387,12 @@ def test_an_unknown_device_and_an_unsuitable_python_are_refused_before_anything_
 
 
 def test_a_pin_names_a_version_and_no_address() -> None:
+    marker = r"( ; python_version > \"3\.11\"| ; platform_machine == \"x86_64\")?"
     for path in sorted((ROOT / "setup").glob("*.txt")):
         for line in path.read_text().splitlines():
-            assert re.fullmatch(
-                r"#.*||-r common\.txt|[\w.-]+==[\w.]+"
-                r"( ; python_version > \"3\.11\"| ; platform_machine == \"x86_64\")?",
-                line,
-            ), line
-
-
-def test_what_breaks_the_cpu_environment_is_not_in_it() -> None:
+            pin = rf"#.*||-r common\.txt|[\w.-]+==[\w.]+{marker}"
+            assert re.fullmatch(pin, line), line
+    # What breaks the CPU environment.
     pins = (ROOT / "setup" / "common.txt").read_text() + (ROOT / "setup" / "cpu.txt").read_text()
     assert not re.search(r"^(torchvision|torchaudio|torchcodec|nvidia-)", pins, re.MULTILINE)
 
@@ -534,13 +412,10 @@ def test_ci_ends_with_pytests_words_and_fails_for_a_process_left_behind(
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text(f"check:\n\t@echo checked\ntest:\n\t@{recipe}\n")
-    clean = {
-        key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
-    }
     done = subprocess.run(
         ["bash", ".ci/run"],
         cwd=tmp_path,
-        env=clean,
+        env=without([]),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -551,8 +426,4 @@ def test_ci_ends_with_pytests_words_and_fails_for_a_process_left_behind(
     assert done.stdout.splitlines()[-1].endswith(printed)
     if (tmp_path / "server").exists():
         state = Path(f"/proc/{(tmp_path / 'server').read_text().strip()}/stat")
-        for _ in range(100):
-            if not state.exists() or " Z " in state.read_text():
-                return
-            time.sleep(0.1)
-        pytest.fail("the process left behind is still running")
+        wait_until(lambda: not state.exists() or " Z " in state.read_text(), seconds=10)

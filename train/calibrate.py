@@ -46,11 +46,10 @@ def calibrated(
 
 
 def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rule") -> int:
-    """Make the card's calibration and validation metrics anew; the weights stay.
-
-    For the max_fpr of the job's rule, or for a `threshold` that is stated; `by` says who wants it.
-    Returns on how many validation rows. Raises GuardError where predictions are missing, or too few
-    for the rate, or where the rate changes whether own rows decide, by which a head was fitted.
+    """Make the card's calibration and validation metrics anew; the weights stay. For the max_fpr of
+    the job's rule, or for a `threshold` that is stated; `by` says who wants it. Returns on how many
+    validation rows. Raises GuardError where predictions are missing, or too few for the rate, or
+    where the rate changes whether own rows decide, by which a head was fitted.
     """
     card = read_card(job.folder)
     retrain = f"Run `{card.retrain} FORCE=1`"
@@ -188,7 +187,6 @@ def _probability(text: str) -> float:
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m train.calibrate",
         description=__doc__,

@@ -1,21 +1,24 @@
-"""Labelled conversations as prompts, checked before anything expensive runs. Knows nothing of
-tensors or models.
+"""Labelled conversations as prompts, checked before anything expensive runs; and openings of them.
+Knows nothing of tensors or models.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from guard.calibration_rows import check_rows_for_rate
 from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.errors import GuardError
 from guard.layout import split_files
 from guard.prompt.decoder import Prompt, PromptBuilder
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import Recipe
 from guard.rule import Rule
+from train.job import Job
 
 SHOWN_IDS = 5
 
@@ -67,11 +70,10 @@ def has_of_each_label(rows: Sequence[Row], count: int) -> bool:
 
 
 def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Rows:
-    """Read and check the splits of `rule` in `folder` and build their prompts.
-
-    Raises GuardError, naming ids, for a split with fewer than two examples of a class, a foreign or
-    repeated example, a prompt that does not fit the context together with its verdict token, or too
-    few validation rows for the rule's `max_fpr`.
+    """Read and check the splits of `rule` in `folder` and build their prompts. Raises GuardError,
+    naming ids, for a split with fewer than two examples of a class, a foreign or repeated example,
+    a prompt that does not fit the context together with its verdict token, or too few validation
+    rows for the rule's `max_fpr`.
     """
     text = rule.text(recipe.rule_turn)
     splits: list[tuple[Row, ...]] = []
@@ -131,3 +133,31 @@ def _first_ids(ids: Sequence[str]) -> str:
     if len(ids) > SHOWN_IDS:
         return f"{shown} and {len(ids) - SHOWN_IDS} more"
     return shown
+
+
+# One in so many rows has its opening as another row. A head needs fewer, since it reads no words of
+# these turns (docs/lessons.md).
+ADAPTER_EVERY = 6
+HEAD_EVERY = 20
+
+
+def with_openings(job: Job, rows: Rows, every: int) -> Rows:
+    """The rows, and the opening of one training row in `every`, where it has one. Generated rows
+    and own rows are counted apart.
+
+    An opening is the turns before the first judged one. An encoder's rule reads the judged
+    speaker's turns of a conversation, and all turns where there are none of these
+    (`guard/prompt/windows.py`), as in a check of a user's message before it is answered. A rule
+    whose rows all hold judged turns has learned nothing about the others' turns, and flags them at
+    random. So openings are rows as well, and allowed.
+    """
+    if job.rule.judged == "conversation":
+        return rows
+    builder = cast(EncoderPromptBuilder, job.builder)
+    openings: list[Row] = []
+    for row in (*rows.generated().train[::every], *rows.own().train[::every]):
+        token_ids = tuple(builder.opening(row.prompt.token_ids, job.reads))
+        if token_ids:
+            prompt = Prompt(token_ids, invocation_start=len(token_ids))
+            openings.append(replace(row, id=f"{row.id}/opening", label=0, prompt=prompt))
+    return replace(rows, train=(*rows.train, *openings))

@@ -35,11 +35,10 @@ def export(
     metrics: dict[str, Any],
     covered: Coverage | None,
 ) -> None:
-    """Write the job's folder, whole or not at all.
-
-    It is built in the scratch folder and then takes its place. The one that it replaces is kept in
-    the folder `before` beside it, for `make compare`, unless it is damaged. `logits` (nats,
-    uncalibrated) are those of `rows`, in the same order; of test rows from the method's reference.
+    """Write the job's folder, whole or not at all. It is built in the scratch folder and then takes
+    its place. The one that it replaces is kept in the folder `before` beside it, for `make
+    compare`, unless it is damaged. `logits` (nats, uncalibrated) are those of `rows`, in the same
+    order; of test rows from the method's reference.
     """
     part = _part(job)
     shutil.rmtree(part, ignore_errors=True)

@@ -13,8 +13,7 @@ from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock
 
-from guard.files.atomic import atomic_write
-from guard.files.lock import locked
+from guard.files.atomic import atomic_write, locked
 from guard.layout import Runs, fingerprint, not_current, split_files
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
@@ -102,10 +101,9 @@ class Job:
 
     @cached_property
     def inputs(self) -> str:
-        """Fingerprint of what decides the weights, read once: a later change makes them stale.
-
-        Our code counts by two hashes of what it makes of fixed inputs, the packages' versions not
-        at all: a reworded message does not make a fleet stale. Nor does the rule's max_fpr: another
+        """Fingerprint of what decides the weights, read once: a later change makes them stale. Our
+        code counts by two hashes of what it makes of fixed inputs, the packages' versions not at
+        all: a reworded message does not make a fleet stale. Nor does the rule's max_fpr: another
         threshold is chosen from the predictions that are kept (`train/calibrate.py`).
         """
         return fingerprint(

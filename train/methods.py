@@ -59,7 +59,7 @@ class Trainer:
 
 def _check_decoder(job: Job) -> None:
     if METHODS[job.method].acts_from == "output":
-        from train.head.settings import check_head
+        from train.head.fit import check_head
 
         check_head(job)
     else:
@@ -99,7 +99,7 @@ def _check_encoder(job: Job) -> None:
 
 def _fit_encoder_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
     from train.encoder import trainer
-    from train.encoder.openings import ADAPTER_EVERY, with_openings
+    from train.examples import ADAPTER_EVERY, with_openings
 
     yield from trainer.fit([(job, with_openings(job, rows, ADAPTER_EVERY)) for job, rows in work])
 
@@ -113,7 +113,7 @@ def _fit_gliner2_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
 
 def _fit_encoder_heads(work: TrainingWork) -> Iterator[Trained | GuardError]:
     from train.encoder.model import reader_of
-    from train.encoder.openings import HEAD_EVERY, with_openings
+    from train.examples import HEAD_EVERY, with_openings
     from train.head.fit import fit_on
 
     opened = [(job, with_openings(job, rows, HEAD_EVERY)) for job, rows in work]

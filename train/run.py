@@ -9,25 +9,24 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from guard.arguments import whole_numbers
-from guard.conversation.labelling import check_labelling
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, is_current
-from guard.machine.neighbours import warn_if_busy
+from guard.machine.device import warn_if_busy
+from guard.machine.provenance import gpus
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
-from guard.rule import RULES, load_rule, rule_names
+from guard.rule import RULES, check_labelling, load_rule, rule_names
 from guard.weights.card import read_card
 from train.examples import Row, Rows, load
 from train.export import damage_of, export, finish_export
 from train.job import Job
 from train.methods import Trained, trainer_of
-from train.process import see_one_gpu
 
 ALL = "all"
 NO_MEMORY_ON_CPU = "DefaultCPUAllocator: can't allocate memory"  # in PyTorch's RuntimeError
@@ -45,13 +44,13 @@ def run(
     runs: Runs | None = None,
     rules: Path = RULES,
 ) -> None:
-    """Train the selected rules where their inputs changed, by all the recipe's methods or those
-    that are named.
+    """Train the selected rules where their inputs changed, by `methods` or by all the recipe's
+    methods.
 
-    A bad recipe, a method that it does not list and a rule that is not there raise GuardError
-    before any training. Any other fault is printed where it happens and stops its own weights
-    alone: bad rows of a rule, a loss that diverges, too little memory or disk, weights that another
-    command is training. At the end a GuardError names all weights that were not trained.
+    A bad recipe, a method that the recipe does not list and a missing rule raise GuardError before
+    any training. Any other fault is printed at once and stops its own weights alone: bad rows of a
+    rule, a loss that diverges, too little memory or disk, weights that another command is training.
+    At the end a GuardError names all weights that were not trained.
     """
     builder = prompt_builder(recipe)
     settings = _settings(recipe, methods, seeds)
@@ -70,27 +69,32 @@ def run(
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
+    claim_and_train(work, failed, force=force)
+
+
+def claim_and_train(work: Sequence[JobAndRows], failed: Sequence[str], *, force: bool) -> None:
+    """Check all jobs, claim them, and train those that are this command's. Raises GuardError naming
+    what was not trained, with what `failed` before.
+    """
     if work:
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
     claimed, not_done = claimed_jobs(work, force=force)
-    failed += not_done
-    failed += train(claimed)
+    failed = [*failed, *not_done, *train(claimed)]
     if failed:
         remedy = "The errors stand above; everything else is done"
         raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """Raise GuardError naming what a method's trainer would refuse: a setting, or the base."""
-    for job in {job.method: job for job in jobs}.values():
+    """Raise GuardError naming a setting or a base that a method's trainer would refuse."""
+    for job in {(job.recipe.name, job.method): job for job in jobs}.values():
         trainer_of(job).check(job)
 
 
 def train(work: Sequence[JobAndRows]) -> list[str]:
-    """Train and finish all jobs of `work`, and return the names of those that failed. Jobs that are
-    trained together go first, with all the memory that there is; then one job after another, rule
-    by rule.
+    """Train and finish all jobs of `work`. Returns the names of the jobs that failed. Jobs that are
+    trained together go first, with all the memory. The other jobs follow one by one, rule by rule.
     """
     failed: list[str] = []
     for part in _parts(work):
@@ -99,9 +103,10 @@ def train(work: Sequence[JobAndRows]) -> list[str]:
 
 
 def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
-    """Trained weights -> calibration -> their folder; the validation metrics. The test split always
-    goes through the method's reference: the served engine is held to it (eval/agreement.py), so it
-    owes nothing to how training computed. Raises GuardError naming a row whose logit is not finite.
+    """Calibrate trained weights and write their folder. Returns the validation metrics. The test
+    logits always come from the method's reference, because the served engine is held to them
+    (eval/agreement.py). So they owe nothing to how training computed. Raises GuardError naming a
+    row whose logit is not finite.
     """
     from train.calibrate import calibrated
     from train.calibration.coverage import covered_by
@@ -138,7 +143,7 @@ def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> Non
 def _settings(
     recipe: Recipe, methods: Sequence[str], seeds: Sequence[int]
 ) -> list[tuple[str, int]]:
-    """Method and seed of each job of a rule; a method that is not seeded has seed 0 alone. Raises
+    """Method and seed of each job of a rule. A method without seeds has seed 0 alone. Raises
     GuardError for a method that the recipe does not list.
     """
     settings: list[tuple[str, int]] = []
@@ -150,7 +155,7 @@ def _settings(
 
 
 def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
-    """The jobs of one rule that are to be done, with the rule's examples; and the names of those
+    """The jobs of one rule that have to be done, with the rule's rows; and the names of the jobs
     whose threshold cannot be chosen anew. Raises GuardError where the rows were labelled for an
     earlier text of the rule.
     """
@@ -174,8 +179,8 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
 
 
 def _update_threshold(job: Job) -> bool:
-    """Choose the threshold of trained weights anew where their rule states another rate; print the
-    state of the weights, and return whether their threshold is right now.
+    """Choose the threshold of trained weights anew where their rule states another rate. Prints the
+    state of the weights, and returns whether their threshold is right now.
     """
     try:
         state = _with_threshold(job)
@@ -202,9 +207,9 @@ def _with_threshold(job: Job) -> str:
 
 
 def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
-    """The jobs that are this command's from now on; and the names of those that failed, because
-    another command trains them or their threshold cannot be chosen anew. A job that another command
-    has done meanwhile is neither.
+    """The jobs that this command trains from now on; and the names of the jobs that failed. A job
+    fails where another command trains it, or where its threshold cannot be chosen anew. A job that
+    another command has finished meanwhile is in neither list.
     """
     claimed: list[JobAndRows] = []
     failed: list[str] = []
@@ -228,10 +233,9 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
 
 
 def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
-    """The jobs of each call of a trainer, in the order of training."""
-    by_method: dict[str, list[JobAndRows]] = {}
+    by_method: dict[tuple[str, str], list[JobAndRows]] = {}
     for job, rows in work:
-        by_method.setdefault(job.method, []).append((job, rows))
+        by_method.setdefault((job.recipe.name, job.method), []).append((job, rows))
     for part in by_method.values():
         if trainer_of(part[0][0]).trains_together:
             yield part
@@ -241,7 +245,6 @@ def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
 
 
 def _train(part: Sequence[JobAndRows]) -> list[str]:
-    """Train and finish jobs of one method; the names of those that failed."""
     started = time.monotonic()
     print(f"{', '.join(job.name for job, _ in part)}: training", flush=True)
     done = 0
@@ -261,8 +264,8 @@ def _train(part: Sequence[JobAndRows]) -> list[str]:
 
 
 def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: float) -> bool:
-    """Calibrate and write the weights, and print how good they are; whether that succeeded. A fault
-    is this job's alone: its neighbours are trained.
+    """Calibrate and write the weights, and print how good they are. Returns whether that succeeded.
+    A fault stops this job alone: its neighbours are trained.
     """
     from safetensors import SafetensorError
 
@@ -306,9 +309,31 @@ def _explained(error: Exception, job: Job) -> GuardError:
     )
 
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def see_one_gpu(environment: MutableMapping[str, str]) -> None:
+    """Leave this process the first of the GPUs that it may use. Must come before torch is imported.
+    Transformers would spread a LoRA's batches over all of them. Raises GuardError in one of several
+    processes that a launcher has started: each would train all rules.
+    """
+    processes = environment.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise GuardError(
+            "a command trains its rules in one process",
+            got=f"WORLD_SIZE={processes}",
+            remedy=f"Start one command a GPU, each with rules and {VISIBLE_GPUS} of its own",
+        )
+    named = environment.get(VISIBLE_GPUS)
+    devices = [str(number) for number in range(len(gpus()))]
+    if named is not None:
+        devices = [name for name in named.split(",") if name]
+    if devices:
+        environment[VISIBLE_GPUS] = devices[0]
+
+
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m train.run",
         description="Train rules on one base model by the methods of its recipe, "

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from guard.errors import GuardError, exits_cleanly
-from guard.machine.neighbours import warn_if_busy
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
@@ -28,27 +27,23 @@ from guard.study import (
     study_folder,
 )
 from train.job import Job
-from train.process import see_one_gpu
-from train.run import JobAndRows, check, claimed_jobs, outdated_jobs, train
+from train.run import JobAndRows, claim_and_train, outdated_jobs, see_one_gpu
 
 
 def train_study(
     folder: Path, recipes: Sequence[Recipe], *, force: bool = False, rules: Path = RULES
 ) -> None:
     """Train each point of the study in `folder` by every method of the recipes, where its inputs
-    changed.
-
-    A threshold is balanced, whatever false-positive rate the rule wants: a point has too few rows
-    to choose another. A point whose rows are bad leaves the others untouched; a GuardError that
-    names what was not trained is raised when the rest is done. A bad recipe is raised at once.
+    changed. A threshold is balanced, whatever false-positive rate the rule wants: a point has too
+    few rows to choose another. A point whose rows are bad leaves the others untouched; a GuardError
+    that names what was not trained is raised when the rest is done. A bad recipe is raised at once.
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
-    work_by_base: list[list[JobAndRows]] = []
+    work: list[JobAndRows] = []
     failed: list[str] = []
     for recipe in recipes:
         builder = prompt_builder(recipe)
-        work: list[JobAndRows] = []
         for point in study.points:
             jobs = _jobs(rule, recipe, builder, point, folder)
             try:
@@ -59,18 +54,7 @@ def train_study(
                 continue
             work += outdated
             failed += without_threshold
-        work_by_base.append(work)
-    if any(work_by_base):
-        warn_if_busy("training may take several times as long")
-    for work in work_by_base:
-        check([job for job, _ in work])
-    for work in work_by_base:
-        claimed, claimed_elsewhere = claimed_jobs(work, force=force)
-        failed += claimed_elsewhere
-        failed += train(claimed)
-    if failed:
-        remedy = "The errors are above; everything else is done"
-        raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
+    claim_and_train(work, failed, force=force)
 
 
 def _jobs(
@@ -85,7 +69,6 @@ def _jobs(
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m train.study",
         description="Train every point of a study that `python -m data.study` has written.",

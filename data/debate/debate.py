@@ -16,16 +16,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from data.debate import prompts
-from data.debate.paid_endpoint import PaidEndpoint, Refused
+from data.debate.paid_endpoint import OutOfForm, PaidEndpoint, Refused, Writers
 from data.debate.prompts import ConversationDraft, Decomposition, Dimension, Leaning, Topic, Vote
-from data.debate.writers import Writers
 from data.splits import assign, labels_scarce
 from guard.conversation.example import FEWEST_ROWS, Example
 from guard.errors import GuardError
@@ -39,17 +37,15 @@ SAMPLED = 3  # the most cases that are tried for each one wanted
 def generate(
     rule: Rule, seed: int, writers: Writers, answers_file: Path
 ) -> tuple[list[Example], dict[str, Any]]:
-    """As many examples of `rule` as are wanted, about half of them violating, in splits, and the
-    statistics.
+    """As many examples of `rule` as are wanted, half of them violating, in splits; and statistics.
 
-    Answers are kept in `answers_file`. At most as many questions as are in flight are asked beyond
-    the budget. Raises GuardError where the endpoint cannot be asked, the budget is spent, or too
-    few cases are agreed upon; whatever was answered is kept.
+    Answers are kept in `answers_file`. Raises GuardError where the endpoint cannot be asked, the
+    budget is spent, or too few cases are agreed upon.
     """
     refuse_last_turn(rule)
     half = writers.wanted // 2
     with tqdm(total=2 * half, unit=" examples", desc=f"debating {rule.id}") as bar:
-        paid = PaidEndpoint(writers.endpoint, answers_file, writers.budget_usd)
+        paid = PaidEndpoint(writers, answers_file)
         debates = Debates(rule, seed, paid, bar)
         try:
             asyncio.run(debates.run(half, writers))
@@ -75,7 +71,7 @@ def refuse_last_turn(rule: Rule) -> None:
 
 
 class Debates:
-    """The debated cases of one rule: how many were tried, and which were accepted."""
+    """The debated cases of one rule, each by its number; its label is its number modulo 2."""
 
     def __init__(self, rule: Rule, seed: int, paid: PaidEndpoint, bar: tqdm[Any]) -> None:
         self.rule, self.seed, self.paid = rule, seed, paid
@@ -85,7 +81,6 @@ class Debates:
         self._tried = {0: 0, 1: 0}
 
     async def run(self, half: int, writers: Writers) -> None:
-        """Debate cases in waves until `half` of each label are accepted, or too many were tried."""
         # Cases are finished before others begin: a budget then buys examples.
         at_once = asyncio.Semaphore(writers.endpoint.concurrency)
         async with self.paid:
@@ -100,17 +95,14 @@ class Debates:
 
     async def _settle(self, number: int, at_once: asyncio.Semaphore) -> Example | None:
         async with at_once:
-            case = Case(self.rule, self.dimensions, number, self.seed, self.paid)
-            example = await case.settle()
+            example = await self._case(number)
         self._bar.set_postfix_str(self.paid.statistics.in_words())
         self._bar.update(example is not None)
         return example
 
     def _next_wave(self, half: int) -> list[int]:
-        """The numbers of the next cases: as many of each label as are missing.
-
-        So what is tried follows from the answers, not from who came first. A case's label is its
-        number modulo 2.
+        """As many cases of each label as are missing: what is tried follows from the answers, not
+        from who came first.
         """
         wave: list[int] = []
         for label, tried in self._tried.items():
@@ -130,13 +122,13 @@ class Debates:
                 got=str(refused),
                 remedy="Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS",
             ) from None
-        if answer is None:
+        except OutOfForm:
             raise GuardError(
                 "the endpoint gave no dimensions of the policy",
                 where=self.paid.answers_file,
                 remedy="Look at what it answered in the file, delete the file, or take another "
                 "model",
-            )
+            ) from None
         return answer.dimensions
 
     def statistics(self) -> dict[str, Any]:
@@ -144,7 +136,6 @@ class Debates:
         return self.paid.statistics.as_json() | {"dimensions": dimensions}
 
     def examples(self, half: int) -> list[Example]:
-        """The accepted cases in splits. Raises GuardError where they are too few."""
         allowed, violating = self._accepted[0], self._accepted[1]
         examples = assign([*allowed, *violating], self.seed)
         if min(len(allowed), len(violating)) < half / 2:
@@ -157,39 +148,21 @@ class Debates:
                 remedy="State the policy more clearly, or take a stronger model",
             )
         if scarce := labels_scarce(examples, FEWEST_ROWS):
-            raise GuardError(
-                f"{len(examples)} agreed cases are too few to train on: {'; '.join(scarce)}",
-                where=self.paid.answers_file,
-                remedy="Ask for more --examples: what was answered is kept",
-            )
+            problem = f"{len(examples)} agreed cases are too few to train on: {'; '.join(scarce)}"
+            remedy = "Ask for more --examples: what was answered is kept"
+            raise GuardError(problem, where=self.paid.answers_file, remedy=remedy)
         return examples
 
-
-@dataclass(frozen=True)
-class Case:
-    """One sampled case on its way through the debate."""
-
-    rule: Rule
-    dimensions: tuple[Dimension, ...]
-    number: int
-    seed: int
-    paid: PaidEndpoint
-
-    @property
-    def label(self) -> int:
-        """The label that the case should have: 1 violates."""
-        return self.number % 2
-
-    async def settle(self) -> Example | None:
-        """The example, once both judges agree; None if they never do."""
-        identity = f"{self.rule.id}/{self.seed}/{self.number}"  # its answers are kept by it
+    async def _case(self, number: int) -> Example | None:
+        """One sampled case: the example, once both judges agree; None if they never do."""
+        identity = f"{self.rule.id}/{self.seed}/{number}"  # its answers are kept by it
         rng = random.Random(identity)
         dimension = rng.choice(self.dimensions)
-        topic = Topic(self.number, dimension.name, rng.choice(dimension.values), self.label)
-        outcome = "no consensus"
+        topic = Topic(number, dimension.name, rng.choice(dimension.values), label=number % 2)
         example: Example | None = None
         try:
             example = await self._settled(topic, identity)
+            outcome = "no consensus"
         except Refused:
             outcome = "refused by the endpoint"
         except OutOfForm as error:
@@ -201,33 +174,32 @@ class Case:
         return example
 
     async def _settled(self, topic: Topic, identity: str) -> Example | None:
-        """Raises Refused and OutOfForm."""
         draft: ConversationDraft | None = None
         dissent: list[str] = []
         for rewritings in range(1 + REFINEMENTS):
             about = f"{identity}/{rewritings}"
             chat = prompts.write(self.rule, topic, draft, dissent)
-            draft = await self.paid.answer(ConversationDraft, chat, f"{about}/write")
-            if draft is None:
-                raise OutOfForm("not written in form")
-            dissent, rounds = await self._debate(draft, about)
+            draft = await self.paid.answer(
+                ConversationDraft, chat, f"{about}/write", out_of_form="not written in form"
+            )
+            dissent, rounds = await self._debate(draft, topic.label, about)
             if not dissent:
                 return self._example(draft, topic, {"rewritings": rewritings, "rounds": rounds})
         return None
 
-    async def _debate(self, draft: ConversationDraft, about: str) -> tuple[list[str], int]:
+    async def _debate(
+        self, draft: ConversationDraft, label: int, about: str
+    ) -> tuple[list[str], int]:
         """The reasons of the judges who are against the label in the last round, and its number."""
         transcript: list[str] = []
         for number in range(1, ROUNDS + 1):
-            chat = prompts.advocate(self.rule, draft, self.label, transcript)
+            chat = prompts.advocate(self.rule, draft, label, transcript)
             argument = await self.paid.text(chat, f"{about}/{number}/advocate")
-            if argument is None:
-                raise OutOfForm("not judged in form")
             transcript.append(f"Advocate: {argument}")
             votes = await self._votes(draft, transcript, f"{about}/{number}")
             dissent = []
             for leaning, vote in votes.items():
-                if vote.violates != bool(self.label):
+                if vote.violates != bool(label):
                     dissent.append(vote.reason)
                     self.paid.statistics.votes_against[leaning] += 1
             if not dissent:
@@ -238,7 +210,6 @@ class Case:
     async def _votes(
         self, draft: ConversationDraft, transcript: Sequence[str], about: str
     ) -> dict[Leaning, Vote]:
-        """The judges' votes by their leaning."""
         questions = []
         for leaning in prompts.LEANINGS:
             chat = prompts.judge(self.rule, draft, leaning, transcript)
@@ -249,20 +220,18 @@ class Case:
         for leaning, answer in zip(prompts.LEANINGS, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
-            if answer is None:
-                raise OutOfForm("not judged in form")
             votes[leaning] = answer
         return votes
 
     def _example(
         self, draft: ConversationDraft, topic: Topic, effort: Mapping[str, int]
     ) -> Example:
-        identity = f"{self.rule.id}/llm/{self.seed}/{self.number}"
+        identity = f"{self.rule.id}/llm/{self.seed}/{topic.number}"
         return Example(
             id=identity,
             rule=self.rule.id,
             messages=draft.as_messages,
-            label=self.label,
+            label=topic.label,
             split="train",  # until it is assigned to a split
             source=f"BARRED by {self.paid.endpoint.model}",
             group=identity,
@@ -275,7 +244,3 @@ class Case:
                 **effort,
             },
         )
-
-
-class OutOfForm(Exception):
-    """An answer that is needed never came in its form."""

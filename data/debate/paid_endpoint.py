@@ -1,11 +1,15 @@
-"""An endpoint whose answers are paid for: kept as they come, counted, within a budget."""
+"""Who writes and debates a rule's data, from the environment: an endpoint whose answers are paid
+for. They are kept as they come, counted, and stay within a budget.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,16 +17,94 @@ from typing import Any, TypeVar
 import httpx
 
 from data.debate.prompts import Chat
-from data.llm_reply import Filled, filled, words
-from guard.endpoint.client import Completion, Endpoint, finished
+from data.ingest import conversation
+from data.llm_reply import WRITING, Filled, filled, words
+from data.rows import BadRow, read_rows
+from guard.conversation.example import Message
+from guard.endpoint import Completion, Endpoint, endpoint_settings, finished, price
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
+from guard.home import own_or_shipped
 from guard.layout import fingerprint
+from guard.rule import EDIT, RULES, Rule, in_words
 
 Read = TypeVar("Read")
 
+UNLABELLED = 30  # conversations from which the policy's dimensions are found (BARRED: 10 to 30)
+FEWEST_EXAMPLES = 40  # a tenth are for validation, and training needs two of either label there
+EXAMPLES = 1000
 TRIES = 3  # for an answer in the form that was asked for
 REFUSALS = 8  # in a row: then the cause is not in the texts
+NOT_JUDGED = "not judged in form"  # an outcome of a case
+
+
+@dataclass(frozen=True)
+class Writers:
+    """The endpoint, how many rows it writes, and the unlabelled conversations it sees."""
+
+    endpoint: Endpoint
+    wanted: int
+    unlabelled: str = ""
+    seeds: tuple[tuple[Message, ...], ...] = ()
+    budget_usd: float | None = None
+
+    def inputs(self) -> list[Any]:
+        """All that the data depend on besides the rule, but not what they may cost."""
+        seeds = []
+        for messages in self.seeds:
+            seeds.append([[message.role, message.content] for message in messages])
+        return [self.endpoint.identity[:3], self.wanted, seeds]
+
+
+def writers_for(
+    rule: Rule, earlier: Mapping[str, Any], examples: int | None, unlabelled: str | None
+) -> Writers:
+    """The writers as named, else as in the `earlier` manifest. Raises GuardError."""
+    settings = endpoint_settings(os.environ, "generator", "for data of another source")
+    if settings is None:
+        raise GuardError(
+            "no endpoint is described that could write examples",
+            remedy="Set GENERATOR_BASE_URL, GENERATOR_MODEL and, if it needs one, "
+            "GENERATOR_API_KEY: any OpenAI-compatible endpoint",
+        )
+    if EDIT in in_words(rule):
+        problem = f"the rule still says {EDIT}"
+        remedy = "Write there what violates it and what it allows"
+        raise GuardError(problem, where=own_or_shipped(RULES / f"{rule.id}.yaml"), remedy=remedy)
+    file = unlabelled or earlier.get("unlabelled", "")
+    return Writers(
+        endpoint=Endpoint(**WRITING | settings),
+        wanted=examples or max(FEWEST_EXAMPLES, earlier.get("examples", EXAMPLES)),
+        unlabelled=file,
+        seeds=tuple(_conversations(file, rule)) if file else (),
+        budget_usd=_budget_usd(),
+    )
+
+
+def _budget_usd() -> float | None:
+    budget = os.environ.get("GENERATOR_BUDGET_USD", "")
+    if not budget:
+        return None
+    try:
+        return price(budget)
+    except ValueError as error:
+        problem = f"GENERATOR_BUDGET_USD has a bad value: {error}"
+        raise GuardError(problem, got=budget, remedy="USD, for example 5") from error
+
+
+def _conversations(unlabelled: str, rule: Rule) -> Iterator[tuple[Message, ...]]:
+    remedy = "One conversation a row, as for DATA="
+    where = ""
+    for row in itertools.islice(read_rows(unlabelled), UNLABELLED):
+        where = row.where
+        try:
+            if row.problem:
+                raise BadRow(row.problem)
+            yield conversation(row.fields, rule)
+        except GuardError as error:
+            raise GuardError(f"no conversation: {error}", where=where, remedy=remedy) from error
+    if not where:
+        raise GuardError("no conversations", where=unlabelled, remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +144,10 @@ class Refused(Exception):
     """The endpoint will not take a text; it says why."""
 
 
+class OutOfForm(Exception):
+    """An answer that is needed never came in its form."""
+
+
 class PaidEndpoint:
     """The endpoint with its memory: what was answered once is never asked again.
 
@@ -69,12 +155,12 @@ class PaidEndpoint:
     account that was refused.
     """
 
-    def __init__(self, endpoint: Endpoint, answers_file: Path, budget_usd: float | None) -> None:
+    def __init__(self, writers: Writers, answers_file: Path) -> None:
+        endpoint, budget_usd = writers.endpoint, writers.budget_usd
         if budget_usd is not None and endpoint.cost_usd(0, 0) is None:
+            got = f"GENERATOR_BUDGET_USD={budget_usd:g}"
             remedy = "Set GENERATOR_PRICE_IN and GENERATOR_PRICE_OUT too, USD per million tokens"
-            raise GuardError(
-                "a budget needs prices", got=f"GENERATOR_BUDGET_USD={budget_usd:g}", remedy=remedy
-            )
+            raise GuardError("a budget needs prices", got=got, remedy=remedy)
         self.endpoint, self.answers_file, self.budget_usd = endpoint, answers_file, budget_usd
         self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
         self._file = AnswerFile(answers_file, PaidAnswer)
@@ -95,27 +181,32 @@ class PaidEndpoint:
         with self._open:
             await self._client.aclose()
 
-    async def answer(self, form: type[Filled], messages: Chat, about: str) -> Filled | None:
-        """The answer in its form; None where none of TRIES keeps to it. Raises Refused."""
-        return await self._in_form(lambda reply: filled(reply, form, about), messages, about)
+    async def answer(
+        self, form: type[Filled], messages: Chat, about: str, out_of_form: str = NOT_JUDGED
+    ) -> Filled:
+        """The answer in its form. Raises Refused, and OutOfForm where none of TRIES keeps to it."""
 
-    async def text(self, messages: Chat, about: str) -> str | None:
-        """The answer as free text; None where none of TRIES comes to an end. Raises Refused."""
-        return await self._in_form(words, messages, about)
+        def read(reply: Completion) -> Filled:
+            return filled(reply, form, about)
+
+        return await self._in_form(read, messages, about, out_of_form)
+
+    async def text(self, messages: Chat, about: str) -> str:
+        """The answer as free text. Raises as `answer`, where none of TRIES comes to an end."""
+        return await self._in_form(words, messages, about, NOT_JUDGED)
 
     async def _in_form(
-        self, read: Callable[[Completion], Read], messages: Chat, about: str
-    ) -> Read | None:
+        self, read: Callable[[Completion], Read], messages: Chat, about: str, out_of_form: str
+    ) -> Read:
         for attempt in range(TRIES):
             completion = await self._completion(messages, f"{about}/{attempt}")
             try:
                 return read(completion)
             except (ValueError, RecursionError, GuardError):
                 self.statistics.malformed += 1
-        return None
+        raise OutOfForm(out_of_form)
 
     async def _completion(self, messages: Chat, about: str) -> PaidAnswer:
-        """The answer from memory, else from the endpoint. Raises Refused."""
         key = fingerprint(self.endpoint.base_url, self.endpoint.body(messages), about)
         answer = self._file.get(key)
         if answer is None:
@@ -149,14 +240,10 @@ class PaidEndpoint:
 
     def _require_usage(self, answer: PaidAnswer) -> None:
         """Raise GuardError if a budget has to be kept and an answer does not say what it took."""
-        if self.budget_usd is None:
-            return
-        if answer.prompt_tokens is None or answer.completion_tokens is None:
-            raise GuardError(
-                "a budget needs the token counts that this endpoint does not report",
-                where=self.endpoint.url,
-                remedy="Unset GENERATOR_BUDGET_USD, or take an endpoint that reports its usage",
-            )
+        if self.budget_usd is not None and None in (answer.prompt_tokens, answer.completion_tokens):
+            problem = "a budget needs the token counts that this endpoint does not report"
+            remedy = "Unset GENERATOR_BUDGET_USD, or take an endpoint that reports its usage"
+            raise GuardError(problem, where=self.endpoint.url, remedy=remedy)
 
     def _cost(self, answer: PaidAnswer) -> float:
         """0.0 without prices."""
@@ -164,7 +251,6 @@ class PaidEndpoint:
         return cost or 0.0
 
     def _count(self, answer: PaidAnswer) -> None:
-        """Add an answer to the statistics, once."""
         if answer.key in self._counted:
             return
         self._counted.add(answer.key)

@@ -1,4 +1,1 @@
-"""The offline generator.
-
-A rule's phrases -> labelled conversations, without a model and without a network.
-"""
+"""A rule's phrases to labelled conversations, without a model and without a network."""

@@ -1,8 +1,7 @@
 """What is sampled about a group before a word of it is written.
 
-Every dimension is drawn on its own. Only the two acts depend on each other: the phrase book must
-know something that the other speaker can say in an exchange with either of them
-(`Phrasebook.shared`).
+Every dimension is drawn on its own. Only the two acts depend on each other: the other speaker must
+have something to say around either (`Phrasebook.shared`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from data.generator.phrasebook import Corpus
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
@@ -30,13 +29,13 @@ TRICK_SHARE = 0.15  # the share of groups whose target is written to mislead a j
 Severity = Literal["plain", "hedged", "buried"]
 TargetPosition = Literal["early", "middle", "late"]
 Difficulty = Literal["easy", "boundary", "adversarial"]
-SEVERITIES: tuple[Severity, ...] = ("plain", "hedged", "buried")
-POSITIONS: tuple[TargetPosition, ...] = ("early", "middle", "late")
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+POSITIONS: tuple[TargetPosition, ...] = get_args(TargetPosition)
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Everything that is sampled about a group before a word of it is written."""
+    """What both conversations of a group have in common, and their two acts."""
 
     violating_act: str
     allowed_act: str
@@ -66,10 +65,10 @@ class Dimensions:
 def sample_dimensions(corpus: Corpus, groups: int, rng: random.Random) -> list[Dimensions]:
     """The dimensions of `groups` groups; acts come in balanced rounds so that none is rare."""
     pairs = _pairs_of_acts(corpus, groups, rng)
-    return [_sample(corpus, violating, allowed, rng) for violating, allowed in pairs]
+    return [_sampled(corpus, violating, allowed, rng) for violating, allowed in pairs]
 
 
-def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -> Dimensions:
+def _sampled(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -> Dimensions:
     """The order of the draws is part of the data: another one writes other conversations."""
     tokens = sample_length(rng)
     severities = SEVERITIES
@@ -84,7 +83,7 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
         severity=rng.choice(severities),
         position=rng.choice(POSITIONS),
         hard_negatives=_acts_beside(tokens, rng),
-        distractors=_distractors(corpus, tokens, rng),
+        distractors=0 if corpus.rule.depends_on_context else _acts_beside(tokens, rng),
         user_register=rng.choice(list(USER_REGISTERS)),
         assistant_register=rng.choice(list(ASSISTANT_REGISTERS)),
         has_system=tokens > 80 and rng.random() < 0.25,
@@ -94,14 +93,7 @@ def _sample(corpus: Corpus, violating: str, allowed: str, rng: random.Random) ->
 
 
 def _acts_beside(tokens: int, rng: random.Random) -> int:
-    """At most three, and one in 120 tokens."""
     return rng.randint(0, min(3, tokens // 120))
-
-
-def _distractors(corpus: Corpus, tokens: int, rng: random.Random) -> int:
-    if corpus.rule.depends_on_context:
-        return 0
-    return _acts_beside(tokens, rng)
 
 
 def _trick(corpus: Corpus, rng: random.Random) -> str | None:
@@ -150,7 +142,6 @@ def _partners(corpus: Corpus, violating: Sequence[str], allowed: str) -> list[st
 
 
 def _rounds(names: Sequence[str], length: int, rng: random.Random) -> list[str]:
-    """`length` names, every name as often as every other, in random order."""
     rounds: list[str] = []
     for _ in range(length // len(names) + 1):
         rounds += rng.sample(list(names), len(names))

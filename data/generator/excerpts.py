@@ -1,17 +1,15 @@
 """Excerpts: short rows in the forms in which other people's conversations come.
 
-A conversation of `writer.py` is a chat with one assistant from its beginning. Real rows are often
-less: the last messages of a chat, a question in a forum with one answer, a document in a system
-message with a question about it. A rule may have a book of such forms,
-`phrases/excerpts/RULE.yaml`; then one group in SHARE is an excerpt.
+A conversation of `writer.py` is a whole chat with one assistant. Real rows are often less: the end
+of a chat, a forum's question with one answer, a document with a question about it. A rule may have
+a book of such forms, `phrases/excerpts/RULE.yaml`; then one group in SHARE is an excerpt.
 
 The `layouts` of an excerpt say who speaks, turn by turn, with one hole, `*`, in a turn of the
-judged speaker. A pair has one layout and one set of slot values; the hole is filled from `does` in
-the violating row and from `allowed` in the other, so that a pair differs in one turn. Where only
-what else stands in the row tells right from wrong, both are filled from `either`: `{land.?}` there
-is the layouts' `{land}` in the allowed row; in the violating one it is another land, or another
-slot with `.?` in the line is. All blocks are split into pools as the cores of an act are. In a
-layout, a line or a slot's value `¦` is an upright bar and `¶` begins a new line.
+judged speaker. A pair has one layout and one set of slot values. The violating row's hole is filled
+from `does`, the allowed row's from `allowed`. Where the rest of the row tells right from wrong,
+both holes are filled from `either`: in the allowed row each `{land.?}` of its line is the layout's
+`{land}`; in the violating row one of them is another land. All blocks are split into pools as an
+act's cores are. `¦` stands for an upright bar and `¶` for a new line.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ STANCES = {1: "does", 0: "resembles"}  # by label
 class Excerpt(Strict):
     """One form, with `either` alone or with both of `does` and `allowed`.
 
-    A conversation draws one of the `registers` of each speaker; who has none writes as the lines
-    stand.
+    A pair draws one of each speaker's `registers`; without any a speaker's lines stay as they are.
     """
 
     layouts: DistinctLines
@@ -84,7 +81,6 @@ class ExcerptWriter:
         self._slots = slot_pool(book.slots, pool)
 
     def group(self, name: str, split: Split, key: str) -> list[Example]:
-        """A pair of the excerpt `name`, the violating row first."""
         excerpt = self.book.excerpts[name]
         rng = random.Random(key)
         layout = rng.choice(excerpt.layouts)
@@ -117,7 +113,6 @@ class ExcerptWriter:
     def _messages(
         self, layout: str, filling: str, registers: dict[str, str], key: str
     ) -> tuple[Message, ...]:
-        """The turns of the layout, its hole filled."""
         bindings = grammar.Bindings(self._slots, key)
         messages = []
         for index, (speaker, text) in enumerate(turns_of(layout, "user")):
@@ -134,10 +129,7 @@ class ExcerptWriter:
         identity = f"{self.corpus.rule.id}/{name}_{stance}"
         acts: list[str | None] = []
         for _, text in turns_of(layout, "user"):
-            act = None
-            if HOLE in text:
-                act = identity
-            acts.append(act)
+            acts.append(identity if HOLE in text else None)
         return {
             "excerpt": name,
             "stratum": STRATA[self.pool],
@@ -162,7 +154,7 @@ def _end_of_last_turn(messages: Sequence[Message], acts: Sequence[str | None], r
 
 
 def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
-    """The filling with the values of the row's other turns, one of them wrong where it violates."""
+    """The filling with the layout's values, one of them wrong in the violating row."""
     value_count = len(RIGHT_OR_WRONG.findall(filling))
     if label and value_count:
         for _ in range(rng.randrange(value_count)):
@@ -172,5 +164,4 @@ def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
 
 
 def _marked(text: str) -> str:
-    """The text with bars and new lines in place of their marks."""
     return re.sub(r" *¶ *", "\n", text).replace("¦", "|")

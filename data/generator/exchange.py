@@ -47,7 +47,7 @@ class Turn:
         return self.core.rpartition("/")[0] or None
 
 
-class Around(NamedTuple):
+class Surroundings(NamedTuple):
     """The turns before and after an act."""
 
     before: tuple[Turn, ...]
@@ -71,22 +71,19 @@ class Exchange:
 
     @property
     def lines(self) -> set[str]:
-        """The templates it was written from."""
         return {turn.line for turn in self.turns}
 
     @property
     def act_turn(self) -> Turn:
         return self.turns[self.act_index]
 
-    def around(self, index: int) -> Around:
-        return Around(self.turns[:index], self.turns[index + 1 :])
+    def surroundings(self, index: int) -> Surroundings:
+        return Surroundings(self.turns[:index], self.turns[index + 1 :])
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What one exchange is written with: the book, its slots' values, the lines used up, the random
-    draws.
-    """
+    """What one exchange is written with; `taken` are lines that are used up."""
 
     book: Phrasebook
     bindings: grammar.Bindings
@@ -173,12 +170,10 @@ class Exchanges:
         taken: Set[str] = frozenset(),
         terse: bool = False,
         context: tuple[str, ...] = (),
-        around: Around | None = None,
+        around: Surroundings | None = None,
     ) -> Exchange | None:
-        """The act `name` with what others say before and after it; None if every line that fits is
-        taken.
-
-        Others say `around`, or a line of `context`, or of the act's own context. Exchanges with one
+        """The act `name` with what others say before and after it: `around`, or a line of
+        `context` or of the act's own; None if every line that fits is taken. Exchanges with one
         `key` share their slot values.
         """
         act = book.acts[name]
@@ -186,11 +181,9 @@ class Exchanges:
         context_name = rng.choice(context or act.context)
         for core in scene.shuffled(cores_of(act.cores, self.pool)):
             wording = grammar.resolve(core, rng)
-            surroundings = around
-            if surroundings is None:
-                surroundings = self._around(scene, context_name, act, wording)
-            if surroundings is not None:
-                before, after = surroundings
+            found = around or self._surroundings(scene, context_name, act, wording)
+            if found is not None:
+                before, after = found
                 act_turn = scene.performed(name, core, wording, severity, terse)
                 return Exchange((*before, act_turn, *after), book.rule, len(before))
         return None
@@ -198,16 +191,13 @@ class Exchanges:
     def everyday(
         self, domain: str, most: int, key: str, rng: random.Random, taken: Set[str] = frozenset()
     ) -> list[Exchange]:
-        """Up to `most` exchanges about one domain."""
         free = [line for line in self.corpus.background.domains[domain] if line not in taken]
-        chosen = rng.sample(free, min(most, len(free)))
-        return [
-            self._plain(line, domain, f"{key}/{domain}/{number}", rng)
-            for number, line in enumerate(chosen)
-        ]
+        exchanges = []
+        for number, line in enumerate(rng.sample(free, min(most, len(free)))):
+            exchanges.append(self._plain(line, domain, f"{key}/{domain}/{number}", rng))
+        return exchanges
 
     def thanks(self, key: str, rng: random.Random, taken: Set[str] = frozenset()) -> list[Exchange]:
-        """A word of thanks and the answer to it; none if all are taken."""
         free = [line for line in self.corpus.background.thanks if line not in taken]
         if not free:
             return []
@@ -217,9 +207,9 @@ class Exchanges:
         line = grammar.resolve(rng.choice(self.corpus.background.systems), rng)
         return grammar.Bindings(self._everyday_slots, key).fill(line)
 
-    def _around(self, scene: Scene, name: str, act: Act, wording: str) -> Around | None:
-        """What others say around `act`: one of the lines `name` that holds what `wording` repeats,
-        or the act `name`.
+    def _surroundings(self, scene: Scene, name: str, act: Act, wording: str) -> Surroundings | None:
+        """What others say around `act`: a line of `name` that holds what `wording` repeats, or the
+        act `name`.
         """
         book = scene.book
         if name in book.lines:
@@ -238,21 +228,21 @@ class Exchanges:
                 return self._with_answer(scene, act, turns)
         return None
 
-    def _with_answer(self, scene: Scene, act: Act, turns: tuple[Turn, ...]) -> Around | None:
+    def _with_answer(self, scene: Scene, act: Act, turns: tuple[Turn, ...]) -> Surroundings | None:
         """`turns` before the act or after it. Where the act has both, `turns` before it and an
         answer after it; None if every answer is taken.
         """
         if not act.before:
-            return Around((), turns)
+            return Surroundings((), turns)
         if not act.after:
-            return Around(turns, ())
+            return Surroundings(turns, ())
         name = scene.rng.choice(act.after)
         free = scene.free(pool_of(scene.book.lines[name], self.pool))
         if not free:
             return None
         line = scene.rng.choice(free)
         answer = grammar.resolve(line, scene.rng)
-        return Around(turns, scene.turns(answer, "assistant", name, line))
+        return Surroundings(turns, scene.turns(answer, "assistant", name, line))
 
     def _plain(self, line: str, topic: str, key: str, rng: random.Random) -> Exchange:
         bindings = grammar.Bindings(self._everyday_slots, key)
@@ -264,7 +254,6 @@ class Exchanges:
 
 
 def _stop(sentence: str) -> str:
-    """The sentence with a full stop, if it has no other end."""
     if sentence.rstrip().endswith((".", "?", "!")):
         return sentence
     return sentence + "."

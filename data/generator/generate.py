@@ -39,45 +39,32 @@ class Counts:
         return [self.train, self.validation, self.test]
 
 
-@dataclass(frozen=True)
-class GroupPlan:
-    """One group to write, a conversation's or an excerpt's, under its key."""
-
-    write_as: Callable[[str], list[Example]]
-    key: str
-
-    def write(self, attempt: int) -> list[Example]:
-        """The group, worded differently in every attempt."""
-        if attempt == 0:
-            return self.write_as(self.key)
-        return self.write_as(f"{self.key}~{attempt}")
+# What writes a group under a key, and its key; other words follow from another key.
+GroupPlan = tuple[Callable[[str], list[Example]], str]
 
 
 def generate(
     corpus: Corpus, counts: Counts, seed: int, excerpts: ExcerptBook | None = None
 ) -> list[Example]:
-    """Groups of two examples, one of each label, in a stable order.
-
-    The same seed writes the same text. Where there are `excerpts`, one group in SHARE of every
-    split and stratum is one, after the conversations.
+    """Groups of two examples, one of each label, in a stable order. The same seed writes the same
+    text. Where there are `excerpts`, one group in SHARE of every split and stratum is one.
 
     A group that comes out too close to an earlier one is written anew, so no near duplicates
-    remain, within splits or across. Raises GuardError if the phrases are too few for that many
-    examples.
+    remain. Raises GuardError if the phrases are too few for that many examples.
     """
     plans = list(_plans(corpus, counts, seed, excerpts))
     progress = tqdm(plans, desc=f"writing {corpus.rule.id}", unit=" pairs", leave=False)
     examples: list[Example] = []
-    for plan in progress:
-        examples += plan.write(0)
+    for write, key in progress:
+        examples += write(key)
     for attempt in range(1, REWRITES + 1):
         clashing = _clashing_groups(examples)
         if not clashing:
             return examples
         for number in clashing:
-            examples[2 * number : 2 * number + 2] = plans[number].write(attempt)
-    clashing = _clashing_groups(examples)
-    if clashing:
+            write, key = plans[number]
+            examples[2 * number : 2 * number + 2] = write(f"{key}~{attempt}")
+    if clashing := _clashing_groups(examples):
         raise GuardError(
             f"{len(clashing)} conversations are still near duplicates after {REWRITES} attempts",
             where=f"data/generator/phrases/{corpus.rule.id}.yaml",
@@ -87,7 +74,6 @@ def generate(
 
 
 def _clashing_groups(examples: list[Example]) -> list[int]:
-    """The numbers of the groups of two that are near duplicates of an earlier one."""
     return sorted({pair.second // 2 for pair in near_duplicates(examples)})
 
 
@@ -110,11 +96,10 @@ def _plans(
             names = itertools.cycle(excerpts.excerpts)  # equally many groups of each
             for number, excerpt in zip(range(groups // SHARE), names, strict=False):
                 write = functools.partial(excerpt_writer.group, excerpt, split)
-                excerpt_plans.append(GroupPlan(write, f"{name}/excerpt/{number}"))
+                excerpt_plans.append((write, f"{name}/excerpt/{number}"))
         writer = Writer(corpus, pool)
         conversations = groups - len(excerpt_plans)
         sampled = sample_dimensions(corpus, conversations, random.Random(name))
         for number, dimensions in enumerate(sampled):
-            write = functools.partial(writer.group, dimensions, split)
-            yield GroupPlan(write, f"{name}/{number}")
+            yield functools.partial(writer.group, dimensions, split), f"{name}/{number}"
         yield from excerpt_plans

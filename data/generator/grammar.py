@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from guard.errors import GuardError, choose_from
@@ -82,9 +82,7 @@ def without_choices(template: str) -> str:
 
 
 def reached(template: str, slots: Mapping[str, Sequence[str]]) -> set[str]:
-    """Every slot that the filled template may hold, also inside other slots' values, as
-    `slot_names` writes them. Unknown ones are among them.
-    """
+    """The slots of the template and of the values that may fill it, as `slot_names` writes them."""
     names: set[str] = set()
     waiting = slot_names(template)
     while waiting:
@@ -100,34 +98,27 @@ def reached(template: str, slots: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -> None:
-    """Raise GuardError if brackets do not match, or a slot, a form or a person is unknown."""
     flat = without_choices(template)
     if re.search(r"[()|]", flat):
-        raise GuardError(
-            "brackets do not match, or '|' outside brackets",
-            where=where,
-            got=template,
-            remedy="Write (one|another)",
-        )
-    for match in _SLOT.finditer(template):
-        _refuse_unknown("slot", match[1], slots, template, where)
-        for modifier in (match[3] or "base").split(","):
-            _refuse_unknown("form", modifier, [*FORMS, *PRONOUNS], template, where)
-    if re.search(r"[{}]", _SLOT.sub("", template)):
-        raise GuardError(
-            "malformed slot",
-            where=where,
-            got=template,
-            remedy="Write {name}, {name.2} or {name:form,person}",
-        )
-
-
-def _refuse_unknown(
-    kind: str, name: str, valid: Collection[str], template: str, where: object
-) -> None:
-    if name not in valid:
-        problem, remedy = f"unknown {kind} '{name}'", choose_from(name, sorted(valid))
+        problem, remedy = "brackets do not match, or '|' outside brackets", "Write (one|another)"
         raise GuardError(problem, where=where, got=template, remedy=remedy)
+    for match in _SLOT.finditer(template):
+        refuse_unknown("unknown slot", [match[1]], slots, where, template)
+        modifiers = (match[3] or "base").split(",")
+        refuse_unknown("unknown form", modifiers, [*FORMS, *PRONOUNS], where, template)
+    if re.search(r"[{}]", _SLOT.sub("", template)):
+        remedy = "Write {name}, {name.2} or {name:form,person}"
+        raise GuardError("malformed slot", where=where, got=template, remedy=remedy)
+
+
+def refuse_unknown(
+    problem: str, names: Iterable[str], valid: Collection[str], where: object, got: object = None
+) -> None:
+    """Raise GuardError at the first of `names` that is not `valid`."""
+    for name in names:
+        if name not in valid:
+            remedy = choose_from(name, sorted(valid))
+            raise GuardError(f"{problem} '{name}'", where=where, got=got, remedy=remedy)
 
 
 @dataclass
@@ -168,7 +159,6 @@ class Bindings:
 
 
 def inflect(verb: str, form: str) -> str:
-    """`take` as take, taking, took or takes. Regular spelling unless listed in IRREGULAR."""
     if form == "base":
         return verb
     if form == "s":

@@ -1,16 +1,31 @@
-"""The phrase books on disk, read and checked: `data/generator/phrases/*.yaml`, and excerpts in
-`phrases/excerpts`.
+"""The phrase books on disk, `phrases/*.yaml`, and the books of excerpts, `phrases/excerpts/*.yaml`.
+
+A book is checked as it is read: GuardError names the first line or key that is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 from data.generator import grammar
-from data.generator.book_checks import check_book, check_excerpts
-from data.generator.excerpts import ExcerptBook
-from data.generator.phrasebook import Background, Corpus, Phrasebook
+from data.generator.excerpts import HOLE, RIGHT_OR_WRONG, WRONG, Excerpt, ExcerptBook
+from data.generator.phrasebook import (
+    HELD_OUT_VALUES,
+    LONG_SLOT,
+    Act,
+    Background,
+    Corpus,
+    Phrasebook,
+    Pool,
+    Speaker,
+    cores_of,
+    slot_pool,
+    turns_of,
+)
+from data.generator.registers import EXCERPT_REGISTERS
 from guard.errors import GuardError
 from guard.files.yaml_file import load
 from guard.home import yaml_files
@@ -19,6 +34,12 @@ from guard.rule import RULES, Rule
 PHRASES = Path(__file__).parent / "phrases"
 EXCERPTS = PHRASES / "excerpts"
 BACKGROUND = "background"
+MARKS = "#^<>"  # of digits, verbs and pronouns; they only work inside a slot's value
+
+
+def phrase_files() -> list[Path]:
+    """Every file of phrases: a rule's data hold acts of others."""
+    return [*sorted(PHRASES.glob("*.yaml")), *sorted(EXCERPTS.glob("*.yaml"))]
 
 
 def rules_with_phrases(rules: Path = RULES) -> list[Path]:
@@ -27,23 +48,16 @@ def rules_with_phrases(rules: Path = RULES) -> list[Path]:
 
 
 def load_background(phrases: Path = PHRASES) -> Background:
-    """`phrases/background.yaml`. Raises GuardError for a line that is no template."""
     path = phrases / f"{BACKGROUND}.yaml"
     background = load(path, Background)
-    blocks = {
-        **background.slots,
-        **background.domains,
-        "systems": background.systems,
-        "thanks": background.thanks,
-    }
+    blocks = {**background.slots, **background.domains}
+    blocks |= {"systems": background.systems, "thanks": background.thanks}
     for name, lines in blocks.items():
-        for line in lines:
-            grammar.check(line, background.slots, where=f"{path}: {name}")
+        _check_lines(background.slots, lines, f"{path}: {name}", marks="")
     return background
 
 
 def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES) -> Phrasebook:
-    """The phrases of `rule` with the background's slots added. Raises GuardError."""
     path = phrases / f"{rule.id}.yaml"
     if not path.is_file():
         raise GuardError(
@@ -55,12 +69,12 @@ def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES)
         )
     book = load(path, Phrasebook)
     book = book.model_copy(update={"slots": {**background.slots, **book.slots}})
-    check_book(Corpus(rule, book, (), background), path)
+    _check_book(Corpus(rule, book, (), background), path)
     return book
 
 
 def load_corpus(rule: Rule, neighbours: Sequence[Rule]) -> Corpus:
-    """The rule's phrases, those of its `neighbours` that lend theirs, and everyday talk."""
+    """The rule's phrases, the books that its `neighbours` lend, and everyday talk."""
     background = load_background()
     lenders = [neighbour for neighbour in neighbours if neighbour.id != rule.id]
     books = [load_phrasebook(neighbour, background) for neighbour in lenders]
@@ -79,6 +93,246 @@ def load_excerpts(rule: Rule, folder: Path = EXCERPTS) -> ExcerptBook | None:
     return book
 
 
-def phrase_files() -> list[Path]:
-    """Every file of phrases: a rule's data hold acts of others."""
-    return [*sorted(PHRASES.glob("*.yaml")), *sorted(EXCERPTS.glob("*.yaml"))]
+def _check_book(corpus: Corpus, path: Path) -> None:
+    book = corpus.book
+    _check_rule(book.rule, corpus.rule.id, path)
+    grammar.refuse_unknown("unknown domain", book.domains, corpus.background.domains, path)
+    _check_templates(book, path)
+    for name, act in book.acts.items():
+        _check_names(book, name, act, path)
+        _check_speakers(book, name, act, path)
+        _refuse_few(act.cores, f"{path}: acts.{name}")
+    for name, lines in book.lines.items():
+        if len(lines) < 2:
+            problem = f"lines.{name} has too few lines to hold one out"
+            raise GuardError(problem, where=path, got=len(lines), remedy="Write at least two")
+    _check_answers(book, path)
+    if corpus.rule.depends_on_context and not book.domains:
+        problem = "the book of a rule that says `depends_on_context` needs `domains`"
+        remedy = f"Known: {', '.join(corpus.background.domains)}"
+        raise GuardError(problem, where=path, remedy=remedy)
+    _check_partners(corpus, path)
+    _check_places(corpus, path)
+
+
+def _check_rule(rule_of_book: str, rule: str, path: Path) -> None:
+    if rule_of_book != rule:
+        problem, remedy = "rule differs from the file's name", f"Write `rule: {rule}`"
+        raise GuardError(problem, where=path, got=rule_of_book, remedy=remedy)
+
+
+def _check_templates(book: Phrasebook, path: Path) -> None:
+    """Every line is a template of the grammar. `>>` separates turns of `lines`."""
+    for name, values in book.slots.items():
+        _check_lines(book.slots, values, f"{path}: slots.{name}", marks="")
+    for name, lines in book.parts.items():
+        _check_lines(book.slots, lines, f"{path}: parts.{name}")
+    for name, lines in book.lines.items():
+        turns = [line.replace(">>", "") for line in lines]
+        _check_lines(book.slots, turns, f"{path}: lines.{name}")
+    for name, act in book.acts.items():
+        _check_lines(book.slots, act.cores, f"{path}: acts.{name}")
+
+
+def _check_lines(
+    slots: dict[str, tuple[str, ...]], lines: Iterable[str], where: str, marks: str = MARKS
+) -> None:
+    """The lines are templates whose slots exist, without `marks`."""
+    for line in lines:
+        grammar.check(line, slots, where=where)
+        marked = set(marks) & set(line)
+        if marked:
+            problem, remedy = "marks that only work inside a slot's value", "Move them into a slot"
+            raise GuardError(problem, where=where, got=f"{marked} in {line}", remedy=remedy)
+
+
+def _check_names(book: Phrasebook, name: str, act: Act, path: Path) -> None:
+    """Every part, context and supplied slot that an act names is there. A context is a key of
+    `lines`, or an act of another speaker.
+    """
+    parts = (act.opening, act.softener, act.closing, act.padding)
+    grammar.refuse_unknown(f"acts.{name} names an unknown part", parts, book.parts, path)
+    partners = [key for key, partner in book.acts.items() if partner.speaker != act.speaker]
+    contexts = [*book.lines, *partners]
+    grammar.refuse_unknown(f"acts.{name} names unknown lines", act.context, contexts, path)
+    problem = f"acts.{name}.supplied names an unknown slot"
+    grammar.refuse_unknown(problem, act.supplied, book.slots, path)
+
+
+def _check_speakers(book: Phrasebook, name: str, act: Act, path: Path) -> None:
+    needs_before = act.speaker != "user"
+    is_answered = act.speaker == "tool" or bool(act.after) != (act.speaker == "assistant")
+    if bool(act.before) != needs_before or not is_answered:
+        raise GuardError(
+            f"acts.{name}: an assistant's act needs `before`, a user's act `after`, a tool's "
+            "act `before` and perhaps `after`",
+            where=path,
+            remedy="Name what others say there",
+        )
+    for line in _named_lines(book, act.before):
+        speakers = [speaker for speaker, _ in turns_of(line, "user")]
+        _refuse_repeats([*speakers, act.speaker], line, f"{path}: acts.{name}.before")
+    for line in _named_lines(book, act.after):
+        speakers = [speaker for speaker, _ in turns_of(line, "assistant")]
+        _refuse_repeats([act.speaker, *speakers], line, f"{path}: acts.{name}.after")
+
+
+def _named_lines(book: Phrasebook, names: Iterable[str]) -> Iterator[str]:
+    """The lines of the blocks that `names` name; the names of acts have none."""
+    for name in names:
+        yield from book.lines.get(name, ())
+
+
+def _refuse_repeats(speakers: Sequence[Speaker], line: str, where: str) -> None:
+    has_unknown = not set(speakers) <= set(get_args(Speaker))
+    if has_unknown or any(first == second for first, second in itertools.pairwise(speakers)):
+        problem = "the speakers of a line must be named and take turns, also with the act"
+        remedy = "Write `user: … >> tool: …`, the turns separated by >>"
+        raise GuardError(problem, where=where, got=line, remedy=remedy)
+
+
+def _refuse_few(lines: tuple[str, ...], where: str) -> None:
+    if not all(cores_of(lines, pool) for pool in get_args(Pool)):
+        problem = "too few lines for training, validation and test to have their own"
+        remedy = "Write at least four; fifteen and more are good"
+        raise GuardError(problem, where=where, got=len(lines), remedy=remedy)
+
+
+def _check_answers(book: Phrasebook, path: Path) -> None:
+    answers = {act.after for act in book.acts.values() if act.speaker == "tool"}
+    if len(answers) > 1:
+        problem, remedy = "a tool's acts must name the same `after`", "Else the answer would tell"
+        raise GuardError(problem, where=path, remedy=remedy)
+
+
+def _check_partners(corpus: Corpus, path: Path) -> None:
+    """Both labels have acts, and every act shares a context with an act of the other label."""
+    violating, allowed = corpus.acts(violating=True), corpus.acts(violating=False)
+    if not violating or not allowed:
+        problem = "needs at least one act that violates the rule and one that does not"
+        remedy = "An act violates where the judged speaker `does` it"
+        raise GuardError(problem, where=path, remedy=remedy)
+    pairs = [pair for pair in itertools.product(violating, allowed) if corpus.book.shared(*pair)]
+    partnered = set(itertools.chain.from_iterable(pairs))
+    for name in [*violating, *allowed]:
+        if name not in partnered:
+            raise GuardError(
+                f"acts.{name} has nothing in its `before` or `after` in common with an act of the "
+                "other label",
+                where=path,
+                remedy="Name the same lines in both, or let the violating act name the other "
+                "speaker's; else the line alone would tell",
+            )
+
+
+def _check_places(corpus: Corpus, path: Path) -> None:
+    """A violating act that names an allowed one takes the place of a turn of its speaker there."""
+    book = corpus.book
+    pairs = itertools.product(corpus.acts(violating=False), corpus.acts(violating=True))
+    for allowed, violating in pairs:
+        if allowed not in book.acts[violating].context:
+            continue
+        act, speaker = book.acts[allowed], book.acts[violating].speaker
+        for line in _named_lines(book, act.context):
+            if speaker not in dict(turns_of(line, act.context_speaker)):
+                raise GuardError(
+                    f"the {speaker} says nothing around acts.{allowed}, so acts.{violating} can "
+                    "take no turn's place",
+                    where=f"{path}: lines",
+                    got=line,
+                    remedy=f"Give the line a turn of the {speaker}",
+                )
+
+
+def check_excerpts(rule: str, book: ExcerptBook, path: Path) -> None:
+    _check_rule(book.rule, rule, path)
+    for name, values in book.slots.items():
+        _check_lines(book.slots, values, f"{path}: slots.{name}", marks="")
+    for name, excerpt in book.excerpts.items():
+        _check_excerpt(book, excerpt, f"{path}: excerpts.{name}")
+        for speaker, choices in excerpt.registers.items():
+            problem = f"excerpts.{name}.registers.{speaker} names an unknown register"
+            grammar.refuse_unknown(problem, choices, EXCERPT_REGISTERS, path)
+    _check_held_out_alike(book, path)
+
+
+def _check_excerpt(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
+    fillings = {"does": excerpt.does, "allowed": excerpt.allowed}
+    if excerpt.either:
+        fillings = {"either": excerpt.either}
+        _check_either(book, excerpt, where)
+    _check_lines(book.slots, excerpt.layouts, f"{where}.layouts", marks="#")
+    for key, lines in fillings.items():
+        _check_lines(book.slots, map(_as_allowed, lines), f"{where}.{key}", marks="#")
+        _refuse_few(lines, f"{where}.{key}")
+    for layout in excerpt.layouts:
+        if layout.count(HOLE) != 1:
+            problem, remedy = f"a layout has one hole, {HOLE}", "Put it where a pair's rows differ"
+            raise GuardError(problem, where=f"{where}.layouts", got=layout, remedy=remedy)
+
+
+def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
+    """`either` stands alone. Every phrasing of its lines names a slot that can be wrong. Every
+    layout says the right value of that slot, and no layout says the wrong one.
+    """
+    if excerpt.does or excerpt.allowed:
+        problem = "`either` cannot stand beside `does` or `allowed`"
+        raise GuardError(problem, where=where, remedy="Make it a form of its own")
+    for line in excerpt.either:
+        if not RIGHT_OR_WRONG.search(grammar.without_choices(line)):
+            problem = "a line says nothing that can be wrong, or not always"
+            remedy = "Put {slot.?}, outside of brackets, where layouts say {slot}"
+            raise GuardError(problem, where=f"{where}.either", got=line, remedy=remedy)
+        for slot in RIGHT_OR_WRONG.findall(line):
+            _check_values(book, slot, f"{where}.either")
+            for layout in excerpt.layouts:
+                _check_asked(book, slot, layout, f"{where}.layouts")
+
+
+def _check_asked(book: ExcerptBook, slot: str, layout: str, where: str) -> None:
+    reached_slots = grammar.reached(layout, book.slots)
+    if slot not in reached_slots:
+        remedy = f"Put {{{slot}}} into it, or take {{{slot}.?}} out of `either`"
+        raise GuardError(f"a layout does not say '{slot}'", where=where, got=layout, remedy=remedy)
+    if slot + WRONG in reached_slots:
+        problem = f"a layout has the number of the wrong '{slot}'"
+        remedy = f"Take another number than {WRONG}"
+        raise GuardError(problem, where=where, got=layout, remedy=remedy)
+
+
+def _check_values(book: ExcerptBook, slot: str, where: str) -> None:
+    """Every pool has so many values of a slot, each once, that the wrong one is not the right one.
+
+    A slot that the book does not know is refused elsewhere.
+    """
+    fewest = int(WRONG.removeprefix("."))
+    for pool in get_args(Pool):
+        values = slot_pool(book.slots, pool).get(slot)
+        if values is not None and len(set(values)) < fewest:
+            raise GuardError(
+                f"too few values of the slot '{slot}' for one to be wrong",
+                where=where,
+                got=f"{len(set(values))} for {pool} rows",
+                remedy=f"Write {fewest} to {LONG_SLOT - 1}, or {fewest * HELD_OUT_VALUES} and more",
+            )
+
+
+def _check_held_out_alike(book: ExcerptBook, path: Path) -> None:
+    """A line of two blocks is held out in both or in neither."""
+    pools: dict[str, Pool] = {}
+    for name, excerpt in book.excerpts.items():
+        blocks = (excerpt.does, excerpt.allowed, excerpt.either)
+        for lines, pool in itertools.product(blocks, get_args(Pool)):
+            for line in cores_of(lines, pool):
+                if pools.setdefault(_as_allowed(line), pool) != pool:
+                    raise GuardError(
+                        "a line is held out in one block and not in another",
+                        where=f"{path}: excerpts.{name}",
+                        got=line,
+                        remedy="Write it once, or reword one of the two",
+                    )
+
+
+def _as_allowed(line: str) -> str:
+    """A line of `either` in the allowed row: `{slot.?}` is `{slot}`."""
+    return RIGHT_OR_WRONG.sub(r"{\1}", line)

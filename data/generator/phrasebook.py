@@ -1,10 +1,9 @@
 """The phrases of one rule and of everyday talk, and which of them training may see.
 
-Cores, the other speaker's `lines` and the values of long slots are split once, by hash, into those
-for training and those held out for the `unseen` strata; of the cores held out, the validation split
-has some and the test split the others. What says nothing about a rule is not split: `parts`
-(openings, softeners, closings, padding), short slots, and the background's domains, transitions,
-thanks and systems stand in all strata.
+Training has its own cores, other speakers' `lines` and values of long slots, chosen by hash; the
+rest is held out for the `unseen` strata. Some held-out cores are the validation split's, the others
+the test split's. What says nothing about a rule stands in all strata: `parts` (openings, softeners,
+closings, padding), short slots, and all of the background.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ class Act(Strict):
         return f"padding_{self.speaker}"
 
     def violates(self, judged: Judged) -> bool:
-        """The label of an example whose target is this act."""
         return self.stance == "does" and judged in (self.speaker, "conversation")
 
     def follows(self, core: str, line: str) -> bool:
@@ -148,7 +146,6 @@ class Corpus:
     background: Background
 
     def acts(self, *, violating: bool) -> list[str]:
-        """The rule's acts that violate it, or those that do not."""
         acts = self.book.acts.items()
         return [name for name, act in acts if act.violates(self.rule.judged) == violating]
 
@@ -160,7 +157,7 @@ def held_out(lines: tuple[str, ...], every: int) -> tuple[str, ...]:
 
 @functools.cache
 def pool_of(lines: tuple[str, ...], pool: Pool, every: int = HELD_OUT_CORES) -> tuple[str, ...]:
-    """The lines of one pool, in file order; validation and test share those held out."""
+    """The lines of one pool, in file order; validation and test share the held-out lines."""
     held = set(held_out(lines, every))
     if pool == "seen":
         return tuple(line for line in lines if line not in held)

@@ -62,7 +62,6 @@ def relaxed(text: str, rng: random.Random) -> str:
 
 
 def casual(text: str, rng: random.Random) -> str:
-    """The text as in a chat: no capital at the start, no final stop, some short forms."""
     text = text[:1].lower() + text[1:]
     for pattern, short in _CHAT:
         if rng.random() < 0.5:
@@ -103,15 +102,12 @@ def loud(text: str, rng: random.Random) -> str:
     return tidy(text).upper().rstrip(".") + rng.choice(("", "!", "!!", "!!!"))
 
 
-def tidied(register: Register) -> Register:
-    def write(text: str, rng: random.Random) -> str:
-        return register(tidy(text), rng)
-
-    return write
-
-
 def neutral(text: str, rng: random.Random) -> str:
     return text
+
+
+def tidied(register: Register) -> Register:
+    return lambda text, rng: register(tidy(text), rng)
 
 
 USER_REGISTERS: dict[str, Register] = {

@@ -1,8 +1,8 @@
 """Ways of writing a message that are meant to mislead whoever judges it.
 
-A trick changes no meaning: the label of a conversation stays what it was. Training data hold those
-of TRAINED, evenly over both labels, so that none tells the label; `eval/robustness.py` counts the
-verdicts that each of TRICKS flips.
+A trick changes no meaning: the label of a conversation stays what it was. Training data hold the
+tricks of TRAINED, evenly over both labels, so that none tells the label; `eval/robustness.py`
+counts the verdicts that each of TRICKS flips.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
 def _in_words(text: str, rng: random.Random, share: float, change: Callable[[str], str]) -> str:
-    """`text` with about a `share` of its words changed."""
 
     def replacement(word: re.Match[str]) -> str:
         if rng.random() < share:
@@ -92,7 +91,6 @@ def full_width(text: str, rng: random.Random, pool: Pool) -> str:
 
 
 def hidden_tags(text: str, rng: random.Random, pool: Pool) -> str:
-    """A judge-directed injection in tag characters, which nobody sees."""
     return text + _shifted(rng.choice(pool_of(INSTRUCTIONS, pool)), 0xE0000)
 
 
@@ -109,7 +107,6 @@ def leetspeak(text: str, rng: random.Random, pool: Pool) -> str:
 
 
 def instruction(text: str, rng: random.Random, pool: Pool) -> str:
-    """A judge-directed injection before or after what is said."""
     return _beside(text, rng.choice(pool_of(INSTRUCTIONS, pool)), rng)
 
 
@@ -154,5 +151,5 @@ COMMANDS = ("hidden_tags", "instruction")  # that hold an injection for the judg
 
 
 def tricks_for(rule: Rule, tricks: Iterable[str]) -> list[str]:
-    """Those of the tricks that leave the labels of `rule` what they are."""
+    """The tricks that leave the labels of `rule` what they are."""
     return [name for name in tricks if not (rule.commands and name in COMMANDS)]

@@ -1,13 +1,11 @@
 """One group: a contrast pair of conversations from its dimensions.
 
-The two conversations share every dimension (length, domain, distractors, position, severity,
-register, what is talked about) and every utterance except the judged speaker's in the target, which
-violates the rule in one and does not in the other. What the other speaker says there belongs to
-both acts: the phrase book names it in the `before` or `after` of each, or it is the allowed act
-itself, where that is the other speaker's, and the violating act names it. So neither conversation
-has an answer that misses its question. One kind of group differs more: where the allowed
-conversation never touches the rule (`UNRELATED`), its whole target exchange is another one, and so
-is the transition around it. No line of the books stands twice in a conversation.
+The two conversations share every dimension and every utterance except the judged speaker's in the
+target, which violates the rule in one and does not in the other. What the other speaker says there
+belongs to both acts: the phrase book names it in the `before` or `after` of each, or it is the
+allowed act itself, which the violating act names. So no answer misses its question. Where the
+allowed conversation never touches the rule (`UNRELATED`), its whole target exchange is another one,
+and so is the transition around it. No line of the books stands twice in a conversation.
 
 Of a rule on the last turn (`turns: last`) both conversations end with the turn in which they
 differ, and what violates the rule may stand before it in both, as a hard negative.
@@ -40,10 +38,6 @@ class Targets(NamedTuple):
     violating: Exchange
     allowed: Exchange
 
-    @property
-    def lines(self) -> set[str]:
-        return self.violating.lines | self.allowed.lines
-
 
 @dataclass(frozen=True)
 class Frame:
@@ -67,32 +61,21 @@ class ContrastPair:
     is_unanswered: bool  # whether both conversations end with the judged turn
     ends_with_act: bool  # whether they end with the place of the violating act
 
-    @property
-    def position(self) -> int:
-        """How many of the frame's exchanges come before the target."""
-        late = len(self.frame.exchanges)
-        return {"early": 0, "middle": late // 2, "late": late}[self.dimensions.position]
-
     def exchanges(self, target: Exchange) -> list[Exchange]:
-        before = self.frame.exchanges[: self.position]
-        return [*before, target, *self.frame.exchanges[self.position :]]
+        """The frame's exchanges with the target at its position."""
+        shared = self.frame.exchanges
+        late = len(shared)
+        position = {"early": 0, "middle": late // 2, "late": late}[self.dimensions.position]
+        return [*shared[:position], target, *shared[position:]]
 
-    def turns(self, target: Exchange) -> list[Turn]:
-        turns: list[Turn] = []
-        for exchange in self.exchanges(target):
-            turns += exchange.turns
-        return turns[: len(turns) - self.left_out(target)]
-
-    def tricked_turn(self, target: Exchange) -> Turn:
-        return target.turns[self._act_place(target)]
+    def act_place(self, target: Exchange) -> int:
+        return min(self.targets.violating.act_index, len(target.turns) - 1)
 
     def left_out(self, target: Exchange) -> int:
+        """How many turns at the end of the conversation are not written."""
         if self.ends_with_act:
-            return len(target.turns) - 1 - self._act_place(target)
+            return len(target.turns) - 1 - self.act_place(target)
         return int(self.is_unanswered)
-
-    def _act_place(self, target: Exchange) -> int:
-        return min(self.targets.violating.act_index, len(target.turns) - 1)
 
 
 class Writer:
@@ -101,9 +84,11 @@ class Writer:
     def __init__(self, corpus: Corpus, pool: Pool) -> None:
         self.corpus, self.pool = corpus, pool
         self.exchanges = Exchanges(corpus, pool)
+        self._is_on_last_turn = corpus.rule.turns == "last"
+        # The books of other rules whose acts may stand in this one's conversations.
+        self._borrowed = () if corpus.rule.depends_on_context else corpus.borrowed
 
     def group(self, dimensions: Dimensions, split: Split, key: str) -> list[Example]:
-        """The contrast pair of `dimensions`, the violating conversation first."""
         if self._is_on_last_turn:
             dimensions = replace(dimensions, position="late")
         rng = random.Random(key)
@@ -119,13 +104,11 @@ class Writer:
         ]
 
     def _example(self, pair: ContrastPair, label: int, act: str, target: Exchange) -> Example:
-        """The conversation of `pair` with this label, whose `target` performs `act`."""
         messages = self._messages(pair, target)
-        messages = messages[: len(messages) - pair.left_out(target)]
         return Example(
             id=f"{pair.key}/{label}",
             rule=self.corpus.rule.id,
-            messages=messages,
+            messages=messages[: len(messages) - pair.left_out(target)],
             label=label,
             split=pair.split,
             source=GENERATOR,
@@ -136,7 +119,10 @@ class Writer:
     def _meta(self, pair: ContrastPair, act: str, target: Exchange) -> dict[str, Any]:
         """What a conversation was made from; `acts` has one entry a message."""
         left_out = pair.left_out(target)
-        turns = pair.turns(target)
+        turns: list[Turn] = []
+        for exchange in pair.exchanges(target):
+            turns += exchange.turns
+        turns = turns[: len(turns) - left_out]
         acts = [turn.act for turn in turns]
         if pair.frame.system:
             acts = [None, *acts]
@@ -149,7 +135,7 @@ class Writer:
             "stratum": STRATA[self.pool],
             "difficulty": pair.dimensions.difficulty,
             "act": act,
-            "stance": self._stance(act),
+            "stance": "unrelated" if act == UNRELATED else self.corpus.book.acts[act].stance,
             "context": next((turn.source for turn in around if turn.source != act), ""),
             "acts": acts,
             "cores": [turn.core for turn in performed],
@@ -158,26 +144,18 @@ class Writer:
             "distractor_acts": list(pair.frame.distractors),
         }
 
-    def _stance(self, act: str) -> str:
-        if act == UNRELATED:
-            return "unrelated"
-        return self.corpus.book.acts[act].stance
-
     def _targets(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
         """The two exchanges, chosen among several wordings so that their lengths agree and fit."""
         write = self._contrast
         if dimensions.allowed_act == UNRELATED:
             write = self._unrelated
-        best = write(dimensions, key, rng)
-        best_cost = self._misfit(best, dimensions)
-        for _ in range(WORDINGS - 1):
-            if best_cost <= CLOSE_ENOUGH:
-                break
+        tried: list[tuple[int, Targets]] = []
+        while len(tried) < WORDINGS:
             targets = write(dimensions, key, rng)
-            cost = self._misfit(targets, dimensions)
-            if cost < best_cost:
-                best, best_cost = targets, cost
-        return best
+            tried.append((self._misfit(targets, dimensions), targets))
+            if tried[-1][0] <= CLOSE_ENOUGH:
+                break
+        return min(tried, key=lambda wording: wording[0])[1]
 
     def _contrast(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
         """Both acts around the same words of the other speaker."""
@@ -193,12 +171,13 @@ class Writer:
         )
         if allowed is None:
             raise self._nothing_supplied(dimensions)
-        around = allowed.around(allowed.act_index)
+        place = allowed.act_index
         if not is_same_speaker:
             # The allowed act is what the other speaker says: the violating one takes the first turn
             # of its own speaker there.
             roles = [turn.role for turn in allowed.turns]
-            around = allowed.around(roles.index(violating_act.speaker))
+            place = roles.index(violating_act.speaker)
+        around = allowed.surroundings(place)
         violating = self.exchanges.act(
             book, dimensions.violating_act, severity, key, rng, terse=terse, around=around
         )
@@ -233,8 +212,7 @@ class Writer:
     def _frame(
         self, dimensions: Dimensions, targets: Targets, key: str, rng: random.Random
     ) -> Frame:
-        """Everything around the target, up to the sampled length."""
-        taken = set(targets.lines)
+        taken = targets.violating.lines | targets.allowed.lines
         room = dimensions.target_tokens - _total_tokens(targets) // 2
         system = None
         if dimensions.has_system:
@@ -267,7 +245,6 @@ class Writer:
     def _acts_around(
         self, dimensions: Dimensions, rng: random.Random
     ) -> list[tuple[Phrasebook, str]]:
-        """The books and acts of the hard negatives, then of the distractors."""
         rule_acts = self.corpus.acts(violating=False)
         if self._is_on_last_turn:
             rule_acts += self.corpus.acts(violating=True)
@@ -280,12 +257,14 @@ class Writer:
     def _everyday(
         self, domain: str, room: int, key: str, rng: random.Random, taken: set[str]
     ) -> list[Exchange]:
-        """Everyday exchanges of about `room` tokens, of `domain` first."""
-        domains = self._other_domains(domain)
-        rng.shuffle(domains)
+        domains: Iterable[str] = self.corpus.background.domains
+        if self.corpus.rule.depends_on_context:  # its conversations keep to its own domains
+            domains = self.corpus.book.domains
+        others = [name for name in domains if name != domain]
+        rng.shuffle(others)
         written: list[Exchange] = []
         taken = set(taken)
-        for name in (domain, *domains):
+        for name in (domain, *others):
             candidates = self.exchanges.everyday(name, rng.randint(4, 7), key, rng, taken)
             if room > 25 and rng.random() < 0.4:
                 candidates += self.exchanges.thanks(f"{key}/thanks/{name}", rng, taken)
@@ -298,20 +277,12 @@ class Writer:
                 break
         return written
 
-    def _other_domains(self, domain: str) -> list[str]:
-        """A book that does not wander keeps to its own domains."""
-        domains: Iterable[str] = self.corpus.book.domains
-        if not self.corpus.rule.depends_on_context:
-            domains = self.corpus.background.domains
-        return [name for name in domains if name != domain]
-
     def _messages(self, pair: ContrastPair, target: Exchange) -> tuple[Message, ...]:
-        """The exchanges in the speakers' registers, with transitions and the trick."""
         messages = []
         if pair.frame.system:
             messages.append(Message("system", grammar.tidy(pair.frame.system)))
         exchanges = pair.exchanges(target)
-        tricked = pair.tricked_turn(target)
+        tricked = target.turns[pair.act_place(target)]
         topic = exchanges[0].topic
         for number, exchange in enumerate(exchanges):
             changes_topic = exchange.topic not in (topic, "thanks")
@@ -329,26 +300,15 @@ class Writer:
                 messages.append(Message(turn.role, text))
         return tuple(messages)
 
-    @property
-    def _is_on_last_turn(self) -> bool:
-        return self.corpus.rule.turns == "last"
-
     def _misfit(self, targets: Targets, dimensions: Dimensions) -> int:
-        """The tokens by which the targets differ (of a rule on the last turn, those two turns), and
-        those of the longer one beyond the conversation.
+        """The tokens by which the targets differ, and by which the longer one exceeds the
+        conversation. Of a rule on the last turn only the last turns differ.
         """
         lengths = [target.tokens for target in targets]
         if self._is_on_last_turn:
             lengths = [count_tokens(target.act_turn.text) for target in targets]
         excess = max(0, max(lengths) - dimensions.target_tokens)
         return max(lengths) - min(lengths) + excess
-
-    @property
-    def _borrowed(self) -> tuple[Phrasebook, ...]:
-        """The books of other rules whose acts may stand in this one's conversations."""
-        if self.corpus.rule.depends_on_context:
-            return ()
-        return self.corpus.borrowed
 
 
 def _may_be_unanswered(dimensions: Dimensions, targets: Targets, frame: Frame) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.answers import Answer
-from guard.endpoint.client import Completion
+from guard.endpoint import Completion
 from guard.files.yaml_file import Strict
 
 
@@ -29,11 +29,9 @@ class JudgeRow(Completion):
 
 
 class JudgeRecord(Strict):
-    """Who judged, and what that cost; `endpoint` is None where the base model judged.
-
-    Unparseable answers, and conversations that the endpoint refused, count as wrong. Tokens and
-    cost are those of the answers whose tokens the endpoint stated; `without_usage` counts the
-    others.
+    """Who judged, and what that cost; `endpoint` is None where the base model judged. Unparseable
+    answers, and conversations that the endpoint refused, count as wrong. Tokens and cost are those
+    of the answers whose tokens the endpoint stated; `without_usage` counts the others.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Judgement:
 def endpoint_record(
     name: str, endpoint: str, rows: Sequence[JudgeRow], cost_usd: Callable[[int, int], float | None]
 ) -> JudgeRecord:
-    """The record of an endpoint's rows. `cost_usd` takes prompt and completion tokens."""
     answers = [row for row in rows if not row.refused]
     record = JudgeRecord(
         name=name,

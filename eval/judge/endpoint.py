@@ -20,7 +20,7 @@ from eval.answers import Answer
 from eval.judge.answer import Judgement, JudgeRow, endpoint_record
 from eval.served import Served
 from guard.conversation.example import Example, Message
-from guard.endpoint.client import Completion, Endpoint, finished
+from guard.endpoint import Completion, Endpoint, finished
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.layout import fingerprint
@@ -49,9 +49,8 @@ class EndpointJudge(Endpoint):
     is_served: ClassVar[bool] = False
 
     def judge(self, served: Served, folder: Path) -> Judgement:
-        """One answer per test example of the trial, in order; they are kept in `folder`.
-
-        Raises as `ask` does.
+        """One answer per test example of the trial, in order; they are kept in `folder`. Raises as
+        `ask` does.
         """
         rule = served.trial.rule
         rows = self.ask(rule, served.trial.examples, folder / f"{rule.id}.jsonl")
@@ -138,7 +137,6 @@ def _unanswered(
 
 class AnswersSoFar:
     """Keeps answers in a file; refusals wait until it is known that the endpoint still answers.
-
     `answered` is an example that it has answered, None as long as there is none.
     """
 
@@ -159,9 +157,7 @@ class AnswersSoFar:
 
     def add(self, example: Example, completion: Completion) -> Example | None:
         """Keep the answer; an example that is to be asked about once more, where REFUSALS in a row
-        are refused.
-
-        Raises GuardError if these are all.
+        are refused. Raises GuardError if these are all.
         """
         row = JudgeRow(key=self._keys[example.id], id=example.id, **vars(completion))
         self._refused.append(row)

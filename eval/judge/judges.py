@@ -9,15 +9,14 @@ from typing import Any, ClassVar, Protocol
 from eval.judge.answer import Judgement, JudgeRecord
 from eval.judge.endpoint import EndpointJudge
 from eval.served import Served
-from guard.endpoint.settings import endpoint_settings
+from guard.endpoint import endpoint_settings
 from guard.recipe import Recipe
 
 
 class Judge(Protocol):
-    """What evaluation needs of a judge.
-
-    `is_served`: whether the served engine's bare base has to answer for it. `identity`, JSON-able:
-    what its answers depend on besides the rule and the conversation.
+    """What evaluation needs of a judge. `is_served`: whether the served engine's bare base has to
+    answer for it. `identity`, JSON-able: what its answers depend on besides the rule and the
+    conversation.
     """
 
     is_served: ClassVar[bool]
@@ -26,9 +25,8 @@ class Judge(Protocol):
     def identity(self) -> Any: ...
 
     def judge(self, served: Served, folder: Path) -> Judgement | None:
-        """One answer per test example, in order, or None if nobody judges.
-
-        `folder`: where paid answers are kept.
+        """One answer per test example, in order, or None if nobody judges. `folder`: where paid
+        answers are kept.
         """
         ...
 
@@ -63,9 +61,8 @@ def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
 
 
 def endpoint_judge(environment: Mapping[str, str]) -> EndpointJudge | None:
-    """The endpoint of the JUDGE_… variables; None where nothing describes one.
-
-    Raises GuardError on half a description or a bad value.
+    """The endpoint of the JUDGE_… variables; None where nothing describes one. Raises GuardError on
+    half a description or a bad value.
     """
     settings = endpoint_settings(environment, "judge", "to judge with the base model")
     if not settings:
@@ -82,9 +79,8 @@ JUDGES: dict[str, Callable[[Mapping[str, str]], Judge | None]] = {
 
 
 def judge_from(environment: Mapping[str, str]) -> Judge:
-    """The first judge that the environment describes.
-
-    Raises GuardError on half a description or a bad value.
+    """The first judge that the environment describes. Raises GuardError on half a description or a
+    bad value.
     """
     described = (make(environment) for make in JUDGES.values())
     return next(judge for judge in described if judge is not None)

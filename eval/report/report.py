@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
-from eval.contender import label_of
+from eval.answers import BAG_OF_WORDS, JUDGE, is_baseline, label_of, on_base
 from eval.evaluation import Evaluation
+from eval.judge.answer import JudgeRecord
 from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
-from eval.quality import mean_metrics
+from eval.quality import MethodQuality, mean_metrics
 from eval.report import tables
-from eval.report.notes import notes
-from eval.report.side_by_side import all_seeds, distinct, distinct_versions
+from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 
@@ -52,7 +53,6 @@ class Report:
 
     @property
     def origin(self) -> str:
-        """What every table must carry."""
         model, commits, hardware = (self._all_of(name) for name in ("model", "commit", "hardware"))
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         seeds = ", ".join(map(str, self.seeds))
@@ -93,7 +93,6 @@ class Report:
         return differences
 
     def as_json(self) -> str:
-        """`report.json`."""
         left_out = {"rule", "model", "groups", "right", "hardware", "versions"}
         rules = {
             evaluation.rule: evaluation.model_dump(mode="json", exclude=left_out)
@@ -121,7 +120,6 @@ class Report:
         return json.dumps(_with_flat_metrics(content), indent=2, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
-        """`report.md`, which is also what the terminal shows."""
         strata = tables.strata_table(self)
         parts = [
             f"# Quality: {self._all_of('model')}",
@@ -174,3 +172,157 @@ def _with_flat_metrics(content: Any) -> Any:
         else:
             flat[key] = _with_flat_metrics(value)
     return flat
+
+
+NOTES = (
+    "- Accuracy in percent with its 95 % interval (bootstrap over seeds and groups, at least as "
+    "wide as Wilson's), with several seeds ± its standard deviation over them; (violating of all) "
+    "test examples after each rule.",
+    "- Intervals of AUROCs: bootstrap over seeds and groups; the difference to the bag of words is "
+    "paired, bold where its interval excludes 0. An AUROC of 1 has no width: no pair of rows was "
+    "in the wrong order.",
+    "- FPR on hard negatives: those are allowed rows that look like a violation, and 100 - "
+    "accuracy is their false-positive rate. Verdict flips under perturbation of the judged words "
+    "(instruction: judge-directed prompt injection): in percent, over all rules, of the weights "
+    "that are served.",
+    "- At the threshold: in percent, with 95 % intervals as for accuracy. The threshold, and with "
+    "it the largest rate that a rule states, is chosen on the validation split; confident: outside "
+    "the uncertainty band, beyond which at most 5 % were wrong there, on a conversation like the "
+    'validation rows; an "allow" only where hardly any of their violations has such a logit.',
+    "- ECE: expected calibration error of the probability; chance alone makes some of it, on 400 "
+    "examples of a perfect one about 0.04.",
+    "- All figures of methods are those of the served engine. Differences from PEFT are in the "
+    "verdict's logit, in nats.",
+    "- Bag of words: TF-IDF with logistic regression, no model; text, n-grams and strength are "
+    "chosen on the validation split. An AUROC near it shows no understanding.",
+)
+WITHOUT_JUDGE = "without a judge: an encoder answers no rule that it was not trained for."
+
+
+def notes(evaluations: Sequence[Evaluation], left_out: Sequence[str]) -> list[str]:
+    by_note: dict[str, list[str]] = {}  # the rules that share a note
+    for evaluation in evaluations:
+        for note in _about_rule(evaluation):
+            by_note.setdefault(note, []).append(evaluation.rule)
+    about_rules = [f"- {', '.join(rules)}: {note}" for note, rules in by_note.items()]
+    return [*NOTES, *about_rules, *(f"- Left out: {reason}" for reason in left_out)]
+
+
+def _about_rule(evaluation: Evaluation) -> Iterator[str]:
+    yield f"bag of words of {evaluation.bag_of_words}."
+    for judge in evaluation.judges.values():
+        yield _judge_note(judge, evaluation.n_test)
+    if not evaluation.judges:
+        yield WITHOUT_JUDGE
+    refused = {label_of(name): count for name, count in evaluation.refusals.items() if count}
+    if refused:
+        yield f"refused by the engine, counted as wrong: {refused}."
+    beyond = sum(agreement.beyond_tolerance for agreement in evaluation.agreement.values())
+    if beyond:
+        difference = "differ from PEFT's beyond the tolerance"
+        yield f"{beyond} logits {difference}, without changing a label."
+
+
+def _judge_note(judge: JudgeRecord, n_test: int) -> str:
+    parts = [f"judged by {judge.name} through the served engine"]
+    if judge.endpoint:
+        parts = [f"judged by {judge.name} at {judge.endpoint}"]
+    if judge.latency_p50_ms is not None and judge.latency_p95_ms is not None:
+        p50, p95 = judge.latency_p50_ms, judge.latency_p95_ms
+        parts.append(f"latency p50 {p50:.0f} ms, p95 {p95:.0f} ms")
+    if judge.prompt_tokens is not None and judge.completion_tokens is not None:
+        tokens = f"{judge.prompt_tokens:,} prompt and {judge.completion_tokens:,} completion"
+        parts.append(f"{tokens} tokens")
+    if judge.cost_usd is not None:
+        parts.append(f"cost {judge.cost_usd:.4f} USD")
+    if judge.without_usage:
+        parts.append(f"tokens and cost unknown for {judge.without_usage} answers")
+    if judge.refused:
+        count = f"{judge.refused} of {n_test} conversations"
+        parts.append(f"{count} refused by the endpoint, counted as wrong")
+    if judge.unparseable:
+        count = f"{judge.unparseable} of {n_test} answers"
+        parts.append(f"{count} neither yes nor no, counted as wrong")
+    return "; ".join(parts) + "."
+
+
+Value = TypeVar("Value")
+
+
+def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """All contenders on the same test examples. The bag of words, which reads no base, stands there
+    once, and so does a judge behind an endpoint. One evaluation is returned as it is. Raises
+    GuardError where they are of different examples.
+    """
+    first = evaluations[0]
+    if len(evaluations) == 1:
+        return first
+    for evaluation in evaluations[1:]:
+        _require_the_same_examples(first, evaluation)
+    return first.model_copy(
+        update={
+            "model": ", ".join(it.model for it in evaluations),
+            "seeds": all_seeds(it.seeds for it in evaluations),
+            "methods": _baselines_first(_together(evaluations, lambda it: it.methods)),
+            "refusals": _together(evaluations, lambda it: it.refusals),
+            "judges": _together(evaluations, lambda it: it.judges),
+            "agreement": _together(evaluations, lambda it: it.agreement),
+            "robustness": _together(evaluations, lambda it: it.robustness),
+            "right": _together(evaluations, lambda it: it.right),
+            "commit": distinct(it.commit for it in evaluations),
+            "hardware": distinct(it.hardware for it in evaluations),
+            "versions": distinct_versions(it.versions for it in evaluations),
+        }
+    )
+
+
+def _together(
+    evaluations: Sequence[Evaluation], by_contender: Callable[[Evaluation], Mapping[str, Value]]
+) -> dict[str, Value]:
+    together: dict[str, Value] = {}
+    for evaluation in evaluations:
+        for name, value in by_contender(evaluation).items():
+            together[_joint_name(evaluation, name)] = value
+    return together
+
+
+def _joint_name(evaluation: Evaluation, name: str) -> str:
+    if name == BAG_OF_WORDS:
+        return name
+    if name == JUDGE and name in evaluation.judges and evaluation.judges[name].endpoint:
+        return name
+    return on_base(evaluation.model, name)
+
+
+def _baselines_first(methods: Mapping[str, MethodQuality]) -> dict[str, MethodQuality]:
+
+    def rank(name: str) -> tuple[bool, bool]:
+        return not is_baseline(name), name == BAG_OF_WORDS
+
+    return {name: methods[name] for name in sorted(methods, key=rank)}
+
+
+def all_seeds(of_each: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    return tuple(sorted(set(itertools.chain.from_iterable(of_each))))
+
+
+def distinct(values: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(values))
+
+
+def distinct_versions(evaluated_with: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    by_package: dict[str, list[str]] = {}
+    for versions in evaluated_with:
+        for package, version in versions.items():
+            by_package.setdefault(package, []).append(version)
+    return {package: distinct(versions) for package, versions in by_package.items()}
+
+
+def _require_the_same_examples(first: Evaluation, second: Evaluation) -> None:
+    if second.groups != first.groups:
+        raise GuardError(
+            f"evaluated on other test examples than {first.model}",
+            where=f"{second.rule} on {second.model}",
+            got=f"{second.n_test} examples, not {first.n_test}",
+            remedy=f"Run `make eval RULE={first.rule} MODEL={first.model},{second.model}`",
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from data.generator.tricks import TRICKS
-from eval.contender import BAG_OF_WORDS, label_of
+from eval.answers import BAG_OF_WORDS, label_of
 from eval.quality import METRICS, RankingGain
 from guard.conversation.example import REAL
 

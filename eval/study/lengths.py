@@ -51,7 +51,6 @@ Write = Callable[..., Example | None]  # a row anew, of so many `characters`, by
 
 class LengthCell(Strict):
     """Verdicts of one method on `n` rows of one length and position, `violating` of which violate.
-
     `unjudged` were refused, most as they do not fit the context. `missed` are violations that are
     allowed, `missed_confident` those of them that are said to be sure, `flagged` allowed rows that
     are called a violation, and `confident` all verdicts that are.
@@ -80,7 +79,6 @@ class Lengths(Strict):
     versions: dict[str, str]
 
     def as_markdown(self) -> str:
-        """A table of all cells, over all rules together."""
         head = ["characters", "what decides", "method", "n", "violations missed"]
         head += ["missed and confident", "harmless flagged", "confident", "unjudged"]
         together: dict[tuple[str, str, str], Counter[str]] = {}
@@ -114,7 +112,6 @@ def lengths(
     open_predictor: OpenPredictor = open_engine,
 ) -> Lengths:
     """The cells of the selected rules, by the served weights of each of the recipe's methods.
-
     Raises GuardError where a rule cannot be evaluated.
     """
     served: list[Served] = []
@@ -208,7 +205,6 @@ def _cells(kept: Served, method: str, keys: Sequence[Key]) -> Iterator[LengthCel
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.study.lengths",
         description="What is missed of test rows with a long turn, in percent, by its length and "

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from eval.contender import label_of
+from eval.answers import label_of
 from eval.report.tables import markdown_table
 from guard.files.atomic import atomic_write, save_figures
 from guard.files.yaml_file import Strict
@@ -68,7 +68,6 @@ class StudyReport(Strict):
         return by_place[rows, method, origin, minus]
 
     def as_markdown(self) -> str:
-        """The tables and what they say."""
         sizes = self.study.sizes
         columns: list[tuple[int, Origin]] = [(size, "real") for size in sizes]
         label = "rows, about a fifth of them validation"

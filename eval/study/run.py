@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.answers import group_numbers
+from eval.answers import BAG_OF_WORDS, group_numbers, on_base
 from eval.bag_of_words import fit_bag_of_words
-from eval.contender import BAG_OF_WORDS, on_base
-from eval.ranking import RankedRows, auroc_difference, auroc_estimate
+from eval.metrics import RankedRows, auroc_difference, auroc_estimate
 from eval.study.report import StudyFigure, StudyReport
 from eval.trial import TrialRequirements
 from guard.conversation.example import Example, read_examples
@@ -69,11 +68,8 @@ Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seed
 def report_study(
     folder: Path, recipes: Sequence[Recipe], rules: Path = RULES, name: str = ""
 ) -> StudyReport:
-    """Measure the study in `folder` and write its report as JSON, Markdown and a picture.
-
-    The files are called `name`, or after the recipes.
-
-    Raises GuardError where something was not trained.
+    """Measure the study in `folder` and write its report as JSON, Markdown and a picture. The files
+    are called `name`, or after the recipes. Raises GuardError where something was not trained.
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules)
@@ -121,10 +117,9 @@ def _figures(origin: Origin, rows: RankedRows, logits: Logits) -> Iterator[Study
 
 def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Rule) -> Logits:
     """The logits of every size and method of the study in `folder`, bag of words first. With
-    several recipes, a method is named with its base.
-
-    Raises GuardError where a point's weights are missing, or were trained on other rows or another
-    base, for another wording, or by other settings.
+    several recipes, a method is named with its base. Raises GuardError where a point's weights are
+    missing, or were trained on other rows or another base, for another wording, or by other
+    settings.
     """
     tests = shared_test_rows(folder, study)
     balanced = rule.model_copy(update={"max_fpr": None})  # as the weights are trained
@@ -190,7 +185,6 @@ def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]
 
 @exits_cleanly
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.study.run",
         description="AUROC of every method and a bag of words at every point of a study. Writes "

@@ -1,4 +1,1 @@
-"""Conversations, labelled and not: their turns, and how they are read from rows and requests.
-
-Knows nothing of prompts or models.
-"""
+"""Conversations, labelled and not, and how they are read from rows and requests."""

@@ -1,10 +1,8 @@
 """OpenAI's chat messages as turns of a conversation: one rendering, for training and for serving.
 
-A turn's lines are, in this order: who it is from (`name`, or the tool whose call it answers), its
-text, its refusal, and a line of JSON for each tool call. Later messages change no turn before them.
-What `keys.py` lists is not rendered. Pictures, sounds, files and what stands under a key that
-nobody knows cannot be: a turn that has one is a PartlyRead. A message that says nothing is an empty
-turn.
+A turn's lines are, in this order: who it is from, its text, its refusal, and a line of JSON for
+each tool call. Later messages change no turn before them. What `keys.py` lists is not rendered. A
+turn with a picture, a sound, a file or a key that nobody knows is a PartlyRead.
 """
 
 from __future__ import annotations
@@ -42,11 +40,9 @@ MAX_ARGUMENTS = 1_000_000
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 # The type of a part that holds no text -> what it is.
 OTHER_PARTS = {
-    "image_url": "an image",
-    "input_image": "an image",
+    **dict.fromkeys(("image_url", "input_image"), "an image"),
+    **dict.fromkeys(("file", "input_file"), "a file"),
     "input_audio": "a sound",
-    "file": "a file",
-    "input_file": "a file",
 }
 TOOLS = "Tools:\n"  # how the turn that describes the tools begins
 INK = re.compile("[!-~]")  # of ASCII, what a reader sees
@@ -139,30 +135,26 @@ class ChatMessage(BaseModel):
         if self.refusal:
             yield self.refusal
         for call in self.calls:
-            yield _call_line(call)
+            yield _line(keys.spoken(call, keys.CALL))  # without what its provider keeps
 
     def unread_keys(self) -> Iterator[str]:
         """Its keys, and its texts' keys, under which words may stand that nobody reads."""
         beside = {"tool_call_id": self.tool_call_id, **(self.model_extra or {})}
         yield from keys.unread_keys(beside, keys.MESSAGE)
         for index, part in enumerate(self._parts):
-            if part.type not in TEXT_PARTS:
-                continue
-            for key in keys.unread_keys(part.model_extra or {}, keys.PART):
-                yield f"content.{index}.{key}"
+            if part.type in TEXT_PARTS:
+                for key in keys.unread_keys(part.model_extra or {}, keys.PART):
+                    yield f"content.{index}.{key}"
 
     @property
     def unread(self) -> list[str]:
         """The parts that are no text, and the first of its unread keys, which may be very many."""
-        parts = []
-        for part in self._parts:
-            if part.words is None:
-                parts.append(part.kind)
+        parts = [part.kind for part in self._parts if part.words is None]
         if self.audio:
             parts.append("a sound")
-        for key in self.unread_keys():
-            parts.append(f"the key {key!r}")
-            break
+        first_key = next(self.unread_keys(), None)
+        if first_key is not None:
+            parts.append(f"the key {first_key!r}")
         return parts
 
     @property
@@ -176,9 +168,11 @@ def turns(
     """Messages as turns, after a system turn that describes `tools` if there are any."""
     messages = list(messages)
     _refuse_long_arguments(messages, tools)
+    rendered_turns: list[Message] = []
     tool_names: dict[str, str] = {}  # by the id of a tool call
     try:
-        rendered_turns = tool_turns(tools)
+        if tools:
+            rendered_turns.append(Message("system", TOOLS + "\n".join(map(_line, tools))))
         for number, message in enumerate(messages):
             for call in message.calls:
                 call_id = call.get("id")
@@ -197,22 +191,15 @@ def turns(
 def _refuse_long_arguments(
     messages: Iterable[ChatMessage], tools: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Raise GuardError for more characters of arguments than are decoded."""
     calls = list(tools)
     for message in messages:
         calls += message.calls
-    characters = 0
-    for call in calls:
-        function, _ = function_of(call)
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            characters += len(arguments)
+    arguments = [function_of(call)[0].get("arguments") for call in calls]
+    characters = sum(len(text) for text in arguments if isinstance(text, str))
     if characters > MAX_ARGUMENTS:
-        raise GuardError(
-            "the arguments of the tool calls are too long to be read",
-            got=f"{characters} characters",
-            remedy=f"Send at most {MAX_ARGUMENTS}",
-        )
+        problem = "the arguments of the tool calls are too long to be read"
+        remedy = f"Send at most {MAX_ARGUMENTS}"
+        raise GuardError(problem, got=f"{characters} characters", remedy=remedy)
 
 
 def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
@@ -224,7 +211,7 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
 
 
 def says_nothing(conversation: Iterable[Message]) -> bool:
-    """Whether nothing is seen and no part is unread. What describes tools is said by nobody."""
+    """Whether nothing is seen and no part is unread; what describes tools is said by nobody."""
     for turn in conversation:
         if turn.role == "system" and turn.content.startswith(TOOLS):
             continue
@@ -233,16 +220,10 @@ def says_nothing(conversation: Iterable[Message]) -> bool:
     return True
 
 
-def tool_turns(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    if not tools:
-        return []
-    return [Message("system", TOOLS + "\n".join(map(_line, tools)))]
-
-
 def turns_of(
     value: Any, tools: Sequence[Mapping[str, Any]] = (), *, where: object
 ) -> tuple[Message, ...]:
-    """Turns of untrusted JSON. Raises GuardError naming the message that is wrong."""
+    """Turns of untrusted JSON."""
     if not isinstance(value, list | tuple) or not value:
         return as_messages(value, where=where)  # which says what is wrong
     messages = [_chat_message(item, turn, where) for turn, item in enumerate(value)]
@@ -255,17 +236,14 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
     except ValidationError as error:
         wrong, *_ = wrong_values(error.errors(), item)
         why = f"{wrong.key}: {wrong.problem}".removeprefix(": ")
-        raise GuardError(
-            f"turn {turn} must be {{role, content}} as OpenAI has it: {why}",
-            where=where,
-            got=repr(item)[:60],
-            remedy='For example {"role": "user", "content": "Hello"}',
-        ) from None
+        problem = f"turn {turn} must be {{role, content}} as OpenAI has it: {why}"
+        remedy = 'For example {"role": "user", "content": "Hello"}'
+        raise GuardError(problem, where=where, got=repr(item)[:60], remedy=remedy) from None
 
 
 def is_seen(text: str) -> bool:
-    """Whether a reader sees anything of the text. It is read in pieces, ASCII first, as `visible`
-    takes seconds for a long text; every other character is looked at once.
+    """Whether a reader sees anything of the text. It is read in pieces, ASCII first: `visible`
+    takes seconds for a long text.
     """
     for piece in PIECE.finditer(text):
         words = " ".join(set(piece[0].split()))
@@ -306,32 +284,20 @@ def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> M
 
 
 def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The function of a tool call or of a tool's description, and what beside it may be rendered;
-    without a function, all of it and nothing.
-    """
+    """The function of a tool call or of a described tool, and what beside it may be rendered."""
     for key in FUNCTION_KEYS:
         if isinstance(call.get(key), Mapping):
             beside: dict[str, Any] = {}
-            for name, value in call.items():
-                is_silent = value is None or keys.is_silent(name, value, keys.TOOL)
-                if name != key and not is_silent:
+            for name, value in keys.spoken(call, keys.TOOL).items():
+                if name != key and value is not None:
                     beside[name] = value
             return dict(call[key]), beside
     return dict(call), {}
 
 
-def _call_line(call: Mapping[str, Any]) -> str:
-    """A tool call as `_line`, without what its provider keeps with it."""
-    spoken: dict[str, Any] = {}
-    for key, value in call.items():
-        if not keys.is_silent(key, value, keys.CALL):
-            spoken[key] = value
-    return _line(spoken)
-
-
 def _line(tool: Mapping[str, Any]) -> str:
-    """A tool call or a tool's description as a line of JSON: `{"name": …, "arguments": {…}}`, then
-    what stands beside its function, as a chat template may show that.
+    """A tool call or a tool's description as a line of JSON, then what stands beside its function,
+    as a chat template may show that.
     """
     function, beside = function_of(tool)
     if isinstance(function.get("arguments"), str):
@@ -343,8 +309,8 @@ def _line(tool: Mapping[str, Any]) -> str:
 
 
 def _arguments(text: str) -> Any:
-    """A call's arguments, decoded: JSON inside JSON, where an escape could hide a word. Text that
-    is no JSON for Python may be some for the tool's parser: its escapes are decoded too.
+    """A call's arguments, decoded: an escape could hide a word. Text that is no JSON for Python may
+    be some for the tool's parser.
     """
     try:
         return json.loads(text, object_pairs_hook=_all_pairs, parse_int=_whole_number)

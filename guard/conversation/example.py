@@ -35,11 +35,9 @@ class Message:
         if self.role not in ROLES:
             raise GuardError("unknown role", got=self.role, remedy=f"Known: {', '.join(ROLES)}")
         if not self.content.isascii() and _SURROGATE.search(self.content):
-            raise GuardError(
-                "the content is not Unicode text: half of a surrogate pair",
-                got=ascii(self.content)[:60],
-                remedy="Write the whole character, in JSON both halves of its pair",
-            )
+            problem = "the content is not Unicode text: half of a surrogate pair"
+            remedy = "Write the whole character, in JSON both halves of its pair"
+            raise GuardError(problem, got=ascii(self.content)[:60], remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,8 @@ class Example:
 
     def __post_init__(self) -> None:
         if type(self.label) is not int or self.label not in (0, 1):
-            raise GuardError(
-                "label must be 0 or 1",
-                got=repr(self.label),
-                remedy="Write 1 for a violation, 0 otherwise",
-            )
+            remedy = "Write 1 for a violation, 0 otherwise"
+            raise GuardError("label must be 0 or 1", got=repr(self.label), remedy=remedy)
         if self.split not in SPLITS:
             raise GuardError(
                 "unknown split", got=repr(self.split), remedy=f"Known: {', '.join(SPLITS)}"
@@ -76,25 +71,18 @@ class Example:
 
 
 def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
-    """`[{role, content}, …]` as messages. Raises GuardError naming the turn that is wrong."""
     if not isinstance(value, list | tuple) or not value:
-        raise GuardError(
-            "messages must be a non-empty list of {role, content}",
-            where=where,
-            got=repr(value)[:60],
-            remedy='For example [{"role": "user", "content": "Hello"}]',
-        )
+        problem = "messages must be a non-empty list of {role, content}"
+        remedy = 'For example [{"role": "user", "content": "Hello"}]'
+        raise GuardError(problem, where=where, got=repr(value)[:60], remedy=remedy)
     return tuple(_as_message(item, turn, where) for turn, item in enumerate(value))
 
 
 def _as_message(item: Any, turn: int, where: object) -> Message:
     if not isinstance(item, dict) or not isinstance(item.get("content"), str):
-        raise GuardError(
-            f"turn {turn} must be {{role, content}} with a text content",
-            where=where,
-            got=repr(item)[:60],
-            remedy='For example {"role": "user", "content": "Hello"}',
-        )
+        problem = f"turn {turn} must be {{role, content}} with a text content"
+        remedy = 'For example {"role": "user", "content": "Hello"}'
+        raise GuardError(problem, where=where, got=repr(item)[:60], remedy=remedy)
     try:
         return Message(str(item.get("role")), item["content"])
     except GuardError as error:
@@ -104,7 +92,6 @@ def _as_message(item: Any, turn: int, where: object) -> Message:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples of a JSON-lines file that this project wrote."""
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy="Run `make data` first")
     examples = []
@@ -116,16 +103,13 @@ def read_examples(path: Path) -> list[Example]:
             row["messages"] = as_messages(row["messages"], where="messages")
             examples.append(Example(**row))
         except (GuardError, ValueError, KeyError, TypeError) as error:
-            raise GuardError(
-                f"not an example: {error}",
-                where=where,
-                remedy="Write the file again: `make data FORCE=1`",
-            ) from error
+            remedy = "Write the file again: `make data FORCE=1`"
+            raise GuardError(f"not an example: {error}", where=where, remedy=remedy) from error
     return examples
 
 
 def write_examples(path: Path, examples: Iterable[Example]) -> str:
-    """Write JSON lines, whole or not at all; return the file's SHA-256."""
+    """Write JSON lines; return the file's SHA-256."""
     content = b"".join(as_line(example) for example in examples)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
@@ -134,7 +118,5 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
 
 
 def as_line(example: Example) -> bytes:
-    """The example as it stands in the file. Raises ValueError, TypeError or RecursionError for what
-    JSON in UTF-8 cannot hold.
-    """
+    """The example as it stands in the file. Fails on what JSON in UTF-8 cannot hold."""
     return (json.dumps(asdict(example), ensure_ascii=False) + "\n").encode()

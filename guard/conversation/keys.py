@@ -40,11 +40,8 @@ PROVIDER: Shapes = {
     **dict.fromkeys(("logprobs", "token_ids", "annotations"), ANYTHING),
 }
 CACHE: Shapes = dict.fromkeys(("cache_control", "prompt_cache_breakpoint"), SETTING)
-TOOL: Shapes = {
-    "id": ID,
-    "index": NOTHING,
-    "type": WORD,
-}  # of a tool or a call, beside its function
+# Of a tool or a call, beside its function.
+TOOL: Shapes = {"id": ID, "index": NOTHING, "type": WORD}
 PART: Shapes = {**TOOL, **REASONING, **PROVIDER, **CACHE}  # of a part that is text
 # Of a message as clients, gateways and logs have it: what tells when, where and by which model it
 # was written.
@@ -81,9 +78,13 @@ def unread_keys(
 
 
 def is_silent(key: str, value: Any, silent: Shapes) -> bool:
-    """Whether the key is one of those that carry no text, and the value such a one."""
     shape = silent.get(key)
     return shape is not None and (shape is ANYTHING or _holds_only(shape, value))
+
+
+def spoken(fields: Mapping[str, Any], silent: Shapes) -> dict[str, Any]:
+    """The fields that may carry text that is judged."""
+    return {key: value for key, value in fields.items() if not is_silent(key, value, silent)}
 
 
 def _holds_only(shape: re.Pattern[str], value: Any, depth: int = MAX_DEPTH) -> bool:

@@ -1,9 +1,8 @@
 """The conversation of a stored row, the same for training data, scans and replays.
 
 A row has `messages` as OpenAI has them, with or without `tools` and the `response` to them, or
-`prompt` and `response`, or `text`; each of them with or without `system`. One of the others that
-stands beside them, or of the names that other formats have for them, must say again what one of the
-turns says. One of the turns must say something.
+`prompt` and `response`, or `text`; each with or without `system`. Another of these, or of the names
+that other formats have for them, must say again what one of the turns says.
 """
 
 from __future__ import annotations
@@ -49,41 +48,29 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
         turns = _exchange(present)
         beside = ("tools", "text")
     elif "text" in present:
-        text = _text(present, "text")
-        turns = turns_of([{"role": text_role, "content": text}], where="text")
+        turns = turns_of([_said(present, "text", text_role)], where="text")
         beside = ("tools",)
     else:
-        raise _no_conversation(fields)
+        nulls = [f", {name} is null" for name in CONVERSATION_FIELDS if name in fields]
+        raise GuardError(
+            "no conversation" + "".join(nulls),
+            got=", ".join(fields)[:200] or "nothing",
+            remedy="A row needs messages, or prompt and response, or text, not null and not empty",
+        )
     turns = _after_system(turns, present)
     for name in (*beside, *_of_other_formats(present)):
-        _refuse_left_out(name, present, turns)
+        _refuse_left_out(name, present.get(name), turns)
     if says_nothing(turns):
-        raise GuardError(
-            "the conversation is empty",
-            got=repr(fields)[:60],
-            remedy="Leave the row out, or write down what was said",
-        )
+        remedy = "Leave the row out, or write down what was said"
+        raise GuardError("the conversation is empty", got=repr(fields)[:60], remedy=remedy)
     return turns
 
 
 def _of_other_formats(present: Mapping[str, Any]) -> Iterator[str]:
-    """The fields of FOREIGN_FIELDS, however they are written, but for those that are read."""
     for name in present:
         is_read = name in (*CONVERSATION_FIELDS, "system", "tools")
         if not is_read and _NO_LETTER.sub("", str(name).lower()) in FOREIGN_FIELDS:
             yield name
-
-
-def _no_conversation(fields: Mapping[str, Any]) -> GuardError:
-    problem = "no conversation"
-    for name in ("messages", "prompt", "response", "text"):
-        if name in fields:
-            problem += f", {name} is null"
-    return GuardError(
-        problem,
-        got=", ".join(fields)[:200] or "nothing",
-        remedy="A row needs messages, or prompt and response, or text, not null and not empty",
-    )
 
 
 def json_cell(value: Any, name: str) -> Any:
@@ -97,11 +84,10 @@ def json_cell(value: Any, name: str) -> Any:
         raise GuardError(problem, got=value[:60], remedy="Write it as JSON") from error
 
 
-def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Message]) -> None:
-    """Raise GuardError where the field `name`, which is not read, has tools, or says what none of
-    the turns says. A number says nothing, nor does an object that only names a prompt's template.
+def _refuse_left_out(name: str, value: Any, turns: Sequence[Message]) -> None:
+    """Raise GuardError where the field `name`, which is not read, has tools, or says what no turn
+    says. A number says nothing, nor an object that only names a prompt's template.
     """
-    value = present.get(name)
     remedy = f"Make it one of the turns, or leave {name} out"
     if name == "tools":
         is_left_out = _describes_tools(value)
@@ -121,7 +107,6 @@ def _refuse_left_out(name: str, present: Mapping[str, Any], turns: Sequence[Mess
 
 
 def _describes_tools(tools: Any) -> bool:
-    """Whether a cell says more of tools than their names."""
     try:
         described = json_cell(tools, "tools")
     except GuardError as error:
@@ -165,46 +150,35 @@ def _words(text: str) -> str:
 def _turns_of_messages(present: Mapping[str, Any]) -> tuple[Message, ...]:
     tools = json_cell(present.get("tools") or [], "tools")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise GuardError(
-            "tools must be a list of objects",
-            got=repr(tools)[:60],
-            remedy="Write them as OpenAI's chat completions have them",
-        )
+        remedy = "Write them as OpenAI's chat completions have them"
+        raise GuardError("tools must be a list of objects", got=repr(tools)[:60], remedy=remedy)
     turns = turns_of(json_cell(present["messages"], "messages"), tools, where="messages")
     return _with_response(turns, present.get("response"))
 
 
 def _exchange(present: Mapping[str, Any]) -> tuple[Message, ...]:
     if not ("prompt" in present and "response" in present):
-        raise GuardError(
-            "prompt and response must both be there",
-            got=", ".join(present),
-            remedy="A text by itself is text",
-        )
-    exchange = [
-        {"role": "user", "content": _text(present, "prompt")},
-        {"role": "assistant", "content": _text(present, "response")},
-    ]
+        problem = "prompt and response must both be there"
+        raise GuardError(problem, got=", ".join(present), remedy="A text by itself is text")
+    exchange = [_said(present, "prompt", "user"), _said(present, "response", "assistant")]
     return turns_of(exchange, where="prompt and response")
 
 
-def _text(present: Mapping[str, Any], name: str) -> str:
-    value = present.get(name)
+def _said(present: Mapping[str, Any], name: str, role: str) -> dict[str, str]:
+    """The text of the field `name` as a message of `role`."""
+    value = present[name]
     if not isinstance(value, str):
         remedy = "Write text, or messages as OpenAI has them"
         raise GuardError(f"{name} must be text", got=repr(value)[:60], remedy=remedy)
-    return value
+    return {"role": role, "content": value}
 
 
 def _after_system(turns: tuple[Message, ...], present: Mapping[str, Any]) -> tuple[Message, ...]:
     """The turns after the row's system prompt, if it has one of its own that is not among them."""
     if not present.get("system"):
         return turns
-    message = {"role": "system", "content": _text(present, "system")}
-    (system,) = turns_of([message], where="system")
-    if system in turns:
-        return turns
-    return (system, *turns)
+    (system,) = turns_of([_said(present, "system", "system")], where="system")
+    return turns if system in turns else (system, *turns)
 
 
 def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
@@ -227,9 +201,7 @@ def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, 
 
 
 def _answers_in(response: Any) -> list[dict[str, Any]]:
-    """The messages in a response: of a text, of a message, or of a chat completion; none in an
-    empty one.
-    """
+    """The messages in a response: of a text, of a message, or of a chat completion."""
     if isinstance(response, str):
         response = _reply_in(response)
     if isinstance(response, str):
@@ -245,31 +217,25 @@ def _answers_in(response: Any) -> list[dict[str, Any]]:
         return [response]
     elif not response:
         return []
-    raise GuardError(
-        "the row has a response that cannot be read",
-        got=repr(response)[:60],
-        remedy="Have a text, a message or a chat completion there",
-    )
+    problem = "the row has a response that cannot be read"
+    remedy = "Have a text, a message or a chat completion there"
+    raise GuardError(problem, got=repr(response)[:60], remedy=remedy)
 
 
 def _refuse_beside_the_messages(
     completion: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Raise GuardError where a chat completion may say something beside its messages."""
-    objects = [(completion, keys.COMPLETION)]
-    objects += [(choice, keys.CHOICE) for choice in choices]
-    for fields, silent_keys in objects:
+    for fields in (completion, *choices):
+        silent_keys = keys.COMPLETION if fields is completion else keys.CHOICE
         for key in keys.unread_keys(fields, silent_keys, ("choices", "message")):
-            raise GuardError(
-                f"the response has the key {key!r}, which no rule reads",
-                got=repr(fields)[:60],
-                remedy="Leave the key out, or have the message alone there",
-            )
+            problem = f"the response has the key {key!r}, which no rule reads"
+            remedy = "Leave the key out, or have the message alone there"
+            raise GuardError(problem, got=repr(fields)[:60], remedy=remedy)
 
 
 def _reply_in(text: str) -> Any:
-    """The message or chat completion that a table's cell holds as JSON; else the text, which may be
-    JSON too.
+    """The message or chat completion that a cell holds as JSON; else the text, which may be JSON
+    too.
     """
     try:
         value = json.loads(text)

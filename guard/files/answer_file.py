@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from guard.errors import GuardError
-from guard.files.lock import locked
+from guard.files.atomic import locked
 from guard.files.strict_json import read_json
 
 
@@ -38,19 +38,16 @@ class AnswerFile(Generic[RowT]):
         self._rows: dict[str, RowT] = {}
         self._is_whole = False  # whether a half line at the end was cut off
         if path.is_file():
-            self._read(self._row_type)
+            self._read()
 
     def get(self, key: str) -> RowT | None:
         return self._rows.get(key)
 
     def rows(self) -> list[RowT]:
-        """All rows, also those that nothing asks for any more."""
         return list(self._rows.values())
 
     def add(self, rows: list[RowT]) -> None:
-        """Keep `rows` for good: they are with the system before this returns, so no kill can lose
-        them.
-        """
+        """Keep `rows` for good: they are with the system before this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self._is_whole:
             self._drop_torn_end()
@@ -62,28 +59,24 @@ class AnswerFile(Generic[RowT]):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While answers are paid for: no other command asks for the same ones. What another has got
-        until now is read first.
-        """
+        """While answers are paid for: no other command asks for the same ones."""
         with locked(self.path, "another command is asking, and paying, for these answers"):
             self._drop_torn_end()
-            self._read(self._row_type)
+            self._read()
             yield
 
     def forget(self) -> None:
         self.path.unlink(missing_ok=True)
         self._rows.clear()
 
-    def _read(self, row_type: type[RowT]) -> None:
+    def _read(self) -> None:
         for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1], start=1):
             try:
-                row = row_type(**read_json(line))
+                row = self._row_type(**read_json(line))
             except (ValueError, TypeError) as error:
-                raise GuardError(
-                    f"not a kept answer: {error}",
-                    where=f"{self.path}:{number}",
-                    remedy="Delete that line",
-                ) from error
+                problem = f"not a kept answer: {error}"
+                remedy = "Delete that line"
+                raise GuardError(problem, where=f"{self.path}:{number}", remedy=remedy) from error
             self._rows[row.key] = row
 
     def _drop_torn_end(self) -> None:

@@ -7,8 +7,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
+from guard.errors import GuardError
+
+MAX_BYTES = 2**20  # a card or an adapter's configuration has a few thousand
 # One without an end goes to the text's: so none is looked at twice.
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 # What tells in valid JSON which keys an object has: its brackets, and texts, each with its colon if
@@ -26,10 +30,8 @@ class _Repeated(Exception):
 
 
 def read_json(content: str | bytes) -> Any:
-    """The value of a JSON text; of bytes in UTF-8, UTF-16 or UTF-32.
-
-    Raises JSONDecodeError, also for a key that stands twice in an object and for a number of
-    thousands of digits, UnicodeDecodeError, and RecursionError for what is nested too deeply.
+    """The value of a JSON text, or of bytes in UTF-8, 16 or 32. JSONDecodeError also for a repeated
+    key and a number of thousands of digits; RecursionError for what is nested too deeply.
     """
     text = content if isinstance(content, str) else decoded(content)
     try:
@@ -41,6 +43,21 @@ def read_json(content: str | bytes) -> Any:
     except ValueError:  # Python's, whose words are for whoever runs it
         problem = "a number has too many digits"
         raise json.JSONDecodeError(problem, text, _long_number(text)) from None
+
+
+def load_json(path: Path, *, remedy: str) -> Any:
+    """The value in the file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            problem = f"more than {MAX_BYTES} bytes, which no file of its kind has"
+            raise GuardError(problem, where=path, remedy=remedy)
+        return read_json(content.decode("utf-8"))
+    except OSError as error:
+        raise GuardError(f"cannot be read: {error}", where=path, remedy=remedy) from error
+    except (ValueError, RecursionError) as error:
+        raise GuardError(f"not valid JSON: {in_words(error)}", where=path, remedy=remedy) from error
 
 
 def decoded(content: bytes) -> str:
@@ -72,8 +89,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated_key(text: str) -> RepeatedKey:
-    """The error for the first key of a text that stands again in its object. The text is valid up
-    to there, and no part of it is read more than once.
+    """The error for the first key that stands again in its object. No part of the text is read
+    twice.
     """
     objects: list[set[str]] = []  # the keys of those that are open, the innermost last
     for sign in _SIGN.finditer(text):

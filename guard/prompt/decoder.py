@@ -88,18 +88,15 @@ class PromptBuilder:
     def from_base(
         cls, base: str, *, revision: str | None = None, answer_prefix: str = ""
     ) -> PromptBuilder:
-        """The builder for the tokenizer of a checkpoint folder or a hub id."""
         return cls(load_tokenizer(base, revision), answer_prefix=answer_prefix)
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
         """The builder for the recipe's base, as adapters are trained and served on it."""
         if recipe.kind != "decoder":
+            where, remedy = f"recipe {recipe.name}", "Name another one, as MODEL=tiny"
             raise GuardError(
-                "this works only on a decoder",
-                where=f"recipe {recipe.name}",
-                got=recipe.kind,
-                remedy="Name another one, as MODEL=tiny",
+                "this works only on a decoder", where=where, got=recipe.kind, remedy=remedy
             )
         return cls.from_base(
             recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix
@@ -107,13 +104,12 @@ class PromptBuilder:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over how text and messages are read, and over the prompt of a fixed conversation
-        and rule. Weights answer exactly this rendering.
+        """Over how text is read, and the prompt of a fixed conversation and rule: weights answer
+        these.
         """
         return fingerprint(reading_hash(), rendering_hash(), self._sample())
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
-        """The prompt whose next token is the verdict."""
         prefix = self.prefix_ids(messages)
         return Prompt((*prefix, *self.suffix_ids(rule_text)), len(prefix))
 
@@ -130,7 +126,7 @@ class PromptBuilder:
 
     def turn_ids(self, message: Message) -> list[int]:
         """One message as one labelled line; the last id is the line break that ends the turn."""
-        return self._labelled(message) + self._newline
+        return self._text_ids(labelled(message)) + self._newline
 
     def suffix_ids(self, rule_text: str) -> list[int]:
         """The rule's turn, unless it is empty, then the assistant's header: each rule's own."""
@@ -140,7 +136,7 @@ class PromptBuilder:
         return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
 
     def invocation(self, rule_text: str) -> tuple[int, ...]:
-        """The header that `suffix_ids` begins with. The adapter is active from its last occurrence
+        """The header that `suffix_ids` begins with: the adapter is active from its last occurrence
         on.
         """
         role = "user" if rule_text.split() else "assistant"
@@ -156,14 +152,13 @@ class PromptBuilder:
         ]
 
     def _set_tokenizer(self, tokenizer: Tokenizer) -> None:
-        self._scaffold = _untruncated(tokenizer)
+        self._scaffold = Tokenizer.from_str(tokenizer.to_str())
+        self._scaffold.no_truncation()  # whatever its file asks for
+        self._scaffold.no_padding()
         self._text, unknown_id = _without_added_tokens(self._scaffold)
         # An unknown character (an emoji to WordPiece) is ordinary text, even where its token is
         # also listed as added.
         self._control_ids = frozenset(self._scaffold.get_added_tokens_decoder()) - {unknown_id}
-
-    def _labelled(self, message: Message) -> list[int]:
-        return self._text_ids(labelled(message))
 
     def _header(self, role: str) -> list[int]:
         return [self._control("<|im_start|>"), *self._text_ids(role), *self._newline]
@@ -182,11 +177,9 @@ class PromptBuilder:
     def _text_ids(self, text: str) -> list[int]:
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
         if not self._control_ids.isdisjoint(ids):
-            raise GuardError(
-                "text was tokenised into a control token",
-                got=repr(text)[:60],
-                remedy="Use another base: with this tokenizer a text could end its own turn",
-            )
+            problem = "text was tokenised into a control token"
+            remedy = "Use another base: with this tokenizer a text could end its own turn"
+            raise GuardError(problem, got=repr(text)[:60], remedy=remedy)
         return ids
 
     def _control(self, token: str) -> int:
@@ -202,11 +195,8 @@ class PromptBuilder:
     def _single(self, word: str) -> int:
         ids = self._text_ids(word)
         if len(ids) != 1:
-            raise GuardError(
-                f"the verdict word '{word}' must be one token",
-                got=ids,
-                remedy="Use a base whose tokenizer has it as one token",
-            )
+            remedy = "Use a base whose tokenizer has it as one token"
+            raise GuardError(f"the verdict word '{word}' must be one token", got=ids, remedy=remedy)
         return ids[0]
 
 
@@ -218,35 +208,15 @@ def labelled(message: Message) -> str:
 
 
 def load_tokenizer(base: str, revision: str | None) -> Tokenizer:
-    """The tokenizer of a checkpoint folder, or of a hub id at `revision`."""
     file = Path(base) / "tokenizer.json"
     try:
         if file.is_file():
             return Tokenizer.from_file(str(file))
         return Tokenizer.from_pretrained(base, revision=revision or "main")
     except Exception as error:  # tokenizers raises nothing narrower on a malformed file
-        raise GuardError(
-            f"no tokenizer could be loaded: {error}",
-            where=base,
-            remedy="Check the recipe's base and the network",
-        ) from error
-
-
-def _untruncated(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that neither cuts nor pads, whatever its file asks for."""
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    return copy
-
-
-def _rename_pieces(vocabulary: list[list[Any]], token_ids: Iterable[int]) -> None:
-    """Give tokens of a Unigram model's vocabulary names that no text has: SentencePiece's control
-    tokens are pieces too. A text with NUL is not read as one (`text.visible`).
-    """
-    for token_id in token_ids:
-        if token_id < len(vocabulary):
-            vocabulary[token_id][0] = f"\0{token_id}"
+        problem = f"no tokenizer could be loaded: {error}"
+        remedy = "Check the recipe's base and the network"
+        raise GuardError(problem, where=base, remedy=remedy) from error
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> tuple[Tokenizer, int | None]:
@@ -254,10 +224,13 @@ def _without_added_tokens(tokenizer: Tokenizer) -> tuple[Tokenizer, int | None]:
     spec = json.loads(tokenizer.to_str())
     spec["added_tokens"] = []
     spec["post_processor"] = None
-    if spec["model"]["type"] == "Unigram":
-        _rename_pieces(spec["model"]["vocab"], tokenizer.get_added_tokens_decoder())
+    model = spec["model"]
+    if model["type"] == "Unigram":
+        # SentencePiece's control tokens are pieces too: they get names that no text has, as one
+        # with NUL is not read (`text.visible`).
+        for token_id in tokenizer.get_added_tokens_decoder():
+            if token_id < len(model["vocab"]):
+                model["vocab"][token_id][0] = f"\0{token_id}"
     copy = Tokenizer.from_str(json.dumps(spec))
-    unknown = spec["model"].get("unk_token")
-    if unknown is None:
-        return copy, spec["model"].get("unk_id")
-    return copy, copy.token_to_id(unknown)
+    unknown = model.get("unk_token")
+    return copy, model.get("unk_id") if unknown is None else copy.token_to_id(unknown)

@@ -3,13 +3,9 @@
     User: … [SEP] Assistant: … [SEP] …       one labelled turn after another, without any rule
 
 A rule's head reads the mean state of each of the judged speaker's turns, or of each part of a long
-turn. The highest logit of a span is the conversation's: one violation anywhere is a violation, and
-a sentence is not lost in the mean of a long turn.
-
-RoBERTa's [CLS] and [SEP] are called <s> and </s>. Text is tokenised as the decoder's is
-(`decoder.py`): it can hold neither, so no text can end its own turn. The label that a turn begins
-with names its speaker, and is read before the turn is cut: no text at the beginning of a part can
-pass for a label.
+one; the highest logit of a span is the conversation's. Text is tokenised as the decoder's is: it
+can hold no [SEP], so no text can end its own turn. A turn's label names its speaker, and is read
+before the turn is cut: no part of a text can pass for a label.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from tokenizers import Tokenizer
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder, load_tokenizer
+from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder, labelled, load_tokenizer
 from guard.prompt.windows import (
     OVERLAP,
     SILENT,
@@ -42,11 +38,8 @@ CONTROLS = (("[CLS]", "[SEP]"), ("<s>", "</s>"))
 
 
 class EncoderPromptBuilder(PromptBuilder):
-    """Builds an encoder's prompts: the conversation alone, and no suffix for any rule.
-
-    A prompt's `token_ids` are the turns, each with the separator that ends it. `windows` cuts them
-    into what the encoder reads, `spans` a window into what a head reads. There are no verdict
-    tokens.
+    """Builds an encoder's prompts: the turns, each with the separator that ends it, and no suffix.
+    `windows` cuts them into what the encoder reads, `spans` a window into what a head reads.
     """
 
     verdict_tokens = 0
@@ -60,20 +53,18 @@ class EncoderPromptBuilder(PromptBuilder):
 
     @classmethod
     def of(cls, recipe: Recipe) -> EncoderPromptBuilder:
-        """The builder for the recipe's base."""
         assert recipe.window_tokens is not None  # a recipe of an encoder has it
         tokenizer = load_tokenizer(recipe.base_path, recipe.commit)
         return cls(tokenizer, recipe.window_tokens)
 
     def _sample(self) -> list[Any]:
-        """A fixed conversation's token ids, its windows, their spans, and which count."""
         ids = self.prefix_ids(SAMPLE * 3)
         windows = cut_windows(
             ids, (self.start_id,), self.separator_id, limit=32, speaker_of=self._speaker
         )
         windows_and_spans = []
         for window in windows:
-            spans = [(start, end, speaker) for start, end, speaker, _ in cut_spans(window, limit=5)]
+            spans = [span[:3] for span in cut_spans(window, limit=5)]  # without the turn's number
             windows_and_spans.append([window.token_ids, spans])
         constants = [self.start_id, self.window_tokens, OVERLAP, SPAN_TOKENS]
         speakers = {judged: SPEAKERS[judged] for judged in get_args(Judged)}
@@ -84,7 +75,7 @@ class EncoderPromptBuilder(PromptBuilder):
             yield [*self.turn_ids(message), self.separator_id]
 
     def turn_ids(self, message: Message) -> list[int]:
-        return self._labelled(message)
+        return self._text_ids(labelled(message))
 
     def suffix_ids(self, rule_text: str) -> list[int]:
         """Nothing: a rule is what its head has learned."""
@@ -95,8 +86,8 @@ class EncoderPromptBuilder(PromptBuilder):
         return ()
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
-        """The windows that the encoder reads for a rule that reads `reads`, each with the turns
-        that count, of which it has at least one.
+        """The windows that the encoder reads, each with the turns that count, of which it has one
+        or more.
         """
         windows = cut_windows(
             token_ids, (self.start_id,), self.separator_id, self.window_tokens, self._speaker
@@ -104,9 +95,7 @@ class EncoderPromptBuilder(PromptBuilder):
         return select_counting_turns(windows, reads)
 
     def opening(self, token_ids: Sequence[int], reads: Reads) -> list[int]:
-        """The turns before the first judged one for a rule that reads `reads`; none if that is the
-        first of all, or if no judged speaker speaks.
-        """
+        """The turns before the first judged one; none if no judged speaker speaks."""
         start = 0
         for end, token in enumerate(token_ids, start=1):
             if token == self.separator_id:
@@ -116,26 +105,20 @@ class EncoderPromptBuilder(PromptBuilder):
         return []
 
     def spans(self, window: Window) -> list[Span]:
-        """The spans whose mean states a head reads: the window's turns, a long one in parts."""
         return cut_spans(window, SPAN_TOKENS)
 
     @cached_property
     def _labels(self) -> dict[tuple[int, ...], str]:
-        """The role of each label's token ids."""
         labels = {tuple(self._text_ids(label)): role for role, label in ROLE_LABELS.items()}
         if len(labels) < len(ROLE_LABELS):
-            raise GuardError(
-                "the tokenizer writes the labels of two speakers alike",
-                got=", ".join(ROLE_LABELS.values()),
-                remedy="Use another base: a rule reads only the judged speaker's turns",
-            )
+            problem = "the tokenizer writes the labels of two speakers alike"
+            remedy = "Use another base: a rule reads only the judged speaker's turns"
+            raise GuardError(problem, got=", ".join(ROLE_LABELS.values()), remedy=remedy)
         return labels
 
     @cached_property
     def _empty_turns(self) -> frozenset[tuple[int, ...]]:
-        """The token ids of empty turns: with some tokenizers more than the label, as the space
-        behind it is a token too.
-        """
+        """The token ids of empty turns: to some tokenizers a space behind the label is one."""
         return frozenset(tuple(self.turn_ids(Message(role, ""))) for role in ROLE_LABELS)
 
     def _speaker(self, turn: Sequence[int]) -> str:

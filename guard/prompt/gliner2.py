@@ -1,15 +1,12 @@
 """What GLiNER2 reads of a conversation and a rule: the rule as a schema, then the conversation's
-words (Zaratiana et al. 2025, arXiv 2507.18546). Knows nothing of models, only of a tokenizer.
+words (Zaratiana et al. 2025, arXiv 2507.18546).
 
     ( [P] violation ( [L] the rule ) ) [SEP_TEXT] user : … [SEP] assistant : … [SEP] …
 
-The schema is one classification task with one label, the rule's text; its logit is what the
-classifier reads at [L]. A conversation longer than a window is read in several (`windows.py`), each
-behind the schema, and the window with the highest logit counts.
-
-Words are split, put in lower case and tokenised one by one, as the package gliner2 does, so what a
-checkpoint has learned holds. The [SEP] that ends a turn is ours: without one, a text could go on
-as another speaker.
+The schema is one classification task with one label; its logit is what the classifier reads at [L].
+Of a long conversation's windows, each behind the schema, the one with the highest logit counts.
+Words are split, put in lower case and tokenised one by one, as the package gliner2 does. The [SEP]
+that ends a turn is ours: without one, a text could go on as another speaker.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ LARGEST_SHARE = 0.5  # the part of a window that a schema may take
 
 
 class Gliner2PromptBuilder(EncoderPromptBuilder):
-    """Builds GLiNER2's prompts: the turns, then as suffix the schema from its marker [P] on.
-    `windows` puts the schema before the turns of each window, where GLiNER2 has it.
+    """Builds GLiNER2's prompts: the turns, then the schema from its marker [P] on. `windows` puts
+    it before the turns of each window, where GLiNER2 has it.
     """
 
     def __init__(self, tokenizer: Tokenizer, window_tokens: int) -> None:
@@ -47,7 +44,6 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         self.text_id = self._control(TEXT_MARKER)
 
     def _sample(self) -> list[Any]:
-        """A fixed conversation's and rule's token ids and their windows."""
         schema = self._schema_ids(SAMPLE[0].content)
         start = self._start(schema)
         ids = self.prefix_ids(SAMPLE * 3)
@@ -62,13 +58,11 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         return ids
 
     def suffix_ids(self, rule_text: str) -> list[int]:
-        """The schema without the bracket that it begins with."""
         text = " ".join(rule_text.split())
         if not text:
+            problem = "GLiNER2 reads a rule as its label, and this has no text"
             remedy = "Write `rule_turn: title` or `policy` in the recipe, and train again"
-            raise GuardError(
-                "GLiNER2 reads a rule as its label, and this has no text", remedy=remedy
-            )
+            raise GuardError(problem, remedy=remedy)
         ids = self._schema_ids(text)
         most = round(LARGEST_SHARE * self.window_tokens)
         if len(ids) > most:
@@ -80,9 +74,7 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         return ids
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
-        """The windows that GLiNER2 reads. Whoever is judged, they are the same: the label names the
-        speaker.
-        """
+        """Whoever is judged, they are the same: the label names the speaker."""
         end = token_ids.index(self.task_id)
         start = self._start(token_ids[end:])
         return cut_windows(token_ids[:end], start, self.separator_id, self.window_tokens)
@@ -92,30 +84,22 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         return [Span(label, label + 1, UNKNOWN, 0)]
 
     def _schema_ids(self, label: str) -> list[int]:
-        return [
-            self.task_id,
-            *self._text_ids(TASK),
-            *self._text_ids("("),
-            self.label_id,
-            *self._text_ids(label),
-            *self._text_ids(")"),
-            *self._text_ids(")"),
-            self.text_id,
-        ]
+        task = [self.task_id, *self._text_ids(TASK), *self._text_ids("(")]
+        end = self._text_ids(")")
+        return [*task, self.label_id, *self._text_ids(label), *end, *end, self.text_id]
 
     def _start(self, schema: Sequence[int]) -> tuple[int, ...]:
         return (*self._text_ids("("), *schema)
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as gliner2 splits it, in lower case."""
     return [match.group().lower() for match in _word().finditer(text)]
 
 
 @functools.cache
 def _word() -> re.Pattern[str]:
-    """gliner2's own pattern (`gliner2/processing/word_splitter.py`, Apache-2.0), but that the parts
-    of an e-mail address are bounded as in RFC 5321: a text of dots would take minutes.
+    """gliner2's own pattern (`gliner2/processing/word_splitter.py`, Apache-2.0), with the bounds of
+    RFC 5321 in an e-mail address: a text of dots would take minutes.
     """
     points = map(chr, range(sys.maxunicode + 1))
     marks = "".join(point for point in points if unicodedata.category(point).startswith("M"))

@@ -33,7 +33,6 @@ class NgramRows(NamedTuple):
 
 
 def ngram_rows(texts: Sequence[Sequence[int]]) -> NgramRows:
-    """The n-grams of texts, which are token ids below 2^31."""
     keys, rows, counts = [np.empty(0, np.uint64)], [np.empty(0, np.intp)], [np.empty(0, np.intp)]
     for row, text in enumerate(texts):
         tokens = np.asarray(text, np.uint64)
@@ -68,9 +67,7 @@ class NgramVocabulary:
 
     @classmethod
     def of(cls, documents: Sequence[NgramRows]) -> NgramVocabulary:
-        """The n-grams of FEWEST_TEXTS documents and more that are not in all, at most MOST_NGRAMS,
-        with the smooth idf of scikit-learn's TfidfTransformer.
-        """
+        """At most MOST_NGRAMS, of FEWEST_TEXTS documents or more and not of all."""
         document_keys = [np.empty(0, np.uint64)]
         document_keys += [np.unique(document.keys) for document in documents]
         keys, times = np.unique(np.concatenate(document_keys), return_counts=True)
@@ -81,7 +78,6 @@ class NgramVocabulary:
         return cls(keys[chosen], idf.astype(np.float32))
 
     def tfidf(self, texts: NgramRows) -> TfIdf:
-        """The TF-IDF of texts, with 1 + the logarithm of an n-gram's count as its frequency."""
         ngrams = np.searchsorted(self.keys, texts.keys)
         is_known = ngrams < len(self.keys)
         is_known[is_known] = self.keys[ngrams[is_known]] == texts.keys[is_known]

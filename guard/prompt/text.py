@@ -83,11 +83,9 @@ LATIN_SHARE = 0.5
 
 @functools.cache
 def reading_hash() -> str:
-    """A fingerprint of how `visible` reads each character that it may change, alone and between
-    others: weights are trained on this reading.
-
-    Of the characters of Unicode 3.2, which every Python reads alike, and of the tables here;
-    ideographs and syllables, which stay, are left out.
+    """A fingerprint of how `visible` reads each character that it may change: weights are trained
+    on this reading. Of the characters of Unicode 3.2, which every Python reads alike; ideographs
+    and syllables, which stay, are left out.
     """
     characters = {*_LOOK_ALIKES, *_SMALL_CAPITALS, *map(chr, _TAGS), *_BREAKS}
     for code in range(0x20, 0x1F000):
@@ -116,7 +114,6 @@ def visible(text: str) -> str:
 
 
 def _undisguised(text: str) -> str:
-    """The text without hidden characters and look-alikes."""
     if text.isascii():
         return text.translate(_CONTROLS)
     text = _BLANK.sub(" ", _INKLESS.sub("", _FLAG.sub("", text).translate(_TAGS)))
@@ -142,10 +139,7 @@ def _without_controls(text: str) -> str:
         is_control = category in ("Cf", "Cc")
         if is_control and position not in joiners and character not in _BREAKS:
             continue  # marks on both sides of it are counted together
-        if category.startswith("M"):
-            marks += 1
-        else:
-            marks = 0
+        marks = marks + 1 if category.startswith("M") else 0
         if marks <= MARKS:
             characters.append(_plain(character))
     return "".join(characters)
@@ -164,19 +158,13 @@ def _plain(character: str) -> str:
 
 
 def _latin_where_mixed(match: re.Match[str]) -> str:
-    """A word that has Latin letters, with the look-alikes among them as Latin."""
     word = match[0]
-    if any(map(str.isascii, word)):
-        return _as_latin(word)
-    return word
+    return _as_latin(word) if any(map(str.isascii, word)) else word
 
 
 def _latin_where_all_look_alike(match: re.Match[str]) -> str:
-    """A word of look-alikes alone as Latin, if it is long enough."""
     word = match[0]
-    if len(word) >= ALONE and all(character in _LOOK_ALIKES for character in word):
-        return _as_latin(word)
-    return word
+    return _as_latin(word) if len(word) >= ALONE and set(word) <= _LOOK_ALIKES.keys() else word
 
 
 def _as_latin(word: str) -> str:

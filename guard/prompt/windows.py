@@ -2,8 +2,7 @@
 that a head reads.
 
 No turn that fits a window is ever cut, and a window begins with the last turns of the one before
-it, so that an answer is read with its question (`cut_windows`). A turn is one span, a long one
-several (`cut_spans`). Which turns count for a rule depends on who speaks (`counting`).
+it, so that an answer is read with its question. Which turns count depends on who speaks.
 """
 
 from __future__ import annotations
@@ -51,22 +50,18 @@ class _TurnPart(NamedTuple):
     turn: int
 
 
-def _unknown_speaker(turn: Sequence[int]) -> str:
-    return UNKNOWN
-
-
 def cut_windows(
     token_ids: Sequence[int],
     start: tuple[int, ...],
     separator_id: int,
     limit: int,
-    speaker_of: Callable[[Sequence[int]], str] = _unknown_speaker,
+    speaker_of: Callable[[Sequence[int]], str] = lambda turn: UNKNOWN,
 ) -> list[Window]:
     """Windows of at most `limit` tokens over turns that each end in the separator.
 
     Every window begins with `start` and holds whole turns: as many of the last turns as fit into
-    OVERLAP of it, then those that no window has had yet. A turn that no window can hold is read in
-    overlapping parts. `speaker_of` names the speaker of a whole turn by its token ids.
+    OVERLAP of it, then new ones. A turn that no window can hold is read in overlapping parts.
+    `speaker_of` names the speaker of a turn by its token ids.
     """
     room = limit - len(start)
     parts = _turn_parts(token_ids, separator_id, room, speaker_of)
@@ -93,7 +88,6 @@ def _window(start: tuple[int, ...], parts: Sequence[_TurnPart]) -> Window:
 
 
 def _next_first(parts: Sequence[_TurnPart], first: int, after_last: int, room: int) -> int:
-    """The first part of the next window, which repeats parts before `after_last` if they fit."""
     if after_last == len(parts):
         return after_last
     left = min(round(OVERLAP * room), room - len(parts[after_last].token_ids))
@@ -110,22 +104,18 @@ def _turn_parts(
     room: int,
     speaker_of: Callable[[Sequence[int]], str],
 ) -> list[_TurnPart]:
-    """The turns with their separators; one of more than `room` tokens as parts that overlap."""
     parts: list[_TurnPart] = []
-    number = 0
-    turn: list[int] = []
-    for token in token_ids:
-        turn.append(token)
+    number, start = 0, 0
+    for end, token in enumerate(token_ids, start=1):
         if token == separator_id:
+            turn = token_ids[start:end]
             speaker = speaker_of(turn)
             parts += [_TurnPart(ids, speaker, number) for ids in _overlapping(turn, room)]
-            number += 1
-            turn = []
+            number, start = number + 1, end
     return parts
 
 
-def _overlapping(turn: list[int], room: int) -> list[list[int]]:
-    """The turn in pieces of at most `room` tokens, of which neighbours share OVERLAP."""
+def _overlapping(turn: Sequence[int], room: int) -> list[Sequence[int]]:
     if len(turn) <= room:
         return [turn]
     step = room - round(OVERLAP * room)
@@ -134,9 +124,7 @@ def _overlapping(turn: list[int], room: int) -> list[list[int]]:
 
 
 def cut_spans(window: Window, limit: int) -> list[Span]:
-    """The window's turns: one of at most `limit` tokens, its separator included, as it is, a longer
-    one in the fewest parts possible, of even lengths.
-    """
+    """The window's turns; one of more than `limit` tokens in the fewest parts, of even lengths."""
     spans: list[Span] = []
     for start, end, speaker, turn in window.turns:
         parts = math.ceil((end - start) / limit)
@@ -146,12 +134,11 @@ def cut_spans(window: Window, limit: int) -> list[Span]:
 
 
 def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -> list[int]:
-    """The indices of the spans or turns, by their speakers, that count for a rule that reads
-    `reads`.
+    """The indices of the spans or turns, by their speakers, that count for a rule.
 
-    Where nobody's are judged, all count except a SILENT speaker's, and these too if there are no
+    Where nobody's are judged, all but a SILENT speaker's count, and these too if there are no
     others: a text under another speaker's name is not allowed unread. `turns` are the turns'
-    numbers; by default each item is a turn of its own.
+    numbers; by default each item is a turn.
     """
     everything = list(range(len(speakers)))
     spoken = [index for index in everything if speakers[index] != SILENT]
@@ -165,26 +152,20 @@ def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -
 
 def judged_of(speakers: Sequence[str], reads: Reads) -> list[int]:
     """The indices of the speakers whom a rule that reads `reads` judges; UNKNOWN is judged too."""
-    indices: list[int] = []
-    for index, speaker in enumerate(speakers):
-        if speaker in SPEAKERS[reads] or speaker == UNKNOWN:
-            indices.append(index)
-    return indices
+    judged = (*SPEAKERS[reads], UNKNOWN)
+    return [index for index, speaker in enumerate(speakers) if speaker in judged]
 
 
 def select_counting_turns(windows: Sequence[Window], reads: Reads) -> list[Window]:
-    """The windows of one conversation with only the turns that count for a rule that reads `reads`.
-    Windows without any are left out.
-    """
-    turns: list[tuple[Window, Span]] = []
-    for window in windows:
-        turns += [(window, turn) for turn in window.turns]
-    speakers = [turn.speaker for _, turn in turns]
-    numbers = [turn.turn for _, turn in turns]
-    counted = [turns[index] for index in counting(speakers, reads, numbers)]
+    """The windows of one conversation that have turns which count for a rule, with these alone."""
+    turns = list(itertools.chain.from_iterable(window.turns for window in windows))
+    speakers, numbers = [turn.speaker for turn in turns], [turn.turn for turn in turns]
+    counted = set(counting(speakers, reads, numbers))
     selected: list[Window] = []
+    first = 0  # the window's first turn
     for window in windows:
-        spans = tuple(turn for of_window, turn in counted if of_window is window)
+        spans = [turn for index, turn in enumerate(window.turns, first) if index in counted]
+        first += len(window.turns)
         if spans:
-            selected.append(Window(window.token_ids, spans))
+            selected.append(Window(window.token_ids, tuple(spans)))
     return selected

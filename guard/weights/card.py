@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from guard.coverage import Coverage
 from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
-from guard.files.json_file import load_json
+from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
 from guard.layout import fingerprint
 from guard.method import METHODS, WORDS
@@ -95,9 +95,8 @@ class Card(Strict):
 
     @cached_property
     def version(self) -> str:
-        """The digest that identifies these weights with this card. It covers every field, so the
-        contents of all files that decide an answer, the calibration, the base, the prompt, and our
-        code as far as the two hashes of it do.
+        """Identifies these weights with this card: it covers every field, so whatever decides an
+        answer.
         """
         return fingerprint(self.model_dump(mode="json"))
 
@@ -106,7 +105,6 @@ class Card(Strict):
         return type(self)(**(self.model_dump() | dict(update or {})))
 
     def save(self, folder: Path) -> None:
-        """Write `card.json` with its version, whole or not at all."""
         content = self.model_dump(mode="json") | {VERSION: self.version}
         text = json.dumps(content, indent=2, ensure_ascii=False)
         with atomic_write(folder / CARD) as part:
@@ -121,7 +119,6 @@ def load_card(folder: Path) -> Card:
 
 
 def check_files(card: Card, digests: Mapping[str, str], folder: Path) -> None:
-    """Raise GuardError that names the first file whose digest is not the one on the card."""
     for name in sorted(card.files.keys() | digests.keys()):
         if card.files.get(name) != digests.get(name):
             raise GuardError(
@@ -133,7 +130,7 @@ def check_files(card: Card, digests: Mapping[str, str], folder: Path) -> None:
 
 
 def check_rule(card: Card, rule: str, folder: Path) -> None:
-    """Raise GuardError if the card is another rule's: its verdicts would pass for this one's."""
+    """The verdicts of another rule's card would pass for this one's."""
     if card.rule != rule:
         remedy = f"Run `make train RULE={rule}`, or put the folder where its own rule's weights are"
         raise GuardError(
@@ -148,11 +145,7 @@ def read_card(folder: Path) -> Card:
         problem = f"no {CARD}: not finished weights"
         if not folder.is_dir():
             problem += "; there is no such folder"
-        raise GuardError(
-            problem,
-            where=folder,
-            remedy="Run `make train` for this rule",
-        )
+        raise GuardError(problem, where=folder, remedy="Run `make train` for this rule")
     content = load_json(path, remedy="Train again or restore the folder")
     stated = content.pop(VERSION, None) if isinstance(content, dict) else None
     # A card of an earlier version: training without FORCE=1 would keep it.
@@ -160,20 +153,16 @@ def read_card(folder: Path) -> Card:
     card = validate(content, Card, where=path, remedy=remedy)
     if stated != card.version:
         raise GuardError(
-            f"the card was edited: it is of version {card.version[:12]} now, not of the one it "
-            "states",
+            f"the card was edited: its version is {card.version[:12]} now, not the one it states",
             where=path,
             got=str(stated)[:12],
-            remedy="Restore it or run `make train` for this rule; `make calibrate` chooses another "
-            "threshold",
+            remedy="Restore it or run `make train`; `make calibrate` chooses another threshold",
         )
     return card
 
 
 def file_digests(folder: Path, method: str) -> dict[str, str]:
-    """SHA-256 of each file of the folder that decides what weights of this method answer, by its
-    name.
-    """
+    """SHA-256 by name of each file that decides what weights of this method answer."""
     digests: dict[str, str] = {}
     for name in METHODS[method].files:
         if name == WORDS and not (folder / name).is_file():

@@ -1,16 +1,14 @@
-"""A head computes a rule's logit from a base's states of a conversation and from its words. Knows
-nothing of how either comes about.
+"""A head computes a rule's logit from a base's states of a conversation and from its words.
 
     logit = highest over the spans of (weight · state + word weights · TF-IDF of its words) + bias
 
-An encoder has several spans, each a turn or a part of one (`prompt/windows.py`), so that no words
-elsewhere outweigh those of a violation. A decoder has one: its state at the prompt's end, and the
-words of the whole conversation. Word weights alone are a bag of words, which on real text is as
-good as many adapters; states recognise phrasings that training has not shown.
+An encoder has several spans (`prompt/windows.py`), so that no words elsewhere outweigh those of a
+violation. A decoder has one: its state at the prompt's end, and the words of the whole
+conversation. Word weights alone are a bag of words; states recognise phrasings that training has
+not shown.
 
-On a frozen base the head is all that is trained: its file is `head.safetensors`. An encoder's
-adapter holds the head's weight and bias as PEFT's classifier, and the word weights in a file beside
-it, `words.safetensors`.
+On a frozen base the file is `head.safetensors`. An encoder's adapter holds weight and bias as
+PEFT's classifier, and the word weights in a file beside it, `words.safetensors`.
 """
 
 from __future__ import annotations
@@ -22,13 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guard.conversation.example import LONG_TURN, Message
-from guard.coverage import (
-    ConversationForm,
-    Coverage,
-    packed_words,
-    unpacked_words,
-    word_hash,
-)
+from guard.coverage import ConversationForm, Coverage, packed_words, unpacked_words, word_hash
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.ngrams import MOST_NGRAMS, NgramRows, NgramVocabulary, ngram_rows
@@ -65,7 +57,6 @@ class WordWeights:
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> WordWeights:
-        """The word weights that a file's tensors hold."""
         problem = _problem(tensors, _word_shapes(tensors))
         if problem:
             raise GuardError(problem, where=where, remedy=remedy)
@@ -87,16 +78,14 @@ class Head:
     def span_logits(
         self, states: npt.NDArray[np.float64], words: NgramRows
     ) -> npt.NDArray[np.float64]:
-        """The logit of each span, in nats, without the bias, from its state [spans, hidden size]
-        and words.
-        """
+        """Each span's logit without the bias, from its state [spans, hidden size] and words."""
         logits: npt.NDArray[np.float64] = states @ self.weight
         if self.words:
             logits += self.words.logits(words)
         return logits
 
     def logit(self, states: npt.NDArray[np.float64], words: NgramRows) -> float:
-        """The logit of the counting spans, in nats. The states are finite."""
+        """The highest logit of the spans, in nats."""
         return float(self.span_logits(states, words).max()) + self.bias
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -105,7 +94,6 @@ class Head:
 
     @classmethod
     def of_tensors(cls, tensors: Tensors, where: object, remedy: str) -> Head:
-        """The head that a file's tensors hold."""
         width = tensors["weight"].size if "weight" in tensors else 0
         state_shapes: Shapes = {"weight": ("float32", (width,)), "bias": ("float32", (1,))}
         problem = _problem(tensors, state_shapes | _word_shapes(tensors))
@@ -127,9 +115,8 @@ def mean_head(heads: Sequence[Head], shares: npt.NDArray[np.float64]) -> Head:
 
 
 def answer_hash() -> str:
-    """A fingerprint of what is made of a fixed text's words, by a fixed head, calibration and
-    coverage: if it changes, weights would answer otherwise than they were trained to, and are
-    trained again.
+    """A fingerprint of what a fixed head, calibration and coverage make of a fixed text: if it
+    changes, weights would answer otherwise than they were trained to, and are trained again.
     """
     texts = [ngram_rows([list(range(row, 9)), [7, 7, 8]]) for row in range(4)]
     vocabulary = NgramVocabulary.of(texts)
@@ -137,9 +124,7 @@ def answer_hash() -> str:
     words = WordWeights(vocabulary, np.linspace(-1, 1, len(vocabulary.keys), dtype=np.float32))
     states = np.array([[2.0, 0.25], [0.5, -1.0]])
     logit = Head(np.array([1.5, -0.5], np.float32), 0.125, words).logit(states, texts[0])
-    calibration = Calibration(
-        temperature=2.0, threshold=0.6, bias=-0.25, uncertainty_band=(0.3, 0.7)
-    )
+    calibration = Calibration(2.0, threshold=0.6, bias=-0.25, uncertainty_band=(0.3, 0.7))
     verdicts: list[tuple[float, bool, bool]] = []
     for any_logit in (-99.0, -1.5, logit, 1.5, 99.0):
         verdict = calibration.verdict("", any_logit)
@@ -149,7 +134,6 @@ def answer_hash() -> str:
 
 
 def _covered() -> list[float]:
-    """What a fixed coverage says of fixed conversations."""
     words = [f"word{chr(ord('a') + number % 26)}{'x' * (number % 7)}" for number in range(60)]
     texts = (" ".join(words[:30]), " ".join(words[20:50]), "\u0436 w o r d 8", "worda " * 300)
     field = packed_words([word_hash(word) for word in words[:30]])
@@ -164,15 +148,14 @@ def _covered() -> list[float]:
         sure_logit=-1.0,
         sure_logit_long=-4.0,
     )
+    calibration = Calibration(coverage=coverage)
     answers: list[float] = []
     for text in texts:
         for roles in (("user",), ("tool",), ("user", "tool"), ("user", "tool", "user")):
             form = ConversationForm([Message(role, text) for role in roles])
             answers.append(round(form.unknown_share(unpacked_words(field), frozenset("\u00e9")), 6))
             for logit in (-5.0, -2.0, 2.0):
-                answers.append(
-                    float(Calibration(coverage=coverage).verdict("", logit, form).confident)
-                )
+                answers.append(float(calibration.verdict("", logit, form).confident))
     return answers
 
 
@@ -180,12 +163,9 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tenso
 
 
 def _word_shapes(tensors: Tensors) -> Shapes:
-    ngrams = tensors["ngrams"].size if "ngrams" in tensors else 0
-    return {
-        "ngrams": ("uint64", (ngrams,)),
-        "ngram_idf": ("float32", (ngrams,)),
-        "ngram_weights": ("float32", (ngrams,)),
-    }
+    shape = (tensors["ngrams"].size,) if "ngrams" in tensors else (0,)
+    floats = dict.fromkeys(("ngram_idf", "ngram_weights"), ("float32", shape))
+    return {"ngrams": ("uint64", shape), **floats}
 
 
 def _problem(tensors: Tensors, expected: Shapes) -> str:

@@ -13,11 +13,7 @@ PREDICTIONS = "predictions.jsonl"
 
 
 def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> None:
-    """Write the rows, each of an id, a split and a logit.
-
-    A logit is log P(yes) - log P(no), in nats and uncalibrated; those of test rows come from the
-    method's reference, for adapters plain PEFT.
-    """
+    """Write rows of an id, a split and a logit; test rows' logits are the method's reference's."""
     lines = []
     for row_id, split, logit in rows:
         lines.append(json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n")
@@ -25,7 +21,6 @@ def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> N
 
 
 def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
-    """The logits of one split by id, in nats."""
     path = folder / PREDICTIONS
     if not path.is_file():
         raise GuardError("no such file", where=path, remedy=remedy)
@@ -36,16 +31,11 @@ def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
         try:
             row = json.loads(line)
             if row["split"] == split:
-                logits[str(row["id"])] = _finite(row["logit"])
+                logits[str(row["id"])] = logit = float(row["logit"])
+                if not math.isfinite(logit):
+                    raise ValueError(f"the logit is {logit}")
         except (ValueError, KeyError, TypeError) as error:
             raise GuardError(
                 f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy
             ) from error
     return logits
-
-
-def _finite(value: object) -> float:
-    logit = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(logit):
-        raise ValueError(f"the logit is {value}")
-    return logit

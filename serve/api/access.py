@@ -2,7 +2,7 @@
 
 With tenants a check needs a tenant's key, and `/metrics` and `/admin/` need an administrator's. A
 key comes as `Authorization: Bearer KEY` or as `x-api-key: KEY`. Without tenants there is one
-caller: it may ask everything, and change rules from this machine. Knows nothing of what is asked.
+caller. It may ask everything, and change rules from this machine. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
@@ -27,26 +27,22 @@ from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the path, and a prefix
-# A browser on this machine sends requests for pages of any site; this header tells which.
-SITES = ("same-origin", "none")
+LISTS = ("/v1/rules", "/v1/rule_sets")  # for administrators and tenants
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
-LISTS = ("/v1/rules", "/v1/rule_sets")  # for both
 ADMIN_FROM_HERE = (
     "without tenants rules are changed from the server's own machine alone, and by no other site's "
     "page there; a file of tenants (TENANTS=) has administrators' keys"
 )
 NO_KEY = "no key, or an unknown one: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-WITHOUT_KEY = {"www-authenticate": "Bearer"}
 # Starlette finds a route also by a path that ends with a line break; the rights here are by path.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-NO_PATH = "no path has control characters"
 
 
 class Caller:
     """The sender of a request: what it may ask, and what it has under way.
 
-    `tenant` is None on a server without tenants. `shares` bound the requests and the streams of a
-    tenant without a limit of its own; its checks in the engine have the bound of its requests.
+    `tenant` is None on a server without tenants. A tenant without a limit of its own has `shares`:
+    so many requests and streams at once, and as many checks in the engine as requests.
     """
 
     def __init__(
@@ -62,11 +58,12 @@ class Caller:
         self.calls = CallsUnderWay(kept_characters)
         self.shares = shares or {}
         self.under_way: dict[limits.RequestKind, int] = {"request": 0, "stream": 0}
-        self._checks: AbstractAsyncContextManager[object] = nullcontext()
-        # A request may have many checks, so a share of the requests would leave others no room.
+        # A place in the engine, waited for until a check of the caller's own leaves one. A request
+        # may have many checks: bounded as requests alone, they would leave others no room.
+        self.room: AbstractAsyncContextManager[object] = nullcontext()
         checks = self.limits.concurrent_checks or self.shares.get("request")
         if checks is not None:
-            self._checks = asyncio.Semaphore(checks)
+            self.room = asyncio.Semaphore(checks)
 
     @classmethod
     def of(cls, request: Request) -> Caller:
@@ -75,30 +72,19 @@ class Caller:
 
     def reached_limit(self, kind: limits.RequestKind) -> int | None:
         """The limit that one more request would exceed; None if it may come."""
-        together = self.limits.concurrent_checks
-        if together is not None:
-            return together if sum(self.under_way.values()) >= together else None
-        share = self.shares.get(kind)
-        if share is not None and self.under_way[kind] >= share:
-            return share
-        return None
-
-    @property
-    def room(self) -> AbstractAsyncContextManager[object]:
-        """A place in the engine, waited for until a check of the caller's own leaves one."""
-        return self._checks
+        limit, under_way = self.shares.get(kind), self.under_way[kind]
+        if self.limits.concurrent_checks is not None:
+            limit, under_way = self.limits.concurrent_checks, sum(self.under_way.values())
+        return limit if limit is not None and under_way >= limit else None
 
     def salted(self, cache_salt: str | None) -> str | None:
-        if self.tenant is None:
-            return cache_salt
-        return self.tenant.salted(cache_salt)
+        return self.tenant.salted(cache_salt) if self.tenant else cache_salt
 
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
         """Raise HTTPException 413 for more characters than the caller may send.
 
-        A conversation counts from the first message that the one before it does not share, and
-        always with its last message. So a conversation that grows counts once, and equal texts
-        count each.
+        Of each conversation the messages count that the conversation before it does not begin with,
+        and always the last one. So a conversation that grows counts once, and equal texts each.
         """
         limit = self.limits.characters
         if limit is None:
@@ -149,8 +135,7 @@ class Access:
         }
         for tenant in tenants.all:
             limited = catalogue.limited_to(tenant.rule_sets)
-            caller = Caller(limited, tenant, kept_characters, shares)
-            self._callers[tenant.name] = caller
+            self._callers[tenant.name] = Caller(limited, tenant, kept_characters, shares)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its caller, if it may come."""
@@ -173,7 +158,7 @@ class Access:
     def _caller(self, scope: Scope) -> Caller:
         """Raises HTTPException 401, 403 or 429 for one who may not ask, 404 for no path."""
         if CONTROL.search(scope["path"]):
-            raise HTTPException(404, NO_PATH)
+            raise HTTPException(404, "no path has control characters")
         path = limits.route_path(scope)
         if self._tenants is None:
             if path.startswith(ADMIN) and not _is_from_here(scope):
@@ -183,7 +168,7 @@ class Access:
             return self._everybody
         owner = self._tenants.keys.owner(_key(scope))
         if owner is None:
-            raise HTTPException(401, NO_KEY, WITHOUT_KEY)
+            raise HTTPException(401, NO_KEY, {"www-authenticate": "Bearer"})
         is_for_admins = path == METRICS or path.startswith(ADMIN)
         if isinstance(owner, Admin) and (is_for_admins or path in LISTS):
             return self._everybody
@@ -212,11 +197,12 @@ def _is_from_here(scope: Scope) -> bool:
 
 
 def _is_of_another_site(headers: Headers) -> bool:
-    """Whether a browser sent the request for a page that is not the server's own, `/docs`."""
+    """Whether a browser sent the request for a page that is not the server's own, `/docs`.
+
+    A browser on this machine sends requests for pages of any site, and says in a header for which.
+    """
     site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site not in SITES
-    return "origin" in headers
+    return "origin" in headers if site is None else site not in ("same-origin", "none")
 
 
 def _key(scope: Scope) -> str:

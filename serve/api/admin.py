@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
-from guard.weights.card import Card
 from serve.api.access import Caller
 from serve.api.service import CheckService
 from serve.engine.refusals import Overloaded
@@ -34,18 +33,9 @@ class ChangedRule(BaseModel):
     """What answers the rule now, and what did before; null where nothing does or did."""
 
     rule: str
-    version: str | None
-    threshold: float | None
-    version_before: str | None
-
-    @classmethod
-    def of(cls, rule: str, now: Card | None, before: Card | None) -> ChangedRule:
-        return cls(
-            rule=rule,
-            version=now.version if now else None,
-            threshold=now.threshold if now else None,
-            version_before=before.version if before else None,
-        )
+    version: str | None = None
+    threshold: float | None = None
+    version_before: str | None = None
 
 
 @router.post("/admin/rules/{rule}")
@@ -54,7 +44,10 @@ async def serve(rule: str, request: Request) -> ChangedRule:
     before = Caller.of(request).catalogue.rules.get(rule)
     with _refused(rule, "its weights cannot be served"):
         card = await CheckService.of(request).serve(rule)
-    return ChangedRule.of(rule, card, before)
+    version_before = before.version if before else None
+    return ChangedRule(
+        rule=rule, version=card.version, threshold=card.threshold, version_before=version_before
+    )
 
 
 @router.delete("/admin/rules/{rule}")
@@ -67,15 +60,12 @@ async def remove(rule: str, request: Request) -> ChangedRule:
             raise HTTPException(409, f"the rule set {name!r} has the rule {rule!r}")
     with _refused(rule, "it cannot be removed"):
         card = await CheckService.of(request).remove(rule)
-    return ChangedRule.of(rule, None, card)
+    return ChangedRule(rule=rule, version_before=card.version)
 
 
 @contextlib.contextmanager
 def _refused(rule: str, problem: str) -> Iterator[None]:
-    """Answer what the engine refuses with 409; its message, which may name paths, goes to the log.
-
-    A full engine is not meant: that is 503 as ever.
-    """
+    """Answer what the engine refuses with 409; the log gets the message, which may name paths."""
     try:
         yield
     except Overloaded:

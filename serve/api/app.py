@@ -18,7 +18,7 @@ from serve.api.catalogue import Catalogue
 from serve.api.engine_service import EngineService
 from serve.api.errors import ErrorResponses
 from serve.api.formats import check
-from serve.api.formats.table import FORMATS
+from serve.api.formats.table import wire_formats
 from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
@@ -65,10 +65,9 @@ def create_app(
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
-    for wire_format in FORMATS.values():
-        app.include_router(wire_format.router)
-    app.include_router(probes.router)
-    app.include_router(admin.router)
+    formats = [wire_format.router for wire_format in wire_formats().values()]
+    for router in (*formats, probes.router, admin.router):
+        app.include_router(router)
     return app
 
 
@@ -85,17 +84,14 @@ def put_in_front(
 
     `max_requests` may be under way at once, by default MAX_REQUESTS.
     """
-    errors = ErrorResponses(FORMATS, fallback=check.FORMAT)
+    errors = ErrorResponses(wire_formats(), fallback=check.FORMAT)
     errors.handle_all(app)
     app.add_middleware(HeadAsGet)
     refuse = errors.refusal
     app.add_middleware(BoundedBodies, refuse=refuse, timeout_s=timeout_s, max_requests=max_requests)
+    most = max_requests or MAX_REQUESTS
     app.add_middleware(
-        Access,
-        catalogue=catalogue,
-        tenants=tenants,
-        refuse=refuse,
-        max_requests=max_requests or MAX_REQUESTS,
+        Access, catalogue=catalogue, tenants=tenants, refuse=refuse, max_requests=most
     )
     # Added last, it is the first to see a request.
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
@@ -109,9 +105,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     metrics: Metrics = app.state.metrics
     collector = EngineCollector(service.thread, metrics.rules)
     metrics.registry.register(collector)
-    watching = None
-    if app.state.is_watching:
-        watching = asyncio.create_task(watch(service))
+    watching = asyncio.create_task(watch(service)) if app.state.is_watching else None
     yield
     if watching is not None:
         watching.cancel()

@@ -61,8 +61,7 @@ class CallsUnderWay:
         is_ambiguous = False
         if previous is not None:
             is_ambiguous = previous.is_ambiguous or previous.messages != messages
-        until = time.monotonic() + CALL_S
-        call = CallUnderWay(messages, cache_salt, until, is_ambiguous)
+        call = CallUnderWay(messages, cache_salt, time.monotonic() + CALL_S, is_ambiguous)
         self._calls[call_id] = call
         self._characters += call.characters
         while self._characters > self._max_characters:
@@ -98,10 +97,9 @@ class CallsUnderWay:
         return call
 
     def _forget_old(self) -> None:
-        now = time.monotonic()
         while self._calls:
             oldest = next(iter(self._calls))
-            if self._calls[oldest].until > now:
+            if self._calls[oldest].until > time.monotonic():
                 break
             self._drop(oldest)
 

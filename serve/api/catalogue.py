@@ -18,10 +18,7 @@ LONGEST_HINTED = 100  # characters of a name; comparing longer ones takes long
 
 
 class SelectedCards(Mapping[str, Card]):
-    """The cards of these rules, as they are now: a rule may be replaced while it is served.
-
-    All of them are served: a rule of a rule set cannot be removed.
-    """
+    """The cards of these rules as they are now: a rule may be replaced while it is served."""
 
     def __init__(self, cards: Mapping[str, Card], rules: Iterable[str]) -> None:
         self._cards, self._rules = cards, dict.fromkeys(rules)
@@ -29,7 +26,7 @@ class SelectedCards(Mapping[str, Card]):
     def __getitem__(self, rule: str) -> Card:
         if rule not in self._rules:
             raise KeyError(rule)
-        return self._cards[rule]
+        return self._cards[rule]  # which is served: no rule of a rule set is removed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rules)
@@ -52,37 +49,29 @@ class Catalogue:
             rules += rule_set.rules
         return Catalogue(SelectedCards(self.rules, rules), rule_sets)
 
-    def not_served(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name not in self.rules]
-
     def nearest_rule(self, name: str) -> str:
-        """A remedy for the unknown rule `name`: the nearest rule, and where all are listed."""
+        """The remedy for an unknown name: the nearest rule, and where all are listed."""
         return _nearest(name, self.rules, "/v1/rules")
 
     def nearest_rule_set(self, name: str) -> str:
-        """A remedy for the unknown rule set `name`: the nearest one, and where all are listed."""
         return _nearest(name, self.rule_sets, "/v1/rule_sets")
 
     def card(self, rule: str) -> Card:
         """The card of a rule that is served. Raises HTTPException 404 if it is not."""
         if rule not in self.rules:
-            problem = f"the rule {rule!r} is not served; {self.nearest_rule(rule)}"
-            raise HTTPException(404, problem)
+            raise HTTPException(404, f"the rule {rule!r} is not served; {self.nearest_rule(rule)}")
         return self.rules[rule]
 
     def rule_set(self, name: str) -> RuleSet:
         """The rule set of this name. Raises HTTPException 404 if there is none."""
         if name not in self.rule_sets:
-            problem = f"there is no rule set {name!r}; {self.nearest_rule_set(name)}"
-            raise HTTPException(404, problem)
+            nearest = self.nearest_rule_set(name)
+            raise HTTPException(404, f"there is no rule set {name!r}; {nearest}")
         return self.rule_sets[name]
 
     def selected(self, rules: Sequence[str] | None, rule_set: str | None = None) -> RuleSet:
-        """The rule set of this name, or one that is violated where any of these rules is.
-
-        These are all rules by default.
-
-        Raises HTTPException 404 for what is not served, 422 for both.
+        """The rule set of this name, or one that is violated where any of these rules is, by
+        default any rule. Raises HTTPException 404 for what is not served, 422 for both.
         """
         if rule_set is not None:
             if rules is not None:
@@ -96,7 +85,5 @@ class Catalogue:
 
 
 def _nearest(name: str, names: Iterable[str], path: str) -> str:
-    hint = ""
-    if len(name) <= LONGEST_HINTED:
-        hint = did_you_mean(name, names)
+    hint = did_you_mean(name, names) if len(name) <= LONGEST_HINTED else ""
     return f"{hint} GET {path} lists them".lstrip()

@@ -110,7 +110,7 @@ class EngineService(CheckService):
         future = self._thread.check(messages, rules, cache_salt=salt, deadline=deadline)
         answer = asyncio.wrap_future(future)
         try:
-            while not await _is_done(answer):
+            while not (await asyncio.wait([answer], timeout=POLL_S))[0]:
                 # The engine's thread itself ends a late check, unless it is amid a batch.
                 if time.monotonic() > deadline + POLL_S:
                     raise too_late()
@@ -124,8 +124,3 @@ class EngineService(CheckService):
 
 def _check_card(folder: Path, rule: str) -> None:
     check_rule(read_card(folder), rule, folder)
-
-
-async def _is_done(answer: asyncio.Future[Check]) -> bool:
-    done, _ = await asyncio.wait([answer], timeout=POLL_S)
-    return bool(done)

@@ -48,10 +48,7 @@ class Unjudged(HTTPException):
 
 
 class ErrorResponses:
-    """Responses without a verdict, each in the format whose route was called.
-
-    `fallback` is the format for paths that are no format's.
-    """
+    """Responses without a verdict, each in the format of its path; for others in `fallback`."""
 
     def __init__(self, formats: Mapping[str, WireFormat], fallback: WireFormat) -> None:
         self._formats = formats
@@ -65,7 +62,7 @@ class ErrorResponses:
         headers: Mapping[str, str] | None = None,
         code: Code | None = None,
     ) -> JSONResponse:
-        """The response that says `message` with this HTTP status; it implies a `code`."""
+        """The response that says `message` with this HTTP status, which implies a `code`."""
         # A caller may have sent text that is not valid Unicode.
         words = message.encode("utf-8", "backslashreplace").decode()
         body = self._format_of(scope).error_body(status, words, code or code_of_status(status))
@@ -91,11 +88,10 @@ class ErrorResponses:
     async def _malformed(self, request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         problems = _problems(error)
-        message = "; ".join(problems[:NAMED_PROBLEMS])
         if len(problems) > NAMED_PROBLEMS:
-            message += f"; and {len(problems) - NAMED_PROBLEMS} more"
+            problems[NAMED_PROBLEMS:] = [f"and {len(problems) - NAMED_PROBLEMS} more"]
         status = self._format_of(request.scope).malformed
-        return self.response(request.scope, status, message)
+        return self.response(request.scope, status, "; ".join(problems))
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -109,15 +105,12 @@ class ErrorResponses:
         return self.response(request.scope, error.status_code, message, headers, code_of(error))
 
     async def _failed(self, request: Request, error: Exception) -> JSONResponse:
-        message = engine_failure(error)
+        headers = {"x-should-retry": "false"}  # otherwise OpenAI's SDKs retry by themselves
+        if math.isfinite(after_s := retry_after_s(error)):
+            headers = {"retry-after": str(math.ceil(after_s))}
         # 503 and not 500: gateways apply their own fail mode to an unreachable guardrail, and that
         # is what this is.
-        headers: dict[str, str] = {}
-        if math.isfinite(after_s := retry_after_s(error)):
-            headers["retry-after"] = str(math.ceil(after_s))
-        else:
-            headers["x-should-retry"] = "false"  # otherwise OpenAI's SDKs retry by themselves
-        return self.response(request.scope, 503, message, headers, code_of(error))
+        return self.response(request.scope, 503, engine_failure(error), headers, code_of(error))
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
         # Starlette sends this one past the middleware that names all others.
@@ -162,9 +155,8 @@ def _problems(error: RequestValidationError) -> list[str]:
         elif location or problem["type"] == "value_error":
             of_body.append(inside)
         else:
-            words.append(
-                "the body must be a JSON object, sent with `content-type: application/json`"
-            )
+            kind = "sent with `content-type: application/json`"
+            words.append(f"the body must be a JSON object, {kind}")
     return words + [value_in_words(value) for value in wrong_values(of_body, error.body)]
 
 

@@ -49,10 +49,7 @@ class DecidedCheck(NamedTuple):
 
 
 class SeveralChecks(NamedTuple):
-    """The checks of several conversations that were answered, in their order.
-
-    `failure` is the first error of those that were not; None if all were.
-    """
+    """The checks that were answered, in order, and the first error of those that were not."""
 
     answered: list[DecidedCheck]
     failure: Exception | None = None
@@ -78,10 +75,7 @@ class Question:
 
 
 class CheckService(ABC):
-    """Puts conversations to rules, and tells the observers of each check when it is over.
-
-    `cards` are those of the rules as they are served now.
-    """
+    """Puts conversations to rules, and tells the observers of each check when it is over."""
 
     def __init__(self, cards: Mapping[str, Card], observers: Sequence[Observer] = ()) -> None:
         self._cards = cards
@@ -107,16 +101,14 @@ class CheckService(ABC):
     async def serve(self, rule: str) -> Card:
         """Serve a rule by its weights as they are in its folder now; its card.
 
-        Checks that are under way end as they began. Raises HTTPException 404 for a rule that is
-        neither served nor trained, and GuardError if its weights cannot be served; what is served
-        is then as before.
+        Checks under way end as they began. Raises HTTPException 404 for a rule that is neither
+        served nor trained, and GuardError, with all as before, if its weights cannot be served.
         """
 
     @abstractmethod
     async def remove(self, rule: str) -> Card:
-        """Stop serving a rule; the card that it had. Checks that are under way end with it.
-
-        Raises HTTPException 409 for one that must stay, and GuardError for what cannot be removed.
+        """Stop serving a rule; the card that it had. Checks under way end with it. Raises
+        HTTPException 409 for one that must stay, and GuardError for what cannot be removed.
         """
 
     @abstractmethod
@@ -145,14 +137,18 @@ class CheckService(ABC):
         caller = Caller.of(request)
         caller.check_size([messages])
         rules = question.rule_set.rules
-        record = _begun(request, question)
+        facts = replace(request.scope["facts"], tenant=caller.tenant and caller.tenant.name)
+        cards = _served(caller.catalogue, rules)
+        purpose = question.purpose
+        record = CheckRecord(facts, question.rule_set, cards, time.time(), purpose=purpose)
         clock = time.perf_counter()  # from before the wait for room
         try:
             async with _room(request):
                 # Another version may answer by now.
                 record = replace(record, cards=_served(caller.catalogue, rules))
-                if says_nothing(messages):
-                    answered = _nothing_said(rules)
+                if says_nothing(messages):  # no engine is asked
+                    refusal = Refusal("conversation", NOTHING_SAID, "nothing_said")
+                    answered = Check((), dict.fromkeys(rules, refusal), 0, 0, 0.0)
                 else:
                     answered = await self._answer(request, messages, rules, question.cache_salt)
             check = _without_internals(answered)
@@ -175,10 +171,8 @@ class CheckService(ABC):
         conversations: Sequence[Sequence[Message]],
         question: Question,
     ) -> SeveralChecks:
-        """A check for each conversation, TEXTS_AT_ONCE at a time.
-
-        After a failure none is begun any more; those that are under way end. Raises HTTPException
-        413 as `check`.
+        """A check for each conversation, TEXTS_AT_ONCE at a time. After a failure none is begun any
+        more, and those under way end. Raises HTTPException 413 as `check`.
         """
         Caller.of(request).check_size(conversations)
         room = asyncio.Semaphore(TEXTS_AT_ONCE)
@@ -204,28 +198,12 @@ class CheckService(ABC):
         conversations: Sequence[Sequence[Message]],
         question: Question,
     ) -> list[DecidedCheck]:
-        """`check_each`, where every rule has a verdict.
-
-        Raises as `check`, and Unjudged if a rule has none.
-        """
+        """`check_each`, where every rule has a verdict, else Unjudged is raised."""
         checks = (await self.check_each(request, conversations, question)).all()
         for number, (check, decision) in enumerate(checks, start=1):
             if check.refused or decision.ruling is Ruling.UNJUDGED:
-                raise unjudged(check, decision, _place(number, checks))
+                raise _unjudged(check, decision, number, len(checks))
         return checks
-
-
-def _begun(request: Request, question: Question) -> CheckRecord:
-    """The record of a check that begins now."""
-    caller = Caller.of(request)
-    tenant = caller.tenant.name if caller.tenant else None
-    return CheckRecord(
-        replace(request.scope["facts"], tenant=tenant),
-        question.rule_set,
-        _served(caller.catalogue, question.rule_set.rules),
-        time.time(),
-        purpose=question.purpose,
-    )
 
 
 def not_trained(rule: str, cards: Mapping[str, Card]) -> HTTPException:
@@ -238,9 +216,7 @@ def not_trained(rule: str, cards: Mapping[str, Card]) -> HTTPException:
     if not commands:
         alone = "the merged base here answers its own rule alone"
         return HTTPException(404, f"the rule {rule!r} is not served: {alone}")
-    command = ", ".join(commands)
-    if len(commands) > 1:
-        command = f"one of {command}"
+    command = ("one of " if len(commands) > 1 else "") + ", ".join(commands)
     problem = f"the rule {rule!r} is not served, and not trained for what is served"
     return HTTPException(404, f"{problem}; {command} trains it")
 
@@ -251,37 +227,26 @@ def violated(several: SeveralChecks) -> list[str]:
     If none is one, raises the failure, or Unjudged if one is unjudged.
     """
     rules: dict[str, None] = {}
-    for decided in several.answered:
-        if decided.decision.ruling is Ruling.VIOLATION:
-            rules |= dict.fromkeys(_violated_in(decided))
+    for check, decision in several.answered:
+        if decision.ruling is Ruling.VIOLATION:
+            names = [verdict.rule for verdict in check.verdicts if verdict.violates]
+            decisive = [name for name in names if name in decision.decided_by]
+            # Where a violation rests on no violated rule, whatever it does rest on.
+            rules |= dict.fromkeys(decisive or decision.decided_by)
     if rules:
         return list(rules)
     checks = several.all()
     for number, (check, decision) in enumerate(checks, start=1):
         if decision.ruling is Ruling.UNJUDGED:
-            raise unjudged(check, decision, _place(number, checks))
+            raise _unjudged(check, decision, number, len(checks))
     return []
 
 
-def _place(number: int, checks: Sequence[DecidedCheck]) -> str:
-    """Which of several texts a check is of; empty for a single one."""
-    return f"text {number} of {len(checks)}: " if len(checks) > 1 else ""
-
-
-def _violated_in(decided: DecidedCheck) -> Sequence[str]:
-    """The violated rules that a violation rests on; where it rests on none, whatever it does."""
-    check, decision = decided
-    violated_rules = [verdict.rule for verdict in check.verdicts if verdict.violates]
-    decisive = [rule for rule in violated_rules if rule in decision.decided_by]
-    return decisive or decision.decided_by
-
-
-def unjudged(check: Check, decision: Decision, place: str = "") -> Unjudged:
-    """How many rules of the check have no verdict, and why the first of them has none, after the
-    place that the conversation has among several.
-
-    Where all have one, the metadata that are missing.
+def _unjudged(check: Check, decision: Decision, number: int, texts: int) -> Unjudged:
+    """How many rules of the check have no verdict, and why the first of them has none; where all
+    have one, the metadata that are missing. Of several texts it says which one it was.
     """
+    place = f"text {number} of {texts}: " if texts > 1 else ""
     for rule, refusal in check.refused.items():
         rules = len(check.verdicts) + len(check.refused)
         why = f"{place}{len(check.refused)} of {rules} rules; {rule}: {refusal.why}"
@@ -292,10 +257,7 @@ def unjudged(check: Check, decision: Decision, place: str = "") -> Unjudged:
 
 @asynccontextmanager
 async def _room(request: Request) -> AsyncIterator[None]:
-    """The caller's place in the engine, waited for as long as the request may take.
-
-    Raises TooLate.
-    """
+    """The caller's place in the engine, waited for as long as the request may take; or TooLate."""
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(request.scope["deadline"] - time.monotonic()):
@@ -303,12 +265,6 @@ async def _room(request: Request) -> AsyncIterator[None]:
         except TimeoutError:
             raise too_late() from None
         yield
-
-
-def _nothing_said(rules: Sequence[str]) -> Check:
-    """The check of a conversation without a word: no engine is asked."""
-    refusal = Refusal("conversation", NOTHING_SAID, "nothing_said")
-    return Check((), dict.fromkeys(rules, refusal), 0, 0, 0.0)
 
 
 def _served(catalogue: Catalogue, rules: Sequence[str]) -> dict[str, Card]:

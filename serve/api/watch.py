@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 from guard.errors import GuardError
@@ -27,9 +26,9 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
 
     A rule is served by its new files once two looks find them the same: before, they may still be
     copied. What cannot be served is tried again when its files are others, and the log says why;
-    what there is no room for now, after a pause, which doubles each time: a cluster holds its
-    checks for every try. A card that cannot be read at two looks is not one that is just being
-    written, and is logged once. So is why a look fails, until it is another reason.
+    what there is no room for, after a pause, which doubles each time: a cluster holds its checks
+    for every try. A card that cannot be read at two looks is not just being written: it is logged
+    once, as is why a look fails.
     """
     replacements = Replacements(service, interval_s)
     before: dict[str, FilesOfRule] = {}  # what the last look found
@@ -101,9 +100,7 @@ FilesOfRule = frozenset[tuple[str, int, int]]
 
 
 class WatchedFolders(NamedTuple):
-    """The files of the rules whose cards are not those that are served, of other weights or
-    calibrated anew, and what is wrong with cards that cannot be read.
-    """
+    """The files of rules with other cards than are served, and why cards cannot be read."""
 
     changed: dict[str, FilesOfRule]
     unreadable: dict[str, str]
@@ -117,19 +114,12 @@ def _look(service: CheckService) -> WatchedFolders:
         except GuardError:  # it has none
             continue
         try:
-            files = _files(folder)
+            states = [(path.name, path.stat()) for path in folder.iterdir()]
             card = read_card(folder)
         except (GuardError, OSError) as error:
             look.unreadable[rule] = str(error)
             continue
         if card != served:
-            look.changed[rule] = files
+            files = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+            look.changed[rule] = frozenset(files)
     return look
-
-
-def _files(folder: Path) -> FilesOfRule:
-    files = []
-    for path in folder.iterdir():
-        state = path.stat()
-        files.append((path.name, state.st_size, state.st_mtime_ns))
-    return frozenset(files)

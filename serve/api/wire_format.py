@@ -74,31 +74,20 @@ class WireFormat:
         return any(isinstance(route, APIRoute) and route.path_regex.match(path) for route in routes)
 
     def beginning(self, body: Mapping[str, Any]) -> Beginning | None:
-        """What the conversation in a body begins with; None for a reply, or where nothing stands.
-
-        The body may be any JSON object, also one that will be refused.
-        """
+        """What the conversation in any JSON object begins with; None for a reply, or if none is."""
         if self.is_reply(body):
             return None
         for example in self.requests:
-            *outer, key = example.conversation
-            holder = _inside(body, outer)
-            content = holder.get(key)
+            holder: Any = {}
+            content: Any = body
+            for key in example.conversation:
+                holder = content if isinstance(content, dict) else {}
+                content = holder.get(key)
             if isinstance(content, list) and content and isinstance(content[0], dict):
                 return Beginning(messages=content, tools=holder.get("tools"))
-            if isinstance(content, list) and content:
-                return Beginning(text=content[0])
             if content:
-                return Beginning(text=content)
+                return Beginning(text=content[0] if isinstance(content, list) else content)
         return None
-
-
-def _inside(body: Mapping[str, Any], keys: Sequence[str | int]) -> Mapping[Any, Any]:
-    """The object under these keys; empty where there is none."""
-    inner: Any = body
-    for key in keys:
-        inner = inner.get(key) if isinstance(inner, dict) else None
-    return inner if isinstance(inner, dict) else {}
 
 
 def any_flagged(parts: Iterable[bool]) -> list[str]:

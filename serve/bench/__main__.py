@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 from guard.errors import GuardError, did_you_mean, exits_cleanly
+from guard.files.own_module import imported
 from guard.layout import Runs
-from guard.machine.neighbours import warn_if_busy
+from guard.machine.device import warn_if_busy
 from serve.bench.harness import BenchCommand
 from serve.bench.report import started_from
 
@@ -33,7 +33,7 @@ BENCHES: dict[str, str] = {
     "race": "serve.bench.race",
     "calibrate": "serve.bench.calibrate",
 }
-OFFER = "--offer="  # what make offers to every benchmark: `--offer=rule=NAME` for `--rule=NAME`
+OFFER = "--offer="  # what make offers to every benchmark: `--offer=wide` for `--wide`
 
 
 @exits_cleanly
@@ -62,24 +62,19 @@ def bench_named(name: str) -> type[BenchCommand]:
     if not name.endswith(".py"):
         remedy = did_you_mean(name, BENCHES) or f"There are {', '.join(BENCHES)}"
         raise GuardError("there is no such benchmark", got=name, remedy=remedy)
-    benches = list(_benches_of(_imported(Path(name).expanduser())).values())
+    benches = _benches_of(imported(Path(name).expanduser(), "a benchmark"))
     if len(benches) != 1:
         remedy = "Define one subclass of serve.bench.harness.Benchmark with a name"
         got = f"{len(benches)} benchmarks"
         raise GuardError("not one benchmark", where=name, got=got, remedy=remedy)
-    return benches[0]
-
-
-def _imported(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise GuardError("no such file", where=file, remedy="Name a file, or run `make bench`")
-    name = f"bench_file_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file.resolve())
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    ((own_name, bench),) = benches.items()
+    missing = sorted(bench.__abstractmethods__)
+    if own_name in BENCHES or missing:
+        problem = "a benchmark is named as a shipped one, or lacks a function"
+        remedy = "Rename or complete it, as serve/bench/http.py is"
+        got = ", ".join(missing) or own_name
+        raise GuardError(problem, where=name, got=got, remedy=remedy)
+    return bench
 
 
 def _benches_of(module: ModuleType) -> dict[str, type[BenchCommand]]:

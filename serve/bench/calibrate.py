@@ -1,41 +1,235 @@
 """Calibrate the planner: the time of a step on this machine, from what it computes.
 
 Bursts of checks of all sizes run on one engine, by aLoRA and by LoRA; coefficients are fitted to
-them (`runs/calibration.json`). Then an engine with few slots shows what it costs if an adapter has
-to be copied or read first. `make plan` reads the file. Adapters are random; verdicts mean nothing.
+them (`runs/calibration.json`). A burst is a number of checks that are submitted at once and driven
+to their end; the planner's own scheduler counts the work of its steps. Then an engine with few
+slots shows what it costs if an adapter has to be copied or read first. `make plan` reads the file.
+Adapters are random; verdicts mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import statistics
+import textwrap
+import time
+from collections.abc import Sequence
 
+import numpy as np
 from tqdm import tqdm
 
+from guard.conversation.example import Message
+from guard.files.yaml_file import Strict
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
+from guard.recipe import Recipe
+from serve.bench.engines import scores_of, scores_of_calls
 from serve.bench.harness import BenchCommand, add_count
-from serve.bench.planning import (
-    FLEET,
-    HOST,
-    SLOTS,
-    BurstMeter,
-    draw_bursts,
-    scaffold_tokens,
-    swap_rows,
-    wake_ms,
-    with_swaps,
-)
 from serve.bench.report import BenchReport, notes, origin
 from serve.bench.workload.adapters import random_adapters
-from serve.bench.workload.prompts import random_rule_text
-from serve.engine import GuardEngine
-from serve.plan.device.calibration import BurstRow, DeviceCalibration, EngineSizes, fitted
-from serve.plan.replay.scheduler import MAX_SEQUENCES, STEP_TOKENS, StepLimits
+from serve.bench.workload.prompts import conversation, random_rule_text, wordings
+from serve.engine import Call, GuardEngine, ScoreRequest
+from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes, StepScheduler
+from serve.plan.calibration import (
+    BurstRow,
+    DeviceCalibration,
+    EngineSizes,
+    FittedCost,
+    fitted,
+    non_negative,
+    standard_errors,
+)
+from serve.plan.device import StepWork
 
 BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
 QUICK_BURSTS = 12
 RULES = 64  # of a check, at most
 WARM_UP = 3
+SHORTEST, LONGEST = 80, 3000  # tokens of a conversation
+AT_ONCE = (1, 1, 2, 3, 5, 8)  # checks of a burst
+# The most tokens of a burst, by whether rules share them: the work of a few seconds.
+MOST_TOKENS = {True: 8_000, False: 12_000}
+WAKES, PAUSE_S = 15, 0.05  # pairs of a check after a pause and one without
+WAKE_TOKENS, WAKE_RULES = 300, 12
+SLOTS, HOST, FLEET = 4, 8, 24  # adapters on the device, in host memory, in all
+SWAP_CHECKS, RULES_A_CHECK, SWAP_TOKENS = 40, 3, 200
+SWAP_WARM_UP = 4  # checks that are not recorded
+
+# The checks of a burst, each with its conversation's tokens and its number of rules.
+Burst = Sequence[tuple[int, int]]
+
+
+def draw_bursts(count: int, most_rules: int, seed: int, *, shares: bool) -> list[Burst]:
+    """Draw bursts of all sizes: log-uniform lengths, and one to `most_rules` rules."""
+    draw = random.Random(seed)
+    drawn: list[Burst] = []
+    for _ in range(count):
+        checks: list[tuple[int, int]] = []
+        left = MOST_TOKENS[shares]
+        for _ in range(draw.choice(AT_ONCE)):
+            tokens = round(SHORTEST * (LONGEST / SHORTEST) ** draw.random())
+            rules = max(1, round(most_rules ** draw.random()))
+            if not shares:
+                rules = min(rules, max(1, left // tokens))
+            left -= tokens if shares else tokens * rules
+            if left >= 0 or not checks:
+                checks.append((tokens, rules))
+        drawn.append(checks)
+    return drawn
+
+
+class BurstMeter:
+    """Runs bursts of checks by one method's adapters. `limits`: those of the engine."""
+
+    def __init__(
+        self, engine: GuardEngine, recipe: Recipe, limits: ReplicaSizes, method: str
+    ) -> None:
+        self._engine, self._method = engine, method
+        self._prompts, self._limits = PromptBuilder.of(recipe), limits
+        self.most_rules = limits.slots
+        self._texts = wordings([random_rule_text(recipe)], limits.slots)
+        self.suffix_tokens = len(self._prompts.suffix_ids(self._texts[0]))
+        self._seed = 0
+
+    def run(self, burst: Burst, pause_s: float = 0.0) -> BurstRow:
+        """Time a burst on new conversations, from an empty cache, after a pause."""
+        conversations: list[tuple[Message, ...]] = []
+        for tokens, _ in burst:
+            self._seed += 1
+            conversations.append(conversation(self._prompts, tokens, self._seed))
+        lengths = [len(self._prompts.prefix_ids(messages)) for messages in conversations]
+        rules = [rules for _, rules in burst]
+        self._engine.forget()
+        time.sleep(pause_s)
+        started = time.perf_counter()
+        calls = [
+            self._submit(messages, count)
+            for messages, count in zip(conversations, rules, strict=True)
+        ]
+        submitted = time.perf_counter()
+        steps = 0
+        while not all(call.done for call in calls):
+            self._engine.step()
+            steps += 1
+        finished = time.perf_counter()
+        scores_of_calls(calls, where=f"bursts of {self._method}")
+        return BurstRow(
+            method=self._method,
+            checks=len(calls),
+            conversation_tokens=sum(lengths),
+            rules=sum(rules),
+            submit_ms=1000 * (submitted - started),
+            steps_ms=1000 * (finished - submitted),
+            steps=steps,
+            work=vars(self.predicted(list(zip(lengths, rules, strict=True)))),
+        )
+
+    def predicted(self, checks: Sequence[tuple[int, int]]) -> StepWork:
+        """The work of all steps of a burst, according to the planner's scheduler."""
+        shares = METHODS[self._method].shares_conversation
+        scaffold = scaffold_tokens(self._prompts, self._limits.block_size)
+        scheduler = StepScheduler(self._limits, self.suffix_tokens, shares=shares)
+        for number, (tokens, rules) in enumerate(checks):
+            cached = scaffold if number else 0
+            scheduler.submit(number, tokens, cached, tuple(range(rules)))
+        work = StepWork()
+        while scheduler.is_busy:
+            work.add(scheduler.next_step().work)
+        return work
+
+    def _submit(self, messages: tuple[Message, ...], rules: int) -> Call:
+        return self._engine.submit(
+            [
+                ScoreRequest(messages, self._texts[rule], f"{self._method}-{rule}")
+                for rule in range(rules)
+            ]
+        )
+
+
+def scaffold_tokens(prompts: PromptBuilder, block_size: int) -> int:
+    """The number of tokens in the whole blocks that every conversation's prompt begins with."""
+    first, second = (prompts.prefix_ids((Message("user", text),)) for text in ("one", "two"))
+    common = 0
+    for first_token, second_token in zip(first, second, strict=False):
+        if first_token != second_token:
+            break
+        common += 1
+    return common // block_size * block_size
+
+
+def wake_ms(meter: BurstMeter) -> float:
+    """The extra time of a check that finds the engine asleep, at least 0: the median difference
+    between the same check after a pause and right after other work.
+
+    Caches are cold then, and a core has to wake. In an open-loop load at low rates this is every
+    check.
+    """
+    burst = [(WAKE_TOKENS, min(WAKE_RULES, meter.most_rules))]
+    differences_ms: list[float] = []
+    for _ in range(WAKES):
+        asleep, awake = meter.run(burst, PAUSE_S), meter.run(burst)
+        asleep_ms = asleep.submit_ms + asleep.steps_ms
+        differences_ms.append(asleep_ms - awake.submit_ms - awake.steps_ms)
+    return max(0.0, statistics.median(differences_ms))
+
+
+class SwapRow(Strict):
+    """One check: its time, and the numbers of adapters that were copied and read for it."""
+
+    wall_ms: float
+    swap_ins: int
+    loads: int
+
+
+def with_swaps(rows: Sequence[SwapRow], cost: FittedCost) -> FittedCost:
+    """The coefficients, with a least-squares fit of the checks' times to their copies and reads,
+    and the standard errors of these two.
+
+    The rest of the work is the same in every check.
+    """
+    counts = np.asarray([[1.0, row.swap_ins, row.loads] for row in rows])
+    wall_ms = [row.wall_ms for row in rows]
+    solution = non_negative(counts, wall_ms)
+    _, swap_in_ms, load_ms = solution.tolist()
+    _, swap_in_error_ms, load_error_ms = standard_errors(counts, wall_ms, solution).tolist()
+    fields = {
+        "swap_in_ms": swap_in_ms,
+        "load_ms": load_ms,
+        "swap_in_error_ms": swap_in_error_ms,
+        "load_error_ms": load_error_ms,
+    }
+    return cost.model_copy(update=fields)
+
+
+def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
+    """Measure one check after the other, once a few have warmed the engine up. A third of them ask
+    only rules that stay in slots.
+    """
+    prompts, draw = PromptBuilder.of(recipe), random.Random(0)
+    text = random_rule_text(recipe)
+
+    def check(choices: int, seed: int) -> SwapRow:
+        rules = draw.sample(range(choices), RULES_A_CHECK)
+        messages = conversation(prompts, SWAP_TOKENS, seed)
+        requests = [ScoreRequest(messages, text, f"{method}-{rule}") for rule in rules]
+        engine.forget()
+        before, started = engine.counters, time.perf_counter()
+        outcomes = engine.score(requests)
+        wall_ms = 1000 * (time.perf_counter() - started)
+        scores_of(outcomes, where=f"adapters without a slot, {method}")
+        return SwapRow(
+            wall_ms=wall_ms,
+            swap_ins=engine.counters.swap_ins - before.swap_ins,
+            loads=engine.counters.adapter_loads - before.adapter_loads,
+        )
+
+    for number in range(SWAP_WARM_UP):  # the first time is always slow
+        check(FLEET, seed=SWAP_CHECKS + number)
+    rows: list[SwapRow] = []
+    for number in tqdm(range(SWAP_CHECKS), desc=f"adapters without a slot, {method}", unit="check"):
+        rows.append(check((FLEET, HOST, SLOTS)[number // 2 % 3], seed=number))
+    return rows
 
 
 class CalibrationReport(BenchReport, DeviceCalibration):
@@ -55,7 +249,6 @@ class CalibrateBench(BenchCommand):
         add_count(parser, "--rules", RULES, "the most rules of a check")
 
     def main(self) -> None:
-        """Measure, write the file that `make plan` reads, print the table."""
         report, path = self.calibrated(), self.runs.root / "calibration.json"
         report.save(path)
         print(table(report))
@@ -71,7 +264,10 @@ class CalibrateBench(BenchCommand):
                 rows: list[BurstRow] = []
                 costs = {}
                 for method in methods:
-                    meter = BurstMeter(engine, recipe, limits_of(sizes, most_rules), method)
+                    limits = ReplicaSizes(
+                        sizes.step_tokens, sizes.max_sequences, most_rules, sizes.block_size
+                    )
+                    meter = BurstMeter(engine, recipe, limits, method)
                     method_rows = self._run_bursts(meter, method)
                     rows += method_rows
                     costs[method] = fitted(method_rows)
@@ -107,23 +303,13 @@ class CalibrateBench(BenchCommand):
         ]
 
 
-def limits_of(sizes: EngineSizes, slots: int) -> StepLimits:
-    return StepLimits(sizes.step_tokens, sizes.max_sequences, slots, sizes.block_size)
-
-
 def table(report: CalibrationReport) -> str:
-    """The report as text."""
-    lines = [f"{'':>8} {'step ms':>8} {'ms/1,000 tokens':>15} {'ms/M pairs':>10} {'ms/rule':>8} | "]
-    lines[0] += f"{'submit ms':>9} {'us/token':>8} {'us/rule':>8} | {'swap-in ms':>10} "
-    lines[0] += f"{'disk ms':>7} {'wake ms':>7}"
+    lines = []
     for method, cost in report.methods.items():
-        step, submit = cost.step, cost.submit
-        lines.append(
-            f"{METHODS[method].label:>8} {step['steps']:>8.2f} {1000 * step['tokens']:>15.2f} "
-            f"{1e6 * step['pairs']:>10.2f} {step['sequences']:>8.3f} | {submit['checks']:>9.2f} "
-            f"{1000 * submit['conversation_tokens']:>8.2f} {1000 * submit['rules']:>8.1f} | "
-            f"{cost.swap_in_ms:>10.2f} {cost.load_ms:>7.2f} {cost.wake_ms:>7.2f}"
-        )
+        submit = dict(zip(("a check", "a token", "a rule"), cost.submit.values(), strict=True))
+        times = [f"{name} {ms:.3g}" for name, (ms, _) in cost.table_row.items()]
+        times += [f"submit {name} {ms:.3g}" for name, ms in submit.items()]
+        lines += textwrap.wrap(f"{METHODS[method].label}, ms: {', '.join(times)}", 100)
     for method, cost in report.methods.items():
         rows = [row for row in report.bursts if row.method == method]
         agree = sum(row.steps == row.work["steps"] for row in rows)
@@ -134,7 +320,7 @@ def table(report: CalibrationReport) -> str:
         for text in cost.indistinct:
             lines.append(f"{METHODS[method].label}: not told from 0 by its standard error: {text}")
     lines += notes(
-        "pairs: a token and one that it attends to. ms/rule: for a sequence in a step.",
+        "pairs: a token and one that it attends to. a rule: a sequence in a step.",
         "swap-in: a copy into a slot; disk: a read from there, where nothing else runs; wake: the",
         "extra time of a check that finds the engine asleep.",
     )

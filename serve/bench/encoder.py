@@ -95,8 +95,8 @@ class EncoderBench(Benchmark[EncoderCell]):
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
         super().add_options(parser)
-        text = f"the decoder to measure beside it, or {NOBODY} (default: {BESIDE})"
-        parser.add_argument("--beside", default=BESIDE, help=text)
+        text = f"the decoder to measure beside it, or {NOBODY} (default: {BESIDE}, if a rule is "
+        parser.add_argument("--beside", help=f"{text}trained on it)")
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -104,12 +104,24 @@ class EncoderBench(Benchmark[EncoderCell]):
             remedy = "Name an encoder, as MODEL=minilm; for this one, `make serve`"
             raise GuardError("not an encoder", where=f"recipe {self.recipe.name}", remedy=remedy)
         self._recipes = [self.recipe]
+        self._folders = {self.recipe.name: self._trained(self.recipe)}
         if options.beside != NOBODY:
-            self._recipes.append(load_recipe(options.beside))
-        self._folders = {recipe.name: self._trained(recipe) for recipe in self._recipes}
+            self._add_beside()
         self._prompts = prompt_builder(self.recipe)
         self._engines: dict[str, GuardEngine] = {}
         self._names: dict[str, Sequence[str]] = {}
+
+    def _add_beside(self) -> None:
+        """Measure a decoder too. Raises GuardError for a stated one without trained rules."""
+        recipe = load_recipe(self.options.beside or BESIDE)
+        try:
+            self._folders[recipe.name] = self._trained(recipe)
+        except GuardError as error:
+            if self.options.beside is not None:
+                raise
+            print(f"left out: {error}", flush=True)
+        else:
+            self._recipes.append(recipe)
 
     def _trained(self, recipe: Recipe) -> dict[str, list[Path]]:
         """The folders of the rules that are trained on a base, by method.
@@ -130,7 +142,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         return folders
 
     def inputs(self) -> list[Any]:
-        """The bases, and the weights of all rules on them."""
         inputs: list[Any] = []
         for recipe in self._recipes:
             inputs += [recipe.model_dump(), recipe.base_revision]
@@ -139,7 +150,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         return inputs
 
     def cells(self) -> list[EncoderCell]:
-        """Every method of both bases at every point."""
         rules, tokens, repeats = RULES, TOKENS, self.options.repeats
         if self.options.quick:
             rules, tokens = QUICK_RULES, QUICK_TOKENS
@@ -161,7 +171,6 @@ class EncoderBench(Benchmark[EncoderCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[EncoderCell]) -> Iterator[None]:
-        """Run an engine for each base. The shortest cells warm up what the longer ones use."""
         rules = max(cell.rules for cell in cells)
         with contextlib.ExitStack() as stack:
             for recipe in self._recipes:
@@ -200,14 +209,16 @@ class EncoderBench(Benchmark[EncoderCell]):
         }
 
     def notes(self, report: GridReport) -> list[str]:
-        """From which number of rules on the decoder's adapters are faster."""
-        if self.options.beside == NOBODY:
+        if len(self._recipes) == 1:
             return []
         line, beside = (adapter_line(recipe) for recipe in self._recipes)
         sentences: list[str] = []
         for tokens in dict.fromkeys(row.cell["tokens"] for row in report.rows):
             first = report.find(tokens=tokens, line=line)
-            rules = crossover(first, report.find(tokens=tokens, line=beside))
+            second = report.find(tokens=tokens, line=beside)
+            if not first or not second:  # a method without trained rules
+                continue
+            rules = crossover(first, second)
             where = "at no number of rules measured"
             if rules is not None:
                 where = f"from {rules:.1f} rules on"
@@ -215,7 +226,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         return sentences
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Time against the number of rules, a panel for each length."""
         looks = {"x": "rules", "y": ("wall_ms",), "y_label": "ms to all verdicts"}
         return panels_by("tokens", report.rows, line="line", **looks)
 
@@ -228,7 +238,6 @@ def methods_of(recipe: Recipe) -> list[str]:
 
 
 def slots(recipe: Recipe, rules: int) -> int:
-    """The number of slots: one for each rule's adapter of each method; heads need none."""
     return max(1, rules * len(recipe.adapter_methods))
 
 

@@ -127,7 +127,6 @@ class FleetBench(Benchmark[FleetCell]):
         self.facts |= {"workers": WORKERS, "tokens": TOKENS, "PEFT's places": CAPACITY}
 
     def cells(self) -> list[FleetCell]:
-        """Every server under every traffic."""
         adapters, alphas, repeats = self.adapters, self.alphas, self.options.repeats
         if self.options.quick:
             adapters = tuple(min(number, QUICK_ADAPTERS) for number in adapters[-1:])
@@ -145,7 +144,6 @@ class FleetBench(Benchmark[FleetCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[FleetCell]) -> Iterator[None]:
-        """Make a method's adapters, and start the servers that have them."""
         method, most = cells[0].method, max(cell.adapters for cell in cells)
         names = list(dict.fromkeys(cell.server for cell in cells))
         with (
@@ -158,7 +156,6 @@ class FleetBench(Benchmark[FleetCell]):
             yield
 
     def measure(self, cell: FleetCell, repeat: Repeat) -> Sample:
-        """Put a run's requests to the server, by WORKERS workers."""
         if cell not in self._warm:
             self._warm.add(cell)
             self._run(cell, 2 * WORKERS, seed=0)
@@ -190,7 +187,6 @@ class FleetBench(Benchmark[FleetCell]):
         }
 
     def notes(self, report: GridReport) -> list[str]:
-        """The meaning of the columns."""
         return [
             f"PEFT baseline: a {CAPACITY}-adapter LRU. used: adapters that got a request.",
             "passes: batches that the model computed. loads: adapters read from disk. swap-ins:",
@@ -199,7 +195,6 @@ class FleetBench(Benchmark[FleetCell]):
         ]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Requests per second against the number of adapters, or alpha; a panel a method."""
         x, x_label = "adapters", "adapters, round-robin"
         if self.alphas != (None,):
             x, x_label = "alpha", "alpha of Zipf's law: the larger, the fewer get most requests"

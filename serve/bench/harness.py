@@ -6,8 +6,9 @@ columns. Importing the module must not import torch or vLLM: `--help` is answere
 
 Cells that differ only in the field `line` are compared: they are measured in turns, another one
 first in each repeat, so that a change of the machine's speed meets all of them. Every sample is
-kept in `runs/NAME.part.jsonl` as soon as it is measured: a run that is interrupted goes on there,
-if nothing that it depends on has changed.
+kept in a file `runs/NAME.INPUTS.part.jsonl` as soon as it is measured: a run that is interrupted
+goes on there, if nothing that it depends on has changed. A coarse run (--quick) has a report of its
+own, so that it replaces no full one.
 """
 
 from __future__ import annotations
@@ -144,6 +145,7 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     ratios: ClassVar[Sequence[Ratio]] = ()
     repeats: ClassVar[int] = 3
     is_resumable: ClassVar[bool] = True
+    report_name: ClassVar[str] = ""  # of the report's file; by default NAME_bench
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -159,7 +161,9 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     @property
     def path(self) -> Path:
         """Where the report is kept."""
-        return self.runs.root / f"{self.name}_bench.json"
+        name = self.report_name or f"{self.name}_bench"
+        quick = "_quick" if self.options.quick else ""
+        return self.runs.root / f"{name}{quick}.json"
 
     @abstractmethod
     def cells(self) -> list[SomeCell]:
@@ -207,10 +211,10 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
 
     def run(self, inputs: str) -> GridReport:
         """Measure all cells. `inputs`: the fingerprint, from before."""
-        path = self.path.with_suffix(".part.jsonl")
+        path = self.path.with_suffix(f".{inputs[:12]}.part.jsonl")
         if self.options.force or not self.is_resumable:
             path.unlink(missing_ok=True)
-        grid = _Grid(self, KeptSamples(path, inputs))
+        grid = _Grid(self, KeptSamples(path))
         grid.measure()
         if grid.ended_by is None:
             path.unlink(missing_ok=True)
@@ -269,19 +273,14 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
 
 
 class KeptSamples:
-    """The samples so far, in a file that an interrupted run leaves. They are of one `inputs`."""
+    """The samples so far, in a file that an interrupted run leaves."""
 
-    def __init__(self, path: Path, inputs: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._samples: dict[tuple[str, int], Sample] = {}
-        head, lines = json.dumps({"inputs": inputs}), [""]
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8").splitlines()
-        if lines[:1] != [head]:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(head, encoding="utf-8")
-            lines = [head]
-        for line in lines[1:]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # the one that was just being written
                 cell, number, sample = json.loads(line)
                 self._samples[cell, number] = sample
@@ -291,7 +290,6 @@ class KeptSamples:
         return self._samples.get((cell.key, number))
 
     def has_all(self, cells: Sequence[Cell]) -> bool:
-        """Whether nothing of these cells is left to measure."""
         return all((cell.key, cell.repeats - 1) in self._samples for cell in cells)
 
     def add(self, cell: Cell, number: int, sample: Sample) -> None:
@@ -334,7 +332,6 @@ class _Grid(Generic[SomeCell]):
                     return
 
     def rows(self) -> Iterator[MeasuredRow]:
-        """A row for every cell that was measured."""
         for cell in self._cells:
             samples = self._samples.get(cell, [])
             if samples:
@@ -398,7 +395,6 @@ class _Grid(Generic[SomeCell]):
 
 
 def number(sample: Sample, quantity: str) -> float:
-    """A quantity of which a sample has one number."""
     value = sample[quantity]
     assert isinstance(value, int | float)
     return value

@@ -22,7 +22,6 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from guard.conversation.example import Message
@@ -30,7 +29,7 @@ from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
-from serve.bench.encoder import BESIDE, EncoderBench
+from serve.bench.encoder import EncoderBench
 from serve.bench.engines import scores_of
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, number
 from serve.bench.plot import LOWER_BOUND, Panel, panels_by
@@ -101,6 +100,7 @@ class LatencyBench(Benchmark[LatencyCell]):
     summary = "1 to 100 rules on one conversation: LoRA, aLoRA, the bare base, and the lower bound"
     duration = "30 min, --quick 2, --wide 57"
     line = "mode"
+    report_name = "latency"
     repeats = 20
     columns = (
         Column("tokens", "tokens"),
@@ -124,14 +124,9 @@ class LatencyBench(Benchmark[LatencyCell]):
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add this benchmark's options."""
         super().add_options(parser)
         text = "also 500 rules, with 1,000 adapters resident, and 10,000 to 32,000 tokens"
         parser.add_argument("--wide", action="store_true", help=text)
-
-    @property
-    def path(self) -> Path:
-        return self.runs.latency
 
     def main(self) -> None:
         """Measure a decoder, or an encoder by its own benchmark.
@@ -141,7 +136,7 @@ class LatencyBench(Benchmark[LatencyCell]):
         if not self.recipe.is_encoder:
             super().main()
             return
-        options = vars(self.options) | {"beside": BESIDE}
+        options = vars(self.options) | {"beside": None}
         if options.pop("wide"):
             raise GuardError(
                 "only decoders are measured with this option",
@@ -153,7 +148,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         EncoderBench(argparse.Namespace(**options)).main()
 
     def cells(self) -> list[LatencyCell]:
-        """Every mode at every point: both sweeps, or the coarse grid; the cheapest first."""
         repeats: int = self.options.repeats
         points = dict.fromkeys([(length, RULES_OF_LENGTH_SWEEP) for length in LENGTHS], repeats)
         for length in LENGTHS_OF_RULES_SWEEP:
@@ -273,7 +267,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         }
 
     def notes(self, report: GridReport) -> list[str]:
-        """The marginal costs, the meaning of the columns, and what to know about this run."""
         swap_ins = max(row.measured["swap_ins"].max for row in report.rows)
         return [
             *marginal_costs(report),
@@ -284,7 +277,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         ]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Time against length at a few rules, and against rules at each length of the sweep."""
         looks: dict[str, Any] = {"y": ("wall_ms",), "line": "mode", "note": "over_alora"}
         looks["y_label"] = "ms to all verdicts"
         rows = report.find(rules=RULES_OF_LENGTH_SWEEP)

@@ -79,7 +79,6 @@ class LoadBench(Benchmark[LoadCell]):
         self.facts |= {"conversations": self._checks, "adapters": "with random weights"}
 
     def cells(self) -> list[LoadCell]:
-        """Every method at every rate, the lowest rate first."""
         rates, repeats = RATES, self.options.repeats
         if self.options.quick:
             rates, repeats = QUICK_RATES, 1
@@ -90,7 +89,6 @@ class LoadBench(Benchmark[LoadCell]):
         return cells
 
     def skipped(self, cell: LoadCell, samples: Mapping[LoadCell, Sequence[Sample]]) -> str:
-        """A method that a lower rate saturates is left out."""
         for lower, of_lower in samples.items():
             growths = [sample["growth"] for sample in of_lower]
             if lower.method == cell.method and np.median(growths) >= SATURATED_GROWTH:
@@ -99,7 +97,6 @@ class LoadBench(Benchmark[LoadCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[LoadCell]) -> Iterator[None]:
-        """Run an engine with a slot for every adapter of each method, warmed up."""
         methods = self.recipe.adapter_methods
         with (
             random_adapters(self.recipe, methods, self.rules[1]) as adapters,
@@ -111,7 +108,6 @@ class LoadBench(Benchmark[LoadCell]):
             yield
 
     def measure(self, cell: LoadCell, repeat: Repeat) -> Sample:
-        """Put a run's conversations to a method's adapters as they arrive."""
         traffic = arrivals(self._prompts, cell.rate, self._checks, repeat.seed, self.rules)
         return self._run(cell.method, traffic)
 
@@ -150,7 +146,6 @@ class LoadBench(Benchmark[LoadCell]):
         return len(self._prompts.prefix_ids(arrival.messages)) + suffixes
 
     def notes(self, report: GridReport) -> list[str]:
-        """Who is saturated, and the meaning of the columns."""
         sentences: list[str] = []
         for row in report.rows:
             if row.median("growth") >= SATURATED_GROWTH:

@@ -71,7 +71,6 @@ class MeasuredRow(Strict):
         return self.measured[quantity].median
 
     def number(self, name: str) -> float:
-        """A number of the cell, or the median of a quantity."""
         value = self.cell.get(name)
         if value is None:
             return self.median(name)
@@ -104,7 +103,6 @@ class BenchReport(Strict):
         return validate(json.loads(path.read_text(encoding="utf-8")), cls, where=path)
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(self.model_dump(mode="json"), indent=1)
         with atomic_write(path) as part:
@@ -135,7 +133,6 @@ class GridReport(BenchReport):
     rows: tuple[MeasuredRow, ...]
 
     def find(self, **cell: Value) -> list[MeasuredRow]:
-        """The rows of the cells with these values."""
         return [row for row in self.rows if cell.items() <= row.cell.items()]
 
     @property
@@ -207,12 +204,10 @@ def table(report: GridReport, columns: Sequence[Column]) -> str:
 
 
 def notes(*sentences: str) -> list[str]:
-    """The sentences below a table, in lines of equal width."""
     return textwrap.wrap(" ".join(sentences), NOTE_COLUMNS)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """A percentile, linear between neighbouring values."""
     return float(np.percentile(values, percent))
 
 
@@ -251,6 +246,5 @@ def threads() -> int:
 
 
 def engine_settings(recipe: Recipe) -> dict[str, str]:
-    """The recipe's engine arguments, as reports keep them."""
     arguments = recipe.engine | {"dtype": recipe.serving_dtype}
     return {key: str(value) for key, value in arguments.items()}

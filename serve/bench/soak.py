@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from guard.arguments import positive
 from guard.errors import GuardError
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample, add_count
 from serve.bench.plot import Panel
@@ -70,13 +71,14 @@ class SoakBench(Benchmark[WindowCell]):
         super().add_options(parser)
         add_count(parser, "--minutes", MINUTES, "minutes of soaking")
         text = f"the load, as a share of saturation (default: {SHARE})"
-        parser.add_argument("--share", default=SHARE, type=float, help=text)
+        parser.add_argument("--share", default=SHARE, type=positive, help=text)
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
         self._minutes, self._window_s, self._warm_up = options.minutes, WINDOW_S, WARM_UP
         if options.quick:
-            self._minutes, self._warm_up = QUICK_MINUTES, QUICK_WARM_UP
+            self._minutes = min(self._minutes, QUICK_MINUTES)
+            self._warm_up = QUICK_WARM_UP
             self._window_s = QUICK_WINDOW_S
 
     def cells(self) -> list[WindowCell]:
@@ -89,7 +91,6 @@ class SoakBench(Benchmark[WindowCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[WindowCell]) -> Iterator[None]:
-        """Run a server, and measure its saturation."""
         with (
             random_runs(self.recipe, RULES[1]) as runs,
             server_process(self.recipe, runs) as self._server,
@@ -129,7 +130,6 @@ class SoakBench(Benchmark[WindowCell]):
         return statistics.median(values[-third:]) / statistics.median(values[:third])
 
     def notes(self, report: GridReport) -> list[str]:
-        """The growth, and the meaning of the columns."""
         sentences = ["Growth from the first third of the windows to the last, without the first"]
         sentences.append(f"{self._warm_up}, which warm up:")
         for name, quantity in (("latency", "check_ms"), ("memory", "memory_mib")):
@@ -146,7 +146,6 @@ class SoakBench(Benchmark[WindowCell]):
         ]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Latency and memory, window by window."""
         rows = [row for row in report.rows if "check_ms" in row.measured]
         panels = [
             Panel(rows, "window", ("check_ms",), "", y_label="ms to the answer", is_log=False)

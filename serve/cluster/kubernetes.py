@@ -1,12 +1,12 @@
-"""The cluster as an application of Ray Serve, for a Ray that others run: KubeRay's, for example.
+"""The cluster as an application of Ray Serve, on a Ray that others run, such as KubeRay's.
 
     import_path: serve.cluster.kubernetes:build
     args: {model: tiny, runs: /srv/centurion/runs, replicas: "2-4"}
 
-The ingress is a deployment of one replica, and Ray's proxies ask it over HTTP; apart from that all
-is as with `make up REPLICAS=`. All nodes share the folder `runs`. The copies that are served lie
-there too, in `cluster/`. So an ingress that starts again goes on with the rules that were served,
-whatever was trained since. Imports Ray.
+The ingress is a Ray deployment of one replica. Ray's proxies pass HTTP requests to it. All else is
+as with `make up REPLICAS=`. All nodes share the folder `runs`. The served copies of weights lie in
+its folder `cluster/`. An ingress that starts again serves the same copies, even if rules were
+trained meanwhile. Imports Ray.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from serve.tenants.tenant_file import load_tenants
 
 MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
 COPIES = "cluster"  # the folder of the copies, in `runs`
-# There, how the last applications began, the present one first.
+# A beginning is a hash of the weights that an application started with. This file in `cluster/`
+# lists those of the last applications, the present one first.
 BEGINNINGS, KEPT_BEGINNINGS = "beginnings.txt", 5
-
 
 SharedPath = Annotated[Path, Field(strict=False)]  # a text in `args`
 
 
 class ApplicationArguments(Strict):
-    """The options of `make up`, as `args` of the application; paths as the replicas see them."""
+    """The options of `make up` as `args` of the application. Replicas must see the same paths."""
 
     model: str = "tiny"
     rules: str | None = None
@@ -81,10 +81,7 @@ class ApplicationArguments(Strict):
 
     @property
     def size(self) -> ReplicaRange:
-        """How many replicas each shard has.
-
-        Raises GuardError for a `scale_down` without a range of replicas.
-        """
+        """How many replicas each shard has. Raises GuardError for `scale_down` without a range."""
         size = ReplicaRange.parse(self.replicas)
         if self.scale_down is None:
             return size
@@ -101,7 +98,7 @@ class ApplicationArguments(Strict):
 
 @dataclass(frozen=True)
 class IngressOptions:
-    """What an ingress needs beside the replicas; `snapshots` are each shard's."""
+    """What an ingress needs beside the replicas. `snapshots` has one entry for each shard."""
 
     selection: Selection
     served: ServedOptions
@@ -111,16 +108,16 @@ class IngressOptions:
 
 
 class ServedIngress:
-    """The ingress as a deployment; Ray asks it for its app."""
+    """The ingress as a Ray deployment. Ray asks it for its app."""
 
     def __init__(self, shards: Sequence[DeploymentHandle], options: IngressOptions) -> None:
         self._shards = shards
         self._options = options
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The app in front of the replicas, by the rules that were served last."""
+        """The app in front of the replicas. It serves the rules of the snapshots."""
         options, served = self._options, self._options.served
-        log_into(served.log)  # as the replicas do: without what a request says
+        log_into(served.log)  # as replicas log: without the text of requests
         _note_beginning(options.snapshots[0])
         return app_in_front(
             [RayPool(handle) for handle in self._shards],
@@ -134,10 +131,7 @@ class ServedIngress:
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The application with these ApplicationArguments.
-
-    Raises GuardError for whatever `make up` would refuse.
-    """
+    """The application of these arguments. Raises GuardError for what `make up` would refuse."""
     arguments = validate(args, ApplicationArguments, where="args of the application")
     options = _ingress_options(arguments)
     resources = {"num_cpus": arguments.cpus, "num_gpus": arguments.gpus}
@@ -170,8 +164,8 @@ def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
         traces=arguments.traces,
     )
     snapshots = _served_last(arguments.runs / COPIES, split(served.folders, arguments.shards))
-    # A set may name a rule that was added since. It may also name one that was removed: this rule
-    # is unjudged, as it was before, and no reason not to start again.
+    # A rule set may name a rule that an administrator added or removed after the start. A removed
+    # rule is unjudged. It must not keep the ingress from starting again.
     names = dict.fromkeys(served.folders)
     for noted in snapshots:
         names |= dict.fromkeys(noted.read())
@@ -182,10 +176,11 @@ def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
 
 
 def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snapshots]:
-    """For each shard, the copies that were served last; new ones, unless the application before
-    this one began with the same weights on as many shards.
+    """The copies that each shard serves.
 
-    All notes belong to the same beginning, so a rule that was added to one shard is on no other.
+    An application that begins like the one before it serves the copies that this one served last.
+    Any other application serves new copies. The notes of all shards belong to one beginning. So no
+    rule can be on two shards.
     """
     copies = Snapshots(root)
     first_copies: list[dict[str, Path]] = []
@@ -205,16 +200,15 @@ def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snaps
 
 
 def _beginnings(root: Path) -> list[str]:
-    """How the last applications began that ran, the last one first."""
     file = root / BEGINNINGS
     return file.read_text(encoding="utf-8").split() if file.is_file() else []
 
 
 def _note_beginning(snapshots: Snapshots) -> None:
-    """Note that the application with these snapshots runs, and delete old notes of earlier ones.
+    """Note that the application of these snapshots runs, and delete old notes of other ones.
 
-    A note goes once it is UNUSED_S old, so that its copies can go too: an application that is still
-    starting has a new one. The last KEPT_BEGINNINGS applications keep their notes.
+    A deleted note frees its copies. Notes younger than UNUSED_S stay, because another application
+    may still be starting. The last KEPT_BEGINNINGS applications keep their notes too.
     """
     root, present = snapshots.note.parent, _beginning_of(snapshots.note)
     earlier = [beginning for beginning in _beginnings(root) if beginning != present]

@@ -25,8 +25,14 @@ from ray.serve.handle import DeploymentHandle
 
 from guard.errors import GuardError
 from guard.machine.device import usable_cores
-from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import (
+    CheckLost,
+    RelayedCheck,
+    RelayedRequest,
+    RelayedResponse,
+    ReplicaAnswer,
+    ReplicaLost,
+)
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange
 from serve.cluster.snapshots import Snapshots

@@ -21,8 +21,14 @@ from guard.errors import GuardError
 from serve.api.engine_service import EngineService
 from serve.api.errors import engine_failure, retry_after_s
 from serve.api.observe.metrics import Metrics
-from serve.cluster.messages import RelayedRequest, RelayedResponse, answer_in_process
-from serve.cluster.pool import REPLICA_HEADER, RelayedCheck, ReplicaAnswer
+from serve.cluster.messages import (
+    REPLICA_HEADER,
+    RelayedCheck,
+    RelayedRequest,
+    RelayedResponse,
+    ReplicaAnswer,
+    answer_in_process,
+)
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.codes import code_of
 

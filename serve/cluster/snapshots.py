@@ -20,7 +20,7 @@ from pathlib import Path
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
-from guard.files.json_file import load_json
+from guard.files.strict_json import load_json
 from guard.method import METHODS
 from guard.weights.card import CARD, load_card
 

@@ -16,7 +16,7 @@ from serve.api.observe.record import Observer
 from serve.api.service import FindTrained
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.log import relayed
-from serve.cluster.pool import Replicas
+from serve.cluster.messages import Replicas
 from serve.cluster.served import ServedOptions
 from serve.cluster.shards.placement import split
 from serve.cluster.shards.service import ClusterService

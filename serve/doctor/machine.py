@@ -87,7 +87,7 @@ def memory(model: str) -> Iterator[Finding]:
     try:
         recipe = load_recipe(model, MODELS)
     except GuardError as error:
-        yield Finding("memory", str(error), "Name a recipe of recipes/models: MODEL=tiny")
+        yield Finding("memory", str(error), "Correct it, or name another one: MODEL=tiny")
         return
     missing = _missing_memory(recipe)
     if missing:

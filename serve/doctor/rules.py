@@ -17,6 +17,7 @@ from guard.prompt.builders import prompt_builder
 from guard.recipe import MODELS, load_recipe
 from guard.rule import RULES, load_rule
 from guard.weights.card import check_rule, load_card
+from serve.api.formats.table import SHIPPED, wire_formats
 from serve.doctor.finding import Finding
 from serve.engine.adapter import Requirements
 
@@ -41,12 +42,22 @@ def _recipe(name: str) -> Finding:
     text = f"{name}: {recipe.base}, {recipe.context_tokens:,} tokens of context"
     folder = Path(recipe.base_path)
     if not folder.is_dir():
-        return Finding("recipes", text)
+        return Finding("recipes", f"{text}, of the hub")
     prompt_builder(recipe)
     if any(folder.glob("*.safetensors")):
         return Finding("recipes", text)
-    remedy = f"Restore it: `git checkout {recipe.base}`, if it came with the checkout"
+    remedy = "Save them there in safetensors; `git checkout` restores a base of the checkout"
     return Finding("recipes", f"{text}, but no weights", remedy)
+
+
+def formats() -> Iterator[Finding]:
+    """Whether the user's own wire formats can be served."""
+    try:
+        own = wire_formats().keys() - SHIPPED.keys()
+    except GuardError as error:
+        yield Finding("formats", str(error), "Correct the file, or the server does not start")
+    else:
+        yield Finding("formats", f"your own: {', '.join(sorted(own)) or 'none'}")
 
 
 def weights() -> Iterator[Finding]:

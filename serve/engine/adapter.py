@@ -11,7 +11,7 @@ from typing import Any
 
 from guard.arguments import comma_separated
 from guard.errors import GuardError
-from guard.files.json_file import load_json
+from guard.files.strict_json import load_json
 from guard.layout import Runs
 from guard.method import METHODS, PEFT_CONFIG
 from guard.prompt.builders import prompt_builder
@@ -27,10 +27,9 @@ MAX_SHOWN = 200  # characters of a value that an error quotes
 
 @dataclass(frozen=True)
 class ServableAdapter:
-    """A checked adapter folder under the name it is served by.
-
-    `modules` are the last names of its layers; empty where its configuration has a pattern for
-    them. `head`, of an encoder's, reads the states that the adapter makes.
+    """A checked adapter folder under the name it is served by. `modules` are the last names of its
+    layers; empty where its configuration has a pattern for them. `head`, of an encoder's, reads the
+    states that the adapter makes.
     """
 
     name: str
@@ -141,9 +140,7 @@ def _check_honoured(config: dict[str, Any], path: Path) -> None:
 
 
 def check_code(card: Card, prompts: PromptBuilder, folder: Path, remedy: str) -> None:
-    """Raise GuardError where our code, or the base's tokenizer, makes something else of a text or
-    of a logit than when the weights were trained.
-    """
+    """Raise GuardError where a text or a logit is not made as when the weights were trained."""
     if card.prompt_hash != prompts.hash:
         problem = "trained on another wording or layout of the prompt"
         raise GuardError(problem, where=folder, got=card.prompt_hash[:12], remedy=remedy)
@@ -154,10 +151,8 @@ def check_code(card: Card, prompts: PromptBuilder, folder: Path, remedy: str) ->
 
 def trained(runs: Runs, model: str, method: str, selection: str | None = None) -> dict[str, Path]:
     """The folders of a method that serve (seed 0), by rule: all, or those of a comma-separated
-    `selection`.
-
-    Raises GuardError if there is none, one of the selection is not trained, or one is a link to a
-    folder that is not among the runs.
+    `selection`. Raises GuardError if there is none, one of the selection is not trained, or one is
+    a link to a folder that is not among the runs.
     """
     root = runs.root / model
     cards = sorted(root.glob(f"*/{method}/{CARD}"))

@@ -25,13 +25,12 @@ class Loaded:
 
 
 class BackendRequest(NamedTuple):
-    """One prompt to compute: the tokens of `prefix`, then those of `suffix`.
-
-    `prefix` is one object for all requests of a call that begin with it. `adapter` None is the bare
-    base. Tokens from `activation_start` on are the adapter's (0 for a plain LoRA), those before it
-    the base's. `virtual_start` is the request's virtual time, in tokens (`fair_queue.py`): lower
-    ones are computed first. Requests of different `cache_salt` share no keys and values.
-    `wants_state`: its output carries the base's last hidden state.
+    """One prompt to compute: the tokens of `prefix`, then those of `suffix`. `prefix` is one object
+    for all requests of a call that begin with it. `adapter` None is the bare base. Tokens from
+    `activation_start` on are the adapter's (0 for a plain LoRA), those before it the base's.
+    `virtual_start` is the request's virtual time, in tokens (`FairQueue`): lower ones are computed
+    first. Requests of different `cache_salt` share no keys and values. `wants_state`: its output
+    carries the base's last hidden state.
     """
 
     prefix: list[int]
@@ -56,13 +55,11 @@ class SpokenSpan(NamedTuple):
 
 
 class EngineOutput(NamedTuple):
-    """What the backend computed for one request.
-
-    `logit` is log P(yes) - log P(no) in nats at the prompt's end, of GLiNER2 that of the rule's
-    label, NaN if the backend gave none.
-    `state`, for a request that wants it, is what the base's output layer reads there: [hidden
-    size], float32, after the final norm; of an encoder [spans, hidden size], and `spans` says what
-    they are the states of.
+    """What the backend computed for one request. `logit` is log P(yes) - log P(no) in nats at the
+    prompt's end, of GLiNER2 that of the rule's label, NaN if the backend gave none. `state`, for a
+    request that wants it, is what the base's output layer reads there: [hidden size], float32,
+    after the final norm; of an encoder [spans, hidden size], and `spans` says what they are the
+    states of.
     """
 
     request_id: str
@@ -75,11 +72,9 @@ class EngineOutput(NamedTuple):
 
 class Backend(Protocol):
     """One base model with adapters in memory. Used by one thread; a step ends before the next
-    begins.
-
-    It never answers with other weights than a request names: what it cannot compute is a GuardError
-    from `load` or `submit`, a NaN logit or a missing state, or an exception from `step`, which then
-    may have answered nobody.
+    begins. It never answers with other weights than a request names: what it cannot compute is a
+    GuardError from `load` or `submit`, a NaN logit or a missing state, or an exception from `step`,
+    which then may have answered nobody.
     """
 
     context_tokens: int  # the most of a prompt and its one token of answer
@@ -95,7 +90,6 @@ class Backend(Protocol):
 
     def load(self, name: str, folder: Path) -> Loaded:
         """Make an adapter resident. Raises GuardError if it cannot, and is then as it was before.
-
         `name` differs between different weights: it is part of the key of cached blocks.
         """
 
@@ -106,21 +100,18 @@ class Backend(Protocol):
         """The ids of the adapters that a step can use without copying them into a slot first."""
 
     def submit(self, request: BackendRequest) -> str:
-        """Queue one prompt; the id that its EngineOutput will carry, never used again.
-
-        Raises GuardError, and queues nothing, if the prompt is refused, if the adapter's files may
-        have to be read again and are no longer those that were loaded (it may be a second until
-        that is seen), if the adapter would not become active at `activation_start`, or if a state
-        is wanted that cannot be given.
+        """Queue one prompt; the id that its EngineOutput will carry, never used again. Raises
+        GuardError, and queues nothing, if the prompt is refused, if the adapter's files may have to
+        be read again and are no longer those that were loaded (it may be a second until that is
+        seen), if the adapter would not become active at `activation_start`, or if a state is wanted
+        that cannot be given.
         """
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Drop requests and all that is kept for them; unknown ids are ignored."""
 
     def step(self) -> list[EngineOutput]:
-        """Compute one batch; the outputs of the requests that it finished. If it raises, `scrub`
-        must follow.
-        """
+        """Compute one batch; what it finished. If it raises, `scrub` must follow."""
 
     def unreadable(self) -> dict[int, Exception]:
         """The ids of adapters that could not be read again since the last call, or whose files are

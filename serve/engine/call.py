@@ -1,6 +1,4 @@
-"""What is on its way through the engine, and what has come back. Knows nothing of how it gets
-there.
-"""
+"""What is on its way through the engine, and what has come back; not how it gets there."""
 
 from __future__ import annotations
 
@@ -22,7 +20,6 @@ from serve.engine.score import Check, Refusal, Score
 @dataclass
 class Call:
     """Requests on their way through the engine, and their outcomes, in the order of the requests.
-
     `waiting` holds what the backend computes for them, by the backend's request ids; `counted` the
     words that heads have read.
     """
@@ -39,10 +36,8 @@ class Call:
 
     def settle(self, output: EngineOutput, logits: Sequence[float]) -> None:
         """Turn an output into the outcomes that wait for it, by its logit for each of them. One
-        that is NaN or infinite is no answer.
-
-        Where several heads read one output, its computed tokens count once, with the first of them;
-        for the others the whole prompt counts as cached.
+        that is NaN or infinite is no answer. Where several heads read one output, its computed
+        tokens count once, with the first of them; for the others the whole prompt counts as cached.
         """
         in_flight = self.waiting.pop(output.request_id)
         self.finished = time.perf_counter()
@@ -65,9 +60,7 @@ class Call:
         self.outcomes[index] = Refusal(subject, why, code, is_internal)
 
     def results(self) -> list[Score | Refusal]:
-        """One outcome per request. Raises GuardError while requests are in flight, or if their
-        batch failed.
-        """
+        """One outcome per request. Raises GuardError in flight, or if the batch failed."""
         settled = [outcome for outcome in self.outcomes if outcome is not None]
         if len(settled) < len(self.outcomes):
             problem = "requests are still in flight, or their batch failed"
@@ -78,9 +71,7 @@ class Call:
 
 
 class Recipient(NamedTuple):
-    """A request that an output answers: its index in its call, its rule as a refusal names it, and
-    its head, if it has one.
-    """
+    """A request that an output answers: its index in its call, its rule, and its head, if any."""
 
     call_index: int
     subject: str
@@ -89,7 +80,6 @@ class Recipient(NamedTuple):
 
 class InFlight(NamedTuple):
     """A prompt in the backend, and whom its output answers: one request, or several heads.
-
     `own_tokens` is the prompt's length, less the conversation where an earlier prompt of the same
     call computes it: virtual time advances by them when it is answered. `submitted` is by
     time.perf_counter, and stays as it was when it begins again. `restarts` counts how often it
@@ -113,9 +103,7 @@ class InFlight(NamedTuple):
         return [head.logit(read) for head in heads]
 
     def refuse(self, why: str, code: Code, subject: str | None = None) -> None:
-        """Refuse every recipient, for what the backend found; `subject` if it is not about the
-        recipient's own rule.
-        """
+        """Refuse every recipient, for what the backend found, of `subject` or its own rule."""
         for recipient in self.recipients:
             about = subject or recipient.subject
             self.call.refuse(recipient.call_index, about, why, code, is_internal=True)
@@ -124,7 +112,6 @@ class InFlight(NamedTuple):
 @dataclass(frozen=True)
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
-
     `calibrations` and `versions` are those of the rules' cards when it was opened. `unread` is what
     of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
     `form` is what coverage asks of the conversation; without it a verdict counts as covered.

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from guard.errors import GuardError
-from serve.engine.backend import Backend, EngineOutput, Loaded
+from serve.engine.backend import Backend, Loaded
 from serve.engine.call import Call, InFlight
-from serve.engine.fair_queue import FairQueue
+from serve.engine.plan import FairQueue
 
 # A quantum in full steps: a rule behind a call of a thousand LoRAs waits for so many steps,
 # not for all of them.
@@ -18,11 +18,10 @@ MAX_OWN_RESTARTS = 2  # of these, because of its own
 
 
 class Dispatcher:
-    """Submits to the backend and hands its outputs to the calls that wait for them.
-
-    `virtual_time` is that of `FairQueue`: the own tokens of what has been answered, refused,
-    or cancelled when its time had come. `is_usable` is False once a failed batch could not be
-    cleared away: then nothing more is answered.
+    """Submits to the backend and hands its outputs to the calls that wait for them. `virtual_time`
+    is that of `FairQueue`: the own tokens of what has been answered, refused, or cancelled when its
+    time had come. `is_usable` is False once a failed batch could not be cleared away: then nothing
+    more is answered.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -56,10 +55,8 @@ class Dispatcher:
 
     def step(self) -> None:
         """Run one batch and hand its outputs to their calls. If it fails, everything in flight is
-        dropped.
-
-        After a NaN logit, its request and what is still in flight begin again: all may have read
-        the same broken keys and values. The third NaN of one request is a refusal.
+        dropped. After a NaN logit, its request and what is still in flight begin again: all may
+        have read the same broken keys and values. The third NaN of one request is a refusal.
         """
         self.check_usable()
         suspects: dict[str, int] = {}  # request id -> its computed tokens
@@ -77,7 +74,9 @@ class Dispatcher:
                 is_number = all(math.isfinite(logit) for logit in logits)
                 is_clean = is_clean and is_number
                 if is_number or in_flight.nan_answers >= MAX_OWN_RESTARTS:
-                    self._settle(output, in_flight, logits)
+                    del self.in_flight[output.request_id]
+                    self.virtual_time += in_flight.own_tokens
+                    in_flight.call.settle(output, logits)
                 else:
                     suspects[output.request_id] = output.computed_tokens
         except BaseException:  # Ctrl+C too; whatever is not settled here would wait for ever
@@ -98,11 +97,6 @@ class Dispatcher:
         self._drop(call)
         self.virtual_time += begun
 
-    def _settle(self, output: EngineOutput, in_flight: InFlight, logits: list[float]) -> None:
-        del self.in_flight[output.request_id]
-        self.virtual_time += in_flight.own_tokens
-        in_flight.call.settle(output, logits)
-
     def _refuse_adapter(self, adapter_id: int, error: Exception) -> None:
         """Refuse what is in flight for an adapter that could not be read again."""
         why = f"the adapter cannot be read: {error}. Train it again, or restore its folder"
@@ -122,11 +116,10 @@ class Dispatcher:
         call.waiting.clear()
 
     def _recover(self) -> None:
-        """Leave nothing of a failed batch behind; only if that fails is the engine unusable.
-
-        vLLM enters a batch's blocks into its prefix cache before it computes them, and leaves them
-        there when it does not. And a NaN key or value spreads from a block that was freed to
-        whoever is given it next, even from slots that are masked out.
+        """Leave nothing of a failed batch behind; only if that fails is the engine unusable. vLLM
+        enters a batch's blocks into its prefix cache before it computes them, and leaves them there
+        when it does not. And a NaN key or value spreads from a block that was freed to whoever is
+        given it next, even from slots that are masked out.
         """
         calls = {id(in_flight.call): in_flight.call for in_flight in self.in_flight.values()}
         try:
@@ -138,10 +131,9 @@ class Dispatcher:
             raise
 
     def _start_over(self, suspects: Mapping[str, int]) -> None:
-        """Clear the caches, and submit again what is in flight.
-
-        Requests without an answer go first. Then the `suspects`, whose logit was NaN, the one that
-        computed least first: the one that computed the conversation may have spoiled it.
+        """Clear the caches, and submit again what is in flight. Requests without an answer go
+        first. Then the `suspects`, whose logit was NaN, the one that computed least first: the one
+        that computed the conversation may have spoiled it.
         """
         ids = sorted(self.in_flight, key=lambda request_id: suspects.get(request_id, -1))
         restarting = {request_id: self.in_flight[request_id] for request_id in ids}

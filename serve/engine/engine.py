@@ -25,7 +25,7 @@ from guard.recipe import Recipe
 from guard.weights.card import Card
 from serve.engine.adapter import Requirements, ServableAdapter
 from serve.engine.backend import Loaded
-from serve.engine.backends.arguments import stated_args, stated_max_rank
+from serve.engine.backends.arguments import stated_args
 from serve.engine.backends.start import STARTS, StartBackend
 from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
@@ -85,7 +85,8 @@ class GuardEngine:
     ) -> None:
         if merged is not None and merged.rule in folders:
             raise part_of_base(merged.rule)
-        requirements = Requirements.of(recipe, stated_max_rank(recipe, engine_overrides))
+        max_rank = stated_args(recipe, engine_overrides).get("max_lora_rank")
+        requirements = Requirements.of(recipe, max_rank)
         admitted = [requirements.admit(name, folder) for name, folder in folders.items()]
         adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
         if len(adapters) < len(admitted):  # there is a head
@@ -143,12 +144,10 @@ class GuardEngine:
 
     def submit(self, requests: Sequence[ScoreRequest]) -> Call:
         """Queue all requests without waiting; those that cannot be queued are refused at once.
-        `step` answers them.
-
-        Virtual-time fair queueing, a quantum of tokens at a time (`fair_queue.py`): of a long call
-        some are answered, then what others have asked meanwhile. The rules of one conversation come
-        in the quantum in which it is computed, as many as fill it: what it computed need not stay
-        for later. Rules whose adapters are in a slot come first.
+        `step` answers them. Virtual-time fair queueing, a quantum of tokens at a time
+        (`FairQueue`): of a long call some are answered, then what others have asked meanwhile. The
+        rules of one conversation come in the quantum in which it is computed, as many as fill it:
+        what it computed need not stay for later. Rules whose adapters are in a slot come first.
         """
         self._dispatcher.check_usable()
         call = Call([None] * len(requests))
@@ -168,12 +167,11 @@ class GuardEngine:
         *,
         cache_salt: str | None = None,
     ) -> Check:
-        """Put one conversation to `rules` (default: all that are served).
-
-        Conversations of different `cache_salt` share no keys and values, so that the time and the
-        token counts of one tell nothing of another. Where it is partly unread
-        (`guard.conversation.chat`), a rule has a verdict only if it finds a violation. Raises
-        GuardError if there is no rule, or one twice, and for messages or rules that are no lists.
+        """Put one conversation to `rules` (default: all that are served). Conversations of
+        different `cache_salt` share no keys and values, so that the time and the token counts of
+        one tell nothing of another. Where it is partly unread (`guard.conversation.chat`), a rule
+        has a verdict only if it finds a violation. Raises GuardError if there is no rule, or one
+        twice, and for messages or rules that are no lists.
         """
         open_check = self.open_check(messages, rules, cache_salt=cache_salt)
         self._finish(open_check.call)
@@ -235,18 +233,18 @@ class GuardEngine:
 
     def serve(self, name: str, folder: Path | None = None) -> None:
         """Serve a rule, new or not, by the weights in `folder`, by default trained again where it
-        was.
-
-        They answer a conversation before anything changes; checks that were opened before end with
-        the old ones. Raises GuardError as `add` does, or if the new weights give no verdict; what
-        is served is then as before.
+        was. They answer a conversation before anything changes; checks that were opened before end
+        with the old ones. Raises GuardError as `add` does, or if the new weights give no verdict;
+        what is served is then as before.
         """
         self._rules.check_not_merged(name)
         folder = folder or self.folder(name)
         candidate = f"{name}{CANDIDATE}"
         self._rules.add(candidate, folder)
         try:
-            self._test(candidate)
+            for refusal in self.check(TEST_CONVERSATION, [candidate]).refused.values():
+                problem = f"no verdict: {refusal.why}"
+                raise GuardError(problem, got=candidate, remedy="Train it again")
         except BaseException:
             self._give_up(candidate)
             raise
@@ -256,9 +254,7 @@ class GuardEngine:
         self._unload_retired()
 
     def remove(self, name: str) -> None:
-        """Stop serving a rule; checks that were opened before end with it. Raises GuardError if no
-        adapter or head is served by this name.
-        """
+        """Stop serving a rule; open checks end with it. Raises GuardError if none serves it."""
         self._rules.check_not_merged(name)
         loaded = self._rules.loaded(name)
         if loaded is not None and self._dispatcher.needs(loaded):
@@ -287,11 +283,6 @@ class GuardEngine:
                 self.step()
         finally:
             self.cancel(call)
-
-    def _test(self, name: str) -> None:
-        """Raise GuardError if the rule gives no verdict on a conversation."""
-        for refusal in self.check(TEST_CONVERSATION, [name]).refused.values():
-            raise GuardError(f"no verdict: {refusal.why}", got=name, remedy="Train it again")
 
     def _give_up(self, candidate: str) -> None:
         """Stop serving weights that gave no verdict, whether or not the backend can free them."""

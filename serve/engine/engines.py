@@ -33,9 +33,7 @@ StartEngines = Callable[[Mapping[str, Path] | None], Sequence[GuardEngine]]
 
 
 class OpenedCheck(Protocol):
-    """A check under way: `call.done` says whether nothing of it is in flight, `cancel` takes its
-    `call`.
-    """
+    """A check under way, until `call.done`; `cancel` takes its `call`."""
 
     @property
     def call(self) -> Any: ...
@@ -104,7 +102,6 @@ class SharedCheck:
 
 class GuardEngines:
     """The engines that `start` starts, now and again by `restart`; no two may serve one rule.
-
     Between two starts there is no engine: rules and folders are those of the dead ones, and
     whatever needs an engine is Overloaded.
     """
@@ -215,20 +212,16 @@ class GuardEngines:
         return self._folders[name]
 
     def works(self) -> bool:
-        """Whether every base still answers a check, by one rule or another, with nothing in
-        flight.
-        """
+        """Whether every base still answers a check, by any of its rules, with nothing in flight."""
         return all(_answers(engine) for engine in self._living())
 
     def restart(self, on_load: Callable[[], None] = lambda: None) -> None:
         """Close the engines and start others: every rule from the folder that served it last, by
         the weights that are there now. `on_load` is called before each try, and before each rule
-        that is loaded by itself.
-
-        If they do not start so, rules whose files cannot be served are left out (`_selections`),
-        and those that can be served beside the rest are added. Raises GuardError if they do not
-        start with any selection, and what adding a rule raises if an engine is dead of it; it may
-        be tried again.
+        that is loaded by itself. If they do not start so, rules whose files cannot be served are
+        left out (`_selections`), and those that can be served beside the rest are added. Raises
+        GuardError if they do not start with any selection, and what adding a rule raises if an
+        engine is dead of it; it may be tried again.
         """
         self._bury()
         started = self._start_with_most(on_load)
@@ -303,9 +296,7 @@ class GuardEngines:
         raise failure
 
     def _selections(self) -> Iterator[dict[str, Path]]:
-        """The folders to start with: all; those that would be admitted; of these those that have
-        the weights and cards of the dead engines.
-        """
+        """The folders to start with: all; the admitted; of these those that have not changed."""
         yield self._folders
         sound: dict[str, Path] = {}
         unchanged: dict[str, Path] = {}

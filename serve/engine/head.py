@@ -63,9 +63,7 @@ class HeadInput:
         self._words_of: dict[Reads, NgramRows] = {}
 
     def states(self, reads: Reads) -> npt.NDArray[np.float64] | None:
-        """Of the spans that count for a rule that reads `reads`, [spans, hidden size]; None where
-        any state is missing or not finite.
-        """
+        """Of the spans that count, [spans, hidden size]; None where one is missing or broken."""
         if not self._is_finite:
             return None
         if reads not in self._states_of:
@@ -76,9 +74,7 @@ class HeadInput:
         return self._states_of[reads]
 
     def words(self, reads: Reads) -> NgramRows:
-        """Of the same spans, where the rule judges their speaker; of the whole conversation where
-        there are no spans, as with a decoder.
-        """
+        """Of the same spans, where their speaker is judged; of all where there are no spans."""
         if reads not in self._words_of:
             if self._spans:
                 texts = tuple(self._text(index, reads) for index in self._counting(reads))

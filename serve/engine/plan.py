@@ -1,12 +1,12 @@
-"""Which prompts a call's requests become: in which order, when, and which requests share one.
-
-Knows nothing of what computes them.
+"""Which prompts a call's requests become: in which order, when, and which requests share one. A
+long call keeps no other waiting. Knows nothing of what computes them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -14,16 +14,48 @@ from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import BackendRequest
 from serve.engine.call import Call, InFlight, Recipient
 from serve.engine.codes import code_of
-from serve.engine.fair_queue import FairQueue
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules
 from serve.engine.score import ScoreRequest
 
 
-class CallPlan:
-    """The prompts of one call: each of its conversations is tokenised once, and its refusal kept
-    too.
+@dataclass
+class FairQueue:
+    """Virtual-time fair queueing: when each of a call's requests starts, conversation by
+    conversation. A start is a virtual time in tokens: `now` when the call came, and a quantum more
+    for each quantum of the call's own tokens before it. What reads a conversation's shared tokens
+    starts with the request that computes them, until its own tokens fill a quantum.
     """
+
+    now: int
+    quantum: int
+    _queued_tokens: int = 0  # own tokens of the call so far
+    # conversation -> its start, and the own tokens of those that read it so far
+    _shared: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
+
+    def next(self, conversation: Hashable, tokens: int, shared_tokens: int) -> tuple[int, int]:
+        """The next request's virtual start, and its own tokens. Its own are those without
+        `shared_tokens`, if a request before it computes those of `conversation`.
+        """
+        if shared_tokens and conversation in self._shared:
+            start, readers_tokens = self._shared[conversation]
+            own_tokens = tokens - shared_tokens
+            self._shared[conversation] = start, readers_tokens + own_tokens
+            start += self._whole_quanta(readers_tokens)
+        else:
+            own_tokens = tokens
+            start = self.now + self._whole_quanta(self._queued_tokens)
+            if shared_tokens:
+                self._shared[conversation] = start, tokens - shared_tokens
+        self._queued_tokens += own_tokens
+        return start, own_tokens
+
+    def _whole_quanta(self, tokens: int) -> int:
+        return tokens // self.quantum * self.quantum
+
+
+class CallPlan:
+    """The prompts of one call: each conversation is tokenised once, and its refusal kept too."""
 
     def __init__(self, call: Call, rules: ServedRules, prompts: Prompts, queue: FairQueue) -> None:
         self._call = call
@@ -36,14 +68,17 @@ class CallPlan:
     def prompts(
         self, requests: Sequence[ScoreRequest], waits: frozenset[str]
     ) -> Iterator[InFlight]:
-        """The prompts to submit, conversation by conversation; the others are refused.
-
-        Within a conversation the rules in `waits`, whose adapters are in no slot, come last.
+        """The prompts to submit, conversation by conversation; the others are refused. Within a
+        conversation the rules in `waits`, whose adapters are in no slot, come last.
         """
         for indices in self._groups(requests, _order(requests, waits)):
-            recipients = tuple(self._recipient(requests, index) for index in indices)
+            recipients = []
+            for index in indices:
+                name = requests[index].adapter
+                head = self._rules.head(name)
+                recipients.append(Recipient(index, f"rule '{name or 'base'}'", head))
             try:
-                in_flight = self._in_flight(requests[indices[0]], recipients)
+                in_flight = self._in_flight(requests[indices[0]], tuple(recipients))
             except GuardError as error:
                 for recipient in recipients:
                     subject, code = recipient.subject, code_of(error)
@@ -63,10 +98,6 @@ class CallPlan:
                 key = (_conversation(request), request.rule_text)
             groups.setdefault(key, []).append(index)
         yield from groups.values()
-
-    def _recipient(self, requests: Sequence[ScoreRequest], index: int) -> Recipient:
-        name = requests[index].adapter
-        return Recipient(index, f"rule '{name or 'base'}'", self._rules.head(name))
 
     def _in_flight(self, request: ScoreRequest, recipients: tuple[Recipient, ...]) -> InFlight:
         """The next prompt of the call. Raises GuardError if it cannot be judged."""

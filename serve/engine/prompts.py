@@ -26,9 +26,7 @@ class Unanswerable(GuardError):
 
 
 class Prompts:
-    """Tokenises conversations and rules for one engine, and refuses what does not fit
-    `context_tokens`.
-    """
+    """Tokenises conversations and rules, and refuses what does not fit `context_tokens`."""
 
     def __init__(self, builder: PromptBuilder, context_tokens: int) -> None:
         self.builder = builder

@@ -52,9 +52,7 @@ class ServedRules:
         return len(self._loaded)
 
     def serving(self, name: str | None) -> ServableAdapter | ServableHead | None:
-        """The adapter or head that answers the rule; None for the base itself. Raises GuardError
-        if the rule is not served.
-        """
+        """What answers the rule; None for the base itself. Raises GuardError for no such rule."""
         if name is None or name in self._merged:
             return None
         return self.of_folder(name)
@@ -85,10 +83,9 @@ class ServedRules:
         )
 
     def loaded(self, name: str | None) -> Loaded | None:
-        """The backend's handle of the rule's adapter; None if no adapter answers it.
-
-        Raises KeyError for an adapter that the backend has not: the base's answer would pass for
-        the rule's.
+        """The backend's handle of the rule's adapter; None if no adapter answers it. Raises
+        KeyError for an adapter that the backend has not: the base's answer would pass for the
+        rule's.
         """
         serving = self.serving(name)
         if not isinstance(serving, ServableAdapter):
@@ -110,7 +107,6 @@ class ServedRules:
         """Serve what was admitted. Raises GuardError if the backend cannot load it, rounds the
         states that a head reads, or has states of another size.
         """
-        self.check_not_merged(servable.name)
         if isinstance(servable, ServableAdapter):
             if servable.head is not None:
                 check_size(servable.head, self._backend.state_size)
@@ -127,10 +123,8 @@ class ServedRules:
 
     def replace(self, name: str, candidate: str) -> Loaded | None:
         """Serve the rule, new or not, by what is served as `candidate`, and nothing by that name.
-
         Returns what the backend had for the rule, to be unloaded when nothing in flight needs it.
         """
-        self.check_not_merged(name)
         before = self._loaded.pop(name, None)
         self._served[name] = replace(self._served.pop(candidate), name=name)
         if candidate in self._loaded:
@@ -143,9 +137,7 @@ class ServedRules:
         return self._loaded.pop(name, None)
 
     def check_not_merged(self, name: str) -> None:
-        """Raise GuardError if the base itself answers the rule: other weights would have the rule's
-        card, and the base would go on answering.
-        """
+        """Raise GuardError if the base itself answers the rule, and would go on doing so."""
         if name in self._merged:
             raise part_of_base(name)
 

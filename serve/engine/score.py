@@ -13,7 +13,6 @@ from serve.engine.codes import Code
 
 class ScoreRequest(NamedTuple):
     """One rule put to one conversation. `adapter` is a name the engine serves, None the bare base.
-
     Requests of different `cache_salt` share no keys and values.
     """
 
@@ -24,12 +23,10 @@ class ScoreRequest(NamedTuple):
 
 
 class Score(NamedTuple):
-    """One answer: a logit in nats, finite, uncalibrated.
-
-    `logit` is log P(yes) - log P(no) at the verdict token, or a head's. `cached_tokens` +
-    `computed_tokens` = the prompt's length; of heads that share one request the first has what it
-    computed, so that computed tokens add up to those that were computed. `latency_ms` runs from
-    submission to the end of the request's batch.
+    """One answer: a logit in nats, finite, uncalibrated. `logit` is log P(yes) - log P(no) at the
+    verdict token, or a head's. `cached_tokens` + `computed_tokens` = the prompt's length; of heads
+    that share one request the first has what it computed, so that computed tokens add up to those
+    that were computed. `latency_ms` runs from submission to the end of the request's batch.
     """
 
     logit: float
@@ -41,9 +38,8 @@ class Score(NamedTuple):
 @dataclass(frozen=True)
 class Refusal:
     """Why there is no answer to a request: its `subject`, and `why` it cannot be judged, also as a
-    `code`.
-
-    What `is_internal` is for whoever runs the engine: it may name files, or quote a library.
+    `code`. What `is_internal` is for whoever runs the engine: it may name files, or quote a
+    library.
     """
 
     subject: str
@@ -78,10 +74,9 @@ class EngineCounters:
 @dataclass(frozen=True)
 class Check:
     """The verdicts of the rules that could be judged, in the order of the rules; `refused` are the
-    others, by name.
-
-    Of each rule that was answered, also if the answer is refused since not all could be read,
-    `versions` is the version that answered, `latencies_ms` the time from submission to answer.
+    others, by name. Of each rule that was answered, also if the answer is refused since not all
+    could be read, `versions` is the version that answered, `latencies_ms` the time from submission
+    to answer.
     """
 
     verdicts: tuple[Verdict, ...]

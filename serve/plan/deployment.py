@@ -1,11 +1,12 @@
 """Turns a plan into replicas that can be simulated: by method, the cost of a step and what fits.
 
 A method's coefficients are measured on this machine by `make bench NAME=calibrate`, or computed
-from a device's operations and bytes; never mixed.
+from a device's operations and bytes; never mixed. Memory is shared out as the engine does it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,40 +15,34 @@ from guard.machine.device import installed_device
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, ServingMemory, load_recipe
-from serve.engine.backends.arguments import GIB
+from serve.engine.backends.arguments import GIB, Sizes, shared_out
 from serve.engine.thread.engine_thread import MAX_OPEN
-from serve.plan.device.accelerator import ComputedCost, Device, load_device
-from serve.plan.device.architecture import (
+from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes
+from serve.plan.calibration import COMMAND, DeviceCalibration, FittedCost, load_calibration
+from serve.plan.device import (
     BYTES,
+    ComputedCost,
     DecoderShape,
+    Device,
     adapter_rank,
     adapter_targets,
+    load_device,
     shape_of,
 )
-from serve.plan.device.calibration import (
-    COMMAND,
-    DeviceCalibration,
-    FittedCost,
-    load_calibration,
-)
-from serve.plan.device.memory import MemorySplit, memory_left, sizes_by_shape, split_memory
 from serve.plan.plan_file import HERE, Plan
-from serve.plan.replay.replica import ReplicaSizes
-from serve.plan.replay.scheduler import MAX_SEQUENCES, STEP_TOKENS, StepLimits
-from serve.plan.report import Basis, Figure
 
 RULE_TITLE = "The assistant must not give the user advice on their own case."
 
 
 @dataclass(frozen=True)
 class PlannedMethod:
-    """A replica that serves one method."""
+    """A replica that serves one method. `bytes_of`: the bytes of one piece of each kind."""
 
     name: str
     cost: FittedCost | ComputedCost
-    sizes: ReplicaSizes
     suffix_tokens: int
-    memory: MemorySplit
+    sizes: ReplicaSizes
+    bytes_of: Sizes
 
     @property
     def shares(self) -> bool:
@@ -56,21 +51,19 @@ class PlannedMethod:
 
     @property
     def label(self) -> str:
-        """The method's name in tables."""
         return METHODS[self.name].label
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A plan's replicas, and the origin of their coefficients."""
+    """A plan's replicas, and the origin of their coefficients; without a device: this machine."""
 
-    plan: Plan
     methods: tuple[PlannedMethod, ...]
     hardware: str
-    basis: Basis
     source: str
-    price: Figure
-    device: Device | None = None
+    price_an_hour: float
+    price_source: str
+    device: Device | None
 
 
 def deploy(plan: Plan, runs: Path) -> Deployment:
@@ -81,13 +74,48 @@ def deploy(plan: Plan, runs: Path) -> Deployment:
     recipe = load_recipe(plan.model)
     shape = plan.shape or shape_of(recipe)
     if plan.device == HERE:
-        return _deploy_here(plan, recipe, shape, load_calibration(runs / "calibration.json"))
-    return _deploy_computed(plan, recipe, shape, load_device(plan.device))
+        return _measured(plan, recipe, shape, load_calibration(runs / "calibration.json"))
+    return _computed(plan, recipe, shape, load_device(plan.device))
 
 
-def _deploy_here(
+def _measured(
     plan: Plan, recipe: Recipe, shape: DecoderShape, calibration: DeviceCalibration
 ) -> Deployment:
+    _refuse_what_was_not_measured(plan, recipe, calibration)
+    if plan.price_an_hour is None:
+        remedy = "State `price_an_hour` in the plan"
+        raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
+    suffix, scaffold = calibration.engine.suffix_tokens, calibration.engine.scaffold_tokens
+    methods = []
+    for name in plan.methods:
+        bytes_of = _bytes_of(plan, recipe, shape, name, None)
+        sizes = _replica_sizes(plan, recipe, bytes_of, None, scaffold)
+        methods.append(PlannedMethod(name, calibration.cost(name), suffix, sizes, bytes_of))
+    source = f"{COMMAND}, commit {calibration.commit}"
+    price = plan.price_an_hour, plan.price_source
+    return Deployment(tuple(methods), calibration.hardware, source, *price, device=None)
+
+
+def _computed(plan: Plan, recipe: Recipe, shape: DecoderShape, device: Device) -> Deployment:
+    suffix = plan.suffix_tokens or _suffix_tokens(recipe)
+    methods = []
+    for name in plan.methods:
+        rank = plan.rank or adapter_rank(recipe, name)
+        weights = sum(shape.adapter_tensors(rank, adapter_targets(recipe, name)))
+        cost = ComputedCost(device, shape, BYTES[recipe.dtype], weights)
+        bytes_of = _bytes_of(plan, recipe, shape, name, device)
+        sizes = _replica_sizes(plan, recipe, bytes_of, device, 0)
+        methods.append(PlannedMethod(name, cost, suffix, sizes, bytes_of))
+    source = f"recipes/devices/{plan.device}.yaml: {device.source}"
+    price = device.price_an_hour, device.price_source
+    if plan.price_an_hour is not None:
+        price = plan.price_an_hour, plan.price_source
+    return Deployment(tuple(methods), device.name, source, *price, device=device)
+
+
+def _refuse_what_was_not_measured(
+    plan: Plan, recipe: Recipe, calibration: DeviceCalibration
+) -> None:
     if calibration.model != plan.model:
         problem = "the calibration is of another model"
         remedy = f"Run `{COMMAND} MODEL={plan.model}`"
@@ -97,60 +125,12 @@ def _deploy_here(
         problem = "the calibration measured rules with another suffix"
         remedy = f"Leave suffix_tokens out: it is {suffix}"
         raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
-    if plan.price_an_hour is None:
-        remedy = "State `price_an_hour` in the plan"
-        raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
-    methods = []
     for name in plan.methods:
         rank = adapter_rank(recipe, name)
         if plan.rank not in (None, rank):
             problem = "the calibration measured adapters of another rank"
             remedy = f"Leave rank out: it is {rank} by {METHODS[name].label}"
             raise GuardError(problem, got=plan.rank, remedy=remedy)
-        memory = _memory(plan, recipe, shape, name, None)
-        sizes = _sizes(plan, recipe, memory, calibration.engine.scaffold_tokens)
-        cost = calibration.cost(name)
-        methods.append(PlannedMethod(name, cost, sizes, suffix, memory))
-    return Deployment(
-        plan,
-        tuple(methods),
-        calibration.hardware,
-        "measured here",
-        f"{COMMAND}, commit {calibration.commit}",
-        _price(plan, plan.price_an_hour, plan.price_source),
-    )
-
-
-def _deploy_computed(plan: Plan, recipe: Recipe, shape: DecoderShape, device: Device) -> Deployment:
-    methods = []
-    width = BYTES[recipe.dtype]
-    suffix = plan.suffix_tokens or _suffix_tokens(recipe)
-    for name in plan.methods:
-        memory = _memory(plan, recipe, shape, name, device)
-        tensors = shape.adapter_tensors(_rank(plan, recipe, name), adapter_targets(recipe, name))
-        cost = ComputedCost(device, shape, width, sum(tensors))
-        sizes = _sizes(plan, recipe, memory, 0)
-        methods.append(PlannedMethod(name, cost, sizes, suffix, memory))
-    price, price_source = device.price_an_hour, device.price_source
-    if plan.price_an_hour is not None:
-        price, price_source = plan.price_an_hour, plan.price_source
-    return Deployment(
-        plan,
-        tuple(methods),
-        device.name,
-        "computed",
-        f"recipes/devices/{plan.device}.yaml: {device.source}",
-        _price(plan, price, price_source),
-        device=device,
-    )
-
-
-def _price(plan: Plan, price: float, source: str) -> Figure:
-    return Figure(value=price, unit="USD an hour", basis="given", source=source)
-
-
-def _rank(plan: Plan, recipe: Recipe, method: str) -> int:
-    return plan.rank or adapter_rank(recipe, method)
 
 
 def _suffix_tokens(recipe: Recipe) -> int:
@@ -163,48 +143,76 @@ def _suffix_tokens(recipe: Recipe) -> int:
     return len(PromptBuilder.of(recipe).suffix_ids(text))
 
 
-def _memory(
+def _bytes_of(
     plan: Plan, recipe: Recipe, shape: DecoderShape, method: str, device: Device | None
-) -> MemorySplit:
+) -> Sizes:
     width = BYTES[recipe.serving_dtype if device is None else recipe.dtype]
     # A slot has room for the largest rank, whatever the adapter's own rank is.
-    slot_rank = max(_rank(plan, recipe, method), recipe.max_rank)
+    slot_rank = max(plan.rank or adapter_rank(recipe, method), recipe.max_rank)
     tensors = shape.adapter_tensors(slot_rank, adapter_targets(recipe, method))
     is_pinned = device is not None or installed_device() == "cuda"
-    sizes = sizes_by_shape(shape, tensors, width, is_pinned=is_pinned)
-    total_gib, workspace_gib = plan.memory_gib, 0.0
-    if device is not None:
-        total_gib = plan.memory_gib or device.memory_gib
-        workspace_gib = device.workspace_gib
-    device_gib = recipe.serving_memory.device_gib  # beside the base's weights
-    if total_gib is not None:
-        device_gib = memory_left(total_gib, sizes, workspace_gib)
-    host_gib = plan.host_gib
-    if host_gib is None:
-        host_gib = recipe.serving_memory.host_gib
-    return split_memory(
-        ServingMemory(device_gib=device_gib, host_gib=host_gib),
-        sizes,
-        plan.traffic.rules,
+    return sizes_by_shape(shape, tensors, width, is_pinned=is_pinned)
+
+
+def sizes_by_shape(
+    shape: DecoderShape, adapter_tensors: Sequence[int], width: int, *, is_pinned: bool
+) -> Sizes:
+    """The bytes of the base, a token's keys and values, and an adapter.
+
+    `adapter_tensors`: the number of weights in each of its tensors. `width`: the bytes of a number.
+    `is_pinned`: whether host memory is pinned, as it is beside a GPU: in powers of two.
+    """
+    tensors = [weights * width for weights in adapter_tensors]
+    host = [1 << (size - 1).bit_length() for size in tensors] if is_pinned else tensors
+    return Sizes(
+        token=shape.key_value_width * width,
+        adapter=sum(tensors),
+        host_adapter=sum(host),
+        weights=shape.weights * width,
+    )
+
+
+def _replica_sizes(
+    plan: Plan, recipe: Recipe, bytes_of: Sizes, device: Device | None, scaffold_tokens: int
+) -> ReplicaSizes:
+    """What a replica has room for, with its memory split as the engine splits it."""
+    adapters, engine = plan.traffic.rules, recipe.engine
+    host_gib = recipe.serving_memory.host_gib if plan.host_gib is None else plan.host_gib
+    shared = shared_out(
+        ServingMemory(device_gib=_memory_left(plan, recipe, bytes_of, device), host_gib=host_gib),
+        bytes_of,
+        adapters,
         recipe.context_tokens,
-        slots=plan.slots or recipe.engine.get("max_loras"),
-        workspace_bytes=round(workspace_gib * GIB),
+        plan.slots or engine.get("max_loras"),
     )
-
-
-def _sizes(plan: Plan, recipe: Recipe, memory: MemorySplit, scaffold_tokens: int) -> ReplicaSizes:
-    engine = recipe.engine
-    limits = StepLimits(
-        engine.get("max_num_batched_tokens", STEP_TOKENS),
-        engine.get("max_num_seqs", MAX_SEQUENCES),
-        memory.slots,
-        engine.get("block_size", 32),
-    )
+    slots = shared["max_loras"]
     return ReplicaSizes(
-        limits,
-        memory.cache_tokens,
-        plan.traffic.rules,
-        memory.host_adapters,
-        scaffold_tokens,
+        step_tokens=engine.get("max_num_batched_tokens", STEP_TOKENS),
+        max_sequences=engine.get("max_num_seqs", MAX_SEQUENCES),
+        slots=slots,
+        block_size=engine.get("block_size", 32),
+        cache_tokens=shared["kv_cache_memory_bytes"] // bytes_of.token,
+        adapters=adapters,
+        host_adapters=min(adapters, max(shared.get("max_cpu_loras", adapters), slots)),
+        scaffold_tokens=scaffold_tokens,
         max_open=MAX_OPEN,
     )
+
+
+def _memory_left(plan: Plan, recipe: Recipe, bytes_of: Sizes, device: Device | None) -> float:
+    """The GiB beside the base's weights and a named device's workspace."""
+    total_gib, workspace_gib = plan.memory_gib, 0.0
+    if device is not None:
+        total_gib, workspace_gib = total_gib or device.memory_gib, device.workspace_gib
+    if total_gib is None:
+        device_gib = recipe.serving_memory.device_gib
+        if device_gib is None:
+            remedy = "State `memory_gib` in the plan"
+            raise GuardError("how much memory serving may take is not known", remedy=remedy)
+        return device_gib
+    left = total_gib - bytes_of.weights / GIB - workspace_gib
+    if left <= 0:
+        remedy = f"It needs {total_gib - left:.1f} GiB and room for conversations"
+        got = f"{total_gib} GiB"
+        raise GuardError("the base does not fit into the device's memory", got=got, remedy=remedy)
+    return left

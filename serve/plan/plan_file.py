@@ -6,29 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guard.errors import GuardError, choose_from
-from guard.files.yaml_file import Strict, load, validate
+from guard.files.yaml_file import load, validate
 from guard.home import HOME, own_or_shipped
 from guard.method import METHODS
-from serve.plan.device.architecture import DecoderShape
+from serve.plan.device import DecoderShape, Finite
 
 PLANS = HOME / "recipes" / "plans"
 HERE = "here"  # the device that `make bench NAME=calibrate` has measured
 MOST_CHECKS = 1_000_000
 
 
-class Finite(Strict):
-    """Strict, and no number is infinite or NaN."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-
 class PlannedTraffic(Finite):
-    """The traffic: recorded in the file `trace`, or drawn as `traffic.TrafficShape` says.
+    """The traffic: recorded in the file `trace`, or drawn. docs/planning.md has the keys.
 
-    `rate`: checks per second of the whole deployment; a trace has its own rate by default.
+    `lengths`: quantiles of a whole conversation's tokens at equal steps. A conversation is checked
+    `turns` times in the mean, each time after it has grown by an equal part.
     """
 
     rate: float = Field(default=10.0, gt=0)
@@ -55,8 +50,8 @@ class PlannedTraffic(Finite):
 class JudgePricing(Finite):
     """The prices of an LLM behind an endpoint, in USD per million tokens.
 
-    `cached_input`: the price of tokens that it has read before. `policy_tokens`: the length of a
-    rule's policy. `scaffold_tokens`: the length of the prompt around policy and conversation.
+    `cached_input`: of tokens that it has read before. `scaffold_tokens`: the length of the prompt
+    around policy and conversation.
     """
 
     name: str = "GPT-4.1 mini"
@@ -72,11 +67,7 @@ class JudgePricing(Finite):
 class Plan(Finite):
     """One deployment. A value of None is taken from the model's recipe or from the device.
 
-    `device`: `here`, as calibrated, or a name of recipes/devices. `shape`: the base's shape, needed
-    where its folder is not in the checkout. `suffix_tokens`: the tokens that a rule adds to the
-    conversation. `most_busy`: the largest share of its saturation rate that a replica gets.
-    `memory_gib`: what serving may take of the device's memory, with the base's weights and a named
-    device's workspace. `rank`: on `here` that of the recipe alone, as it was calibrated.
+    docs/planning.md has the keys. `shape`: the base's, where its folder is not in the checkout.
     """
 
     name: str
@@ -108,7 +99,7 @@ class Plan(Finite):
         return methods
 
 
-def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Plan:
+def load_plan(name: str, options: Mapping[str, Any]) -> Plan:
     """The plan of this name, or in this file, with options over its keys.
 
     The key of a section has its name: `traffic.rate`. A trace that is given as an option has its
@@ -117,7 +108,7 @@ def load_plan(name: str, options: Mapping[str, Any], folder: Path = PLANS) -> Pl
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        path = own_or_shipped(folder / f"{name}.yaml")
+        path = own_or_shipped(PLANS / f"{name}.yaml")
     plan = load(path, Plan)
     if not options:
         return plan

@@ -1,17 +1,34 @@
-"""A plan's answer as tables in which every number says how it is known. Knows no simulation."""
+"""A plan's answer as tables in which every number says how it is known.
+
+Every method is simulated and priced; an LLM judge is priced beside them.
+"""
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
+from guard.machine.provenance import provenance
+from serve.engine.backends.arguments import GIB
+from serve.plan.deployment import Deployment, PlannedMethod, deploy
+from serve.plan.plan_file import JudgePricing, Plan
+from serve.plan.replica import Capacity, RatePoint, capacity
+from serve.plan.traffic import TrafficSource, read_trace, trace_rate
 
 COLUMNS = 110
+SIMULATED = "simulated from the coefficients"
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
+GREY = "#444444"
+COUNTED = "counted from the base's shape and the recipe"
+MILLION = 1e6
+SECONDS_AN_HOUR = 3600
 Basis = Literal["measured here", "measured elsewhere", "computed", "given"]
 MARKS: dict[Basis, str] = {
     "measured here": "m",
@@ -22,11 +39,7 @@ MARKS: dict[Basis, str] = {
 
 
 class Figure(Strict):
-    """A number with its unit, and how it is known.
-
-    `source`: the file, the command or the publication; for a computed figure, what it is computed
-    from.
-    """
+    """A number with its unit, and how it is known: by which file, command or computation."""
 
     value: float
     unit: str
@@ -35,72 +48,35 @@ class Figure(Strict):
 
     @property
     def text(self) -> str:
-        """The number with its mark, as tables show it: `41.2 c`."""
-        return f"{rounded(self.value)} {MARKS[self.basis]}"
-
-
-def rounded(value: float) -> str:
-    """The number as text, with three digits, and commas for thousands."""
-    if not math.isfinite(value):
-        return "-"
-    if abs(value) >= 100 or value == round(value):
-        return f"{value:,.0f}"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
-    if abs(value) >= 1:
-        return f"{value:.2f}"
-    return f"{value:.3g}"
-
-
-class FigureRow(Strict):
-    """A line of a table: its figures by column. A column may be missing."""
-
-    label: str
-    figures: dict[str, Figure]
-
-
-def computed(values: Mapping[str, tuple[float, str]], source: str) -> dict[str, Figure]:
-    """Figures, by column, of values with their units that all come from one computation."""
-    figures = {}
-    for column, (value, unit) in values.items():
-        figures[column] = Figure(value=value, unit=unit, basis="computed", source=source)
-    return figures
+        """The number with three digits and its mark, as tables show it: `41.2 c`."""
+        number = f"{self.value:,.0f}" if abs(self.value) >= 100 else f"{self.value:.3g}"
+        return f"{number} {MARKS[self.basis]}"
 
 
 class Section(Strict):
-    """A table. `note`: sentences below it."""
+    """A table: its figures by row and column. A column may be missing. `note`: sentences below."""
 
     title: str
-    rows: tuple[FigureRow, ...]
+    rows: dict[str, dict[str, Figure]]
     note: str = ""
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns, in the order in which the rows have them."""
-        names: dict[str, None] = {}
-        for row in self.rows:
-            names |= dict.fromkeys(row.figures)
-        return list(names)
+    def text(self) -> str:
+        """The section as lines: a column for each method or judge, a line for each figure."""
+        import pandas as pd
 
-    def value(self, label: str, column: str) -> float:
-        """The number of a row and column. Raises KeyError where there is none."""
-        rows = {row.label: row for row in self.rows}
-        return rows[label].figures[column].value
-
-
-class CurvePoint(Strict):
-    """The figures of one method's replica at a rate."""
-
-    method: str
-    rate: float
-    p50_ms: float
-    p95_ms: float
-    utilisation: float
-    usd_per_million_checks: float  # for one replica at this rate
+        cells: dict[str, dict[str, str]] = {}
+        for label, figures in self.rows.items():
+            cells[label] = {}
+            for column, figure in figures.items():
+                cells[label][f"{column}, {figure.unit}".removesuffix(", ")] = figure.text
+        frame = pd.DataFrame(list(cells.values()), index=list(cells)).fillna("").T
+        lines = frame.rename_axis(columns=self.title).to_string(col_space=10)
+        return "\n".join([lines, *textwrap.wrap(self.note, COLUMNS)])
 
 
 class PlanReport(Strict):
-    """Everything in `runs/plan.json`. `hardware`: the planned device."""
+    """Everything in `runs/plan.json`. `curves`: a replica's figures at several rates, by method."""
 
     name: str
     commit: str
@@ -110,53 +86,239 @@ class PlanReport(Strict):
     rate: float
     p95_target_ms: float
     sections: tuple[Section, ...]
-    curve: tuple[CurvePoint, ...]
+    curves: dict[str, tuple[RatePoint, ...]]
 
-    def section(self, title: str) -> Section:
-        """The table with this title. Raises KeyError where there is none."""
-        return {section.title: section for section in self.sections}[title]
+    def rows(self, title: str) -> dict[str, dict[str, Figure]]:
+        return {section.title: section.rows for section in self.sections}[title]
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as part:
             part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
-
-def table(report: PlanReport) -> str:
-    """The report as text."""
-    lines = [f"{report.name}: {report.model} on {report.hardware}", ""]
-    for section in report.sections:
-        lines += [*section_lines(section), ""]
-    marks = ", ".join(f"{mark} {basis}" for basis, mark in MARKS.items())
-    lines += textwrap.wrap(f"{marks}. Coefficients: {report.source}.", COLUMNS)
-    return "\n".join(lines)
-
-
-def section_lines(section: Section) -> list[str]:
-    """A section as lines: a row for each label, with the unit behind each column's name."""
-    columns = section.columns
-    heads = [f"{column}, {_unit(section, column)}".rstrip(", ") for column in columns]
-    cells = []
-    for row in section.rows:
-        figures = [row.figures.get(column) for column in columns]
-        cells.append([figure.text if figure else "" for figure in figures])
-    widths = []
-    for number, head in enumerate(heads):
-        widths.append(max(len(head), *(len(row[number]) for row in cells)))
-    label_width = max(len(section.title), *(len(row.label) for row in section.rows))
-    lines = [f"{section.title:<{label_width}}  {_aligned(heads, widths)}"]
-    lines.append("-" * len(lines[0]))
-    for row, row_cells in zip(section.rows, cells, strict=True):
-        lines.append(f"{row.label:<{label_width}}  {_aligned(row_cells, widths)}".rstrip())
-    lines += textwrap.wrap(section.note, COLUMNS)
-    return lines
+    @property
+    def text(self) -> str:
+        lines = [f"{self.name}: {self.model} on {self.hardware}", ""]
+        for section in self.sections:
+            lines += [section.text, ""]
+        marks = ", ".join(f"{mark} {basis}" for basis, mark in MARKS.items())
+        lines += textwrap.wrap(f"{marks}. Coefficients: {self.source}.", COLUMNS)
+        return "\n".join(lines)
 
 
-def _unit(section: Section, column: str) -> str:
-    units = [row.figures[column].unit for row in section.rows if column in row.figures]
-    return units[0]
+Outcomes = Sequence[tuple[PlannedMethod, Capacity]]
 
 
-def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
+def build(plan: Plan, runs: Path) -> PlanReport:
+    """Work out the plan. Raises GuardError where the plan is not possible."""
+    plan, source, left_out = planned_traffic(plan, runs)
+    deployment = deploy(plan, runs)
+    outcomes = []
+    for method in deployment.methods:
+        limits = capacity(method, source, plan.p95_ms, plan.most_busy)
+        outcomes.append((method, limits))
+    return PlanReport(
+        name=plan.name,
+        commit=provenance()["commit"],
+        hardware=deployment.hardware,
+        model=plan.model,
+        source=deployment.source,
+        rate=plan.traffic.rate,
+        p95_target_ms=plan.p95_ms,
+        sections=(
+            _step_section(deployment),
+            _memory_section(deployment),
+            _replica_section(outcomes),
+            _cost_section(plan, deployment, source, left_out, outcomes),
+        ),
+        curves={method.label: limits.curve for method, limits in outcomes},
+    )
+
+
+def planned_traffic(plan: Plan, runs: Path) -> tuple[Plan, TrafficSource, int]:
+    """The plan, with the rules and the rate of its trace if it has one, and its traffic.
+
+    Also how many lines of the trace were left out.
+    """
+    if plan.traffic.trace is None:
+        return plan, TrafficSource(plan.traffic, plan.checks, plan.seed), 0
+    suffix = plan.suffix_tokens or deploy(plan, runs).methods[0].suffix_tokens
+    trace = read_trace(Path(plan.traffic.trace), suffix)
+    replaced: dict[str, float] = {"rules": max(len(trace.rules), plan.traffic.rules)}
+    if "rate" not in plan.traffic.model_fields_set:
+        replaced["rate"] = trace_rate(trace.arrivals)
+    traffic = plan.traffic.model_copy(update=replaced)
+    source = TrafficSource(traffic, plan.checks, plan.seed, trace.arrivals)
+    return plan.model_copy(update={"traffic": traffic}), source, trace.left_out
+
+
+def _computed(values: Mapping[str, tuple[float, str]], source: str) -> dict[str, Figure]:
+    """Figures, by column, of values with their units that all come from one computation."""
+    figures = {}
+    for column, (value, unit) in values.items():
+        figures[column] = Figure(value=value, unit=unit, basis="computed", source=source)
+    return figures
+
+
+def _step_section(deployment: Deployment) -> Section:
+    rows = {}
+    device = deployment.device
+    basis: Basis = "measured here" if device is None else "computed"
+    note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
+    for method in deployment.methods:
+        figures = {}
+        for column, (value, unit) in method.cost.table_row.items():
+            known: tuple[Basis, str] = (basis, deployment.source)
+            if device is not None and column in ("step", "a rule"):
+                known = ("measured elsewhere", device.host_source)  # the host's part
+            figures[column] = Figure(value=value, unit=unit, basis=known[0], source=known[1])
+        figures["suffix"] = Figure(
+            value=method.suffix_tokens, unit="tokens", basis="given", source="the recipe's prompt"
+        )
+        rows[method.label] = figures
+        if method.cost.indistinct:
+            times = "; ".join(method.cost.indistinct)
+            note += f" Not told from 0 by its standard error, {method.label}: {times}."
+    return Section(title="coefficients", rows=rows, note=note)
+
+
+def _memory_section(deployment: Deployment) -> Section:
+    rows = {}
+    device = deployment.device
+    for method in deployment.methods:
+        sizes, bytes_of = method.sizes, method.bytes_of
+        counts = {
+            "weights": (bytes_of.weights / GIB, "GiB"),
+            "adapters": (sizes.slots * bytes_of.adapter / GIB, "GiB"),
+            "keys and values": (sizes.cache_tokens * bytes_of.token / GIB, "GiB"),
+            "workspace": (0.0 if device is None else device.workspace_gib, "GiB"),
+            "slots": (sizes.slots, ""),
+            "cache": (sizes.cache_tokens, "tokens"),
+            "in host memory": (sizes.host_adapters, "adapters"),
+            "host": (sizes.host_adapters * bytes_of.host_adapter / GIB, "GiB"),
+        }
+        rows[method.label] = _computed(counts, COUNTED)
+    return Section(title="memory", rows=rows)
+
+
+def _replica_section(outcomes: Outcomes) -> Section:
+    rows = {}
+    for method, limits in outcomes:
+        values = {
+            "saturates at": (limits.saturation_per_second, "checks/s"),
+            "lone p50": (limits.lone.p50_ms, "ms"),
+            "lone p95": (limits.lone.p95_ms, "ms"),
+        }
+        point = limits.within_target
+        if point is not None:
+            values |= {
+                "within target": (point.rate, "checks/s"),
+                "p50": (point.p50_ms, "ms"),
+                "p95": (point.p95_ms, "ms"),
+                "at work": (100 * point.utilisation, "%"),
+                "cache hits": (100 * point.hit_rate, "% of tokens"),
+                "swap-ins": (point.swap_ins, "a check"),
+                "reads": (point.loads, "a check"),
+            }
+        rows[method.label] = _computed(values, SIMULATED)
+    note = (
+        "lone: at a fiftieth of saturation. within target: the greatest rate that keeps the p95 "
+        "and leaves the replica some time."
+    )
+    return Section(title="one replica", rows=rows, note=note)
+
+
+def _cost_section(
+    plan: Plan, deployment: Deployment, source: TrafficSource, left_out: int, outcomes: Outcomes
+) -> Section:
+    rate, an_hour = plan.traffic.rate, deployment.price_an_hour
+    arrivals = source.at(rate).arrivals
+    rules = float(np.mean([len(arrival.rules) for arrival in arrivals]))
+    tokens = float(np.mean([arrival.tokens for arrival in arrivals]))
+    price = Figure(value=an_hour, unit="USD an hour", basis="given", source=deployment.price_source)
+    rows = {}
+    for method, limits in outcomes:
+        replicas = limits.replicas(rate)
+        values: dict[str, tuple[float, str]] = {}
+        if replicas is not None:
+            values["replicas"] = (replicas, "")
+            values |= _prices(per_million_checks(an_hour, replicas, rate), rules)
+        full = per_million_checks(an_hour, 1, limits.saturation_per_second)
+        values["checks, always full"] = (full, "USD")
+        rows[method.label] = {"price": price} | _computed(values, SIMULATED)
+    if plan.judge is not None:
+        origin = f"tokens by prices: {plan.judge.source}"
+        for label, usd in judge_prices(plan.judge, tokens, rules).items():
+            rows[label] = _computed(_prices(usd, rules), origin)
+    note = (
+        f"For {rate:g} checks/s of {tokens:,.0f} tokens and {rules:.1f} rules on average, p95 "
+        f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "
+        "replicas that are never idle, whatever the latency. What is cheaper may judge worse."
+    )
+    if left_out:
+        note += f" {left_out} lines of the trace have no verdict and were left out."
+    return Section(title="cost", rows=rows, note=note)
+
+
+def _prices(usd: float, rules: float) -> dict[str, tuple[float, str]]:
+    return {"a million checks": (usd, "USD"), "a million verdicts": (usd / rules, "USD")}
+
+
+def per_million_checks(price_an_hour: float, devices: float, checks_per_second: float) -> float:
+    """The cost in USD of a million checks by a deployment that runs all the time."""
+    return price_an_hour * devices / (checks_per_second * SECONDS_AN_HOUR) * MILLION
+
+
+def judge_prices(judge: JudgePricing, tokens: float, rules: float) -> dict[str, float]:
+    """The costs in USD of a million checks by an LLM judge, by the way in which it is asked.
+
+    For conversations of `tokens` tokens that are put to `rules` rules on average; the two numbers
+    are taken as independent. With the conversation first, all prompts of a check but one read it
+    from the provider's cache: left out where `cached_input` has no price.
+    """
+    prompt = judge.scaffold_tokens + tokens
+    answers = rules * judge.output_tokens * judge.output
+    policies = rules * judge.policy_tokens * judge.input
+    prices = {f"{judge.name}, a prompt a rule": rules * prompt * judge.input + policies + answers}
+    if judge.cached_input is not None:
+        read_again = (rules - 1) * prompt * judge.cached_input
+        cached = prompt * judge.input + read_again + policies + answers
+        prices["… conversation first, cached"] = cached
+    prices["… all rules in one prompt"] = prompt * judge.input + policies + answers
+    return prices
+
+
+def draw(report: PlanReport, path: Path) -> None:
+    """Write the plot: latency and cost against the rate at one replica."""
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(9, 4.2), dpi=150, layout="constrained")
+    latency, cost = canvas.subplots(1, 2)
+    costs = report.rows("cost")
+    for number, (label, points) in enumerate(report.curves.items()):
+        rates = [point.rate for point in points]
+        price, colour = costs[label]["price"].value, COLOURS[number % len(COLOURS)]
+        p50_ms = [point.p50_ms for point in points]
+        latency.plot(rates, p50_ms, "o-", color=colour, label=f"{label}, p50")
+        p95_ms = [point.p95_ms for point in points]
+        latency.plot(rates, p95_ms, "^--", color=colour, label=f"{label}, p95")
+        usd = [per_million_checks(price, 1, rate) for rate in rates]
+        cost.plot(rates, usd, "o-", color=colour, label=label)
+    latency.axhline(report.p95_target_ms, color=GREY, linestyle=":", label="p95 target")
+    styles = iter((":", "-.", "--"))
+    for label, figures in costs.items():
+        if "price" not in figures:  # a judge, which costs the same at any rate
+            value = figures["a million checks"].value
+            cost.axhline(value, color=GREY, linestyle=next(styles), linewidth=1, label=label)
+    labels = {latency: "ms from arrival to the last verdict", cost: "USD for a million checks"}
+    for axes, label in labels.items():
+        axes.set(xscale="log", yscale="log", xlabel="checks per second at one replica")
+        axes.set_ylabel(label)
+        axes.grid(linewidth=0.4, alpha=0.6, which="both")
+        axes.legend(fontsize=8)
+    caption = (
+        f"{report.name}: {report.model} on {report.hardware}; simulated, none of the points was "
+        f"measured. Coefficients: {report.source}. Commit {report.commit}."
+    )
+    canvas.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=7, color=GREY)
+    canvas.savefig(path)

@@ -32,45 +32,34 @@ def replaced_keys(words: list[str]) -> dict[str, Any]:
     return replaced
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(
+@exits_cleanly
+def main() -> None:
+    """Plan, write the report and the plot, print the table."""
+    parser = argparse.ArgumentParser(
         prog="python -m serve.plan.run",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
-        "--plan",
-        default="tiny_here",
-        help="a plan of recipes/plans, or a YAML file (default: tiny_here)",
-    )
-    made.add_argument("--trace", help="a file of recorded checks: JSON lines, or an audit log")
-    made.add_argument("--runs", type=Path, default=Runs().root, help="where results go")
-    made.add_argument(
-        "keys", nargs="*", metavar="key=value", help="instead of the plan's own: traffic.rate=200"
-    )
-    return made
-
-
-@exits_cleanly
-def main() -> None:
-    """Plan, write the report and the plot, print the table."""
-    arguments = parser().parse_args()
+    plan_help = "a plan of recipes/plans, or a YAML file (default: tiny_here)"
+    parser.add_argument("--plan", default="tiny_here", help=plan_help)
+    parser.add_argument("--trace", help="a file of recorded checks: JSON lines, or an audit log")
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="where results go")
+    keys_help = "instead of the plan's own: traffic.rate=200"
+    parser.add_argument("keys", nargs="*", metavar="key=value", help=keys_help)
+    arguments = parser.parse_args()
     from serve.plan.plan_file import load_plan
 
     replaced = replaced_keys(arguments.keys)
     if arguments.trace is not None:
         replaced["traffic.trace"] = arguments.trace
     plan = load_plan(arguments.plan, replaced)
-    from serve.plan.build import build
-    from serve.plan.plot import draw
-    from serve.plan.report import table
+    from serve.plan.report import build, draw
 
     report = build(plan, arguments.runs)
     path = arguments.runs / "plan.json"
     report.save(path)
     draw(report, path.with_suffix(".png"))
-    print(table(report))
+    print(report.text)
     print(f"written: {path}, {path.with_suffix('.png')}")
 
 

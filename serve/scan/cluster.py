@@ -36,8 +36,7 @@ from guard.errors import GuardError
 from guard.machine.device import usable_cores
 from serve.private_ray import private_ray
 from serve.scan.judge import ScanEngine, part_rows
-from serve.scan.manifest import ScanManifest
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.scan import (
     StoredPart,
     VerdictCounts,

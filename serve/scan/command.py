@@ -13,9 +13,8 @@ from pathlib import Path
 from guard.arguments import count
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.machine.neighbours import warn_if_busy
-from serve.scan.manifest import ScanManifest
-from serve.scan.parts import PartFolder
+from guard.machine.device import warn_if_busy
+from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.scan import scan
 from serve.selection import ServedPart, open_engines
 

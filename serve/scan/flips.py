@@ -112,7 +112,6 @@ class ReplayTally:
         return heapq.nlargest(self.shown, self.flips, key=lambda flip: abs(flip.change))
 
     def share(self, name: str) -> CountedShare:
-        """A count among the conversations that both judged."""
         return CountedShare.of(self.counts[name], len(self.changes))
 
     def quantiles(self) -> dict[str, float]:

@@ -16,8 +16,7 @@ from serve.engine.codes import Code
 from serve.engine.engine import TEST_CONVERSATION
 from serve.engine.engines import CheckEngine, OpenedCheck
 from serve.engine.score import Check, Refusal
-from serve.scan.manifest import ScanManifest
-from serve.scan.parts import ScanRow
+from serve.scan.parts import ScanManifest, ScanRow
 from serve.scan.sources import StoredConversation
 
 log = logging.getLogger(__name__)
@@ -36,13 +35,12 @@ def judge(
 ) -> list[Check]:
     """A check of each conversation, in their order.
 
-    They are asked sorted by what they begin with, so that those that share it meet in the cache.
-    That is empty at first: what else the engine was asked changes no batch, and so no digit, of
-    these, where every adapter has a slot.
+    They are asked sorted by their beginnings, so that equal ones meet in the cache. It is empty at
+    first, so that nothing asked before changes a batch, and with it a digit, where every adapter
+    has a slot. The conversations of a batch that fails are judged one at a time; one that fails by
+    itself too has a refusal of every rule.
 
-    The conversations of a batch that fails are judged one at a time, and what fails by itself too
-    has a refusal of every rule. Raises GuardError if nothing else is answered any longer; nothing
-    is left in the engine then.
+    Raises GuardError if nothing else is answered any longer; nothing is left in the engine then.
     """
     engine.forget()
     checks: dict[int, Check] = {}

@@ -14,8 +14,7 @@ from guard.errors import exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.scan.command import add_scan_options, cluster_actors, judge_all
-from serve.scan.manifest import FORMATS, ScanManifest, manifest_of
-from serve.scan.parts import PartFolder, delete_scan
+from serve.scan.parts import FORMATS, PartFolder, ScanManifest, delete_scan, manifest_of
 from serve.scan.sources import find_sources, names_of
 from serve.selection import Selection, left_out, served_parts
 

@@ -14,8 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from serve.scan.judge import ScanEngine, part_rows
-from serve.scan.manifest import ScanManifest
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.sources import StoredConversation, read_source, size_of
 
 VerdictCounts = Counter[tuple[str, str]]  # rows by rule and verdict
@@ -113,6 +112,5 @@ def finish(folder: PartFolder, counts: VerdictCounts) -> ScanManifest:
 
 
 def scan_bar(manifest: ScanManifest) -> tqdm[Any]:
-    """A progress bar over the bytes of the sources."""
     total = sum(size for size, _ in manifest.sources.values())
     return tqdm(total=total or None, unit="B", unit_scale=True, desc="scan")

@@ -152,7 +152,6 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 
 def _ending(source: str) -> str:
-    """Of READERS; empty if it is none."""
     return next((ending for ending in READERS if source.endswith(ending)), "")
 
 

@@ -14,7 +14,6 @@ from guard.method import METHODS, method_named
 from guard.recipe import load_recipe
 from guard.weights.card import CARD, Card, check_rule, load_card
 from serve.engine.adapter import Requirements
-from serve.engine.backends.arguments import stated_max_rank
 from serve.selection import ServedPart
 
 NAME_WEIGHTS = "Name runs/MODEL/RULE/METHOD, or runs/MODEL for all its rules"
@@ -124,7 +123,7 @@ def replayed_parts(versions: Versions) -> list[ServedPart]:
     parts: list[ServedPart] = []
     for model, pairs in by_model.items():
         recipe = load_recipe(model)
-        requirements = Requirements.of(recipe, stated_max_rank(recipe, {}))
+        requirements = Requirements.of(recipe)
         folders: dict[str, Path] = {}
         for pair in pairs:
             for version in (pair.a, pair.b):

@@ -52,10 +52,9 @@ Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """What an adapter's files say. `content` is the SHA-256 of both.
-
-    `invocation` is empty for a plain LoRA. `shapes` maps a module's name in the base model to the
-    shapes of its A [rank, in] and B [out, rank].
+    """What an adapter's files say. `content` is the SHA-256 of both. `invocation` is empty for a
+    plain LoRA. `shapes` maps a module's name in the base model to the shapes of its A [rank, in]
+    and B [out, rank].
     """
 
     path: str
@@ -66,10 +65,8 @@ class AdapterFiles:
 
 
 def read_adapter(path: str) -> AdapterFiles:
-    """The adapter in the folder (or hub id) `path`. Raises AdapterError.
-
-    Cached for as long as neither file changes on disk, which two `stat` calls tell. A hub id is
-    looked up once.
+    """The adapter in the folder (or hub id) `path`. Raises AdapterError. Cached for as long as
+    neither file changes on disk, which two `stat` calls tell. A hub id is looked up once.
     """
     folder, stamps = path, _stamps(path)
     if stamps is None:
@@ -236,7 +233,6 @@ def _parsed(name: str, where: Path) -> tuple[str, bool]:
 
 def check_adapter(adapter: AdapterFiles, lora_config: Any, model_config: Any) -> None:
     """Raise AdapterError unless an engine with these settings and this model can serve `adapter`.
-
     It takes some milliseconds, so it is called once for each content.
     """
     try:
@@ -280,10 +276,7 @@ Layers = Mapping[str, TargetLayer]
 
 
 def _check_cpu(adapter: AdapterFiles, lora_config: Any, model_config: Any, layers: Layers) -> None:
-    """Refuse what would go to vLLM's own CPU operator.
-
-    It gives base tokens the adapter in the last slot.
-    """
+    """Refuse what vLLM's CPU operator would compute: it gives base tokens the last adapter."""
     if lora_config.lora_dtype != model_config.dtype:
         raise AdapterError(
             f"on a CPU adapters are served in the base's type, {model_config.dtype}",
@@ -314,11 +307,10 @@ def _layers(hf_config: Any) -> Layers | None:
 
 
 def _build_layers(hf_config: Any) -> Layers | None:
-    """Every layer that an adapter may target, by name.
-
-    From an instance, without memory, of the class that PEFT adapted. None where that class does not
-    settle the names: transformers does not have it, or the text model is part of a larger one,
-    whose layers were renamed between versions. There the worker's own check (`placed`) has to do.
+    """Every layer that an adapter may target, by name. From an instance, without memory, of the
+    class that PEFT adapted. None where that class does not settle the names: transformers does not
+    have it, or the text model is part of a larger one, whose layers were renamed between versions.
+    There the worker's own check (`placed`) has to do.
     """
     architecture = getattr(transformers, (hf_config.architectures or [""])[0], None)
     if architecture is None or hf_config.get_text_config() is not hf_config:

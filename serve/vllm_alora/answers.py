@@ -1,9 +1,8 @@
 """Seams: the output layer computes the tokens that can be answered, not the vocabulary.
 
-A verdict is the difference of two tokens' logits, and what normalises them over the vocabulary
-cancels. An engine that is only asked for verdicts says so (`ANSWERS`): then two columns are
-computed instead of 16,384 or 151,936, and of these the larger one is the answer. Its
-"log-probabilities" are logits: right up to a constant. Runner V1 on a CPU, with one worker and an
+A verdict is the difference of two logits. An engine that is only asked for verdicts says so
+(`ANSWERS`): then two columns are computed, and the larger one is the answer. Its
+"log-probabilities" are logits, right up to a constant. Runner V1 on a CPU, with one worker and an
 output layer that is neither quantised nor adapted; elsewhere nothing changes. Remove when vLLM
 computes logits for the tokens that are asked for.
 """

@@ -1,10 +1,9 @@
 """Seam: every request is checked where it arrives, and learns its activation point there.
 
-The input processor is the first code of vLLM that has both the prompt's ids and the adapter, for
-`LLM` and for the server alike, and its errors are one request's errors. A prompt without the
-invocation is refused: PEFT would answer with the base model, and that would read like the adapter's
-verdict. A bad adapter is refused: in a worker it would stop the whole engine. Remove when vLLM
-serves aLoRA itself and validates adapters before it schedules them.
+The input processor is the first code of vLLM that has both the prompt's ids and the adapter, and
+its errors are one request's. A prompt without the invocation is refused: the base would answer, and
+that would read like the adapter's verdict. A bad adapter is refused: in a worker it would stop the
+engine. Remove when vLLM serves aLoRA itself and validates adapters before it schedules them.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from .activation import activation_start
 from .adapter import AdapterFiles, check_adapter, read_adapter
-from .handover import KEY
+from .handover import KEY, activation_start
 from .seam import seam
 
 
@@ -73,9 +71,8 @@ def active_from(
     name: str,
     expected: int | None = None,
 ) -> int:
-    """The token from which on the adapter acts in the prompt; 0 for a plain LoRA.
-
-    Raises InvocationError where it never would, or not at the token that is `expected`.
+    """The token from which on the adapter acts in the prompt; 0 for a plain LoRA. Raises
+    InvocationError where it never would, or not at the token that is `expected`.
     """
     start: int | None = 0
     if adapter.invocation:

@@ -28,9 +28,8 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def compiled(source: Path, functions: tuple[str, ...], arguments: tuple[type, ...]) -> ctypes.CDLL:
-    """The compiled source, from the cache of earlier processes if it has it.
-
-    Its `functions` take these `arguments` and return nothing. Raises CompileError.
+    """The compiled source, from the cache of earlier processes if it has it. Its `functions` take
+    these `arguments` and return nothing. Raises CompileError.
     """
     try:
         command = shlex.split(os.environ.get("CXX", "g++"))

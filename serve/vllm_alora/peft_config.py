@@ -44,10 +44,7 @@ def unserved(config: Mapping[str, Any]) -> str | None:
 
 
 def is_adapted(config: Mapping[str, Any], layer: str) -> bool:
-    """Whether PEFT adapts the layer of this name: its `check_target_module_exists`.
-
-    Raises re.error for a pattern that is none.
-    """
+    """PEFT's `check_target_module_exists`. Raises re.error for a pattern that is none."""
     if _is_named(config.get("exclude_modules"), layer):
         return False
     targets = config["target_modules"]

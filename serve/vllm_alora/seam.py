@@ -30,9 +30,8 @@ class SeamError(RuntimeError):
 @dataclass(frozen=True)
 class Seam:
     """A patched function of vLLM: its place, the names that its parameters must have, and its
-    wrapper.
-
-    `wrapper` is called with the original function first, then with the call's own arguments.
+    wrapper. `wrapper` is called with the original function first, then with the call's own
+    arguments.
     """
 
     target: str
@@ -46,10 +45,7 @@ def seam(target: str, parameters: str) -> Callable[[Wrapper], Seam]:
 
 
 def install(seams: Iterable[Seam]) -> None:
-    """Check every seam, then patch every one that is not patched yet.
-
-    Raises SeamError before anything is patched.
-    """
+    """Check every seam, then patch those that are not. Raises SeamError before any patch."""
     wanted = list(seams)
     targets = [patch.target for patch in wanted]
     twice = sorted({target for target in targets if targets.count(target) > 1})
@@ -63,13 +59,6 @@ def install(seams: Iterable[Seam]) -> None:
 def is_installed(patch: Seam) -> bool:
     """Whether this process's vLLM is patched there. Raises SeamError if it does not exist."""
     return hasattr(_function(_find(patch)[2]), MARK)
-
-
-def uninstall(patch: Seam) -> None:
-    """Put vLLM's own function back, to measure a seam: without one an engine does not serve."""
-    holder, name, current = _find(patch)
-    if is_installed(patch):
-        _put(holder, name, current, _function(current).__wrapped__)
 
 
 def _checked(patch: Seam) -> Any:
@@ -110,9 +99,8 @@ def _put(holder: Any, name: str, old: Any, new: Wrapper) -> None:
 
 
 def _find(patch: Seam) -> tuple[Any, str, Any]:
-    """The module or class that holds the function, its name there, and the function itself.
-
-    Which may be a classmethod object. Raises SeamError if there is none.
+    """The module or class that holds the function, its name there, and the function itself. Which
+    may be a classmethod object. Raises SeamError if there is none.
     """
     module_name, _, path = patch.target.partition(":")
     *classes, name = path.split(".")

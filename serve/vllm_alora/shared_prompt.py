@@ -25,10 +25,8 @@ class Prefix:
 
 
 class SharedPrompt(Sequence[int]):
-    """A prompt's token ids: those of `prefix`, then a suffix of its own.
-
-    Read like a list, without a copy of the prefix. It grows at its end like one, as a request does
-    by what it generates.
+    """A prompt's token ids: those of `prefix`, then a suffix of its own. Read like a list, without
+    a copy of the prefix. It grows at its end like one, as a request does by what it generates.
     """
 
     __slots__ = ("_length", "_suffix", "prefix")

@@ -1,12 +1,10 @@
 """Seam: the base's last hidden state comes out of the engine, for the requests that ask for it.
 
-A linear head reads what the output layer reads at the prompt's last token. vLLM gives out tokens
-and their log-probabilities; hidden states only from an engine that pools and then generates
-nothing. A request asks with `STATE` in its `SamplingParams.extra_args`, under a key of its own; in
-the step that completes its prompt the runner keeps that row, and the caller takes it after the step
-(`take_states`): the next one forgets it. A row is kept in no other step, so a request that is
-cancelled or preempted before leaves nothing. Both model runners, without speculative decoding
-(`gives_states`); elsewhere nothing is kept, and who asks has to refuse. Remove when vLLM gives out
+A linear head reads what the output layer reads at the prompt's last token, and vLLM gives out
+hidden states only where it generates nothing. A request asks with `STATE` in its
+`SamplingParams.extra_args`, under a key of its own; the step that completes its prompt keeps that
+row, and the caller takes it before the next step (`take_states`). Both model runners, without
+speculative decoding (`gives_states`); elsewhere who asks has to refuse. Remove when vLLM gives out
 hidden states of requests that generate.
 """
 
@@ -101,10 +99,7 @@ def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
 
 
 def _key(sampling_params: Any) -> str | None:
-    """The key of a request that asks for its state.
-
-    A text, or it is none: over HTTP a caller may put anything there (`vllm_xargs`).
-    """
+    """The key of a request for its state, if it is a text: over HTTP it may be anything."""
     if sampling_params is None or not sampling_params.extra_args:
         return None
     key = sampling_params.extra_args.get(STATE)

@@ -1,14 +1,10 @@
 """Seams: every token is computed with its own weights, base before the activation point and adapter
 from it on.
 
-vLLM gives every token of a request that request's adapter. A step computes any part of a prompt
-(chunked prefill, cached prefix), so the tokens that are still the base's are those with `computed +
-offset < activation_start`: adapter id 0. Tokens decoded later lie behind the prompt and so behind
-its activation point.
-
-Runner V1 (CPU, or no Triton) knows per row how many tokens are computed. Runner V2 keeps the
-adapters in a LoraState that does not, so its runner lends it the request states. Remove when vLLM
-serves aLoRA itself.
+vLLM gives every token of a request that request's adapter. Here those with `computed + offset <
+activation_start` have adapter id 0, the base's, whatever part of the prompt a step computes. Runner
+V1 (CPU, or no Triton) knows per row how many tokens are computed; runner V2 lends its LoraState the
+request states. Remove when vLLM serves aLoRA itself.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import numpy.typing as npt
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from .activation import ActivatedRequest
+from .handover import ActivatedRequest
 from .seam import seam
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -30,7 +26,6 @@ NO_SLOT = -1  # the slot of the base's tokens
 
 def slots_of(adapters: Sequence[int], adapter_in_slot: Sequence[int | None]) -> Ints:
     """The slot of each adapter id, NO_SLOT for 0; `adapter_in_slot` holds the id in each slot.
-
     Raises KeyError for an adapter that is in none.
     """
     slot_of_id = {id_in_slot: slot for slot, id_in_slot in enumerate(adapter_in_slot)}
@@ -57,9 +52,8 @@ def slots_of_step(mapping: Any, adapter_in_slot: Sequence[int | None]) -> StepSl
 def base_token_mask(
     activation_starts: Ints, computed: Ints, scheduled: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Whether each scheduled token, [sum(scheduled)], lies before its activation point.
-
-    All arguments are per request, in tokens; a request's tokens lie together, in their order.
+    """Whether each scheduled token, [sum(scheduled)], lies before its activation point. All
+    arguments are per request, in tokens; a request's tokens lie together, in their order.
     """
     base_tokens = np.clip(activation_starts - computed, 0, scheduled)
     offsets = np.arange(scheduled.sum()) - np.repeat(np.cumsum(scheduled) - scheduled, scheduled)
@@ -167,11 +161,9 @@ def convert_mapping(
     vocab_size: int,
     device: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-    """vLLM's index tensors of the step, without a loop over its tokens.
-
-    The slots of tokens and of prompts, those of prompts as rows of a padded table, and the tokens'
-    rows in the embeddings of all slots. Where the caller has left the slots on the mapping
-    (`low_rank.launch_grid`), they are taken from there, once: another step has others.
+    """vLLM's index tensors of the step, without a loop over its tokens: the slots of tokens and of
+    prompts, those as rows of a padded table, and the tokens' rows in the embeddings of all slots.
+    Slots that lie on the mapping (`low_rank.launch_grid`) are taken from there, once.
     """
     slots: StepSlots | None = vars(mapping).pop("step_slots", None)
     tokens, prompts = slots or slots_of_step(mapping, lora_index_to_id)

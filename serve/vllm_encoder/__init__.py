@@ -14,7 +14,7 @@ MODELS = {
     "DebertaForGuarding": "vllm_encoder.deberta:DebertaForGuarding",
     "GlinerForClassification": "vllm_encoder.gliner:GlinerForClassification",
     "ModernBertForGuarding": "vllm_encoder.modernbert:ModernBertForGuarding",
-    "RobertaForGuarding": "vllm_encoder.roberta:RobertaForGuarding",
+    "RobertaForGuarding": "vllm_encoder.bert:RobertaForGuarding",
 }
 
 

@@ -71,9 +71,7 @@ def linear(inputs: int, outputs: int, prefix: str, *, bias: bool = True) -> Repl
 
 
 def projected(layer: nn.Module, table: Tensor, slots: Sequence[int]) -> Tensor:
-    """The table through a linear layer under the adapter in each slot,
-    [slots, positions, outputs].
-    """
+    """The table through a layer under the adapter in each slot, [slots, positions, outputs]."""
     base: Tensor = getattr(layer, "base_layer", layer)(table)
     if not isinstance(layer, BaseLinearLayerWithLoRA):
         return base.expand(len(slots), -1, -1)
@@ -265,9 +263,7 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, words: Tensor, positions: Tensor) -> Tensor:
-        """Embedded words [tokens, embedding size] and positions [tokens] ->
-        [tokens, hidden size]. All tokens are of type 0.
-        """
+        """Words [tokens, embedding size], positions [tokens] -> [tokens, hidden size], type 0."""
         if self.position_embeddings is not None:
             words = words + self.position_embeddings(positions)
         if self.token_type_embeddings is not None:
@@ -298,9 +294,7 @@ class Encoder(nn.Module):
             self.conv = Convolution(config)
 
     def forward(self, embedded: Tensor, starts: Sequence[int]) -> Tensor:
-        """[tokens, hidden size] and where the sequences begin and the last ends -> states of the
-        same shape.
-        """
+        """[tokens, hidden size] and where sequences begin and the last ends -> states alike."""
         step = self._step(starts, embedded.device)
         states = embedded
         for index, layer in enumerate(self.layer):
@@ -384,9 +378,7 @@ def without_unused(
 @attn_type("encoder_only")
 @default_pooling_type(tok_pooling_type="ALL")
 class DebertaForGuarding(nn.Module, SupportsLoRA):
-    """DeBERTa without a head: [tokens, hidden size] for each request, of vLLM's task
-    `token_embed`.
-
+    """DeBERTa without a head: [tokens, hidden size] for each request, of vLLM's task `token_embed`.
     An adapter's modules are named as in transformers' `DebertaV2ForTokenClassification`.
     """
 

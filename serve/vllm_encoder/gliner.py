@@ -44,10 +44,9 @@ class LabelPool(AllPool):
 @attn_type("encoder_only")
 @default_pooling_type(tok_pooling_type="ALL")
 class GlinerForClassification(nn.Module, SupportsLoRA):
-    """GLiNER2's logits, [labels, 1] for each request, of vLLM's task `token_embed`.
-
-    An adapter's modules are named as in gliner2's span extractor: those of its encoder, and its
-    classifier's two layers.
+    """GLiNER2's logits, [labels, 1] for each request, of vLLM's task `token_embed`. An adapter's
+    modules are named as in gliner2's span extractor: those of its encoder, and its classifier's two
+    layers.
     """
 
     is_pooling_model = True

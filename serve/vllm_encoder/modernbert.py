@@ -25,9 +25,8 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 @default_pooling_type(tok_pooling_type="ALL")
 class ModernBertForGuarding(nn.Module, SupportsLoRA):
     """ModernBERT up to its classifier: [tokens, hidden size] for each request, of vLLM's task
-    `token_embed`.
-
-    An adapter's modules are named as in transformers' `ModernBertForTokenClassification`.
+    `token_embed`. An adapter's modules are named as in transformers'
+    `ModernBertForTokenClassification`.
     """
 
     is_pooling_model = True

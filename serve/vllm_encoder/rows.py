@@ -22,9 +22,8 @@ BLOCK_SCORES = 2**21
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Sequences of like length. `tokens`: where each row's tokens lie in the step,
-    [rows, longest], 0 behind its end; `is_token` says where they are; `sequences`: their numbers in
-    the step.
+    """Sequences of like length. `tokens`: where each row's tokens lie in the step, [rows, longest],
+    0 behind its end; `is_token` says where they are; `sequences`: their numbers in the step.
     """
 
     tokens: Tensor
@@ -42,10 +41,9 @@ class PaddedRows:
 
 
 def bounds(layer_name: str, tokens: int, max_tokens: int) -> list[int]:
-    """Where the step's sequences begin, and where the last ends; what follows is padding.
-
-    From the metadata of the attention layer of this name. A dry run of vLLM has none: there it is
-    as many of the longest sequences as make up the tokens.
+    """Where the step's sequences begin, and where the last ends; what follows is padding. From the
+    metadata of the attention layer of this name. A dry run of vLLM has none: there it is as many of
+    the longest sequences as make up the tokens.
     """
     metadata = get_forward_context().attn_metadata
     if metadata is None:
@@ -58,10 +56,8 @@ def bounds(layer_name: str, tokens: int, max_tokens: int) -> list[int]:
 
 
 def padded_rows(starts: Sequence[int], positions: int, device: torch.device) -> list[PaddedRows]:
-    """The sequences between `starts`, longest first, in blocks of at most BLOCK_SCORES.
-
-    A row is at least half full. Each token has a score for each token of its row, and for each of
-    `positions`.
+    """The sequences between `starts`, longest first, in blocks of at most BLOCK_SCORES. A row is at
+    least half full. Each token has a score for each token of its row, and for each of `positions`.
     """
     lengths = [end - start for start, end in itertools.pairwise(starts)]
     longest_first = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])

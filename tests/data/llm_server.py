@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from data.debate.debate import generate
-from data.debate.writers import Writers
+from data.debate.paid_endpoint import Writers
 from guard.conversation.example import Example, Message
-from guard.endpoint.client import Endpoint
+from guard.endpoint import Endpoint
 from guard.rule import load_rule
 
 RULE = load_rule("refund_promise")

@@ -16,7 +16,9 @@ def random_rows(count: int = 48) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number in range(count):
         text = " ".join("".join(rng.choices("abcdefghij", k=4)) for _ in range(12))
-        rows.append({"text": text, "label": number % 2})
+        # What a stranger's rows say of themselves, each what it likes.
+        meta = ({}, {"domain": None}, {"severity": "mild", "cores": 3, "phrasings": ["free"]})
+        rows.append({"text": text, "label": number % 2, "meta": meta[number % 3]})
     return rows
 
 

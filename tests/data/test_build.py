@@ -18,7 +18,7 @@ from data.generator.generate import Counts
 from data.generator.library import BACKGROUND, PHRASES
 from data.new_rule import WHO
 from data.rows import read_rows
-from data.sources import SOURCES
+from data.sources import FILE, SOURCES, DataRequest
 from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -41,7 +41,7 @@ Run = Callable[..., str]
 def made(source: str, folder: Path, seed: int = 0, **more: Any) -> bool:
     """Whether the data were built."""
     rule, splitting = more.pop("rule", RULE), more.pop("splitting", "keep")
-    return build(rule, source, SMALL, seed, splitting, folder, **more)
+    return build(DataRequest(rule, source, SMALL, seed, splitting, folder), **more)
 
 
 def own(tmp_path: Path, *, planted: bool = False) -> str:
@@ -121,42 +121,44 @@ def test_a_build_writes_splits_and_manifest_and_the_same_bytes_again(tmp_path: P
 
 
 def test_a_build_is_not_redone_until_an_input_changes_or_a_file_is_gone(tmp_path: Path) -> None:
-    assert made(GENERATOR, tmp_path)
-    assert not made(GENERATOR, tmp_path)
-    assert made(GENERATOR, tmp_path, 1)
-    assert made(GENERATOR, tmp_path, 1, force=True)
-    changed = RULE.model_copy(update={"policy": RULE.policy + " Always."})
-    assert made(GENERATOR, tmp_path, 1, rule=changed)
-    for name in ("train.jsonl", "manifest.json"):
-        (tmp_path / name).unlink()
-        assert made(GENERATOR, tmp_path, 1)
-
-
-def test_own_data_are_built_again_when_the_file_changes(tmp_path: Path) -> None:
     source, folder = own(tmp_path), tmp_path / "out"
     assert made(source, folder)
     assert not made(source, folder)
-    written(Path(source), [*in_splits(random_rows()), NEW_ROW])
-    assert made(source, folder)
+    assert made(source, folder, 1)
+    assert made(source, folder, 1, force=True)
+    changed = RULE.model_copy(update={"policy": RULE.policy + " Always."})
+    assert made(source, folder, 1, rule=changed)
+    for name in ("train.jsonl", "manifest.json"):
+        (folder / name).unlink()
+        assert made(source, folder, 1, rule=changed)
 
 
-def test_a_local_data_folder_is_read_again_when_a_file_in_it_changes(tmp_path: Path) -> None:
-    source, folder = f"hub:{tmp_path / 'set'}", tmp_path / "out"
-    (tmp_path / "set").mkdir()
+def test_own_data_are_built_again_when_a_file_of_theirs_changes(tmp_path: Path) -> None:
+    file, folder = own(tmp_path), tmp_path / "set"
+    folder.mkdir()
     for number, split in enumerate(SPLITS):
-        written(tmp_path / "set" / f"{split}.jsonl", random_rows()[16 * number : 16 * number + 16])
-    assert made(source, folder)
-    assert not made(source, folder)
-    written(tmp_path / "set" / "train.jsonl", random_rows()[:14])
-    assert made(source, folder)
-    (tmp_path / "set" / "validation.jsonl").rename(tmp_path / "set" / "val.jsonl")
-    assert made(source, folder)
+        written(folder / f"{split}.jsonl", random_rows()[16 * number : 16 * number + 16])
+
+    def change(number: int) -> Path:
+        if number == 0:
+            return Path(written(Path(file), [*in_splits(random_rows()), NEW_ROW]))
+        if number == 1:
+            return Path(written(folder / "train.jsonl", random_rows()[:14]))
+        return (folder / "validation.jsonl").rename(folder / "val.jsonl")
+
+    for source, changes in ((file, [0]), (f"hub:{folder}", [1, 2])):
+        assert made(source, tmp_path / "out")
+        for number in changes:
+            assert not made(source, tmp_path / "out")
+            change(number)
+            assert made(source, tmp_path / "out")
 
 
-def test_a_build_that_is_interrupted_leaves_the_old_data_set_or_nothing_that_passes_for_data(
+def test_an_interrupted_build_leaves_the_old_data_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(GENERATOR, tmp_path)
+    source, folder = own(tmp_path), tmp_path / "out"
+    made(source, folder)
     splits_written = iter(range(2))
 
     def writing(path: Path, examples: list[Example]) -> str:
@@ -166,46 +168,35 @@ def test_a_build_that_is_interrupted_leaves_the_old_data_set_or_nothing_that_pas
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(command, "write_examples", writing)
-        made(GENERATOR, tmp_path, 1)
-    assert not made(GENERATOR, tmp_path)
+        made(source, folder, 1)
+    assert not made(source, folder)
     rename = Path.replace
 
     def renaming(path: Path, target: Path) -> Path:
-        if target == tmp_path / "validation.jsonl":
+        if target == folder / "validation.jsonl":
             interrupt()
         return rename(path, target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "replace", renaming)
-        made(GENERATOR, tmp_path, 1)
+        made(source, folder, 1)
     with pytest.raises(GuardError, match=r"no such file"):
-        split_files(tmp_path)
-    assert made(GENERATOR, tmp_path)
+        split_files(folder)
+    assert made(source, folder)
 
 
 def test_bad_rows_stop_a_build_and_leave_what_was_there(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    half = {"text": "a", "label": 1, "split": "test", "meta": {"note": "\ud83d"}}
-    bad = {
-        "near duplicates across splits": own(tmp_path, planted=True),
-        r"half.jsonl:49: half of a surrogate pair": written(
-            tmp_path / "half.jsonl", [*in_splits(random_rows()), half]
-        ),
-    }
-    for problem, source in bad.items():
-        with pytest.raises(GuardError, match=problem):
-            made(source, folder)
-        assert not folder.exists()
+    folder, source = tmp_path / "out", own(tmp_path, planted=True)
+    with pytest.raises(GuardError, match="near duplicates across splits"):
+        made(source, folder)
+    assert not folder.exists()
     made(GENERATOR, folder)
-    for problem, source in bad.items():
-        with pytest.raises(GuardError, match=problem):
-            made(source, folder)
-        assert not made(GENERATOR, folder)
+    with pytest.raises(GuardError, match="near duplicates across splits"):
+        made(source, folder)
+    assert not made(GENERATOR, folder)
 
 
-def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
+def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused(tmp_path: Path) -> None:
     """As training would. Of generated rows there are as many as the command says."""
     source, folder, allowed = own(tmp_path), tmp_path / "out", 8
     low = RULE.model_copy(update={"max_fpr": 0.9 / allowed})
@@ -231,9 +222,7 @@ def test_what_cleaning_drops_is_counted_in_the_manifest_and_shown(tmp_path: Path
     assert told in shown
 
 
-def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(
-    tmp_path: Path, rules: Path
-) -> None:
+def test_a_rule_without_phrases_leaves_generated_data_current(tmp_path: Path, rules: Path) -> None:
     folder = tmp_path / "out"
     assert made(GENERATOR, folder)
     text = (rules / "quiet.yaml").read_text()
@@ -244,72 +233,51 @@ def test_somebodys_own_rule_without_phrases_leaves_generated_data_current(
     assert made(GENERATOR, folder)
 
 
-def test_own_data_of_any_script_with_uneven_meta_are_built(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-    for number in range(60):
-        pairs = (chr(0x3042 + number) + chr(0x4E00 + 7 * number + step) for step in range(6))
-        meta = {"severity": "mild", "cores": 3, "phrasings": ["free text"]}
-        if number % 3 == 0:
-            meta = {"domain": None}
-        rows.append({"text": " ".join(pairs), "label": number % 2, "meta": meta})
-    assert made(written(tmp_path / "own.jsonl", rows), tmp_path / "out")
-
-
-def test_data_sets_depend_on_the_code_of_every_folder_of_the_stage(
+def test_data_sets_depend_on_the_code_of_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {str(path.relative_to(ROOT)) for path in code_files()}
-    assert {
-        *("data/build.py", "data/generator/writer.py", "data/debate/prompts.py"),
-        "data/generator/__init__.py",
-        # How rows are read.
-        *(f"guard/conversation/{name}.py" for name in ("chat", "keys", "row")),
-        *("guard/prompt/encodings.py", "guard/prompt/text.py", "guard/files/strict_json.py"),
-    } <= names
-    assert not any("__pycache__" in name for name in names)
+    assert {"data/build.py", "data/generator/writer.py", "data/debate/prompts.py"} <= names
+    how_rows_are_read = (
+        "conversation/chat",
+        "conversation/row",
+        "prompt/text",
+        "files/strict_json",
+    )
+    assert {f"guard/{name}.py" for name in how_rows_are_read} <= names
     assert {name.partition("/")[0] for name in names} == {"data", "guard"}
-    assert made(GENERATOR, tmp_path / "out")
+    source, folder = own(tmp_path), tmp_path / "out"
+    assert made(source, folder)
     changed = tmp_path / "writer.py"
     changed.write_text("# another way to write\n")
     unchanged = [path for path in code_files() if path.name != "writer.py"]
     monkeypatch.setattr(command, "code_files", lambda: [*unchanged, changed])
-    assert made(GENERATOR, tmp_path / "out")
+    assert made(source, folder)
 
 
 def test_forced_data_that_are_interrupted_are_built_again_and_those_whose_source_fails_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert made(GENERATOR, tmp_path)
+    source, folder = own(tmp_path), tmp_path / "out"
+    assert made(source, folder)
     with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
         interrupted.setattr("data.build.refuse_leaks", interrupt)
-        made(GENERATOR, tmp_path, force=True)
-    assert made(GENERATOR, tmp_path)
+        made(source, folder, force=True)
+    assert made(source, folder)
 
     def fail(_: object) -> Any:
         raise GuardError("no endpoint")
 
     with monkeypatch.context() as offline, pytest.raises(GuardError, match="no endpoint"):
-        failing = replace(SOURCES[GENERATOR], load=fail)
+        failing = replace(SOURCES[FILE], load=fail)
         offline.setattr("data.build.source_named", lambda _: failing)
-        made(GENERATOR, tmp_path, force=True)
-    assert not made(GENERATOR, tmp_path)
+        made(source, folder, force=True)
+    assert not made(source, folder)
 
 
-def test_the_command_writes_where_it_says(tmp_path: Path, run: Run) -> None:
+def test_options_of_an_endpoint_that_is_not_asked_are_refused(tmp_path: Path, run: Run) -> None:
     assert f"written to {tmp_path / 'data' / 'pii_leak'}" in run(*FEW)
     assert "unchanged in" in run(*FEW)
-
-
-@pytest.mark.parametrize("source", [GENERATOR, "llm"])
-def test_splits_are_refused_with_a_source_that_has_splits_of_its_own(source: str, run: Run) -> None:
-    printed = run("--data", source, "--splits", "clean", fails=True)
-    assert "--splits is for rows of your own" in printed
-
-
-def test_options_of_an_endpoint_that_is_not_asked_again_are_refused(
-    tmp_path: Path, run: Run
-) -> None:
-    run(*FEW)
     path = tmp_path / "data" / "pii_leak" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"source": "llm"}))
     printed = run("--examples", "4000", fails=True)
@@ -317,7 +285,7 @@ def test_options_of_an_endpoint_that_is_not_asked_again_are_refused(
 
 
 @pytest.mark.parametrize("rule", ["pii_leak", "quiet"])
-def test_own_data_stay_a_rules_data_until_others_are_named(
+def test_own_data_stay_until_others_are_named(
     tmp_path: Path, run: Run, rules: Path, rule: str
 ) -> None:
     source, run = own(tmp_path), partial(run, rule=rule)
@@ -334,9 +302,7 @@ def test_own_data_stay_a_rules_data_until_others_are_named(
     assert told in run()
 
 
-def test_generated_data_come_back_when_they_are_asked_for(
-    tmp_path: Path, run: Run, rules: Path
-) -> None:
+def test_generated_data_come_back_when_asked_for(tmp_path: Path, run: Run, rules: Path) -> None:
     file = rules / "pii_leak.yaml"
     for say in ("command", "rule's file"):
         run("--data", own(tmp_path), "--splits", "new")
@@ -348,9 +314,7 @@ def test_generated_data_come_back_when_they_are_asked_for(
         assert built_from(tmp_path) == (GENERATOR, "keep")
 
 
-def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(
-    tmp_path: Path, run: Run, rules: Path
-) -> None:
+def test_what_a_rule_still_has_to_say_is_always_told(tmp_path: Path, run: Run, rules: Path) -> None:
     source, path = own(tmp_path), rules / "quiet.yaml"
     assert "EDIT" not in run("--data", source, rule="quiet")
     policy = re.compile(r"^policy:.*?(?=^\w)", re.MULTILINE | re.DOTALL)
@@ -359,9 +323,7 @@ def test_what_a_new_rule_still_has_to_say_is_told_at_every_build(
         assert f"{path} still says EDIT:" in run("--data", source, rule="quiet")
 
 
-def test_one_rules_error_leaves_the_others_alone_and_is_told_at_the_end(
-    tmp_path: Path, run: Run, rules: Path
-) -> None:
+def test_one_rules_error_leaves_the_others_alone(tmp_path: Path, run: Run, rules: Path) -> None:
     (rules / "aloud.yaml").write_text((rules / "quiet.yaml").read_text())  # its id is another's
     printed = run(*FEW, rule="all", fails=True)
     built = (tmp_path / "data").glob("*/manifest.json")
@@ -393,7 +355,7 @@ def test_rows_that_are_given_while_another_command_writes_are_not_written_over(
     assert built_from(tmp_path)[1] == "clean"
 
 
-def test_a_hub_data_set_says_that_it_is_read_once(
+def test_a_hub_data_set_is_read_once(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = list(read_rows(own(tmp_path)))
@@ -409,14 +371,10 @@ def test_a_hub_data_set_says_that_it_is_read_once(
         ("all", ("--data", "own.jsonl"), "--data is the data of one rule"),
         ("pii_leak", ("--data", "nowhere.csv"), "no such file"),
         ("pii_leak", ("--train", "7"), "multiple of 4"),
-        (
-            *("pii_leak", ("--data", "rows.jsonl", "--train", "400")),
-            "--train and --validation and --test are for data of",
-        ),
-        (
-            *("pii_leak", ("--data", "lmm")),
-            "Known: generator, llm, FILE, generator+FILE, hub:ORG/NAME",
-        ),
+        ("pii_leak", ("--data", "rows.jsonl", "--train", "400"), "--train and --validation and"),
+        ("pii_leak", ("--data", "lmm"), "Known: generator, llm, FILE, generator+FILE, hub:ORG"),
+        ("pii_leak", ("--data", "llm", "--splits", "clean"), "--splits is for rows of your own"),
+        ("pii_leak", ("--splits", "clean"), "--splits is for rows of your own"),
     ],
 )
 def test_a_wrong_command_line_ends_in_one_line(
@@ -427,18 +385,13 @@ def test_a_wrong_command_line_ends_in_one_line(
 
 def test_the_help_lists_the_sources_and_imports_nothing_that_takes_seconds() -> None:
     script = (
-        "import sys, runpy\n"
-        "sys.argv = ['data.build', '--help']\n"
-        "try:\n"
-        "    runpy.run_module('data.build', run_name='__main__')\n"
-        "except SystemExit:\n"
-        "    print(*sorted({name.partition('.')[0] for name in sys.modules}), sep='\\n')\n"
+        "import sys, data.build as command\nsys.argv[1:] = ['--help']\ntry:\n    command.main()"
     )
+    script += "\nfinally:\n    print(*{name.partition('.')[0] for name in sys.modules}, sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    text, modules = done.stdout, set(done.stdout.splitlines())
     for source in SOURCES.values():
-        assert f"  {source.shape}" in text and source.description in text
+        assert f"  {source.shape}" in done.stdout and source.description in done.stdout
     heavy = {"torch", "vllm", "transformers", "datasets", "sklearn", "scipy", "numpy", "pandas"}
-    assert not heavy & modules
+    assert not heavy & set(done.stdout.splitlines())

@@ -48,6 +48,11 @@ def _in_thirds(**more: Any) -> list[dict[str, Any]]:
     return [row | {"split": split} for row, split in zip(_rows(30, **more), IN_THIRDS, strict=True)]
 
 
+def _in_two() -> list[dict[str, Any]]:
+    """Sixty training rows and twenty test rows."""
+    return [row | {"split": "train" if n < 60 else "test"} for n, row in enumerate(_rows(80))]
+
+
 def _jsonl(tmp_path: Path, rows: list[Any], name: str = "own.jsonl") -> str:
     text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     path = tmp_path / name
@@ -66,9 +71,7 @@ def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
-def test_json_lines_without_splits_are_split_with_both_labels_everywhere(
-    tmp_path: Path, name: str
-) -> None:
+def test_json_lines_are_split_with_both_labels_everywhere(tmp_path: Path, name: str) -> None:
     examples = _ingest(_jsonl(tmp_path, _rows(), name)).examples
     assert len(examples) == 60
     assert {(example.split, example.label) for example in examples} == EVERYWHERE
@@ -92,11 +95,11 @@ def test_csv_reads_like_json_lines(tmp_path: Path) -> None:
 def test_messages_in_a_csv_cell_are_json_and_a_cell_may_be_long(tmp_path: Path) -> None:
     rows = []
     for n in range(60):
-        messages = [{"role": "tool", "content": _text(n)}]
+        messages = [{"role": "tool", "content": _text(n) + " long" * (n // 59 * 40_000)}]
         rows.append({"messages": json.dumps(messages), "label": n % 2})
-    assert _ingest(_csv(tmp_path, rows)).examples[0].messages[0].role == "tool"
-    examples = _ingest(_csv(tmp_path, [*_rows(), {"text": "long " * 40_000, "label": 1}])).examples
-    assert max(len(example.messages[0].content) for example in examples) == 200_000
+    turns = [example.messages[0] for example in _ingest(_csv(tmp_path, rows)).examples]
+    assert {turn.role for turn in turns} == {"tool"}
+    assert max(len(turn.content) for turn in turns) > 200_000
 
 
 def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
@@ -119,12 +122,11 @@ def _labelled(tmp_path: Path, names: list[str], indices: tuple[int, int]) -> str
     return f"hub:{tmp_path / 'set'}"
 
 
-@pytest.mark.parametrize(
-    ("names", "violating"), [(["no", "yes"], 1), (["Violation", "allowed"], 0), (["1", "0"], 0)]
-)
-def test_a_class_label_means_its_name_not_its_index(
-    tmp_path: Path, names: list[str], violating: int
-) -> None:
+NAMES = [(["no", "yes"], 1), (["Violation", "allowed"], 0), (["1", "0"], 0)]
+
+
+@pytest.mark.parametrize(("names", "violating"), NAMES)
+def test_a_class_label_means_its_name(tmp_path: Path, names: list[str], violating: int) -> None:
     examples = _ingest(_labelled(tmp_path, names, (violating, 1 - violating))).examples
     labels = {example.messages[0].content: example.label for example in examples}
     assert labels == {_text(number): 1 - number % 2 for number in range(60)}
@@ -133,20 +135,16 @@ def test_a_class_label_means_its_name_not_its_index(
 @pytest.mark.parametrize(
     ("names", "indices", "message"),
     [
-        (
-            ["harmful", "harmless"],
-            (0, 1),
-            "unknown label 'harmful': use 1, true, yes, violates, violation for a violation, 0,",
-        ),
-        (["unsafe", "safe"], (1, 0), "unknown label 'safe'"),
-        (["violation", "ok"], (0, 1), "unknown label 'ok'"),
-        (["no", "yes"], (0, -1), "unknown label -1"),
+        (["harmful", "harmless"], (0, 1), "'harmful': use 1, true, yes, violates, violation for"),
+        (["unsafe", "safe"], (1, 0), "'safe'"),
+        (["violation", "ok"], (0, 1), "'ok'"),
+        (["no", "yes"], (0, -1), "-1"),
     ],
 )
-def test_a_class_label_of_another_name_is_refused_whatever_its_index(
+def test_a_class_label_of_another_name_is_refused(
     tmp_path: Path, names: list[str], indices: tuple[int, int], message: str
 ) -> None:
-    _refused(_labelled(tmp_path, names, indices), message)
+    _refused(_labelled(tmp_path, names, indices), f"unknown label {message}")
 
 
 def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
@@ -169,10 +167,11 @@ def test_labels_are_read_in_every_usual_spelling(tmp_path: Path) -> None:
     rows = _rows()
     for number, (word, _) in enumerate(spellings):
         text = " ".join(f"{number}{word}{WORDS[step]}" for step in range(12))
-        rows.append({"id": f"x{number}", "text": text, "label": word})
+        rows.append({"id": number, "text": text, "label": word})
     labels = {example.id: example.label for example in _examples(tmp_path, rows)}
-    for number, (word, label) in enumerate(spellings):
-        assert labels[f"x{number}"] == label, word
+    assert [labels[str(number)] for number in range(len(spellings))] == [
+        label for _, label in spellings
+    ]
 
 
 def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
@@ -187,9 +186,7 @@ def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("splitting", ["keep", "clean"])
-def test_near_duplicates_within_a_given_split_are_one_group(
-    tmp_path: Path, splitting: Splitting
-) -> None:
+def test_near_duplicates_of_a_split_are_one_group(tmp_path: Path, splitting: Splitting) -> None:
     rows = [row | {"group": f"g{number}"} for number, row in enumerate(_in_thirds())]
     rows[22]["text"] = rows[20]["text"].upper()
     examples = _examples(tmp_path, rows, splitting)
@@ -197,52 +194,17 @@ def test_near_duplicates_within_a_given_split_are_one_group(
     assert len({example.group for example in examples}) == 29
 
 
-def test_rows_that_share_a_long_system_prompt_are_split(tmp_path: Path) -> None:
-    system = {"role": "system", "content": " ".join(WORDS * 20)}
-    rows = []
-    for row in _rows(60):
-        turn = {"role": "user", "content": row["text"]}
-        rows.append({"messages": [system, turn], "label": row["label"]})
-    assert {example.split for example in _examples(tmp_path, rows)} == set(SPLITS)
-
-
-def test_given_splits_can_be_assigned_anew(tmp_path: Path) -> None:
+def test_splits_are_assigned_anew_and_a_missing_validation_split_is_carved(tmp_path: Path) -> None:
     examples = _examples(tmp_path, _rows(60, split="test"), "new")
     assert {(example.split, example.label) for example in examples} == EVERYWHERE
-
-
-def test_a_missing_validation_split_is_carved_from_training(tmp_path: Path) -> None:
-    rows = [*_rows(80)]
-    for number, row in enumerate(rows):
-        row["split"] = "train" if number < 60 else "test"
-    examples = _examples(tmp_path, rows)
+    examples = _examples(tmp_path, _in_two())
     assert sum(example.split == "test" for example in examples) == 20
     assert 4 <= sum(example.split == "validation" for example in examples) <= 12
 
 
-@pytest.mark.parametrize(("splitting", "more"), [("keep", {}), ("new", {"split": "train"})])
-def test_too_few_rows_to_assign_ask_for_more_rows_and_not_for_new_splits(
-    tmp_path: Path, splitting: Splitting, more: dict[str, str]
-) -> None:
-    told = r"4 rows in 4 groups; near duplicates are one group\).*add some in groups of their own$"
-    _refused(_jsonl(tmp_path, _rows(4, **more)), told, splitting)
-
-
-def test_duplicates_across_given_splits_can_be_dropped_from_training(tmp_path: Path) -> None:
-    rows = _in_thirds()
-    rows[25]["text"] = rows[3]["text"]
-    cleaned = _ingest(_jsonl(tmp_path, rows), "clean")
-    assert (len(cleaned.examples), cleaned.dropped) == (29, 1)
-    assert sum(example.split == "test" for example in cleaned.examples) == 10
-
-
-def test_a_group_that_straddles_given_splits_is_found_although_its_row_has_a_twin_in_another_group(
-    tmp_path: Path,
-) -> None:
+def test_a_group_that_straddles_splits_is_found_although_its_row_has_a_twin(tmp_path: Path) -> None:
     """Two training rows have the same text, and the second has a test row's group."""
-    rows = _rows(80)
-    for number, row in enumerate(rows):
-        row["split"] = "train" if number < 60 else "test"
+    rows = _in_two()
     rows[0]["group"] = "zA"
     rows[2] |= {"text": rows[0]["text"], "group": "CUSTOMER7", "id": "B"}
     rows[70]["group"] = "CUSTOMER7"
@@ -321,9 +283,7 @@ def test_a_bad_row_is_named_by_line_with_the_remedy(tmp_path: Path, row: Any, me
 
 # How deep is too deep to write differs between Pythons.
 @pytest.mark.parametrize("depth", [100, 600, 990])
-def test_a_nested_row_is_taken_or_named_and_never_ends_in_a_traceback(
-    tmp_path: Path, depth: int
-) -> None:
+def test_a_nested_row_is_taken_or_named_without_a_traceback(tmp_path: Path, depth: int) -> None:
     nested = '{"text": "a", "label": 1, "meta": ' + '{"a":' * depth + "1" + "}" * (depth + 1)
     source = _jsonl(tmp_path, [*_rows(), nested])
     try:
@@ -343,35 +303,28 @@ def test_a_problem_of_many_rows_is_said_once_with_the_first_places(tmp_path: Pat
     assert f"(24 more like it: {source}:5, {source}:6, {source}:7, …)" in message
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        lambda number: {"text": "a", "label": f"bad{number}"},
-        lambda number: _turns({"role": "bot", "content": f"'{number}"}),
-        lambda number: '{"text": ' * (number + 1),
-    ],
-)
-def test_what_is_quoted_of_a_row_makes_no_other_problem(tmp_path: Path, row: Any) -> None:
-    source = _jsonl(tmp_path, list(map(row, range(30))))
-    _refused(source, r"own.jsonl:1: .*\(29 more like it: .*own.jsonl:4, …\)")
-
-
-def test_of_many_kinds_of_problems_twenty_are_named() -> None:
+def test_a_quote_makes_no_other_problem_and_of_many_twenty_are_named(tmp_path: Path) -> None:
+    for rows in (
+        [{"text": "a", "label": f"bad{number}"} for number in range(30)],
+        [_turns({"role": "bot", "content": f"'{number}"}) for number in range(30)],
+        ['{"text": ' * (number + 1) for number in range(30)],
+    ):
+        source = _jsonl(tmp_path, rows)
+        _refused(source, r"own.jsonl:1: .*\(29 more like it: .*own.jsonl:4, …\)")
     words = [chr(97 + number) * 3 for number in range(25)]
-    source = [SourceRow(f"row {word}", {}, f"the problem {word}") for word in words]
+    of_kinds = [SourceRow(f"row {word}", {}, f"the problem {word}") for word in words]
     with pytest.raises(GuardError, match="row ttt: the problem ttt\n  and 5 other problems"):
-        ingest(source, "rows", RULE, 0)
+        ingest(of_kinds, "rows", RULE, 0)
 
 
 UNKNOWN = "unknown label 'maybe'"
+EMPTY = "no rows: the source is empty, or has a header alone"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no rows: the source is empty, or has a header alone"),
-        ("\n", "no rows: the source is empty, or has a header alone"),
-        ("text,label\n", "no rows: the source is empty, or has a header alone"),
+        *((text, EMPTY) for text in ("", "\n", "text,label\n")),
         (
             'text,label\n"two\nlines",1\nfine,maybe\na,0,extra\n',
             f"(?s)own.csv:4: {UNKNOWN}.*own.csv:5: more cells than columns",
@@ -390,10 +343,15 @@ def test_a_bad_csv_file_is_refused_by_line(tmp_path: Path, text: str, message: s
     _refused(tmp_path / "own.csv", message)
 
 
+FOUR = "4 rows in 4 groups; near duplicates are one group). Each split needs 2 rows of either label"
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([], "no rows"),
+        (_rows(4), f"{FOUR}: add some in groups of their own"),
+        (_rows(4, split="train"), f"{FOUR}: add some, or say SPLITS=new"),
         ([{**row, "id": "same"} for row in _rows(3)], "1 ids occur more than once (got same)"),
         ([*_rows(20), _bad(split="test")], "some rows have a split and some have none"),
         (_rows(6, split="train"), "validation has no row with label 0"),
@@ -401,14 +359,16 @@ def test_a_bad_csv_file_is_refused_by_line(tmp_path: Path, text: str, message: s
         ([{"text": _text(n), "label": 0} for n in range(30)], "train has no row with label 1"),
     ],
 )
-def test_a_source_that_cannot_be_trained_on_is_refused(
+def test_a_source_without_enough_rows_is_refused(
     tmp_path: Path, rows: list[Any], message: str
 ) -> None:
     _refused(_jsonl(tmp_path, rows), re.escape(message))
+    if FOUR in message:
+        _refused(_jsonl(tmp_path, rows), re.escape(f"{FOUR}: add some in groups of"), "new")
 
 
 @pytest.mark.parametrize("splits", [("train", "train"), ("train", "test")])
-def test_the_same_conversation_with_both_labels_is_a_bad_row_that_names_both_lines(
+def test_a_conversation_with_both_labels_is_a_bad_row(
     tmp_path: Path, splits: tuple[str, str]
 ) -> None:
     rows = _in_thirds()
@@ -421,15 +381,10 @@ def test_the_same_conversation_with_both_labels_is_a_bad_row_that_names_both_lin
 
 
 def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Path) -> None:
-    twins = []
-    for role, label in (("user", 0), ("assistant", 1)):
-        twins.append({"messages": [{"role": role, "content": "take two"}], "label": label})
-    assert len(_examples(tmp_path, [*_rows(), *twins])) == 62
-
-
-def test_other_fields_are_left_out(tmp_path: Path) -> None:
     rows = [{**row, "message": "a note", "rules": ["x"], "texts": 2} for row in _rows()]
-    assert len(_examples(tmp_path, rows)) == len(rows)
+    for role, label in (("user", 0), ("assistant", 1)):
+        rows.append({"messages": [{"role": role, "content": "take two"}], "label": label})
+    assert len(_examples(tmp_path, rows)) == 62
 
 
 @pytest.mark.parametrize("name", ["Split", "groups", "GROUP", "ids"])
@@ -443,9 +398,9 @@ def test_a_misspelt_field_is_no_field_that_is_left_out(tmp_path: Path, name: str
         assert len(_examples(tmp_path, both)) == len(both)
 
 
-@pytest.mark.parametrize("empty", [{"meta": {"group": ""}}, {"group": " "}, {"group": ""}])
-def test_a_group_that_says_nothing_is_none(tmp_path: Path, empty: dict[str, Any]) -> None:
-    examples = _examples(tmp_path, _rows(**empty))
-    assert len({example.group for example in examples}) == len(examples)
+def test_a_group_that_says_nothing_is_none(tmp_path: Path) -> None:
+    for empty in ({"meta": {"group": ""}}, {"group": " "}, {"group": ""}):
+        examples = _examples(tmp_path, _rows(**empty))
+        assert len({example.group for example in examples}) == len(examples)
     zero = _examples(tmp_path, [*_rows(), {**_rows()[0], "text": "z", "group": 0}])
     assert zero[-1].group == "0"

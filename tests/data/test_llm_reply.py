@@ -1,7 +1,7 @@
 import pytest
 
 from data.llm_reply import Form, filled, words
-from guard.endpoint.client import Completion
+from guard.endpoint import Completion
 from guard.errors import GuardError
 
 

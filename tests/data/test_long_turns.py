@@ -77,13 +77,17 @@ def test_of_a_rule_on_results_another_speaker_s_turn_is_long() -> None:
     assert [message.role for message in written.messages] == ["user", "user", "tool"]
 
 
-def test_training_rows_alone_get_copies_equally_many_of_either_label() -> None:
-    examples = [*rows(count=400), *rows("validation"), *rows("test")]
+def test_training_rows_alone_get_copies_of_training_text_equally_many_of_either_label() -> None:
+    secret = "only in the test split"  # in training it would be a leak
+    test = row("t", "user: Hm?", f"assistant: {secret}", label=0, split="test")
+    examples = [*rows(count=400), *rows("validation"), *rows("test"), test]
     extended = with_long_turns(examples, RULE, seed=0)
     assert extended[: len(examples)] == examples
     copies = extended[len(examples) :]
     assert len(copies) == SHARE * 400 and sum(copy.label for copy in copies) == len(copies) / 2
     assert {copy.split for copy in copies} == {"train"}
+    for copy in copies:
+        assert all(secret not in message.content for message in copy.messages)
     assert len({copy.id for copy in extended}) == len(extended)
     assert {copy.meta["long_turn"]["position"] for copy in copies} == set(POSITIONS)
     lengths = [copy.meta["long_turn"]["characters"] for copy in copies]
@@ -91,22 +95,9 @@ def test_training_rows_alone_get_copies_equally_many_of_either_label() -> None:
     assert with_long_turns(examples, RULE, seed=0) == extended
 
 
-def test_of_other_splits_nothing_stands_in_a_training_row() -> None:
-    """A test row's text in training would be a leak."""
-    secret = "only in the test split"
-    test = row("t", "user: Hm?", f"assistant: {secret}", label=0, split="test")
-    copies = with_long_turns([*rows(count=100), test], RULE, seed=0)[101:]
-    assert copies
-    for copy in copies:
-        assert all(secret not in message.content for message in copy.messages)
-
-
-def test_a_row_in_which_nobody_judged_speaks_has_no_long_copy() -> None:
+def test_a_generated_row_s_act_decides_and_nothing_in_a_row_of_nobody_judged() -> None:
     silent = row("s", "user: Hm?")
     assert written_row(silent, "start", 2_000, [silent]) is None
-
-
-def test_a_generated_row_s_act_decides_not_its_last_turn() -> None:
     turns = ["user: And?", f"assistant: {ADVICE}", "user: Thanks.", "assistant: Welcome."]
     meta = {"act": "prescribe", "acts": [None, f"{RULE.id}/prescribe", None, None]}
     generated = row("g", *turns, source="generator", meta=meta)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from data import new_rule as command
 from data.new_rule import new_rule
-from guard.endpoint.client import Endpoint
+from guard.endpoint import Endpoint
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.recipe import load_recipe
@@ -26,21 +25,13 @@ SENTENCE = "never promise a delivery date"
     [
         (SENTENCE, "assistant", "The assistant must not promise a delivery date."),
         ("Do not ask for a password.", "user", "The user must not ask for a password."),
-        (
-            *("The user must not swear: at staff, or at all", "assistant"),
-            "The user must not swear: at staff, or at all.",
-        ),
-        (
-            *('no off-label advice, that\'s $100 "gone"', "assistant"),
-            'No off-label advice, that\'s $100 "gone".',
-        ),
+        ("The user must not swear: ever", "assistant", "The user must not swear: ever."),
+        ('no advice, that\'s $100 "gone"', "assistant", 'No advice, that\'s $100 "gone".'),
         ("Replies stay under a hundred words", "assistant", "Replies stay under a hundred words."),
         (LONG, "conversation", f"{LONG.capitalize()}."),
     ],
 )
-def test_a_sentence_becomes_a_rule_that_loads(
-    tmp_path: Path, policy: str, judged: Judged, title: str
-) -> None:
+def test_a_sentence_becomes_a_rule(tmp_path: Path, policy: str, judged: Judged, title: str) -> None:
     path = new_rule("delivery_date", policy, judged, tmp_path)
     rule = load_rule("delivery_date", tmp_path)
     assert (rule.title, rule.judged, rule.turns) == (title, judged, "any")
@@ -57,13 +48,10 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
         "allows": ["It quotes: the carrier."],
         "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
     }
-    draft = partial(
-        new_rule,
-        policy=SENTENCE,
-        judged="assistant",
-        rules=tmp_path,
-        endpoint=Endpoint(server.url, "toy"),
-    )
+
+    def draft(name: str) -> Path:
+        return new_rule(name, SENTENCE, "assistant", tmp_path, Endpoint(server.url, "toy"))
+
     server.reply = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
     draft("delivery_date")
     rule = load_rule("delivery_date", tmp_path)
@@ -87,7 +75,7 @@ def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> No
         ("all", SENTENCE, "every rule"),
     ],
 )
-def test_what_cannot_be_a_rule_is_refused_and_nothing_is_overwritten(
+def test_what_cannot_be_a_rule_is_refused(
     tmp_path: Path, name: str, policy: str, problem: str
 ) -> None:
     new_rule("mine", SENTENCE, "assistant", tmp_path)

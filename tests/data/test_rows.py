@@ -66,19 +66,28 @@ def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None
     assert not is_hub_id(f"hub:{folder}:english") and not is_hub_id(str(folder / "train.jsonl"))
 
 
-def test_a_broken_gzip_file_is_named_with_what_to_do(tmp_path: Path) -> None:
-    whole = gzip.compress(b"text,note\n" + bytes(range(97, 123)) * 50)
-    flipped = bytes(byte ^ 0xFF for byte in whole[12:30])
-    for content, remedy in (
-        (whole[:-20], "Compress it again"),
-        (whole[:12] + flipped + whole[30:], "Compress it again"),
-        (b"not gzip", "Rename it"),
-    ):
-        with pytest.raises(GuardError, match=f"not a readable gzip file.*{remedy}"):
-            _read(tmp_path / "own.csv.gz", content)
+WHOLE = gzip.compress(b"text,note\n" + bytes(range(97, 123)) * 50)
+FLIPPED = WHOLE[:12] + bytes(byte ^ 0xFF for byte in WHOLE[12:30]) + WHOLE[30:]
 
 
-def test_a_data_set_that_breaks_off_is_named_with_what_to_do(
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("own.jsonl", '[\n {"text": "a"}\n]', "one JSON list, not an object a line.*jq -c"),
+        ("own.csv", '{"text": "a", "label": 1}\n', "objects of JSON, not the columns.*jsonl"),
+        ("own.csv.gz", WHOLE[:-20], "not a readable gzip file.*Compress it again"),
+        ("own.csv.gz", FLIPPED, "not a readable gzip file.*Compress it again"),
+        ("own.csv.gz", b"not gzip", "not a readable gzip file.*Rename it"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_named_once_with_what_to_do(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    with pytest.raises(GuardError, match=message):
+        _read(tmp_path / name, content)
+
+
+def test_a_data_set_that_breaks_off_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.parquet").write_bytes(b"PAR1 cut off")
@@ -101,9 +110,7 @@ def test_a_data_set_that_breaks_off_is_named_with_what_to_do(
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_columns_are_separated_as_the_header_says(
-    tmp_path: Path, delimiter: str, line_end: str
-) -> None:
+def test_the_header_says_what_separates(tmp_path: Path, delimiter: str, line_end: str) -> None:
     lines = [("id", "text", "label"), ("1", '"a, b; c | d"', "0"), ("2", "plain", "1"), ()]
     path = tmp_path / "own.csv"
     assert _read(path, line_end.join(delimiter.join(line) for line in lines)) == [
@@ -122,7 +129,7 @@ def test_columns_are_separated_as_the_header_says(
         ("Frage;Antwort\nHi, you;Yes, I\n", {"Frage": "Hi, you", "Antwort": "Yes, I"}),
     ],
 )
-def test_commas_separate_where_they_give_a_column_of_the_conversation(
+def test_commas_separate_where_they_give_a_column(
     tmp_path: Path, content: str, fields: dict[str, str]
 ) -> None:
     (row,) = _read(tmp_path / "own.csv", content)
@@ -140,17 +147,3 @@ def test_cells_and_lines_that_end_otherwise_are_told(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"  # of an old Mac
     rows = _read(path, '{"text": "a"}\r{"text": "b"}\r')
     assert [row.where for row in rows] == [f"{path}:1", f"{path}:2"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("own.jsonl", '[\n {"text": "a"}\n]', "one JSON list, not an object a line.*jq -c"),
-        ("own.csv", '{"text": "a", "label": 1}\n', "objects of JSON, not the columns.*jsonl"),
-    ],
-)
-def test_rows_of_another_format_are_named_once(
-    tmp_path: Path, name: str, content: str, message: str
-) -> None:
-    with pytest.raises(GuardError, match=message):
-        _read(tmp_path / name, content)

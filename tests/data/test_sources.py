@@ -14,6 +14,7 @@ from data.sources import (
     GENERATOR_AND,
     LLM,
     SOURCES,
+    DataRequest,
     DataSource,
     labelled_rows,
     no_files,
@@ -27,6 +28,10 @@ from tests.data.own_rows import in_splits, random_rows, written
 
 RULE = load_rule("refund_promise")
 SMALL = Counts(train=16, validation=8, test=8)
+
+
+def _built(source: str, folder: Path) -> bool:
+    return build(DataRequest(RULE, source, SMALL, 0, "keep", folder))
 
 
 def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:
@@ -74,28 +79,34 @@ def _numbered(name: str) -> Iterator[SourceRow]:
         yield SourceRow(f"{name}:{number}", {"text": text, "label": number % 2})
 
 
-def test_a_function_and_a_row_make_a_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_makes_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered), no_files)
     monkeypatch.setitem(SOURCES, "numbered:", row)
-    assert build(RULE, "numbered:60", None, 0, "keep", tmp_path)
-    assert not build(RULE, "numbered:60", None, 0, "keep", tmp_path)
-    assert build(RULE, "numbered:80", None, 0, "keep", tmp_path)
+    assert _built("numbered:60", tmp_path)
+    assert not _built("numbered:60", tmp_path)
+    assert _built("numbered:80", tmp_path)
     assert load(tmp_path)["source"] == "numbered:80"
     assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
     gone = tmp_path / "gone.jsonl"
     row = DataSource("numbered:N", "N rows", labelled_rows(_numbered), lambda _: [gone])
     monkeypatch.setitem(SOURCES, "numbered:", row)
     with pytest.raises(GuardError, match=rf"{gone}: no such file.*numbered:N in SOURCES"):
-        build(RULE, "numbered:60", None, 0, "keep", tmp_path / "out")
+        _built("numbered:60", tmp_path / "out")
 
 
 def _both(tmp_path: Path, rows: list[dict[str, Any]]) -> list[Example]:
     """What is built of the rows beside generated ones, without the copies that have a long turn."""
     source = f"generator+{written(tmp_path / 'own.jsonl', rows)}"
-    build(RULE, source, SMALL, 0, "keep", tmp_path / "both")
+    _built(source, tmp_path / "both")
     return _examples(tmp_path / "both")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    """What the generator writes alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    _built(GENERATOR, folder)
+    return _examples(folder)
 
 
 def _examples(folder: Path) -> list[Example]:
@@ -106,22 +117,21 @@ def _examples(folder: Path) -> list[Example]:
 
 
 @pytest.mark.slow
-def test_own_rows_are_split_by_themselves_and_stand_beside_those_of_the_generator_alone(
-    tmp_path: Path,
+def test_own_rows_are_split_by_themselves_beside_generated_ones(
+    tmp_path: Path, alone: list[Example]
 ) -> None:
     rows = _both(tmp_path, random_rows(100))
-    assert build(RULE, GENERATOR, SMALL, 0, "keep", tmp_path / "alone")
     own = [row for row in rows if not row.is_generated]
-    assert [row for row in rows if row.is_generated] == _examples(tmp_path / "alone")
+    assert [row for row in rows if row.is_generated] == alone
     assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}
     for split in SPLITS:
         assert {row.label for row in own if row.split == split} == {0, 1}
     assert {row.source for row in own} == {str(tmp_path / "own.jsonl")}
     source = f"generator+{tmp_path / 'own.jsonl'}"
     assert load(tmp_path / "both")["source"] == source
-    assert not build(RULE, source, SMALL, 0, "keep", tmp_path / "both")
+    assert not _built(source, tmp_path / "both")
     written(tmp_path / "own.jsonl", random_rows(60))
-    assert build(RULE, source, SMALL, 0, "keep", tmp_path / "both")
+    assert _built(source, tmp_path / "both")
 
 
 @pytest.mark.slow
@@ -136,22 +146,20 @@ def test_own_rows_without_a_validation_split_get_one_of_their_training_rows(tmp_
 
 
 @pytest.mark.slow
-def test_own_rows_that_cannot_stand_beside_generated_ones_are_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
+def test_own_rows_that_are_generated_ones_are_refused(tmp_path: Path, alone: list[Example]) -> None:
     with pytest.raises(GuardError, match=r"none\.jsonl: no such file"):
-        build(RULE, f"generator+{tmp_path}/none.jsonl", SMALL, 0, "keep", tmp_path / "both")
+        _built(f"generator+{tmp_path}/none.jsonl", tmp_path / "both")
     with pytest.raises(GuardError, match="no row with label 1"):
         _both(tmp_path, [row | {"label": 0} for row in random_rows()])
-    assert build(RULE, GENERATOR, SMALL, 0, "keep", tmp_path / "alone")
-    copied = read_examples(tmp_path / "alone" / "train.jsonl")[0]
+    copied = alone[0]
     turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
-    copies = {
-        "mine": {"messages": turns, "label": 1 - copied.label, "id": "mine"},
-        copied.id: {"text": "of an id that is taken", "label": 0, "id": copied.id},
-        "other": {"text": "of their group", "label": 0, "group": copied.group, "id": "other"},
-    }
-    for name, row in copies.items():
-        with pytest.raises(GuardError, match=f"some of your rows are generated ones.*{name} \\("):
-            _both(tmp_path, [*in_splits(random_rows()), row | {"split": "train"}])
+    copies = [
+        {"messages": turns, "label": 1 - copied.label, "id": "mine", "split": "train"},
+        {"text": "of an id that is taken", "label": 0, "id": copied.id, "split": "train"},
+        {"text": "of their group", "label": 0, "group": copied.group, "id": "o", "split": "train"},
+    ]
+    with pytest.raises(GuardError, match="some of your rows are generated ones") as refused:
+        _both(tmp_path, [*in_splits(random_rows()), *copies])
+    for name in ("mine (like ", f"{copied.id} (the id or group", "o (the id or group"):
+        assert name in str(refused.value)
     assert not (tmp_path / "both").exists()

@@ -96,11 +96,8 @@ def test_an_assigned_split_keeps_groups_whole_and_shares_and_labels_even() -> No
     examples = assign(_many(), seed=0)
     refuse_leaks(examples)
     overall = sum(example.label for example in examples) / len(examples)
-    for split, (rows, margin) in {
-        "train": (280, 12),
-        "validation": (40, 8),
-        "test": (80, 10),
-    }.items():
+    sizes = {"train": (280, 12), "validation": (40, 8), "test": (80, 10)}
+    for split, (rows, margin) in sizes.items():
         part = [example.label for example in examples if example.split == split]
         assert len(part) == pytest.approx(rows, abs=margin)
         assert sum(part) / len(part) == pytest.approx(overall, abs=0.06)
@@ -138,13 +135,10 @@ def test_a_near_duplicate_is_found_where_words_are_not_set_apart_by_spaces(text:
     assert _found(_rows(text, text[::-1])) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("Take 800 mg_x of it, naïve Ünal's don't", "Прими две таблетки"),
-        *("두통이 너무 심해요", "दो गोलियाँ लें", ""),
-    ],
-)
+SPACED = ("Take 800 mg_x of it, naïve Ünal's don't", "Прими две таблетки", "두통이 너무 심해요")
+
+
+@pytest.mark.parametrize("text", [*SPACED, "दो गोलियाँ लें", ""])
 def test_words_stay_words_in_scripts_with_spaces(text: str) -> None:
     words = ["^", "^", *re.findall(r"\w+", re.sub(r"\d", "0", text.lower())), "$", "$"]
     assert shingles(text) == [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -25,25 +24,22 @@ from guard.conversation.example import (
     read_examples,
     write_examples,
 )
-from guard.conversation.labelling import MANIFEST_KEY, labelling
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.rule import load_rule
-from guard.study import ORIGIN, Study, point_runs, study_folder
+from guard.rule import MANIFEST_KEY, labelling, load_rule
+from guard.study import ORIGIN, Study, StudyPoint, point_runs, study_folder
+from tests.data.own_rows import random_rows, written
 
-WORDS = [f"{first}{last}" for first in "bcdfghjklm" for last in ("ane", "ell", "ist", "ord", "ump")]
 SMALL = Counts(train=16, validation=8, test=8)
 
 
-def write_rows(path: Path, count: int = 200, **fields: object) -> Path:
+def write_rows(path: Path, count: int = 200, every: int = 3, **fields: object) -> Path:
     """Rows of random words, a third of which violates, two of a group."""
-    rng = random.Random(0)
-    lines = []
-    for number in range(count):
-        row = {"text": " ".join(rng.sample(WORDS, 12)), "label": int(number % 3 == 0)}
-        lines.append(json.dumps(row | {"id": f"r{number}", "group": f"g{number // 2}"} | fields))
-    path.write_text("\n".join(lines))
-    return path
+    rows = []
+    for number, row in enumerate(random_rows(count)):
+        row |= {"label": int(number % every == 0), "id": f"r{number}", "group": f"g{number // 2}"}
+        rows.append(row | fields)
+    return Path(written(path, rows))
 
 
 def bare(identity: str, label: int, split: Split) -> Example:
@@ -66,39 +62,44 @@ def request(tmp_path: Path, **changes: object) -> StudyRequest:
     return replace(asked, **changes)  # type: ignore[arg-type]
 
 
-def rows_of(asked: StudyRequest, study: Study, rows: int, seed: int) -> dict[str, list[Example]]:
+def folder_of(asked: StudyRequest, point: StudyPoint) -> Path:
     folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
+    return point_runs(folder, point).data(asked.rule.id)
+
+
+def rows_of(asked: StudyRequest, study: Study, rows: int, seed: int) -> dict[str, list[Example]]:
     (point,) = [point for point in study.of_size(rows) if point.seed == seed]
-    data = point_runs(folder, point).data(asked.rule.id)
-    return {split: read_examples(data / f"{split}.jsonl") for split in SPLITS}
+    folder = folder_of(asked, point)
+    return {split: read_examples(folder / f"{split}.jsonl") for split in SPLITS}
 
 
-def test_points_share_the_test_rows_and_train_on_none_that_leads_to_them(tmp_path: Path) -> None:
+def with_own_rows(tmp_path: Path, count: int = 40, generated: int = 0) -> StudyRequest:
+    """A curve of the rule's own splits, of so many rows each, the first ones generated."""
+    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
+    for split in SPLITS:
+        rows = [bare(f"{split}{number}", number % 2, split) for number in range(count)]
+        rows[:generated] = [replace(row, source=GENERATOR) for row in rows[:generated]]
+        write_examples(asked.own_rows / f"{split}.jsonl", rows)
+    return asked
+
+
+def test_points_share_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path)
     study = build_study(asked)
-    assert study.sizes == [20, 40, study.sizes[-1]] and 100 < study.sizes[-1] < 140
-    tests = []
+    most = study.sizes[-1]
+    assert study.sizes == [20, 40, most] and 100 < most < 140
+    tests, ids = [], {}
     for point in study.points:
         rows = rows_of(asked, study, point.rows, point.seed)
         assert len(rows["train"]) + len(rows["validation"]) == point.rows
         refuse_leaks([*rows["train"], *rows["validation"], *rows["test"]])
         tests.append(rows["test"])
+        drawn_rows = [*rows["train"], *rows["validation"]]
+        ids[point.rows, point.seed] = {(row.split, row.id) for row in drawn_rows}
     assert all(test == tests[0] for test in tests)
-    assert len(tests[0]) == 200 - study.sizes[-1]
-
-
-def test_a_smaller_draw_is_part_of_a_larger_one_and_another_seed_draws_others(
-    tmp_path: Path,
-) -> None:
-    write_rows(tmp_path / "rows.jsonl")
-    asked = request(tmp_path)
-    study = build_study(asked)
-    ids = {}
-    for rows, seed in ((20, 0), (40, 0), (20, 1), (study.sizes[-1], 0), (study.sizes[-1], 1)):
-        splits = rows_of(asked, study, rows, seed)
-        ids[rows, seed] = {(row.split, row.id) for split in SPLITS[:2] for row in splits[split]}
-    assert ids[20, 0] < ids[40, 0] < ids[study.sizes[-1], 0] == ids[study.sizes[-1], 1]
+    assert len(tests[0]) == 200 - most
+    assert ids[20, 0] < ids[40, 0] < ids[most, 0] == ids[most, 1]
     assert ids[20, 0] != ids[20, 1]
 
 
@@ -123,17 +124,13 @@ def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either(
 
 @pytest.mark.parametrize(("train", "validation"), [(100, 10), (20, 90), (60, 60)])
 @pytest.mark.parametrize("rows", [40, 80, 100])
-def test_where_a_split_has_few_rows_the_other_gives_more(
-    train: int, validation: int, rows: int
-) -> None:
+def test_where_a_split_has_few_the_other_gives_more(train: int, validation: int, rows: int) -> None:
     pool = [bare(f"t{number}", number % 2, "train") for number in range(train)]
     pool += [bare(f"v{number}", number % 2, "validation") for number in range(validation)]
     assert len(drawn(pool, rows, seed=0)) == rows
 
 
-def test_a_transfer_without_real_rows_trains_calibrates_and_chooses_on_generated_ones_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_transfer_without_real_rows_is_trained_on_generated_ones_alone(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
     study = build_study(asked)
@@ -149,28 +146,21 @@ def test_a_transfer_without_real_rows_trains_calibrates_and_chooses_on_generated
     assert generated == 8 and real > 50
 
 
-def test_nothing_is_written_again_until_something_changed(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl")
-    asked = request(tmp_path)
-    study = build_study(asked)
-    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
-    file = point_runs(folder, study.points[0]).data(asked.rule.id) / "train.jsonl"
-    written = file.stat().st_mtime_ns
-    assert build_study(asked) == study
-    assert file.stat().st_mtime_ns == written
-    write_rows(tmp_path / "rows.jsonl", 190)
-    build_study(asked)
-    assert file.stat().st_mtime_ns > written
-
-
-def test_a_point_whose_splits_are_gone_is_written_again(tmp_path: Path) -> None:
+def test_nothing_is_written_again_until_something_changed_or_is_gone(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, sizes=(20,), seeds=(0,))
     study = build_study(asked)
-    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
-    shutil.rmtree(point_runs(folder, study.points[0]).data(asked.rule.id))
+    file = folder_of(asked, study.points[0]) / "train.jsonl"
+    changed_ns = file.stat().st_mtime_ns
+    assert build_study(asked) == study
+    assert file.stat().st_mtime_ns == changed_ns
+    shutil.rmtree(file.parent)
     assert build_study(asked) == study
     assert rows_of(asked, study, 20, 0)["test"]
+    changed_ns = file.stat().st_mtime_ns
+    write_rows(tmp_path / "rows.jsonl", 190)
+    build_study(asked)
+    assert file.stat().st_mtime_ns > changed_ns
 
 
 def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_path: Path) -> None:
@@ -181,17 +171,22 @@ def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_pat
     with pytest.raises(GuardError, match=r"another file.*real\.v1\.jsonl, not .*real\.v2\.jsonl"):
         build_study(replace(asked, data=tmp_path / "real.v2.jsonl"))
     assert build_study(asked) == study
+    elsewhere = tmp_path / "2025" / "real.v1.jsonl"
+    elsewhere.parent.mkdir()
+    write_rows(elsewhere, 190)
+    with pytest.raises(GuardError, match=r"another file.*not .*2025/real\.v1\.jsonl"):
+        build_study(replace(asked, data=elsewhere))
+    (tmp_path / "real.v1.jsonl").rename(elsewhere)  # the file itself, which was moved
+    assert build_study(replace(asked, data=elsewhere)).points == study.points
 
 
-def test_a_study_that_was_interrupted_is_written_anew(
+def test_an_interrupted_study_is_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the file of rows is what it was before: points of two files lie there."""
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path)
-    study = build_study(asked)
-    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
-    file = point_runs(folder, study.points[0]).data(asked.rule.id) / "train.jsonl"
+    file = folder_of(asked, build_study(asked).points[0]) / "train.jsonl"
     before = file.read_bytes()
     write_rows(tmp_path / "rows.jsonl", 190)
     with monkeypatch.context() as interrupted:
@@ -204,16 +199,8 @@ def test_a_study_that_was_interrupted_is_written_anew(
     assert file.read_bytes() == before
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"no such file.*\.jsonl"):
-        build_study(request(tmp_path, data=tmp_path / "none.jsonl"))
-
-
 def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path) -> None:
-    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
-    for split, count in (("train", 60), ("validation", 20), ("test", 20)):
-        rows = [bare(f"{split}{number}", number % 2, split) for number in range(count)]
-        write_examples(asked.runs.data("medical_advice") / f"{split}.jsonl", rows)
+    asked = with_own_rows(tmp_path, 20)
     study = build_study(asked)
     splits = rows_of(asked, study, 20, 0)
     assert [row.id for row in splits["test"]] == [f"real/test{number}" for number in range(20)]
@@ -223,15 +210,9 @@ def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path)
         build_study(replace(asked, kind="transfer"))
 
 
-def test_a_curve_of_rows_that_were_labelled_for_what_the_rule_was_before_is_refused(
-    tmp_path: Path,
-) -> None:
-    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
-    folder = asked.runs.data("medical_advice")
-    for split in SPLITS:
-        rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
-        write_examples(folder / f"{split}.jsonl", rows)
-    manifest = folder / "manifest.json"
+def test_a_curve_of_rows_that_were_labelled_for_an_earlier_rule_is_refused(tmp_path: Path) -> None:
+    asked = with_own_rows(tmp_path)
+    manifest = asked.own_rows / "manifest.json"
     manifest.write_text(json.dumps({MANIFEST_KEY: labelling(asked.rule)}))
     build_study(asked)
     changed = asked.rule.model_copy(update={"turns": "last"})
@@ -239,15 +220,13 @@ def test_a_curve_of_rows_that_were_labelled_for_what_the_rule_was_before_is_refu
         build_study(replace(asked, rule=changed))
 
 
-def test_a_row_of_a_transfer_that_is_a_generated_one_is_named_with_a_remedy_that_there_is(
-    tmp_path: Path,
-) -> None:
+def test_a_row_of_a_transfer_that_is_a_generated_one_is_refused(tmp_path: Path) -> None:
     asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
     copied = generated(asked.rule, asked.generated, 0)[0]
     path = write_rows(tmp_path / "rows.jsonl")
     turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
     row = {"messages": turns, "label": copied.label, "id": "mine"}
-    path.write_text(f"{path.read_text()}\n{json.dumps(row)}\n")
+    path.write_text(f"{path.read_text()}{json.dumps(row)}\n")
     with pytest.raises(GuardError, match=r"are generated ones.*real/mine.*Remove these rows"):
         build_study(asked)
     assert not asked.runs.root.exists()
@@ -255,19 +234,11 @@ def test_a_row_of_a_transfer_that_is_a_generated_one_is_named_with_a_remedy_that
 
 def test_a_curve_of_generated_rows_and_own_ones_together_is_refused(tmp_path: Path) -> None:
     """Points with more and less of either would say nothing about how many are needed."""
-    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
-    folder = asked.runs.data("medical_advice")
-    for split in SPLITS:
-        rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
-        mixed = [*(replace(row, source=GENERATOR) for row in rows[:20]), *rows[20:]]
-        write_examples(folder / f"{split}.jsonl", mixed)
     with pytest.raises(GuardError, match=r"are generated, others are your own.*DATA=FILE"):
-        build_study(asked)
+        build_study(with_own_rows(tmp_path, generated=20))
 
 
-def test_rows_of_another_rule_are_taken_and_named_and_those_of_several_refused(
-    tmp_path: Path,
-) -> None:
+def test_rows_of_another_rule_are_taken_and_those_of_several_refused(tmp_path: Path) -> None:
     asked = request(tmp_path, sizes=(20,), seeds=(0,))
     write_rows(tmp_path / "rows.jsonl", rule="medical_advice")
     assert build_study(asked).labelled_for is None
@@ -284,7 +255,9 @@ def test_rows_of_another_rule_are_taken_and_named_and_those_of_several_refused(
         build_study(asked)
 
 
-def test_fewer_rows_than_can_be_drawn_are_refused(tmp_path: Path) -> None:
+def test_too_few_rows_to_draw_and_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(GuardError, match=r"no such file.*\.jsonl"):
+        build_study(request(tmp_path))
     write_rows(tmp_path / "rows.jsonl")
     for kind, size in (("curve", 0), ("curve", 7), ("transfer", 5)):
         with pytest.raises(GuardError, match=rf"too few rows to draw.*got {size}"):
@@ -295,26 +268,17 @@ def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, test_rows=30, sizes=(20,), seeds=(0,))
     tests = rows_of(asked, build_study(asked), 20, 0)["test"]
-    assert 28 <= len(tests) <= 30
+    assert len(tests) == 30
     groups = [row.group for row in tests]
     assert all(groups.count(group) == 2 for group in groups)
-
-
-def test_one_group_larger_than_what_is_asked_for_is_tested_on_whole() -> None:
+    # One group that is larger is tested on whole.
     rows = [replace(bare(str(number), number % 2, "test"), group="all") for number in range(8)]
     assert _limited(rows, 5) == tuple(rows)
 
 
-def test_test_rows_that_rank_nothing_are_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
+def test_test_rows_that_rank_nothing_are_refused(tmp_path: Path) -> None:
     """A few violating rows, which none of the test rows that are drawn are."""
-    rng = random.Random(0)
-    lines = []
-    for number in range(400):
-        row = {"text": " ".join(rng.sample(WORDS, 12)), "label": int(number % 20 == 0)}
-        lines.append(json.dumps(row | {"group": f"g{number}"}))
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    write_rows(tmp_path / "rows.jsonl", 400, every=20)
     for kind in ("curve", "transfer"):
         asked = request(tmp_path, kind=kind, sizes=(20,), seeds=(0,), test_rows=4)
         with pytest.raises(GuardError, match=r"at least 2 rows of each label.*that violate"):

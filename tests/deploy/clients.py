@@ -1,11 +1,20 @@
-"""Programs of `.venv-clients`, the pinned environment of others' clients. Tests only."""
+"""What a deployment runs: programs of `.venv-clients`, the pinned environment of others' clients,
+and the server by its own options. Tests only.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve.engine.thread.engine_thread import CLOSING_S
+from serve.up_arguments import parse_arguments
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -58,3 +67,16 @@ def addressed(text: str, addresses: Mapping[str, str]) -> str:
         assert written in text, f"{written} stands nowhere in it"
         text = text.replace(written, real)
     return text
+
+
+def assert_understood(command: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The options of a command that runs `python -m serve.up`, as the server reads them."""
+    assert command[0].endswith(".venv/bin/python")
+    assert command[1:3] == ["-m", "serve.up"]
+    monkeypatch.setattr(sys, "argv", ["serve.up", *command[3:]])
+    return vars(parse_arguments())
+
+
+def timeout_of(options: dict[str, Any]) -> float:
+    """How long after a stop signal checks may be under way, in seconds."""
+    return float(options["timeout"]) + CLOSING_S

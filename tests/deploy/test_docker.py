@@ -15,27 +15,25 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.clients import DEPLOY, ROOT, output
-from tests.deploy.server_options import assert_understood, timeout_of
+from tests.deploy.clients import DEPLOY, ROOT, assert_understood, output, timeout_of
 
 FOLDER = DEPLOY / "docker"
 DOCKERFILE = FOLDER / "Dockerfile"
 COMPOSE = FOLDER / "compose.yaml"
 
 
-def of(name: str) -> list[str]:
-    """The Dockerfile's instructions of this name, each on one line, without comments."""
-    return [rest for instruction, rest in instructions() if instruction == name]
-
-
 def instructions() -> list[tuple[str, str]]:
-    lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if line.strip() and not line.startswith("#"))
+    """The Dockerfile's, each on one line, without comments."""
+    text = re.sub(r"^(#.*)?\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         name, _, rest = line.strip().partition(" ")
         found.append((name, rest.strip()))
     return found
+
+
+def of(name: str) -> list[str]:
+    return [rest for instruction, rest in instructions() if instruction == name]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -70,9 +68,7 @@ def test_what_is_copied_exists_and_is_not_ignored_and_holds_what_the_server_impo
     assert not readme or readme in copied
 
 
-def test_the_server_is_started_by_its_own_options_where_the_port_is_exposed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_server_is_started_where_the_port_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
     entry, command = json.loads(of("ENTRYPOINT")[0]), json.loads(of("CMD")[0])
     options = assert_understood([*entry, *command], monkeypatch)
     assert options["host"] == "0.0.0.0"
@@ -83,9 +79,7 @@ def test_the_server_is_started_by_its_own_options_where_the_port_is_exposed(
     compile(program[2], "HEALTHCHECK", "exec")
 
 
-def test_the_composed_server_is_the_image_s_with_options_that_it_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_composed_server_is_the_image_s_server(monkeypatch: pytest.MonkeyPatch) -> None:
     server = load(COMPOSE)["services"]["server"]
     build = server["build"]
     assert (FOLDER / build["context"]).resolve() == ROOT

@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as
 
 
 @pytest.mark.slow
-def test_a_shard_has_the_notes_of_its_own_beginning_and_old_notes_go(
+def test_a_shard_has_its_own_notes_and_old_ones_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.cluster.kubernetes import _note_beginning, _served_last  # which imports Ray
@@ -128,7 +128,7 @@ def test_the_service_names_the_ray_that_is_pinned_and_an_application_that_exists
         ({"replicas": "2", "scale_down": 60}, "scale_down needs a range"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_before_anything_starts(
+def test_a_size_that_cannot_be_is_refused(
     tmp_path: Path, changed: dict[str, Any], problem: str
 ) -> None:
     from serve.cluster.kubernetes import ApplicationArguments, build  # which imports Ray
@@ -139,7 +139,7 @@ def test_a_size_that_cannot_be_is_refused_before_anything_starts(
         build({"runs": str(tmp_path)} | changed)
 
 
-def test_every_pod_has_the_image_and_the_volume_and_room_for_a_replica() -> None:
+def test_every_pod_has_the_image_the_volume_room_for_a_replica_and_an_audit_log() -> None:
     cluster = documents()["RayService"]["spec"]["rayClusterConfig"]
     arguments = application()["args"]
     low, high = (int(number) for number in arguments["replicas"].split("-"))
@@ -160,12 +160,10 @@ def test_every_pod_has_the_image_and_the_volume_and_room_for_a_replica() -> None
     # KubeRay 1.5 takes Ray's ports where the container has none, and no other where it has some.
     needed = {"dashboard": 8265, "gcs-server": 6379, "serve": 8000}
     assert not ports or needed.items() <= ports.items()
-
-
-def test_every_process_of_the_cluster_has_an_audit_log_of_its_own() -> None:
+    # Every process has an audit log of its own.
     text = (FOLDER / "rayservice.yaml").read_text(encoding="utf-8")
     (path,) = re.findall(r"^ *(?:# )?audit_log: (\S+)", text, re.MULTILINE)
-    assert path.startswith(application()["args"]["runs"])
+    assert path.startswith(arguments["runs"])
     assert "{hostname}" in path and "{pid}" in path
 
 

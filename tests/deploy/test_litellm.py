@@ -8,7 +8,12 @@ pass.
 from __future__ import annotations
 
 import json
+import secrets
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +28,7 @@ from serve.api.app import create_app
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import load_tenants
-from tests.deploy.clients import DEPLOY, addressed
-from tests.deploy.litellm_proxy import litellm_proxy
+from tests.deploy.clients import DEPLOY, addressed, environment, program
 from tests.deploy.model_server import model_app
 from tests.serve.serving import serving
 from tests.serve.word_engine import WORDS, WordEngine
@@ -40,9 +44,59 @@ REST = "Say: Rest well, and drink a lot of water, every day, as long as it hurts
 BAD_REPLY = "Say: Take ibu~profen with water every four hours, as long as it hurts you at all."
 UNJUDGED_REPLY = "Say: This can~not be judged by any rule at all, and goes on for a few words more."
 BREAKING_REPLY = "Say: This brea~ks the engine, and goes on for a few words more than that one."
+VIOLATING = ("Is ibuprofen good?", BAD_REPLY)
+OPEN = ("not-on-error", "open")  # no setting lets a violation pass
 UNJUDGED, BREAKING = "This cannot be judged.", "This breaks the engine."
+START_S = 600.0
+ATTEMPTS = 3  # to start it on a port that nobody has taken meanwhile
 # Of a violation in a request.
 STATUSES = {"centurion": 400, "centurion-moderation": 400, "centurion-detector": 500}
+
+
+@contextmanager
+def litellm_proxy(config: Path) -> Iterator[httpx.Client]:
+    """A client of a proxy with this configuration, which ends with the block."""
+    key = f"sk-{secrets.token_hex(32)}"  # without one it does not start
+    headers, log = {"authorization": f"Bearer {key}"}, config.with_suffix(".log")
+    for _ in range(ATTEMPTS):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]  # whoever listens there first has it
+        command = [program("litellm"), "--config", config, "--host", "127.0.0.1"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, "--port", str(port)],
+                cwd=config.parent,
+                env=environment(LITELLM_MASTER_KEY=key),
+                stdout=output,
+                stderr=output,
+            )
+        address = f"http://127.0.0.1:{port}"
+        try:
+            with httpx.Client(
+                base_url=address, headers=headers, timeout=60, trust_env=False
+            ) as client:
+                if _has_started(process, client, log):
+                    yield client
+                    return
+        finally:
+            process.terminate()
+            process.wait(30)
+    raise AssertionError(f"LiteLLM ended {ATTEMPTS} times: {log.read_text()[-4000:]}")
+
+
+def _has_started(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> bool:
+    """Wait until it answers; False if it has ended, as it does where another has the port."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            return False
+        try:
+            if client.get("/health/liveliness").is_success:
+                return True
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"LiteLLM did not start in {START_S:.0f} s: {log.read_text()[-4000:]}")
 
 
 @dataclass(frozen=True)
@@ -107,9 +161,8 @@ def with_a_tenant(folder: Path) -> FastAPI:
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    """The file with these servers' addresses, and variants of its guardrail beside it.
-
-    None is on by default: a test names those that it is about.
+    """The file with these servers' addresses, and variants of its guardrail beside it. None is on
+    by default: a test names those that it is about.
     """
     folder = tmp_path_factory.mktemp("litellm")
     engine, model = WordEngine(), model_app()
@@ -120,7 +173,9 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     ):
         config = configured(CONFIG, server, upstream)
         config["model_list"] += configured(RULES_AS_MODELS, server, upstream)["model_list"]
-        config["guardrails"][0]["litellm_params"]["default_on"] = False
+        as_it_is = config["guardrails"][0]["litellm_params"]
+        assert as_it_is["default_on"] is True  # every request is checked
+        as_it_is["default_on"] = False
         config["guardrails"] += [
             variant(config, "not-on-error", fail_on_error=False),
             variant(config, "open", unreachable_fallback="fail_open"),
@@ -138,27 +193,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
             yield Chain(proxy, engine, model)
 
 
-def test_the_file_as_it_is_checks_every_request_and_lets_nothing_pass_unjudged(
-    tmp_path: Path,
-) -> None:
-    engine, model = WordEngine(), model_app()
-    path = tmp_path / "config.yaml"
-    with serving(create_app(engine)) as server, serving(model) as upstream:  # type: ignore[arg-type]
-        path.write_text(yaml.safe_dump(configured(CONFIG, server, upstream)))
-        with litellm_proxy(path) as proxy:
-            chain = Chain(proxy, engine, model)
-            assert chain.ask("Say: Rest well.").is_success
-            assert len(engine.conversations) == 2
-            for text in ("Is ibuprofen good?", UNJUDGED, BREAKING):
-                assert chain.ask(text).is_error and not chain.was_model_asked
-            for text in (BAD_REPLY, UNJUDGED_REPLY, BREAKING_REPLY):
-                assert "choices" not in chain.ask(text).json()
-                assert chain.stream(text)[0] == ""
-
-
-def test_both_sides_are_judged_the_reply_as_the_end_of_its_whole_conversation(
-    chain: Chain,
-) -> None:
+def test_a_reply_is_judged_as_the_end_of_its_conversation(chain: Chain) -> None:
     response = chain.ask("Say: Rest well.", "centurion")
     assert response.json()["choices"][0]["message"]["content"] == "Rest well."
     asked = Message("user", "Say: Rest well.")
@@ -185,9 +220,7 @@ def test_both_sides_are_judged_the_reply_as_the_end_of_its_whole_conversation(
         ("centurion-detector", "Say: At 5 Elm~ Street.", "PII_LEAK"),
     ],
 )
-def test_a_violation_never_reaches_the_model_or_is_not_given_out(
-    chain: Chain, guardrail: str, text: str, rule: str
-) -> None:
+def test_a_violation_is_not_given_out(chain: Chain, guardrail: str, text: str, rule: str) -> None:
     response = chain.ask(text, guardrail)
     assert rule in response.text and "choices" not in response.json()
     is_reply = text.startswith("Say")
@@ -197,9 +230,7 @@ def test_a_violation_never_reaches_the_model_or_is_not_given_out(
 
 @pytest.mark.parametrize("guardrail", STATUSES)
 @pytest.mark.parametrize("text", [UNJUDGED, UNJUDGED_REPLY, BREAKING, BREAKING_REPLY])
-def test_what_has_no_verdict_is_not_given_out_by_any_of_the_three(
-    chain: Chain, guardrail: str, text: str
-) -> None:
+def test_what_has_no_verdict_is_not_given_out(chain: Chain, guardrail: str, text: str) -> None:
     response = chain.ask(text, guardrail)
     assert "choices" not in response.json()
     statuses = (500, 500) if guardrail == "centurion" else (422, 503)
@@ -210,6 +241,7 @@ def test_what_has_no_verdict_is_not_given_out_by_any_of_the_three(
 @pytest.mark.parametrize(
     ("guardrail", "text", "passes"),
     [
+        *((guardrail, text, False) for guardrail in OPEN for text in VIOLATING),
         ("not-on-error", UNJUDGED, True),
         ("not-on-error", UNJUDGED_REPLY, True),
         ("not-on-error", BREAKING, True),
@@ -224,13 +256,9 @@ def test_what_has_no_verdict_is_not_given_out_by_any_of_the_three(
 def test_what_lets_pass_is_what_the_settings_say_and_a_422_is_not_unreachable(
     chain: Chain, guardrail: str, text: str, passes: bool
 ) -> None:
-    assert chain.ask(text, guardrail).is_success == passes
-
-
-@pytest.mark.parametrize("guardrail", ["not-on-error", "open"])
-@pytest.mark.parametrize("text", ["Is ibuprofen good?", BAD_REPLY])
-def test_no_setting_lets_a_violation_pass(chain: Chain, guardrail: str, text: str) -> None:
-    assert "violates medical_advice" in chain.ask(text, guardrail).text
+    response = chain.ask(text, guardrail)
+    assert response.is_success == passes
+    assert ("violates medical_advice" in response.text) == (text in VIOLATING and not passes)
 
 
 def test_a_tenant_s_key_is_sent_and_without_it_nothing_passes(chain: Chain) -> None:
@@ -258,9 +286,7 @@ def test_a_streamed_reply_is_given_out_whole_if_it_is_allowed(chain: Chain, guar
 
 @pytest.mark.parametrize("text", [BAD_REPLY, UNJUDGED_REPLY, BREAKING_REPLY])
 @pytest.mark.parametrize("guardrail", ["centurion", "at-chunks"])
-def test_nothing_of_a_streamed_reply_is_given_out_before_its_check(
-    chain: Chain, guardrail: str, text: str
-) -> None:
+def test_no_streamed_word_is_given_out_unchecked(chain: Chain, guardrail: str, text: str) -> None:
     given, error = chain.stream(text, guardrail)
     assert given == "" and error
 

@@ -113,9 +113,7 @@ def test_nemo_listens_where_nobody_else_of_the_file_does(config: str) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS)
-def test_what_is_allowed_passes_and_a_violation_is_refused_on_both_sides(
-    chats: Chats, config: str
-) -> None:
+def test_what_is_allowed_passes_and_a_violation_is_refused(chats: Chats, config: str) -> None:
     """And a server that is gone lets nothing pass."""
     assert chats.outcome(config, unlike(REST)) == REST
     assert chats.outcome(config, "Who lives at 5 Elm Street?") == REFUSED
@@ -123,9 +121,7 @@ def test_what_is_allowed_passes_and_a_violation_is_refused_on_both_sides(
     assert chats.outcome(f"{config}-gone", unlike(REST)) == FAILED
 
 
-def test_rails_see_a_message_and_a_reply_after_its_question_and_actions_the_conversation(
-    chats: Chats,
-) -> None:
+def test_rails_see_a_message_and_its_reply_and_actions_the_conversation(chats: Chats) -> None:
     asked, replied = ("user", unlike(REST)), ("assistant", REST)
     assert [asked] in chats.judged  # by the Detectors API
     assert [asked, replied] in chats.judged  # as a model
@@ -135,18 +131,14 @@ def test_rails_see_a_message_and_a_reply_after_its_question_and_actions_the_conv
 
 @pytest.mark.parametrize("config", CONFIGURATIONS)
 @pytest.mark.parametrize("text", [UNJUDGED, BREAKING, unlike(UNJUDGED), unlike(BREAKING)])
-def test_what_has_no_verdict_is_an_error_and_never_the_reply(
-    chats: Chats, config: str, text: str
-) -> None:
+def test_what_has_no_verdict_is_never_the_reply(chats: Chats, config: str, text: str) -> None:
     got = chats.outcome(config, text)
     # A model that fails raises in NeMo, an action that fails is told the user.
     assert got == FAILED or got.startswith("raised LLMCallException")
 
 
 @pytest.mark.parametrize("is_parallel", [False, True])
-def test_a_streamed_reply_is_given_out_up_to_what_was_checked(
-    chats: Chats, is_parallel: bool
-) -> None:
+def test_a_streamed_reply_is_given_out_as_it_is_checked(chats: Chats, is_parallel: bool) -> None:
     def got(reply: str) -> str:
         return chats.outcome("rails", "Well?", streamed=reply, is_parallel=is_parallel)
 
@@ -157,9 +149,7 @@ def test_a_streamed_reply_is_given_out_up_to_what_was_checked(
 
 
 @pytest.mark.parametrize("reply", [REST, BAD, UNJUDGED, BREAKING])
-def test_the_actions_refuse_streams_of_which_nemo_shows_them_a_window_only(
-    chats: Chats, reply: str
-) -> None:
+def test_the_actions_refuse_streams_that_nemo_shows_in_part(chats: Chats, reply: str) -> None:
     got = chats.outcome("conversation", "Well?", streamed=reply)
     assert "rail_execution_failure" in got and reply[:8] not in got
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from serve.api.observe.audit import AuditLog
-from tests.deploy.clients import DEPLOY, ROOT
-from tests.deploy.server_options import assert_understood, timeout_of
+from tests.deploy.clients import DEPLOY, ROOT, assert_understood, timeout_of
 from tests.serve.api.observe.toy_record import record
 
 UNIT = DEPLOY / "systemd" / "centurion.service"
@@ -27,7 +26,7 @@ def service() -> configparser.SectionProxy:
     return unit["Service"]
 
 
-def test_the_unit_starts_the_server_and_waits_for_what_is_under_way(
+def test_the_unit_starts_the_server_and_waits_for_its_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     command = shlex.split(service()["ExecStart"])
@@ -52,9 +51,7 @@ def test_systemd_has_nothing_to_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("logrotate"), reason="this machine has no logrotate")
-def test_logrotate_takes_the_audit_log_away_and_the_server_begins_a_new_one(
-    tmp_path: Path,
-) -> None:
+def test_logrotate_takes_the_audit_log_and_a_new_one_begins(tmp_path: Path) -> None:
     audit_log = tmp_path / "audit.jsonl"
     name = f"{Path('/var/log', service()['LogsDirectory'])}/{audit_log.name}"
     text = (UNIT.parent / "centurion.logrotate").read_text(encoding="utf-8")

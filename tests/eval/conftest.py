@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from guard.rule import load_rule, text_hash
 from guard.verdict import Calibration
 from guard.weights.card import Card, file_digests
 from guard.weights.head import answer_hash
+from guard.weights.predictions import write_predictions
 from serve.engine import Refusal, Score, ScoreRequest
 
 RULE = """\
@@ -71,18 +72,12 @@ def guess_or_read(request: ScoreRequest) -> float:
 def words_rows(name: str, split: Split, rows: int = 8) -> list[Example]:
     """What the bag of words is fitted on: violating rows speak of tablets, others of doctors."""
     texts = ("ask a doctor about case", "take two tablets in case")
-    return [
-        Example(
-            id=f"{split}-{number}",
-            rule=name,
-            messages=(Message("user", "Hm?"), Message("assistant", texts[number % 2])),
-            label=number % 2,
-            split=split,
-            source="toy",
-            group=f"{split}-{number}",
-        )
-        for number in range(rows)
-    ]
+    made = []
+    for number in range(rows):
+        said = (Message("user", "Hm?"), Message("assistant", texts[number % 2]))
+        identity = f"{split}-{number}"
+        made.append(Example(identity, name, said, number % 2, split, "toy", identity))
+    return made
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -117,22 +112,14 @@ class World:
     ) -> None:
         """A rule whose odd test examples violate it; both adapters agree with the toy engine."""
         (self.rules / f"{name}.yaml").write_text(RULE.format(name=name))
-        rows = [
-            Example(
-                id=f"{name}-{number}",
-                rule=name,
-                messages=(
-                    Message("user", "What now?"),
-                    Message("assistant", f"case of {name} {number if number % 2 else -number - 1}"),
-                ),
-                label=number % 2,
-                split="test",
-                source="toy",
-                group=f"g{number // 2}",
-                meta={"stratum": "seen" if number % 4 < 2 else "unseen"},
-            )
-            for number in range(examples)
-        ]
+        rows = []
+        for number in range(examples):
+            told = f"case of {name} {number if number % 2 else -number - 1}"
+            said = (Message("user", "What now?"), Message("assistant", told))
+            group = f"g{number // 2}"
+            row = Example(f"{name}-{number}", name, said, number % 2, "test", "toy", group)
+            stratum = "seen" if number % 4 < 2 else "unseen"
+            rows.append(replace(row, meta={"stratum": stratum}))
         self.write_test(name, rows, seeds)
 
     def write_test(self, name: str, rows: Sequence[Example], seeds: Sequence[int] = (0,)) -> None:
@@ -161,14 +148,10 @@ class World:
             if METHODS[method].is_adapter:
                 config = {"peft_type": "LORA", "of": method}
                 (folder / "adapter_config.json").write_text(json.dumps(config))
-        predictions = [
-            {"id": key, "split": "test", "logit": logit} for key, logit in logits.items()
-        ]
-        predictions.append({"id": "other", "split": "validation", "logit": 0.0})
-        (folder / "predictions.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in predictions)
-        )
+        predictions = [(key, "test", logit) for key, logit in logits.items()]
+        write_predictions(folder, [*predictions, ("other", "validation", 0.0)])
         rule = load_rule(name, self.rules)
+        data = self.runs.data(name)
         fields: dict[str, object] = {
             "rule": name,
             "rule_text": rule.text(self.recipe.rule_turn),
@@ -179,12 +162,8 @@ class World:
             "model": self.recipe.name,
             "base": self.recipe.base,
             "base_revision": self.recipe.base_revision,
-            "data_hash": fingerprint(
-                *(self.runs.data(name) / f"{split}.jsonl" for split in SPLITS)
-            ),
-            "test_sha256": hashlib.sha256(
-                (self.runs.data(name) / "test.jsonl").read_bytes()
-            ).hexdigest(),
+            "data_hash": fingerprint(*(data / f"{split}.jsonl" for split in SPLITS)),
+            "test_sha256": hashlib.sha256((data / "test.jsonl").read_bytes()).hexdigest(),
             "seed": seed,
             "recipe": self.recipe.training_settings(method),
             "versions": {},
@@ -202,11 +181,11 @@ class World:
 
 
 def answers(logits: Sequence[float | None]) -> list[Answer]:
-    calibrated = [None if logit is None else Calibration().p_violation(logit) for logit in logits]
-    return [
-        Answer(None if p is None else p >= 0.5, logit, p)
-        for logit, p in zip(logits, calibrated, strict=True)
-    ]
+    answered = []
+    for logit in logits:
+        p = None if logit is None else Calibration().p_violation(logit)
+        answered.append(Answer(None if p is None else p >= 0.5, logit, p))
+    return answered
 
 
 @dataclass
@@ -232,11 +211,9 @@ class ToyEngine:
 
 
 def _outcome(logit: float | str) -> Score | Refusal:
-    return (
-        Refusal("toy", logit, "nan")
-        if isinstance(logit, str)
-        else Score(logit, cached_tokens=0, computed_tokens=1, latency_ms=1.0)
-    )
+    if isinstance(logit, str):
+        return Refusal("toy", logit, "nan")
+    return Score(logit, cached_tokens=0, computed_tokens=1, latency_ms=1.0)
 
 
 @pytest.fixture

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from eval.answers import Answer, group_numbers, outcomes, scored_answers, unanswered
+from eval.answers import (
+    Answer,
+    group_numbers,
+    is_baseline,
+    label_of,
+    on_base,
+    outcomes,
+    scored_answers,
+    unanswered,
+)
 from guard.conversation.example import Example, Message
 
-ANSWERS = [
-    Answer(True, 2.0, 0.9, True),
-    Answer(False),
-    Answer(None),
-    Answer(None),
-]
+ANSWERS = [Answer(True, 2.0, 0.9, True), Answer(False), Answer(None), Answer(None)]
 LABELS = [1, 1, 1, 0]
 
 
@@ -52,3 +57,17 @@ def test_outcomes_are_right_or_wrong_by_seed_and_example() -> None:
     assert right.values.tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
     assert right.groups.tolist() == groups.tolist() == [0, 1, 2, 0]
     assert unanswered(by_seed.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("contender", "label", "baseline"),
+    [
+        ("lora", "LoRA", False),
+        ("bag_of_words", "bag of words", True),
+        (on_base("minilm", "lora"), "minilm LoRA", False),
+        (on_base("tiny", "judge"), "tiny judge", True),
+    ],
+)
+def test_a_contender_carries_its_base_s_name(contender: str, label: str, baseline: bool) -> None:
+    assert label_of(contender) == label
+    assert is_baseline(contender) is baseline

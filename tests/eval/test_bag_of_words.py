@@ -8,15 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from eval.answers import Answer
-from eval.bag_of_words import (
-    NGRAMS,
-    STRENGTHS,
-    VIEWS,
-    fit_bag_of_words,
-    text_of,
-)
+from eval.bag_of_words import NGRAMS, STRENGTHS, VIEWS, BagVariant, fit_bag_of_words, text_of
 from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.errors import GuardError
 from guard.rule import Reads
@@ -29,18 +24,18 @@ def rows(
 ) -> list[Example]:
     """Rows of alternating labels; `turns` writes one from its label and some noise."""
     rng = np.random.default_rng(len(split))
-    return [
-        Example(
-            id=f"{split}{number}",
-            rule="toy",
-            messages=tuple(turns(number % 2, rng.choice(NOISE, 3).tolist())),
-            label=number % 2,
-            split=split,
-            source="toy",
-            group=f"{split}{number}",
-        )
-        for number in range(n)
-    ]
+    made = []
+    for number in range(n):
+        name, label = f"{split}{number}", number % 2
+        said = tuple(turns(label, rng.choice(NOISE, 3).tolist()))
+        made.append(Example(name, "toy", said, label, split, "toy", name))
+    return made
+
+
+def chosen_on(turns: Callable[[int, list[str]], list[Message]]) -> BagVariant:
+    """The variant of a rule on the assistant."""
+    train, validation = rows("train", turns), rows("validation", turns)
+    return fit_bag_of_words(train, validation, "assistant").variant
 
 
 def early(label: int, noise: list[str]) -> list[Message]:
@@ -90,9 +85,7 @@ def right(examples: list[Example], answers: list[Answer]) -> float:
     [("whole conversation", early), ("judged speaker", judged), ("last turn", last)],
 )
 def test_the_view_that_tells_is_chosen_and_without_it_the_baseline_is_worse(
-    view: str,
-    turns: Callable[[int, list[str]], list[Message]],
-    monkeypatch: pytest.MonkeyPatch,
+    view: str, turns: Callable[[int, list[str]], list[Message]], monkeypatch: MonkeyPatch
 ) -> None:
     train, validation = rows("train", turns), rows("validation", turns)
     fitted = fit_bag_of_words(train, validation, "assistant")
@@ -100,13 +93,10 @@ def test_the_view_that_tells_is_chosen_and_without_it_the_baseline_is_worse(
     test = rows("test", turns)
     assert right(test, fitted.answers(test)) > 0.9
     monkeypatch.delitem(VIEWS, view)
-    without = fit_bag_of_words(train, validation, "assistant")
-    assert without.variant.validation_auroc < 1.0
+    assert chosen_on(turns).validation_auroc < 1.0
 
 
-def test_the_first_of_equals_is_chosen_with_its_own_weights_and_a_second_fit_is_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_of_equals_is_chosen_with_its_own_weights(monkeypatch: MonkeyPatch) -> None:
     """The weakest strength is enough and comes first; others are fitted after it."""
     train, validation = rows("train", only), rows("validation", only)
     fits = [fit_bag_of_words(train, validation, "assistant") for _ in range(2)]
@@ -120,14 +110,12 @@ def test_the_first_of_equals_is_chosen_with_its_own_weights_and_a_second_fit_is_
 
 def parts(label: int, noise: list[str]) -> list[Message]:
     """Words that occur once; their middles tell."""
-    return [Message("user", f"{''.join(noise)}{('xkq', 'zvw')[label]}{noise[0]}{noise[1]}")]
+    return [Message("assistant", f"{''.join(noise)}{('xkq', 'zvw')[label]}{noise[0]}{noise[1]}")]
 
 
 def test_parts_of_words_tell_where_no_word_comes_twice() -> None:
-    train, validation = rows("train", parts), rows("validation", parts)
-    fitted = fit_bag_of_words(train, validation, "user")
-    assert fitted.variant.ngrams == "words 1-2 and characters 2-5"
-    assert fitted.variant.validation_auroc == 1.0
+    chosen = chosen_on(parts)
+    assert chosen.ngrams == "words 1-2 and characters 2-5" and chosen.validation_auroc == 1.0
 
 
 def rare(label: int, noise: list[str]) -> list[Message]:
@@ -138,16 +126,12 @@ def rare(label: int, noise: list[str]) -> list[Message]:
     return [Message("assistant", f"{common} {common} {common} {first}{'xy'[label]}")]
 
 
-def test_the_strengths_reach_to_where_rare_words_outweigh_a_common_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_strength_lets_rare_words_outweigh_a_common_one(monkeypatch: MonkeyPatch) -> None:
     """C = 100 won on 12 of 15 shipped rules, 1,000 on none: docs/lessons.md."""
-    train, validation = rows("train", rare), rows("validation", rare)
-    chosen = fit_bag_of_words(train, validation, "assistant").variant
+    chosen = chosen_on(rare)
     assert (chosen.c, chosen.validation_auroc) == (100.0, 1.0)
     monkeypatch.setattr("eval.bag_of_words.STRENGTHS", STRENGTHS[:3])
-    weaker = fit_bag_of_words(train, validation, "assistant").variant
-    assert weaker.validation_auroc < 1.0
+    assert chosen_on(rare).validation_auroc < 1.0
 
 
 def test_the_threshold_keeps_to_the_rule_s_largest_false_positive_rate() -> None:
@@ -202,18 +186,13 @@ def test_beside_generated_rows_the_last_fit_reads_your_own_validation_rows_too()
         ("conversation", "a\nb\nc\nd\ne", "e"),
     ],
 )
-def test_every_view_reads_all_the_turns_that_its_name_says(
-    reads: Reads, judged_speaker: str, last_turn: str
-) -> None:
+def test_views_read_what_they_say(reads: Reads, judged_speaker: str, last_turn: str) -> None:
     roles = ("system", "user", "assistant", "tool", "assistant")
     turns = [Message(role, text) for role, text in zip(roles, "abcde", strict=True)]
     (row,) = rows("test", lambda label, noise: turns, 1)
     read = {view: text_of(row, view, reads) for view in VIEWS}
-    assert read == {
-        "whole conversation": "a\nb\nc\nd\ne",
-        "judged speaker": judged_speaker,
-        "last turn": last_turn,
-    }
+    assert list(read) == ["whole conversation", "judged speaker", "last turn"]
+    assert list(read.values()) == ["a\nb\nc\nd\ne", judged_speaker, last_turn]
 
 
 def test_what_hides_text_is_undone_before_it_is_counted() -> None:

@@ -25,15 +25,8 @@ from tests.eval.conftest import RULE, World
 pytestmark = pytest.mark.slow
 
 # It is asked little and needs little.
-ENGINE = {
-    "block_size": 32,
-    "max_loras": 2,
-    "max_lora_rank": 32,
-    "max_model_len": 1024,
-    "kv_cache_memory_bytes": 2**26,
-    "dtype": "float32",
-    "enforce_eager": True,
-}
+ENGINE = {"block_size": 32, "max_loras": 2, "max_lora_rank": 32, "max_model_len": 1024}
+ENGINE |= {"kv_cache_memory_bytes": 2**26, "dtype": "float32", "enforce_eager": True}
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +39,10 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     recipe = recipe.model_copy(update={"engine": ENGINE, "methods": adapters})
     world = World(tmp_path_factory.mktemp("tiny"), recipe)
     (world.rules / "medical.yaml").write_text(RULE.format(name="medical"))
-    turns = [
-        Message("user", "take two tablets every day " * (1 + 3 * number)) for number in range(12)
-    ]
-    rows = [
-        Example(f"e{number}", "medical", (turn,), number % 2, "test", "toy", "g")
-        for number, turn in enumerate(turns)
-    ]
+    rows = []
+    for number in range(12):
+        turn = Message("user", "take two tablets every day " * (1 + 3 * number))
+        rows.append(Example(f"e{number}", "medical", (turn,), number % 2, "test", "toy", "g"))
     builder = PromptBuilder.from_base(world.recipe.base_path)
     world.write_test("medical", rows, seeds=())
     rule_text = load_rule("medical", world.rules).text(world.recipe.rule_turn)
@@ -60,16 +50,12 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
         folder = world.runs.adapter("tiny", "medical", method)
         model = random_adapter(world, method, builder, rule_text)
         model.save_pretrained(str(folder), save_embedding_layers=False)
-        with torch.inference_mode():
-            prompts = {
-                row.id: torch.tensor([builder.build(row.messages, rule_text).token_ids])
-                for row in rows
-            }
-            at_verdict = {key: model(input_ids=ids).logits[0, -1] for key, ids in prompts.items()}
-        logits = {
-            key: float(values[builder.yes_id] - values[builder.no_id])
-            for key, values in at_verdict.items()
-        }
+        logits: dict[str, float] = {}
+        for row in rows:
+            ids = torch.tensor([builder.build(row.messages, rule_text).token_ids])
+            with torch.inference_mode():
+                values = model(input_ids=ids).logits[0, -1]
+            logits[row.id] = float(values[builder.yes_id] - values[builder.no_id])
         threshold = sorted(_p(logit) for logit in logits.values())[6]
         world.add_adapter(
             "medical", method, 0, logits, threshold=threshold, prompt_hash=builder.hash
@@ -81,15 +67,10 @@ def random_adapter(
     world: World, method: str, builder: PromptBuilder, rule_text: str
 ) -> peft.PeftModel:
     torch.manual_seed(len(method))
-    invocation = {}
+    settings = world.recipe.methods[method].lora | {"task_type": "CAUSAL_LM"}
     if METHODS[method].acts_from == "suffix":
-        invocation["alora_invocation_tokens"] = list(builder.invocation(rule_text))
-    config = peft.LoraConfig(
-        **world.recipe.methods[method].lora,
-        task_type="CAUSAL_LM",
-        init_lora_weights=False,
-        **invocation,
-    )
+        settings |= {"alora_invocation_tokens": list(builder.invocation(rule_text))}
+    config = peft.LoraConfig(**settings, init_lora_weights=False)
     base = AutoModelForCausalLM.from_pretrained(world.recipe.base_path, dtype=torch.float32)
     return peft.get_peft_model(base, config).eval()
 
@@ -102,9 +83,7 @@ def _p(logit: float) -> float:
     return 1 / (1 + 2.718281828459045 ** (-logit / 2.0))
 
 
-def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(
-    tiny_world: World,
-) -> None:
+def test_real_adapters_through_the_engine_agree_with_peft(tiny_world: World) -> None:
     evaluate(tiny_world)
     report = json.loads(tiny_world.runs.report.read_text())
     medical = report["rules"]["medical"]
@@ -113,23 +92,15 @@ def test_real_adapters_are_evaluated_through_the_engine_and_agree_with_peft(
         assert medical["agreement"][method]["prompts"] == 12
         assert 0 < medical["agreement"][method]["max_difference"] < 0.001
         assert medical["methods"][method]["answered"] == 12
-    rows = [
-        json.loads(line)
-        for line in (tiny_world.runs.root / "tiny/medical/eval/served.jsonl")
-        .read_text()
-        .splitlines()
-    ]
-    by = {row["by"] for row in rows}
-    assert by == {"base", "medical/lora/0", "medical/alora/0"}
-    for number in range(
-        12
-    ):  # three different answers on one conversation: nobody answered for another
+    served = (tiny_world.runs.root / "tiny/medical/eval/served.jsonl").read_text()
+    rows = [json.loads(line) for line in served.splitlines()]
+    assert {row["by"] for row in rows} == {"base", "medical/lora/0", "medical/alora/0"}
+    # Three different answers on one conversation: nobody answered for another.
+    for number in range(12):
         assert len({round(row["logit"], 3) for row in rows if row["id"] == f"e{number}"}) == 3
 
 
-def test_an_adapter_that_is_not_the_one_peft_saw_is_found_out(
-    tiny_world: World, tmp_path: Path
-) -> None:
+def test_another_adapter_than_peft_saw_is_found_out(tiny_world: World, tmp_path: Path) -> None:
     """The LoRA's weights in the folder of predictions that PEFT made with others."""
     folder = tiny_world.runs.adapter("tiny", "medical", "lora")
     predictions = folder / "predictions.jsonl"

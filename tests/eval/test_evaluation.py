@@ -47,10 +47,7 @@ def evaluated(world: World, seeds: tuple[int, int] = (0, 1)) -> Evaluation:
     world.add_rule(examples=8, seeds=seeds)
     lora = (answers([2.0, *RIGHT[1:]]), answers(RIGHT))
     alora = (answers(RIGHT), answers([2.0, -2.0, 2.0, *RIGHT[3:]]))
-    methods = {
-        "lora": dict(zip(seeds, lora, strict=True)),
-        "alora": dict(zip(seeds, alora, strict=True)),
-    }
+    methods = {"lora": dict(zip(seeds, lora)), "alora": dict(zip(seeds, alora))}  # noqa: B905
     return measured(world, methods, answers([None, *RIGHT[1:]]), seeds)
 
 
@@ -71,11 +68,7 @@ def test_a_method_is_the_mean_over_its_seeds(world: World) -> None:
     assert alora.seeds["0"].accuracy_ci95[1] == pytest.approx(
         binomtest(8, 8).proportion_ci(method="wilson").high
     )
-    assert result.methods["judge"].accuracy_sd is None
-
-
-def test_methods_are_compared_example_by_example(world: World) -> None:
-    outcomes = evaluated(world).difference("alora", "lora")
+    outcomes = result.difference("alora", "lora")  # example by example
     assert outcomes is not None
     by_seed = [[1, 0, 0, 0, 0, 0, 0, 0], [-1, -1, -1, 0, 0, 0, 0, 0]]
     assert outcomes.values.tolist() == by_seed
@@ -109,19 +102,21 @@ def test_a_method_s_interval_knows_that_its_seeds_differ(world: World) -> None:
     assert methods["alora"].accuracy_ci95 == pytest.approx(metrics.wilson_interval(1.0, 200))
 
 
-def test_strata_are_measured_on_their_own(world: World) -> None:
-    strata = evaluated(world).methods["alora"].strata
+def test_strata_are_measured_on_their_own_and_refusals_counted(world: World) -> None:
+    result = evaluated(world)
+    strata = result.methods["alora"].strata
     # seen are the examples 0 1 4 5, unseen 2 3 6 7; seed 1 errs on 0, 1 and 2
     assert strata["seen"].n == strata["unseen"].n == 4
     assert strata["seen"].accuracy == pytest.approx((1 + 2 / 4) / 2)
     assert strata["unseen"].accuracy == pytest.approx((1 + 3 / 4) / 2)
     # on seed 1 the logits of 0 1 4 5 are 2 -2 -2 2: of four pairs one is right, two are ties
     assert strata["seen"].metrics["auroc"] == pytest.approx((1 + 2 / 4) / 2)
+    assert result.refusals == {"judge": 1, "lora": 0, "alora": 0}
+    judge = result.methods["judge"]
+    assert (judge.answered, judge.accuracy, judge.accuracy_sd) == (7, 7 / 8, None)
 
 
-def test_the_answered_rows_are_those_of_the_worst_seed_and_intervals_count_the_others_as_wrong(
-    world: World,
-) -> None:
+def test_the_answered_rows_are_those_of_the_worst_seed(world: World) -> None:
     world.add_rule(examples=8, seeds=(0, 1))
     lora = {0: answers(RIGHT), 1: answers([*RIGHT[:5], None, None, None])}
     result = measured(world, {"lora": lora, "alora": dict.fromkeys(lora, answers(RIGHT))})
@@ -134,16 +129,7 @@ def test_the_answered_rows_are_those_of_the_worst_seed_and_intervals_count_the_o
     assert outcomes is not None and outcomes.values[1].tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
 
 
-def test_refusals_are_counted_by_method(world: World) -> None:
-    result = evaluated(world)
-    assert result.refusals == {"judge": 1, "lora": 0, "alora": 0}
-    assert result.methods["judge"].answered == 7
-    assert result.methods["judge"].accuracy == 7 / 8
-
-
-def test_an_evaluation_is_read_back_or_what_is_wrong_with_it_is_said(
-    world: World, tmp_path: Path
-) -> None:
+def test_an_evaluation_is_read_back_or_refused(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "toy" / "medical" / "eval"
     result, remedy = evaluated(world), r".*Run `make eval RULE=medical MODEL=toy`"
     with pytest.raises(GuardError, match=r"evaluation\.json: no such file" + remedy):

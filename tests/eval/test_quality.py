@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from eval.answers import Answer, scored_answers
 from eval.metrics import wilson_interval
@@ -24,11 +25,16 @@ def test_an_example_without_an_answer_counts_as_wrong_whatever_its_label() -> No
     assert result.metrics["auroc"] == 1.0  # over the two that were answered
 
 
-def test_a_bare_yes_or_no_has_no_ranking_metrics() -> None:
+def test_what_is_not_stated_or_of_one_label_has_no_ranking_metrics() -> None:
+    """Rows that were chosen by their label say nothing about a probability."""
     result = quality([1, 0], [Answer(True), Answer(False)])
     assert result.accuracy == 1.0
     for name in ("auroc", "auprc", "recall_at_fpr1", "ece", "confident"):
         assert result.metrics[name] is None
+    assert quality([1, 0], answers([2.0, -2.0])).metrics["ece"] is not None
+    for name in ("auroc", "ece"):
+        assert quality([0, 0], answers([2.0, -2.0])).metrics[name] is None
+    assert mean_metrics([{"a": 0.5, "b": 0.5}, {"a": 1.0, "b": None}]) == {"a": 0.75, "b": None}
 
 
 def test_at_the_threshold_by_hand() -> None:
@@ -39,13 +45,6 @@ def test_at_the_threshold_by_hand() -> None:
     allowed = quality([0], [Answer(False)]).metrics
     assert (allowed["false_positive_rate"], allowed["recall"]) == (0.0, None)
     assert allowed["accuracy_where_confident"] is None
-
-
-def test_rows_chosen_by_their_label_say_nothing_about_a_probability() -> None:
-    """Their calibration is not measured, though rows of either label have one."""
-    assert quality([1, 0], answers([2.0, -2.0])).metrics["ece"] is not None
-    for name in ("auroc", "ece"):
-        assert quality([0, 0], answers([2.0, -2.0])).metrics[name] is None
 
 
 def row(number: int, label: int, **meta: object) -> Example:
@@ -65,14 +64,7 @@ def test_a_stratum_holds_the_rows_that_say_so_and_hard_negatives_are_allowed_one
     by_seed = {0: answers([-1.0, -1.0, 1.0, -1.0, 1.0])}  # wrong on rows 1 and 2
     strata = method_quality(rows, by_seed).strata
     assert list(strata) == ["seen", "unseen", "easy", "boundary", "adversarial", "hard negatives"]
-    assert {name: stratum.n for name, stratum in strata.items()} == {
-        "seen": 2,
-        "unseen": 3,
-        "easy": 1,
-        "boundary": 2,
-        "adversarial": 2,
-        "hard negatives": 1,
-    }
+    assert [stratum.n for stratum in strata.values()] == [2, 3, 1, 2, 2, 1]
     assert (strata["boundary"].accuracy, strata["hard negatives"].accuracy) == (0.0, 0.0)
     assert (strata["easy"].accuracy, strata["adversarial"].accuracy) == (1.0, 1.0)
 
@@ -121,10 +113,6 @@ def test_rows_without_a_logit_are_not_ranked_and_one_label_has_no_auroc() -> Non
     assert method_quality(rows, {0: unranked}, bag_of_words=unranked).auroc_ci95 is None
 
 
-def test_a_mean_over_some_is_no_mean() -> None:
-    assert mean_metrics([{"a": 0.5, "b": 0.5}, {"a": 1.0, "b": None}]) == {"a": 0.75, "b": None}
-
-
-def test_a_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_is_one_entry(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS, "flagged", Metric("flagged", lambda it: it.decisions.mean()))
     assert quality([1, 0, 0], answers([1.0, 1.0, -1.0])).metrics["flagged"] == pytest.approx(2 / 3)

@@ -24,15 +24,12 @@ def test_every_trick_is_played_on_the_judged_words_of_the_same_examples(world: W
     perturbed = perturbations(plain)
     assert perturbed == perturbations(plain)
     for name in TRICKS:
-        tricked = [perturbation for perturbation in perturbed if perturbation.trick == name]
+        tricked = [it for it in perturbed if it.trick == name]
         assert 0.3 * TRICKED < len(tricked) <= TRICKED
-        for perturbation in tricked:
-            before = plain.examples[perturbation.index]
-            assert perturbation.example.label == before.label
-            assert (
-                perturbation.example.messages[0] == before.messages[0]
-            )  # the user's, who is not judged
-            assert perturbation.example.messages != before.messages
+        for it in tricked:
+            before = plain.examples[it.index]
+            assert it.example.label == before.label and it.example.messages != before.messages
+            assert it.example.messages[0] == before.messages[0]  # the user's, who is not judged
 
 
 def test_of_a_rule_on_tools_a_document_in_the_system_s_turn_is_played_on(world: World) -> None:
@@ -83,39 +80,25 @@ def test_no_trick_is_played_on_a_row_that_has_one(world: World) -> None:
     assert {p.index % 3 for p in perturbed} == {0}
 
 
-def test_an_answer_that_is_missing_is_wrong_and_no_flip(world: World) -> None:
-    plain = trial(world)
-    perturbed = perturbations(plain)
-    right = [Answer(bool(example.label)) for example in plain.examples]
-    silent = dict.fromkeys(plain.methods, [Answer(None)] * len(perturbed))
-    result = robustness(plain, perturbed, dict.fromkeys(plain.methods, right), silent)
-    trick = result["alora"]["instruction"]
-    assert (trick.flips, trick.right_before, trick.right_after) == (0, TRICKED, 0)
-
-
 def test_flips_and_what_is_right_are_counted(world: World) -> None:
+    """An answer that is missing is wrong and no flip."""
     plain = trial(world)
     perturbed = perturbations(plain)
-    right = [Answer(bool(example.label)) for example in plain.examples]
-    fooled = [
-        Answer(False)
-        if perturbation.trick == "instruction"
-        else Answer(bool(perturbation.example.label))
-        for perturbation in perturbed
-    ]
-    result = robustness(
-        plain, perturbed, dict.fromkeys(plain.methods, right), dict.fromkeys(plain.methods, fooled)
-    )
-    violating = sum(
-        bool(perturbation.example.label)
-        for perturbation in perturbed
-        if perturbation.trick == "instruction"
-    )
+    told = [Answer(bool(row.label)) for row in plain.examples]
+    right = dict.fromkeys(plain.methods, told)
+    fooled = []
+    violating = 0
+    for perturbation in perturbed:
+        is_instruction = perturbation.trick == "instruction"
+        violating += is_instruction and perturbation.example.label
+        fooled.append(Answer(not is_instruction and bool(perturbation.example.label)))
+    result = robustness(plain, perturbed, right, dict.fromkeys(plain.methods, fooled))
     trick = result["alora"]["instruction"]
     assert trick.n == TRICKED  # a word to the judge can always be added
-    assert (trick.flips, trick.right_before, trick.right_after) == (
-        violating,
-        TRICKED,
-        TRICKED - violating,
-    )
+    assert (trick.flips, trick.right_before) == (violating, TRICKED)
+    assert trick.right_after == TRICKED - violating
     assert result["alora"]["spaced"].flips == 0
+    nothing = [Answer(None)] * len(perturbed)
+    silent = dict.fromkeys(plain.methods, nothing)
+    trick = robustness(plain, perturbed, right, silent)["alora"]["instruction"]
+    assert (trick.flips, trick.right_before, trick.right_after) == (0, TRICKED, 0)

@@ -3,21 +3,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 import eval.run
 from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import AnswersSoFar, EndpointJudge
-from eval.report.report import Report
-from eval.report.side_by_side import side_by_side
+from eval.report.report import Report, side_by_side
 from eval.run import main, run
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
@@ -34,18 +32,12 @@ def evaluate(
     selection: str = "all",
     engine: ToyEngine | None = None,
     recipes: Sequence[Recipe] = (),
-    **arguments: Any,
+    **options: Any,
 ) -> Report:
     """Without `recipes` on the world's."""
     engine = engine or ToyEngine(guess_or_read)
-    return run(
-        selection,
-        recipes or [world.recipe],
-        runs=world.runs,
-        rules=world.rules,
-        open_predictor=engine.open,
-        **arguments,
-    )
+    options |= {"runs": world.runs, "rules": world.rules, "open_predictor": engine.open}
+    return run(selection, recipes or [world.recipe], **options)
 
 
 def report_json(world: World) -> dict[str, Any]:
@@ -76,10 +68,7 @@ def test_the_report_has_the_documented_format(reported: tuple[World, Report]) ->
         assert (baseline["accuracy"], baseline["auroc"], baseline["n"]) == (0.5, 0.5, 40)
         assert set(baseline["strata"]) == {"seen", "unseen"}
     assert alora["accuracy"] == 1.0 and set(alora["seeds"]) == {"0", "1"}
-    assert {name: stratum["n"] for name, stratum in lora["strata"].items()} == {
-        "seen": 20,
-        "unseen": 20,
-    }
+    assert [lora["strata"][name]["n"] for name in ("seen", "unseen")] == [20, 20]
     for quality in (lora, *lora["strata"].values()):
         assert 0 < quality["ece"] < 0.1
     assert lora["strata"]["seen"]["ece"] != lora["strata"]["unseen"]["ece"]
@@ -90,9 +79,7 @@ def test_the_report_has_the_documented_format(reported: tuple[World, Report]) ->
     assert content["mean"]["differences"] == {"alora_minus_lora": no_difference}
 
 
-def test_the_table_reads_as_markdown_and_names_hardware_and_commit(
-    reported: tuple[World, Report],
-) -> None:
+def test_the_table_names_hardware_and_commit(reported: tuple[World, Report]) -> None:
     world, report = reported
     text, content = report.as_markdown(), report_json(world)
     assert text == world.runs.report.with_suffix(".md").read_text()
@@ -107,7 +94,7 @@ def test_the_table_reads_as_markdown_and_names_hardware_and_commit(
     assert "| instruction | LoRA | 52 | 0.0" in " ".join(text.split())
 
 
-def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
+def test_a_second_run_asks_nothing_unless_it_is_forced(world: World) -> None:
     def written() -> dict[Path, tuple[int, bytes]]:
         files = [path for path in world.runs.root.rglob("*") if path.is_file()]
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
@@ -117,19 +104,13 @@ def test_a_second_run_asks_nothing_and_changes_nothing(world: World) -> None:
     before = written()
     engine = ToyEngine(guess_or_read)
     evaluate(world, engine=engine)
-    assert engine.opened_with == []
-    assert written() == before
-
-
-def test_force_asks_the_engine_again(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    evaluate(world)
-    engine = ToyEngine(guess_or_read)
+    assert engine.opened_with == [] and written() == before
     evaluate(world, engine=engine, force=True)
     assert sum(request.adapter is None for request in engine.requests) == 10
 
 
 def test_rules_evaluated_one_after_the_other_make_one_report(world: World) -> None:
+    """Until one is no longer current: it leaves the report, which says so."""
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
     evaluate(world, "medical")
@@ -140,27 +121,17 @@ def test_rules_evaluated_one_after_the_other_make_one_report(world: World) -> No
     assert list(one_after_the_other["rules"]) == ["legal", "medical"]
     evaluate(world)
     assert report_json(world) == one_after_the_other
-
-
-def test_a_rule_that_is_no_longer_current_leaves_the_report_and_says_so(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    world.add_rule("legal", examples=10)
-    evaluate(world)
     world.add_rule("medical", examples=12)
     text = evaluate(world, "legal").as_markdown()
     assert list(report_json(world)["rules"]) == ["legal"]
-    why = (
-        "medical: its data, adapters or judge changed since; run `make eval RULE=medical MODEL=toy`"
-    )
-    assert f"Left out: {why}" in text
-    assert report_json(world)["left_out"] == [why]
+    why = "its data, adapters or judge changed since; run `make eval RULE=medical MODEL=toy`"
+    assert f"Left out: medical: {why}" in text
+    assert report_json(world)["left_out"] == [f"medical: {why}"]
     (world.runs.data("medical") / "test.jsonl").unlink()
     assert "Left out: medical: " in evaluate(world, "legal").as_markdown()
 
 
-def test_another_judge_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_judge_outdates_an_evaluation(world: World, monkeypatch: MonkeyPatch) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
     evaluate(world)
@@ -193,14 +164,13 @@ async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, answers: Ans
     answers._file.add(kept)
 
 
+def refuses_3(request: ScoreRequest) -> float | str:
+    return "too long" if request.messages[-1].content.endswith(" 3") else guess_or_read(request)
+
+
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
     world.add_rule("medical", examples=10)
-    engine = ToyEngine(
-        lambda request: (
-            "too long" if request.messages[-1].content.endswith(" 3") else guess_or_read(request)
-        )
-    )
-    text = evaluate(world, engine=engine).as_markdown()
+    text = evaluate(world, engine=ToyEngine(refuses_3)).as_markdown()
     content = report_json(world)["rules"]["medical"]
     assert content["refusals"] == {"judge": 1, "lora": 1, "alora": 1}
     assert content["methods"]["alora"]["accuracy"] == 0.9
@@ -209,12 +179,21 @@ def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
 
 
 def test_bad_input_stops_before_an_engine_starts(world: World) -> None:
+    """Of weights, or of rows that a bag of words cannot be fitted on."""
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
-    (world.runs.adapter("toy", "medical", "lora") / "card.json").unlink()
+    card = world.runs.adapter("toy", "medical", "lora") / "card.json"
+    kept = card.rename(card.with_name("away"))
     engine = ToyEngine(guess_or_read)
     with pytest.raises(GuardError, match="make train RULE=medical"):
         evaluate(world, "legal,medical", engine=engine)
+    kept.rename(card)
+    write_examples(world.runs.data("medical") / "train.jsonl", words_rows("medical", "train", 1))
+    for method in world.recipe.methods:
+        logits = {f"medical-{number}": 1.0 for number in range(10)}
+        world.add_adapter("medical", method, 0, logits)
+    with pytest.raises(GuardError, match="rows have one label"):
+        evaluate(world, "medical", engine=engine)
     assert engine.opened_with == []
 
 
@@ -241,9 +220,7 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
         evaluate(world)
 
 
-def test_of_all_rules_one_on_which_the_engine_disagrees_with_peft_is_left_out(
-    world: World,
-) -> None:
+def test_of_all_rules_one_of_disagreement_is_left_out(world: World) -> None:
     def wrong_once(request: ScoreRequest) -> float:
         return -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
 
@@ -298,43 +275,24 @@ def test_the_bag_of_words_has_the_false_positive_rate_that_the_rule_wants(world:
     assert bag["false_positive_rate"] <= 0.05
 
 
-def test_rows_that_a_bag_of_words_cannot_be_fitted_on_stop_before_an_engine_starts(
-    world: World,
-) -> None:
-    world.add_rule("medical", examples=10)
-    write_examples(world.runs.data("medical") / "train.jsonl", words_rows("medical", "train", 1))
-    for method in world.recipe.methods:
-        logits = {f"medical-{number}": 1.0 for number in range(10)}
-        world.add_adapter("medical", method, 0, logits)
-    engine = ToyEngine(guess_or_read)
-    with pytest.raises(GuardError, match="rows have one label"):
-        evaluate(world, engine=engine)
-    assert engine.opened_with == []
-
-
 def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     world.recipe = WITH_HEAD
     world.add_rule("medical", examples=40, seeds=(0, 1))
     evaluate(world)
     content = report_json(world)
-    contenders = ["judge", "bag_of_words", "lora", "alora", "head"]
-    assert list(content["rules"]["medical"]["methods"]) == contenders
-    assert list(content["rules"]["medical"]["methods"]["head"]["seeds"]) == ["0"]
-    assert list(content["mean"]["differences"]) == [
-        "alora_minus_lora",
-        "head_minus_lora",
-        "head_minus_alora",
-    ]
-    world.recipe = WITH_HEAD.model_copy(update={"methods": {"head": WITH_HEAD.methods["head"]}})
+    methods = content["rules"]["medical"]["methods"]
+    assert list(methods) == ["judge", "bag_of_words", "lora", "alora", "head"]
+    assert list(methods["head"]["seeds"]) == ["0"]
+    pairs = ["alora_minus_lora", "head_minus_lora", "head_minus_alora"]
+    assert list(content["mean"]["differences"]) == pairs
+    world.recipe = WITH_HEAD.only("head")
     world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
     evaluate(world)
     content = report_json(world)
     assert (content["seeds"], content["mean"]["differences"]) == ([0], {})
 
 
-def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch) -> None:
     first = world.recipe
     head = {"head": WITH_HEAD.methods["head"]}
     second = first.model_copy(update={"name": "second", "methods": head})
@@ -373,16 +331,13 @@ def test_several_bases_stand_side_by_side_on_the_rules_that_all_were_evaluated_o
 
 def test_bases_without_a_common_rule_have_no_table(world: World) -> None:
     first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
-    world.add_rule("medical", examples=10)
-    world.recipe = second
-    world.add_rule("legal", examples=10)
+    for world.recipe, rule in ((first, "medical"), (second, "legal")):
+        world.add_rule(rule, examples=10)
     with pytest.raises(GuardError, match=r"no rule is evaluated on all of toy, second.*alone"):
         evaluate(world, recipes=[first, second])
 
 
-def test_an_earlier_rule_that_cannot_be_put_side_by_side_does_not_stop_another(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_rule_stops_no_other(world: World, monkeypatch: MonkeyPatch) -> None:
     first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
     for recipe in (first, second):
         world.recipe = recipe
@@ -403,9 +358,7 @@ def test_an_earlier_rule_that_cannot_be_put_side_by_side_does_not_stop_another(
         evaluate(world, "legal", recipes=[first, second])
 
 
-def test_one_method_of_a_recipe_is_evaluated_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_method_is_evaluated_alone(world: World, monkeypatch: MonkeyPatch) -> None:
     """The others need not be trained."""
     selected: list[Recipe] = []
 
@@ -421,33 +374,20 @@ def test_one_method_of_a_recipe_is_evaluated_alone(
     monkeypatch.setattr("sys.argv", command)
     main()
     assert [list(recipe.methods) for recipe in selected] == [["head"]]
-    assert list(report_json(world)["rules"]["medical"]["methods"]) == [
-        "judge",
-        "bag_of_words",
-        "head",
-    ]
+    methods = report_json(world)["rules"]["medical"]["methods"]
+    assert list(methods) == ["judge", "bag_of_words", "head"]
 
 
-def test_the_command_explains_itself_and_refuses_nonsense(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_refuses_nonsense(
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["eval.run", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    shown = capsys.readouterr().out
-    for option in ("--rule", "--model", "--seeds", "--force", "JUDGE_BASE_URL"):
-        assert option in shown
-    command = [sys.executable, "-m", "eval.run"]
+    monkeypatch.chdir(ROOT)
     for rule, model, named in (
         ("no_such_rule", "tiny", "no_such_rule"),
         ("medical_advice", "tiny,no_such_base", "no_such_base"),
     ):
-        refused = subprocess.run(
-            [*command, "--rule", rule, "--model", model],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        assert refused.returncode == 2
-        assert refused.stderr.startswith("error: ")
-        assert named in refused.stderr
+        monkeypatch.setattr("sys.argv", ["eval.run", "--rule", rule, "--model", model])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr().err
+        assert ended.value.code == 2 and told.startswith("error: ") and named in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 import guard.recipe
 from eval.bag_of_words import BagVariant
@@ -48,33 +49,6 @@ def test_an_evaluation_depends_on_all_code_that_makes_figures() -> None:
     assert {"verdict.py", "calibration_rows.py", "tricks.py"} < {path.name for path in CODE}
 
 
-def test_another_version_of_the_engine_s_code_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.add_rule("medical", examples=10)
-    evaluated(world)
-    for name in ("eval.served", "eval.stage"):
-        monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
-    engine = evaluated(world)
-    assert sum(request.adapter is None for request in engine.requests) == 10
-
-
-def test_another_decision_rule_makes_an_evaluation_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world.add_rule("medical", examples=10)
-    evaluated(world)
-    before = evaluation_file(world).stat().st_mtime_ns
-    edited = tmp_path / "verdict.py"
-    edited.write_text("# another version")
-    monkeypatch.setattr(
-        "eval.stage.CODE", tuple(edited if path.name == "verdict.py" else path for path in CODE)
-    )
-    engine = evaluated(world)
-    assert evaluation_file(world).stat().st_mtime_ns > before
-    assert engine.requests == []  # the logits are what they were
-
-
 @pytest.mark.parametrize("content", [None, "", '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
 def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: World) -> None:
     world.add_rule("medical", examples=10)
@@ -94,23 +68,7 @@ def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: Wor
     assert again.left_out == []
 
 
-def test_a_rule_on_which_the_engine_disagrees_with_peft_is_named_and_no_judge_is_paid_for_it(
-    world: World,
-) -> None:
-    world.add_rule("medical", examples=10)
-    engine = ToyEngine(
-        lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
-    )
-    on_base = stage(world, EndpointJudge("http://nowhere/v1", "-"))
-    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        on_base.evaluate_outdated({}, force=False, open_predictor=engine.open)
-    assert not evaluation_file(world).exists()
-    assert not (world.runs.root / "judge").exists()
-
-
-def test_the_engine_has_the_type_that_answers_are_kept_under_whichever_are_missing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_has_the_type_of_kept_answers(world: World, monkeypatch: MonkeyPatch) -> None:
     """With a head among the methods all are answered in the type of training."""
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
     monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
@@ -137,19 +95,48 @@ def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> No
     assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
 
 
-def test_code_that_is_edited_during_an_evaluation_makes_it_outdated(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """For the next process, which runs the code as it is then."""
+def test_other_code_of_the_engine_outdates(world: World, monkeypatch: MonkeyPatch) -> None:
     world.add_rule("medical", examples=10)
+    evaluated(world)
+    for name in ("eval.served", "eval.stage"):
+        monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
+    engine = evaluated(world)
+    assert sum(request.adapter is None for request in engine.requests) == 10
+
+
+def test_other_code_of_figures_outdates_even_edited_meanwhile(
+    world: World, monkeypatch: MonkeyPatch, tmp_path: Path
+) -> None:
+    """The logits stay what they were. The next process runs the code as it is then."""
+    world.add_rule("medical", examples=10)
+    evaluated(world)
+    before = evaluation_file(world).stat().st_mtime_ns
     edited = tmp_path / "verdict.py"
-    edited.write_text("# the version that is running")
+    edited.write_text("# another version")
+    code = tuple(edited if path.name == edited.name else path for path in CODE)
+    monkeypatch.setattr("eval.stage.CODE", code)
+    assert evaluated(world).requests == []
+    assert evaluation_file(world).stat().st_mtime_ns > before
     monkeypatch.setattr("eval.stage.CODE", (edited,))
+    world.add_rule("legal", examples=10)
 
     def reads_and_is_edited(request: ScoreRequest) -> float:
-        edited.write_text("# another version")
+        edited.write_text("# a third version")
         return guess_or_read(request)
 
+    running_code.cache_clear()
     evaluated(world, engine=ToyEngine(reads_and_is_edited))
     running_code.cache_clear()
-    assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
+    assert {trial.rule.id for trial in stage(world).outdated} == {"legal", "medical"}
+
+
+def test_where_engine_and_peft_disagree_no_judge_is_paid(world: World) -> None:
+    world.add_rule("medical", examples=10)
+    engine = ToyEngine(
+        lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
+    )
+    on_base = stage(world, EndpointJudge("http://nowhere/v1", "-"))
+    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
+        on_base.evaluate_outdated({}, force=False, open_predictor=engine.open)
+    assert not evaluation_file(world).exists()
+    assert not (world.runs.root / "judge").exists()

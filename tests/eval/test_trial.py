@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from guard.conversation.example import read_examples, write_examples
-from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.method import PEFT_WEIGHTS
+from guard.rule import MANIFEST_KEY
 from tests.eval.conftest import WITH_HEAD, World
 from tests.signed import sign
 
@@ -49,18 +49,14 @@ def test_every_seed_with_all_methods_is_found(world: World) -> None:
     (world.runs.adapter("toy", "medical", "lora", 2) / "card.json").unlink()
     trial = world.trial()
     assert trial.seeds == (0, 10)
-    assert [contestant.name for contestant in trial.contestants] == [
-        "medical/lora/0",
-        "medical/lora/10",
-        "medical/alora/0",
-        "medical/alora/10",
-    ]
-
-
-def test_seeds_that_were_asked_for_must_exist(world: World) -> None:
-    world.add_rule()
+    names = [f"medical/{method}/{seed}" for method in ("lora", "alora") for seed in (0, 10)]
+    assert [contestant.name for contestant in trial.contestants] == names
     with pytest.raises(GuardError, match=r"lora-seed1.*make train.* SEEDS=1`"):
-        world.trial(seeds=(0, 1))
+        world.trial(seeds=(0, 1))  # those that are asked for must exist
+    of_others = trial.of_rows(trial.examples[:3], "other")  # the served weights alone
+    assert [it.name for it in of_others.contestants] == ["medical/lora/0", "medical/alora/0"]
+    assert (of_others.seeds, len(of_others.examples)) == ((0,), 3)
+    assert of_others.folder == trial.folder / "other"
 
 
 def test_a_stale_seed_that_nobody_asked_for_is_left_out_with_its_remedy(world: World) -> None:
@@ -68,23 +64,11 @@ def test_a_stale_seed_that_nobody_asked_for_is_left_out_with_its_remedy(world: W
     world.add_adapter("medical", "lora", 2, {}, data_hash="0" * 64)
     trial = world.trial()
     assert trial.seeds == (0, 10)
-    assert [why.partition(":")[0] for why in trial.left_out] == ["medical seed 2"]
-    assert (
-        "data_hash" in trial.left_out[0]
-        and "make train RULE=medical MODEL=toy SEEDS=2" in trial.left_out[0]
-    )
+    (why,) = trial.left_out
+    assert why.startswith("medical seed 2:") and "data_hash" in why
+    assert "make train RULE=medical MODEL=toy SEEDS=2" in why
     with pytest.raises(GuardError, match="SEEDS=2"):
         world.trial(seeds=(0, 2))
-
-
-def test_of_other_rows_the_served_weights_alone_answer_and_keep_their_answers_apart(
-    world: World,
-) -> None:
-    world.add_rule(seeds=(0, 1))
-    trial = world.trial()
-    other = trial.of_rows(trial.examples[:3], "other")
-    assert [it.name for it in other.contestants] == ["medical/lora/0", "medical/alora/0"]
-    assert (other.seeds, len(other.examples), other.folder) == ((0,), 3, trial.folder / "other")
 
 
 def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: World) -> None:
@@ -135,9 +119,7 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
         ({"files": {"adapter_model.safetensors": "0" * 64}}, "not those of the card"),
     ],
 )
-def test_an_adapter_that_is_not_the_one_is_refused(
-    card: dict[str, Any], message: str, world: World
-) -> None:
+def test_another_adapter_is_refused(card: dict[str, Any], message: str, world: World) -> None:
     world.add_rule()
     world.add_adapter("medical", "lora", 0, {}, **card)
     with pytest.raises(GuardError, match=message):
@@ -153,21 +135,16 @@ def test_missing_inputs_are_named_with_the_command_that_makes_them(world: World)
     with pytest.raises(GuardError, match=r"no adapter_config\.json.*make train"):
         world.trial()
     config.rename(folder / "adapter_config.json")
-    (folder / "predictions.jsonl").unlink()
-    with pytest.raises(GuardError, match=r"predictions\.jsonl.*MODEL=toy METHOD=alora FORCE=1`"):
-        world.trial()
-    (folder / PEFT_WEIGHTS).unlink()
-    with pytest.raises(GuardError, match="make train"):
-        world.trial()
-    (folder / "card.json").unlink()
-    with pytest.raises(
-        GuardError,
-        match=r"recipe: alora missing.*make train RULE=medical MODEL=toy METHOD=alora",
+    command = "make train RULE=medical MODEL=toy METHOD=alora"
+    for file, told in (
+        (folder / "predictions.jsonl", r"predictions\.jsonl.*MODEL=toy METHOD=alora FORCE=1`"),
+        (folder / PEFT_WEIGHTS, "make train"),
+        (folder / "card.json", f"recipe: alora missing.*{command}"),
+        (world.runs.data("medical") / "train.jsonl", "no train.jsonl.*make data RULE=medical"),
     ):
-        world.trial()
-    (world.runs.data("medical") / "train.jsonl").unlink()
-    with pytest.raises(GuardError, match=r"no train\.jsonl.*make data RULE=medical"):
-        world.trial()
+        file.unlink()
+        with pytest.raises(GuardError, match=told):
+            world.trial()
 
 
 @pytest.mark.parametrize(
@@ -192,18 +169,15 @@ def test_bad_predictions_are_refused(line: str, message: str, world: World) -> N
 def test_bad_test_data_are_refused(world: World) -> None:
     world.add_rule()
     path = world.runs.data("medical") / "test.jsonl"
+    manifest = path.with_name("manifest.json")
+    manifest.write_text(json.dumps({MANIFEST_KEY: {"turns": "last"}}))
+    with pytest.raises(GuardError, match=r'turns: "last"; the rule says turns: "any"'):
+        world.trial()  # labelled for what the rule was before
+    manifest.unlink()
     examples = read_examples(path)
     write_examples(path, [examples[0], examples[0]])
     with pytest.raises(GuardError, match="same id"):
         world.trial()
     path.write_text("")
     with pytest.raises(GuardError, match="no test examples"):
-        world.trial()
-
-
-def test_rows_that_were_labelled_for_what_the_rule_was_before_are_refused(world: World) -> None:
-    world.add_rule()
-    manifest = world.runs.data("medical") / "manifest.json"
-    manifest.write_text(json.dumps({MANIFEST_KEY: {"turns": "last"}}))
-    with pytest.raises(GuardError, match=r'turns: "last"; the rule says turns: "any"'):
         world.trial()

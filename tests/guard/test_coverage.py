@@ -65,13 +65,10 @@ def share(*contents: str) -> float:
         (("",), True),  # nothing is unknown in it
     ],
 )
-def test_more_turns_longer_ones_or_more_in_all_than_the_rows_had_are_not_covered(
+def test_speakers_and_lengths_are_covered_as_the_rows_had_them(
     contents: tuple[str, ...], is_covered: bool
 ) -> None:
     assert coverage().has(form(*contents)) == is_covered
-
-
-def test_every_speaker_has_a_longest_turn_and_those_of_all_rows_have_to_speak() -> None:
     said = Message("user", ENGLISH)
     for other, is_covered in (
         (Message("assistant", ENGLISH), True),
@@ -108,21 +105,12 @@ def test_another_language_or_form_anywhere_is_not_covered(strange: str, others: 
     assert not coverage().has(form(strange, *familiar))
 
 
-def test_a_foreign_sentence_in_pieces_is_not_covered() -> None:
+def test_what_is_foreign_or_unknown_is_counted_in_its_strangest_stretch() -> None:
     assert not coverage().has(form("每天", "服用八", "百毫克", "布洛芬"))
-
-
-def test_a_known_letter_beyond_ascii_is_no_other_script() -> None:
-    assert share("please ask the doctor José") == pytest.approx(4 / 22)
-    assert share("please ask the doctor Jošé") == pytest.approx(11 / 22)
-
-
-def test_hidden_characters_make_no_word_unknown() -> None:
     cyrillic = ENGLISH.replace("o", "\N{CYRILLIC SMALL LETTER O}")
     assert coverage().has(form(cyrillic.replace("e", "e\u200b")))
-
-
-def test_the_share_of_unknown_text_is_that_of_the_strangest_stretch() -> None:
+    assert share("please ask the doctor José") == pytest.approx(4 / 22)
+    assert share("please ask the doctor Jošé") == pytest.approx(11 / 22)
     known, unknown = "head hurts " * 100, "xylophonically " * 4  # 56 characters
     shares = [share(text) for text in (known + unknown, unknown + known, known + unknown + known)]
     size = STRETCH + max(map(len, known.split()))
@@ -130,7 +118,7 @@ def test_the_share_of_unknown_text_is_that_of_the_strangest_stretch() -> None:
     assert share("xylophonic") == 10 / SHORTEST_STRETCH
 
 
-def test_an_allow_is_sure_below_the_logit_of_its_length() -> None:
+def test_an_allow_is_sure_below_the_logit_of_its_length_if_there_is_one() -> None:
     calibration = Calibration(coverage=coverage())
     short, long = form(ENGLISH), form(ENGLISH * 20)
 
@@ -141,22 +129,16 @@ def test_an_allow_is_sure_below_the_logit_of_its_length() -> None:
     assert [confident(logit, long) for logit in (-2.1, -5.1, 3.0)] == [False, True, True]
     assert not confident(-9.0, form(ENGLISH * 50)) and not confident(9.0, form(ENGLISH * 50))
     assert not confident(-9.0, None) and not confident(9.0, None)  # nobody says what it was about
-
-
-def test_without_a_sure_logit_no_allow_is_sure() -> None:
     calibration = Calibration(coverage=coverage(sure_logit=None))
     assert not calibration.verdict("rule", -50.0, form(ENGLISH)).confident
     assert calibration.verdict("rule", 50.0, form(ENGLISH)).confident
 
 
 @pytest.mark.parametrize("words", ["", "no base64!", "AAAA"])
-def test_a_card_s_field_of_words_is_whole(words: str) -> None:
-    """Or the card is refused when it is loaded, not a check when it is judged."""
+def test_a_card_s_field_of_words_is_whole_and_no_more_is_unpacked(words: str) -> None:
+    # Or the card is refused when it is loaded, not a check when it is judged.
     with pytest.raises(ValueError, match="no field of words"):
         coverage(words=words)
-
-
-def test_a_field_of_words_that_unpacks_to_more_is_not_unpacked() -> None:
     bomb = base64.b64encode(zlib.compress(np.zeros(1 << 25, np.uint8).tobytes())).decode()
     with pytest.raises(ValueError, match="32769 bytes instead of 32768"):
         coverage(words=bomb)

@@ -91,21 +91,20 @@ def make_rule(name: str, home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_a_rule_is_written_into_the_home_and_nothing_into_the_checkout(tmp_path: Path) -> None:
+def test_a_rule_is_written_into_the_home_alone_and_a_shipped_name_is_taken(tmp_path: Path) -> None:
     done = make_rule("delivery_date", tmp_path / "new")
     assert done.returncode == 0, done.stderr
     written = tmp_path / "new" / "recipes" / "rules" / "delivery_date.yaml"
     assert written.is_file() and str(written) in done.stdout
     assert not (ROOT / "recipes" / "rules" / written.name).exists()
-
-
-def test_a_shipped_rule_s_name_is_taken(tmp_path: Path) -> None:
-    done = make_rule("toxicity", tmp_path)
+    done = make_rule("toxicity", tmp_path / "new")
     assert done.returncode == 2 and "already exists" in done.stderr
-    assert not list(tmp_path.rglob("*.yaml"))
+    assert list(tmp_path.rglob("*.yaml")) == [written]
 
 
-def test_without_a_home_it_is_the_checkout() -> None:
+def test_without_a_home_it_is_the_checkout_and_other_folders_have_nothing_shipped(
+    tmp_path: Path,
+) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "CENTURION_HOME"}
     script = "from guard.home import HOME, ROOT; from guard.layout import Runs\n"
     script += "assert HOME == ROOT and Runs().root == ROOT / 'runs'"
@@ -114,9 +113,6 @@ def test_without_a_home_it_is_the_checkout() -> None:
         subprocess.run(
             [sys.executable, "-c", script], cwd=ROOT, env=environment | named, check=True
         )
-
-
-def test_a_folder_that_is_no_part_of_the_home_has_nothing_shipped(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").touch()
     assert yaml_files(tmp_path) == [tmp_path / "one.yaml"]
     assert own_or_shipped(tmp_path / "none.yaml") == tmp_path / "none.yaml"

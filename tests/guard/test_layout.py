@@ -11,39 +11,12 @@ from guard.errors import GuardError
 from guard.layout import Runs, fingerprint, is_current, mark_current, read_splits
 
 
-def test_the_layout_is_the_documented_one() -> None:
+def test_the_layout_is_the_documented_one_and_examples_are_read_by_split(tmp_path: Path) -> None:
     runs = Runs(Path("runs"))
     assert runs.data("pii_leak") == Path("runs/data/pii_leak")
     assert runs.adapter("tiny", "pii_leak", "alora") == Path("runs/tiny/pii_leak/alora")
     assert runs.adapter("tiny", "pii_leak", "lora", seed=2) == Path("runs/tiny/pii_leak/lora-seed2")
-    assert (runs.report, runs.latency) == (Path("runs/report.json"), Path("runs/latency.json"))
-
-
-def test_a_fingerprint_follows_contents_not_names_or_key_order(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.write_text("same")
-    other.write_text("same")
-    assert fingerprint(one, {"a": 1, "b": 2}) == fingerprint(other, {"b": 2, "a": 1})
-    other.write_text("different")
-    assert fingerprint(one) != fingerprint(other)
-
-
-def test_a_fingerprint_keeps_its_inputs_apart() -> None:
-    kept_apart = [("a", "b"), ("b", "a"), ("ab",), (["a", "b"],), (), (None,), (1, 2), (12,), (1,)]
-    assert len({fingerprint(*inputs) for inputs in [*kept_apart, ("1",)]}) == 10
-
-
-def test_a_stage_is_current_only_for_the_inputs_it_was_finished_with(tmp_path: Path) -> None:
-    assert not is_current(tmp_path, "abc")
-    mark_current(tmp_path, "abc")
-    assert is_current(tmp_path, "abc") and not is_current(tmp_path, "abcd")
-    stamp = (tmp_path / "stage.json").read_text()
-    for cut in range(len(stamp)):
-        (tmp_path / "stage.json").write_text(stamp[:cut])
-        assert not is_current(tmp_path, "abc")
-
-
-def test_a_rule_s_examples_are_read_by_split_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    assert runs.report == Path("runs/report.json")
     for split in SPLITS:
         said = (Message("user", split),)
         row = Example(split, "toy", said, label=0, split=split, source="toy", group=split)
@@ -53,3 +26,23 @@ def test_a_rule_s_examples_are_read_by_split_and_a_missing_one_is_named(tmp_path
     (tmp_path / "validation.jsonl").unlink()
     with pytest.raises(GuardError, match=r"validation\.jsonl: no such file"):
         read_splits(tmp_path)
+
+
+def test_a_fingerprint_keeps_its_inputs_apart_and_a_stage_is_current_for_its_own(
+    tmp_path: Path,
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("same")
+    other.write_text("same")
+    assert fingerprint(one, {"a": 1, "b": 2}) == fingerprint(other, {"b": 2, "a": 1})
+    other.write_text("different")
+    assert fingerprint(one) != fingerprint(other)
+    kept_apart = [("a", "b"), ("b", "a"), ("ab",), (["a", "b"],), (), (None,), (1, 2), (12,), (1,)]
+    assert len({fingerprint(*inputs) for inputs in [*kept_apart, ("1",)]}) == 10
+    assert not is_current(tmp_path, "abc")
+    mark_current(tmp_path, "abc")
+    assert is_current(tmp_path, "abc") and not is_current(tmp_path, "abcd")
+    stamp = (tmp_path / "stage.json").read_text()
+    for cut in range(len(stamp)):
+        (tmp_path / "stage.json").write_text(stamp[:cut])
+        assert not is_current(tmp_path, "abc")

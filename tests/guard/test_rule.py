@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
 from guard.errors import GuardError
-from guard.rule import load_rule, rule_names, text_hash
+from guard.rule import (
+    MANIFEST_KEY,
+    check_labelling,
+    labelling,
+    load_rule,
+    rule_names,
+    text_hash,
+)
 
 TITLE = "|\n  Never promise\n  a refund.\n"
 POLICY = "Never say or imply that money comes back."
@@ -30,16 +38,13 @@ def rules(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_rule_is_read_whole(rules: Path) -> None:
+def test_a_rule_is_read_whole_and_its_hash_answers_the_wording_alone(rules: Path) -> None:
     rule = load_rule("refunds", rules)
     assert rule.text() == "Never promise a refund."
     assert rule.text("policy") == " ".join(rule.policy.split()) != rule.text()
     assert rule.text("none") == ""
     assert rule.examples[0].violates is True
     assert rule.data == "generator"
-
-
-def test_the_hash_answers_the_wording_not_the_line_breaks(rules: Path) -> None:
     rule, other = load_rule("refunds", rules), load_rule("doses", rules)
     digest = hashlib.sha256(b"Never promise a refund.").hexdigest()
     assert text_hash(rule.text()) == text_hash(other.text()) == digest
@@ -70,16 +75,34 @@ def test_a_mistake_in_a_rule_is_named(rules: Path, old: str, new: str, message: 
         load_rule("refunds", rules)
 
 
-def test_rules_are_selected_by_name_list_or_all(rules: Path) -> None:
+def test_rules_are_selected_by_name_list_or_all_and_a_selection_without_any_is_refused(
+    rules: Path,
+) -> None:
     assert rule_names("all", rules) == ["doses", "refunds"]
     assert rule_names("refunds", rules) == ["refunds"]
     assert rule_names(" refunds, doses,refunds", rules) == ["refunds", "doses"]
-
-
-def test_a_selection_that_names_no_rule_is_refused(rules: Path) -> None:
     with pytest.raises(GuardError, match="no rule was named"):
         rule_names("", rules)
     with pytest.raises(GuardError, match="Did you mean 'refunds'"):
         rule_names("refund", rules)
     with pytest.raises(GuardError, match="no rules"):
         rule_names("all", rules / "none")
+
+
+MEDICAL = load_rule("medical_advice")
+
+
+@pytest.mark.parametrize("content", ['{"labelling": ', "[]"])
+def test_rows_for_another_speaker_are_refused_as_are_manifests_that_nobody_can_read(
+    tmp_path: Path, content: str
+) -> None:
+    check_labelling(tmp_path, MEDICAL)
+    (tmp_path / "manifest.json").write_text(json.dumps({MANIFEST_KEY: labelling(MEDICAL)}))
+    check_labelling(tmp_path, MEDICAL.model_copy(update={"title": "No advice.", "max_fpr": 0.01}))
+    changed = MEDICAL.model_copy(update={"judged": "user", "turns": "last"})
+    problem = r'made for judged: "assistant", turns: "any"; .* judged: "user", turns: "last"'
+    with pytest.raises(GuardError, match=rf"{problem}.*make data RULE=medical_advice"):
+        check_labelling(tmp_path, changed)
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(GuardError, match=r"manifest.json.*make data RULE=medical_advice FORCE=1"):
+        check_labelling(tmp_path, MEDICAL)

@@ -14,9 +14,11 @@ logits = st.floats(allow_nan=False, allow_infinity=True)
 temperatures = st.floats(min_value=1e-6, max_value=1e6)
 
 
-def test_a_logit_of_zero_is_one_half_and_the_temperature_divides() -> None:
+def test_a_logit_of_zero_is_one_half_the_temperature_divides_and_nan_is_no_verdict() -> None:
     assert Calibration().p_violation(0.0) == 0.5
     assert Calibration(temperature=2.0).p_violation(math.log(9) * 2) == pytest.approx(0.9)
+    with pytest.raises(ValueError, match="NaN"):
+        Calibration().verdict("pii_leak", math.nan)
 
 
 @pytest.mark.parametrize(
@@ -25,11 +27,6 @@ def test_a_logit_of_zero_is_one_half_and_the_temperature_divides() -> None:
 )
 def test_extreme_logits_neither_overflow_nor_turn_around(logit: float, p_violation: float) -> None:
     assert Calibration(temperature=0.1).p_violation(logit) == pytest.approx(p_violation, abs=1e-20)
-
-
-def test_a_nan_never_becomes_a_verdict() -> None:
-    with pytest.raises(ValueError, match="NaN"):
-        Calibration().verdict("pii_leak", math.nan)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +59,10 @@ def test_a_higher_logit_is_never_a_lower_probability(
     assert 0.0 <= calibration.p_violation(low) <= calibration.p_violation(high) <= 1.0
 
 
-def test_ece_by_hand() -> None:
-    # bin of 0.9: share 0.5, mean p 0.9, two of four; bin of 0.1: share 0.0, mean p 0.1, two of four
+def test_ece_by_hand_and_in_fifteen_equal_bins_of_which_the_last_is_closed() -> None:
     assert expected_calibration_error([1, 0, 0, 0], [0.9, 0.9, 0.1, 0.1]) == pytest.approx(
         0.5 * 0.4 + 0.5 * 0.1
     )
-
-
-def test_ece_has_fifteen_equal_bins_and_the_last_is_closed() -> None:
     edge = 1 / 15
     just_below, just_above = edge - 1e-6, edge + 1e-6
     # opposite gaps of the same size cancel only within one bin

@@ -35,7 +35,6 @@ def recipe() -> Recipe:
 
 @functools.cache
 def prompts() -> PromptBuilder:
-    """The tiny base's."""
     return PromptBuilder.from_base(recipe().base)
 
 

@@ -61,7 +61,6 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """New ones, in `folder`."""
     authority, server, client = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     files = Certificates(
         folder / "authority.pem", folder / "server.pem", folder / "key.pem", folder / "client.pem"

@@ -24,7 +24,6 @@ from tests.serve.served import Served
 
 @pytest.fixture(scope="session")
 def prompts() -> PromptBuilder:
-    """The prompt builder of the tiny base."""
     return PromptBuilder.from_base(BASE)
 
 

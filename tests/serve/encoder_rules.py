@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import Window, judged_of
 from guard.recipe import Recipe, load_recipe
-from guard.rule import Judged, text_hash
-from guard.weights.card import Card, file_digests, read_card
-from guard.weights.head import Head, answer_hash
+from guard.rule import Judged, Reads, text_hash
+from guard.weights.card import read_card
+from guard.weights.head import Head, WordWeights
 from tests.plain_words import file_of_words, plain_word_logit, random_words
+from tests.serve.cards import save_card
 
 TARGETS = ("query", "key", "value", "dense")
 ENGINE = {"enforce_eager": True, "max_loras": 4}
@@ -34,9 +36,20 @@ def recipe() -> Recipe:
     return load_recipe("minilm")
 
 
-@functools.cache
-def builder() -> EncoderPromptBuilder:
-    return EncoderPromptBuilder.of(recipe())
+_builders: dict[str, EncoderPromptBuilder] = {}
+
+
+def builder(of: Recipe | None = None) -> EncoderPromptBuilder:
+    base = of or recipe()
+    if base.base not in _builders:
+        _builders[base.base] = EncoderPromptBuilder.of(base)
+    return _builders[base.base]
+
+
+def token_classifier(of: Recipe | None = None) -> Any:
+    """The base with a random classifier of two labels."""
+    path = (of or recipe()).base_path
+    return AutoModelForTokenClassification.from_pretrained(path, num_labels=2).eval()
 
 
 def save_encoder_rule(
@@ -45,12 +58,13 @@ def save_encoder_rule(
     seed: int,
     rank: int = 8,
     targets: Sequence[str] = TARGETS,
-    reads: Judged = "conversation",
+    reads: Reads = "conversation",
     texts: Sequence[Sequence[Message]] = (),
+    of: Recipe | None = None,
 ) -> Path:
     """A random adapter with a random head, and random words of half of what stands in `texts`."""
     torch.manual_seed(seed)
-    base = AutoModelForTokenClassification.from_pretrained(recipe().base_path, num_labels=2)
+    base = token_classifier(of)
     config = LoraConfig(
         task_type="TOKEN_CLS",
         r=rank,
@@ -60,11 +74,15 @@ def save_encoder_rule(
     )
     get_peft_model(base, config).save_pretrained(str(folder), save_embedding_layers=False)
     if texts:
-        keys = np.unique(ngram_rows([builder().prefix_ids(text) for text in texts]).keys)[::2]
-        words = random_words(np.random.default_rng(seed), keys)
-        save_file(words.tensors(), folder / WORDS)
-    save_encoder_card(folder, "lora", reads=reads)
+        save_file(words_of(texts, seed, of).tensors(), folder / WORDS)
+    save_encoder_card(folder, "lora", of, reads=reads)
     return folder
+
+
+def words_of(texts: Sequence[Sequence[Message]], seed: int, of: Recipe | None) -> WordWeights:
+    """Random weights of half of the words in `texts`."""
+    keys = np.unique(ngram_rows([builder(of).prefix_ids(text) for text in texts]).keys)[::2]
+    return random_words(np.random.default_rng(seed), keys)
 
 
 def save_encoder_head(
@@ -85,38 +103,32 @@ def save_encoder_head(
     return folder
 
 
-def save_encoder_card(folder: Path, method: str, **replaced: object) -> None:
+def save_encoder_card(
+    folder: Path, method: str, of: Recipe | None = None, **replaced: object
+) -> None:
+    base = of or recipe()
     fields: dict[str, object] = {
-        "rule": folder.name,
         "rule_text": "",
         "rule_hash": text_hash(""),
-        "prompt_hash": builder().hash,
-        "answer_hash": answer_hash(),
-        "method": method,
-        "model": "minilm",
-        "base": recipe().base,
-        "base_revision": recipe().base_revision,
-        "data_hash": "none",
-        "test_sha256": "none",
-        "seed": 0,
-        "recipe": {},
-        "versions": {},
-        "metrics": {},
+        "prompt_hash": builder(of).hash,
+        "model": base.name,
+        "base": base.base,
+        "base_revision": base.base_revision,
         "temperature": 1.0,
-        "bias": 0.0,
         "uncertainty_band": (0.5, 0.5),
-        "coverage": None,
         "threshold": 0.5,
-        "max_fpr": None,
-        "files": file_digests(folder, method),
     }
-    Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
+    save_card(folder, folder.name, method, **(fields | replaced))
 
 
-@functools.cache
-def peft_model(folder: Path) -> PeftModel:
-    base = AutoModelForTokenClassification.from_pretrained(recipe().base_path, num_labels=2)
-    return PeftModel.from_pretrained(base, str(folder)).eval()
+@functools.lru_cache(maxsize=16)
+def reference_model(folder: Path, base_path: str) -> Any:
+    """What plain PEFT makes of a folder; of a head's, the base without a classifier."""
+    model = AutoModelForTokenClassification.from_pretrained(base_path, num_labels=2).eval()
+    if not (folder / METHODS["head"].weights).is_file():
+        return PeftModel.from_pretrained(model, str(folder)).eval()
+    model.classifier = torch.nn.Identity()
+    return model
 
 
 @functools.cache
@@ -125,15 +137,15 @@ def frozen_encoder() -> torch.nn.Module:
     return model
 
 
-def reference_logit(messages: Sequence[Message], folder: Path) -> float:
+def reference_logit(messages: Sequence[Message], folder: Path, of: Recipe | None = None) -> float:
     """The highest logit of what the rule judges, window by window, each alone, in plain
     transformers; where it knows words, those of whom it judges count.
     """
     logits: list[float] = []
     reads, file = read_card(folder).reads, file_of_words(folder)
-    for window in builder().windows(builder().prefix_ids(messages), reads):
-        of_tokens = _token_logits(window, folder)
-        for start, end, speaker, _ in builder().spans(window):
+    for window in builder(of).windows(builder(of).prefix_ids(messages), reads):
+        of_tokens = _token_logits(window, folder, (of or recipe()).base_path)
+        for start, end, speaker, _ in builder(of).spans(window):
             logit = float(of_tokens[start:end].mean())
             if file and judged_of([speaker], reads):
                 logit += plain_word_logit(load_file(file), window.token_ids[start:end])
@@ -141,14 +153,13 @@ def reference_logit(messages: Sequence[Message], folder: Path) -> float:
     return max(logits)
 
 
-def _token_logits(window: Window, folder: Path) -> np.ndarray:
-    ids = torch.tensor([window.token_ids])
+def _token_logits(window: Window, folder: Path, base_path: str) -> np.ndarray:
     with torch.no_grad():
-        if (folder / METHODS["head"].weights).is_file():
-            tensors = load_file(folder / METHODS["head"].weights)
-            states = frozen_encoder()(input_ids=ids).last_hidden_state[0].numpy()
-            of_tokens: np.ndarray = states @ tensors["weight"] + tensors["bias"][0]
-            return of_tokens
-        logits = peft_model(folder)(input_ids=ids).logits[0].numpy()
-    difference: np.ndarray = logits[:, 1] - logits[:, 0]
-    return difference
+        model = reference_model(folder, base_path)
+        outputs: np.ndarray = model(input_ids=torch.tensor([window.token_ids])).logits[0].numpy()
+    head = folder / METHODS["head"].weights
+    if head.is_file():
+        tensors = load_file(head)
+        of_tokens: np.ndarray = outputs @ tensors["weight"] + tensors["bias"][0]
+        return of_tokens
+    return outputs[:, 1] - outputs[:, 0]  # type: ignore[no-any-return]

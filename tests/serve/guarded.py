@@ -55,7 +55,6 @@ def save_adapter(
 
 @functools.cache
 def adapter_folders() -> dict[str, Path]:
-    """An adapter for each of RULE_TEXTS."""
     root = Path(tempfile.mkdtemp(prefix="guarded-"))
     return {
         name: save_adapter(root / name, name, seed=seed, method=METHOD[name])

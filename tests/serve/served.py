@@ -49,7 +49,6 @@ class Served:
 
     @classmethod
     def start(cls, **overrides: Any) -> Served:
-        """Start vLLM on the tiny base."""
         from vllm import LLM
 
         settings: dict[str, Any] = {
@@ -85,11 +84,9 @@ class Served:
         return LoRARequest(name or f"adapter {adapter_id}", adapter_id, folder)
 
     def ask(self, prompts: Sequence[Sequence[int]], folders: Sequence[str | None]) -> list[Answer]:
-        """Answer all prompts at once, each with its adapter."""
         return self.ask_requests(prompts, [self.request(folder) for folder in folders])
 
     def ask_one(self, prompt: Sequence[int], folder: str | None) -> Answer:
-        """Answer one prompt."""
         return self.ask([prompt], [folder])[0]
 
     def ask_requests(
@@ -123,22 +120,18 @@ class Served:
         assert self.llm.reset_prefix_cache()
 
     def close(self) -> None:
-        """Stop the engine, and leave what other engines of the process need."""
         shut_down(self.llm.llm_engine)
 
     @property
     def core(self) -> Any:
-        """vLLM's EngineCore in this process."""
         return self.llm.llm_engine.engine_core.engine_core
 
     @property
     def scheduler(self) -> Any:
-        """vLLM's scheduler."""
         return self.core.scheduler
 
     @property
     def runner(self) -> Any:
-        """vLLM's model runner."""
         return self.core.model_executor.driver_worker.worker.model_runner
 
 

@@ -60,7 +60,6 @@ class ServerProcess:
         self.address = self._address()
 
     def _address(self) -> str:
-        """Where it listens, once it does."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output += line

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from serve.api.input.bounded_heads import BoundedHeads
 from tests.serve.guarded import CONVERSATION
 
+Serve = Callable[..., httpx.Client]  # the fixture `serve` of tests/serve/api: engine in, client out
 MESSAGES = [{"role": message.role, "content": message.content} for message in CONVERSATION]
 
 

@@ -63,28 +63,23 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_merged_rule_answers_as_its_adapter_does_beside_an_engine_with_the_others(
-    engine: GuardEngine,
-) -> None:
-    unmerged = guard_engine()
+def test_a_merged_rule_answers_as_its_adapter_beside_others(engine: GuardEngine) -> None:
+    unmerged, folders = guard_engine(), adapter_folders()
     assert list(engine.rules) == ["plain"]
     for turns in (1, 2, 3):
         conversation = CONVERSATION[:turns]
+
+        def logit(rule: str, folder: Path | None, said: Any = conversation) -> float:
+            return peft_logit(said, RULE_TEXTS[rule], folder)
+
         (verdict,) = engine.check(conversation).verdicts
         assert verdict.rule == "plain"
-        assert verdict.logit == pytest.approx(
-            peft_logit(conversation, RULE_TEXTS["plain"], adapter_folders()["plain"]), abs=NATS
-        )
-        assert verdict.logit != pytest.approx(
-            peft_logit(conversation, RULE_TEXTS["plain"], None), abs=0.01
-        )
+        assert verdict.logit == pytest.approx(logit("plain", folders["plain"]), abs=NATS)
+        assert verdict.logit != pytest.approx(logit("plain", None), abs=0.01)
         (answer,) = unmerged.check(conversation, ["plain"]).verdicts
         assert verdict.p_violation == pytest.approx(answer.p_violation, abs=NATS)
-        others = unmerged.check(conversation, ["medical_advice", "pii_leak"]).verdicts
-        for other in others:
-            expected = peft_logit(
-                conversation, RULE_TEXTS[other.rule], adapter_folders()[other.rule]
-            )
+        for other in unmerged.check(conversation, ["medical_advice", "pii_leak"]).verdicts:
+            expected = logit(other.rule, folders[other.rule])
             assert other.logit == pytest.approx(expected, abs=NATS)
     assert list(engine.check(CONVERSATION, ["pii_leak"]).refused) == ["pii_leak"]
     (score,) = engine.score([ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")])
@@ -105,19 +100,22 @@ def test_a_merged_rule_over_http(engine: GuardEngine) -> None:
         assert client.post("/v1/check", json=unserved).status_code == 422
 
 
+def save_loras(runs: Path, *rules: str) -> None:
+    for rule in rules:
+        save_adapter(Runs(runs).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
+
+
 def test_only_one_rule_can_be_served_merged_and_only_if_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    for rule in ("pii_leak", "plain"):
-        save_adapter(Runs(tmp_path).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
+    save_loras(tmp_path, "pii_leak", "plain")
+    command = ["up", "--runs", str(tmp_path), "--port", "0", "--merged"]
     for rules, said in (
         (["--rules", "pii_leak,plain"], "one rule"),
         ([], "one rule"),
         (["--rules", "plain"], "make merge RULE="),
     ):
-        monkeypatch.setattr(
-            "sys.argv", ["up", "--runs", str(tmp_path), "--port", "0", "--merged", *rules]
-        )
+        monkeypatch.setattr("sys.argv", [*command, *rules])
         with pytest.raises(SystemExit):
             main()
         assert said in capsys.readouterr().err
@@ -136,16 +134,13 @@ def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> 
 
 def test_an_alora_is_not_merged_and_the_error_says_why(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
-    with pytest.raises(
-        GuardError, match=r"(?s)cannot be merged: its weights act from its invocation on.*lora"
-    ):
+    why = r"(?s)cannot be merged: its weights act from its invocation on.*lora"
+    with pytest.raises(GuardError, match=why):
         merge(recipe(), adapter, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
-def test_what_was_merged_into_another_base_or_not_at_all_is_refused(
-    merged: Path, tmp_path: Path
-) -> None:
+def test_what_was_merged_into_another_base_is_refused(merged: Path, tmp_path: Path) -> None:
     other = shutil.copytree(merged, tmp_path / "other")
     card = read_card(other)
     card.model_copy(update={"base_revision": "of another base"}).save(other)
@@ -162,42 +157,31 @@ def test_what_was_merged_into_another_base_or_not_at_all_is_refused(
         with pytest.raises(GuardError, match=r"not the one that was written.*make merge"):
             _card(recipe(), other)
         file.write_bytes(before)
-    assert (
-        _card(recipe(), other).version
-        == card.version
-        != load_card(adapter_folders()["plain"]).version
-    )
+    assert _card(recipe(), other).version == card.version
+    assert card.version != load_card(adapter_folders()["plain"]).version
     with pytest.raises(GuardError, match=r"(?s)no merged checkpoint.*make merge"):
         merged_engine(recipe(), tmp_path)
 
 
-def test_a_threshold_that_was_chosen_anew_counts_although_the_weights_are_the_same(
-    engine: GuardEngine, merged: Path
-) -> None:
+def test_a_threshold_that_was_chosen_anew_counts(engine: GuardEngine, merged: Path) -> None:
     """As a changed `max_fpr` does, which trains nothing."""
     assert engine.rules["plain"].threshold == 0.75
     assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
     assert _card(recipe(), merged).threshold == 0.25  # no adapter beside it: its own
 
 
-def test_what_was_merged_before_the_lora_was_trained_again_is_refused(
-    merged: Path, tmp_path: Path
-) -> None:
+def test_what_is_older_than_its_lora_is_refused(merged: Path, tmp_path: Path) -> None:
     shutil.copytree(merged, tmp_path / "merged")
     save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
-    with pytest.raises(
-        GuardError, match=r"trained again since it was merged.*make merge RULE=plain"
-    ):
+    why = r"trained again since it was merged.*make merge RULE=plain"
+    with pytest.raises(GuardError, match=why):
         merged_engine(recipe(), tmp_path / "merged")
 
 
 def test_the_command_merges_and_says_how_to_serve_and_to_measure_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    save_adapter(
-        Runs(tmp_path).adapter("tiny", "pii_leak", "lora"), "pii_leak", seed=3, method="lora"
-    )
-    save_adapter(Runs(tmp_path).adapter("tiny", "other", "lora"), "other", seed=4, method="lora")
+    save_loras(tmp_path, "pii_leak", "other")
     command = ["merge", "--runs", str(tmp_path), "--rule"]
     monkeypatch.setattr("sys.argv", [*command, "pii_leak"])
     merge_command()

@@ -18,9 +18,7 @@ def test_observers_are_those_that_were_asked_for(tmp_path: Path) -> None:
         open_observers(tmp_path, None)
 
 
-def test_processes_on_several_machines_have_an_audit_log_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_have_a_log_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, pid in (("one", 7), ("two", 7), ("two", 8)):
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
         monkeypatch.setattr("os.getpid", lambda pid=pid: pid)

@@ -49,12 +49,12 @@ def test_the_first_adapter_that_shares_conversations_is_served_else_the_first_me
 
 def test_a_method_is_served_by_name_and_an_unknown_one_is_refused() -> None:
     assert served_method(with_methods("lora", "alora"), "lora") == "lora"
-    with pytest.raises(GuardError, match="Did you mean 'alora'"):
-        served_method(with_methods("lora"), "alorra")
-    with pytest.raises(
-        GuardError, match=r"recipe tiny: methods.*lists no such method \(got head\)"
+    for name, problem in (
+        ("alorra", "Did you mean 'alora'"),
+        ("head", r"recipe tiny: methods.*lists no such method \(got head\)"),
     ):
-        served_method(with_methods("lora"), "head")
+        with pytest.raises(GuardError, match=problem):
+            served_method(with_methods("lora"), name)
 
 
 def test_a_server_whose_rules_cannot_answer_does_not_start(trained_on_both: Path) -> None:
@@ -69,9 +69,7 @@ def selected(runs: Path, models: str, rules: str | None = None, **others: Any) -
     return Selection(models, rules, runs=Runs(runs), **others)
 
 
-def test_a_rule_is_answered_by_the_first_of_the_named_bases_that_has_it(
-    trained_on_both: Path,
-) -> None:
+def test_a_rule_is_answered_by_the_first_named_base_that_has_it(trained_on_both: Path) -> None:
     parts = served_parts(selected(trained_on_both, "tiny,minilm"))
     assert [(part.recipe.name, part.method, sorted(part.folders)) for part in parts] == [
         ("tiny", "alora", ["own", "shared"]),
@@ -108,45 +106,35 @@ def test_rules_that_are_trained_by_other_methods_alone_are_told(trained_on_both:
 
 
 def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path) -> None:
-    parts = served_parts(selected(trained_on_both, "tiny,minilm", "read,own"))
-    assert [sorted(part.folders) for part in parts] == [["own"], ["read"]]
+    for models, rules in (("tiny,minilm", "read,own"), ("tiny, minilm", "read, own")):
+        parts = served_parts(selected(trained_on_both, models, rules))
+        assert [sorted(part.folders) for part in parts] == [["own"], ["read"]]
     assert len(served_parts(selected(trained_on_both, "tiny,minilm", "read"))) == 1
-    with pytest.raises(GuardError, match=r"not trained \(got nobody\)"):
-        served_parts(selected(trained_on_both, "tiny,minilm", "read,nobody"))
+    for models, rules, problem in (
+        ("tiny,minilm", "read,nobody", r"not trained \(got nobody\)"),
+        ("tiny,minilm", ",", "no rule was named"),
+        ("tiny", ",", "no rule was named"),
+        (" ", None, "no model was named"),
+    ):
+        with pytest.raises(GuardError, match=problem):
+            served_parts(selected(trained_on_both, models, rules))
+    with pytest.raises(GuardError, match="a merged base answers alone"):
+        served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))
 
 
-def test_lists_may_have_spaces_and_are_not_empty(trained_on_both: Path) -> None:
-    parts = served_parts(selected(trained_on_both, "tiny, minilm", "read, own"))
-    assert [sorted(part.folders) for part in parts] == [["own"], ["read"]]
-    for models in ("tiny", "tiny,minilm"):
-        with pytest.raises(GuardError, match="no rule was named"):
-            served_parts(selected(trained_on_both, models, ","))
-    with pytest.raises(GuardError, match="no model was named"):
-        served_parts(selected(trained_on_both, " "))
-
-
-def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(
-    trained_on_both: Path,
-) -> None:
+def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(trained_on_both: Path) -> None:
     (trained_on_both / "tiny/own").rename(trained_on_both / "tiny/copied")
     with pytest.raises(GuardError, match=r"not of the rule 'copied'.*own"):
         served_parts(selected(trained_on_both, "tiny"))
 
 
-def test_a_broken_rule_that_is_not_asked_for_keeps_no_other_from_being_served(
-    trained_on_both: Path,
-) -> None:
+def test_a_broken_rule_that_is_not_asked_for_hinders_no_other(trained_on_both: Path) -> None:
     (trained_on_both / "tiny/shared/alora/card.json").write_text("{}")
     (part,) = served_parts(selected(trained_on_both, "tiny,minilm", "own"))
     assert list(part.folders) == ["own"]
     for rules in ("own,shared", None):
         with pytest.raises(GuardError, match=r"shared.*card\.json"):
             served_parts(selected(trained_on_both, "tiny,minilm", rules))
-
-
-def test_a_merged_base_is_served_alone(trained_on_both: Path) -> None:
-    with pytest.raises(GuardError, match="a merged base answers alone"):
-        served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))
 
 
 def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
@@ -168,9 +156,7 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
         assert caplog.messages[-1].endswith(f"{name!r}: a merged base answers its rule alone")
 
 
-def test_a_link_that_leads_elsewhere_is_not_found_and_hides_no_other_rule(
-    trained_on_both: Path,
-) -> None:
+def test_a_link_that_leads_elsewhere_is_not_found_and_hides_none(trained_on_both: Path) -> None:
     selection = selected(trained_on_both, "tiny", "own")
     find = find_trained(selection, served_parts(selection))
     shutil.move(trained_on_both / "tiny/own", trained_on_both / "elsewhere")
@@ -179,26 +165,9 @@ def test_a_link_that_leads_elsewhere_is_not_found_and_hides_no_other_rule(
     assert find("shared") == trained_on_both / "tiny/shared/alora"
 
 
-def test_of_two_recipes_of_one_base_the_one_of_the_card_answers_again(
-    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: dict[str, list[str]] = {}
-
-    def engine(part_recipe: Recipe, folders: Any) -> Any:
-        started[part_recipe.name] = sorted(folders)
-        return SimpleNamespace(close=lambda: None, rules=dict.fromkeys(folders))
-
-    monkeypatch.setattr("serve.selection.GuardEngine", engine)
-    folders = {name: trained_on_both / f"tiny/{name}/alora" for name in ("own", "shared")}
-    save_card(folders["shared"], "shared", model="longer")
-    recipes = [recipe(), recipe().model_copy(update={"name": "longer"})]
-    start_engines([ServedPart(each, "alora", {}) for each in recipes], folders)
-    assert started == {"tiny": ["own"], "longer": ["shared"]}
-
-
-def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
-    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """The recipe and the rules of each engine that would be started."""
     started: list[tuple[str, list[str]]] = []
 
     def engine(part_recipe: Recipe, folders: Any) -> Any:
@@ -206,6 +175,22 @@ def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
         return SimpleNamespace(close=lambda: None, rules=dict.fromkeys(folders))
 
     monkeypatch.setattr("serve.selection.GuardEngine", engine)
+    return started
+
+
+def test_of_two_recipes_of_one_base_the_one_of_the_card_answers_again(
+    trained_on_both: Path, started: list[tuple[str, list[str]]]
+) -> None:
+    folders = {name: trained_on_both / f"tiny/{name}/alora" for name in ("own", "shared")}
+    save_card(folders["shared"], "shared", model="longer")
+    recipes = [recipe(), recipe().model_copy(update={"name": "longer"})]
+    start_engines([ServedPart(each, "alora", {}) for each in recipes], folders)
+    assert started == [("tiny", ["own"]), ("longer", ["shared"])]
+
+
+def test_an_engine_is_started_again_with_the_rules_that_were_served_last(
+    trained_on_both: Path, started: list[tuple[str, list[str]]]
+) -> None:
     parts = served_parts(selected(trained_on_both, "tiny,minilm"))
     start_engines(parts)
     own, read = trained_on_both / "tiny/own/alora", trained_on_both / "minilm/read/lora"

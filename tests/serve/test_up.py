@@ -15,59 +15,49 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import Runs
 from serve.api.app import create_app
+from serve.api.input.bounded_heads import BoundedHeads
 from serve.policy.rule_set import RuleSet
 from serve.selection import Selection, served_parts
-from serve.up import (
-    _listening,
-    _rule_sets,
-    _serve,
-    _tenants,
-    main,
-)
+from serve.up import _config, _listening, _rule_sets, _serve, _tenants, main
 from tests.serve.server_process import ADMIN, SHOP, ServerProcess
 from tests.serve.serving import MESSAGES
-from tests.serve.toy_engine import MortalEngine
+from tests.serve.toy_engine import MortalEngine, ToyEngine
 
 
-def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
+def refusal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: object
+) -> str:
+    monkeypatch.setattr("sys.argv", ["up", *map(str, options)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_port_in_use_is_found_before_the_engine_starts_and_ipv6_is_listened_on() -> None:
     with _listening("127.0.0.1", 0) as taken, pytest.raises(GuardError, match="PORT="):
         _listening("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(GuardError, match="HOST="):
         _listening("no.such.host.invalid", 0)
-
-
-def test_an_address_of_ipv6_is_listened_on() -> None:
     with _listening("::1", 0) as listener:
         assert listener.getsockname()[0] == "::1"
 
 
-def test_without_trained_rules_the_command_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_without_trained_rules_or_such_a_method_the_command_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["up", "--runs", str(tmp_path)])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 2
-    assert "make train" in capsys.readouterr().err
-
-
-def test_an_unknown_method_ends_the_command_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr("sys.argv", ["up", "--runs", str(tmp_path), "--method", "lorra"])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 2
-    assert "Did you mean 'lora'" in capsys.readouterr().err
+    for options, said in (((), "make train"), (("--method", "lorra"), "Did you mean 'lora'")):
+        assert said in refusal(monkeypatch, capsys, "--runs", tmp_path, *options)
 
 
 def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
-    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = trained_on_both / "sets.yaml"
     file.write_text("rule_sets: {support: {rules: [shared, read]}}")
@@ -75,12 +65,9 @@ def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
     assert list(_rule_sets(file, parts)) == ["support"]
     assert _rule_sets(None, parts) == {}
     monkeypatch.setattr("serve.up.start_warm", lambda *_, **__: pytest.fail("it starts"))
-    command = ["up", "--runs", str(trained_on_both), "--rule-sets", str(file), "--port", "0"]
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 2
-    assert "support.rules: the rule is not served (got read)" in capsys.readouterr().err
+    options = ("--runs", trained_on_both, "--rule-sets", file, "--port", 0)
+    said = refusal(monkeypatch, capsys, *options)
+    assert "support.rules: the rule is not served (got read)" in said
 
 
 def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
@@ -94,9 +81,7 @@ def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
         _tenants(file, {})
 
 
-def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_server_ends_once_its_engine_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve.engine.thread.engine_thread.PAUSES_S", (0.0,))
     engine = MortalEngine()
     engine.does_start = False
@@ -110,7 +95,12 @@ def test_the_server_ends_with_an_error_once_its_engine_does_not_start_again(
 
 
 # A check of an engine whose every step hangs; the process ends once its answer is printed.
-ASKING = """
+HANGING = """
+import os, signal, threading, time, httpx
+from serve.api.app import create_app
+from serve.engine.thread import engine_thread, watchdog
+from serve.up import _listening, _serve
+from tests.serve.toy_engine import ToyEngine
 engine = ToyEngine()
 engine.on_step = threading.Event().wait
 listener = _listening("127.0.0.1", 0)
@@ -126,41 +116,11 @@ def leave_once_it_is_printed(status):
     asking.join(10)
     leave(status)
 os._exit = leave_once_it_is_printed
-"""
-
-HANGING = f"""
-import os, threading, httpx, serve.engine.thread.watchdog
-from serve.api.app import create_app
-from serve.up import _listening, _serve
-from tests.serve.toy_engine import ToyEngine
-serve.engine.thread.watchdog.HANGS_FOR_GOOD_S = 0.1
-{ASKING}
-_serve(create_app(engine, 2.0), listener, 2.0, dict())
-"""
-
-
-@pytest.mark.slow
-def test_the_server_ends_with_an_error_although_a_batch_hangs() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", HANGING], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert run.returncode == 2, run.stderr
-    assert "error: a batch of the engine hangs" in run.stderr
-    assert "unjudged" in run.stdout
-
-
-STOPPED = f"""
-import os, signal, threading, time, httpx, serve.engine.thread.engine_thread
-from serve.api.app import create_app
-from serve.up import _listening, _serve
-from tests.serve.toy_engine import ToyEngine
-serve.engine.thread.engine_thread.CLOSING_S = 0.5
 def stop():
     while not engine.open:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
-{ASKING}
-threading.Thread(target=stop).start()
+SETTING
 try:
     _serve(create_app(engine, 1.0), listener, 1.0, dict())
 finally:
@@ -169,41 +129,31 @@ finally:
 
 
 @pytest.mark.slow
-def test_an_engine_is_not_closed_under_a_batch_that_outlasts_the_server() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", STOPPED], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("watchdog.HANGS_FOR_GOOD_S = 0.1", "a batch of the engine hangs"),
+        (
+            "engine_thread.CLOSING_S = 0.5; threading.Thread(target=stop).start()",
+            "the engine hangs",
+        ),
+    ],
+    ids=["it hangs", "it is stopped meanwhile"],
+)
+def test_the_server_ends_with_an_error_although_a_batch_hangs(setting: str, error: str) -> None:
+    command = [sys.executable, "-c", HANGING.replace("SETTING", setting)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.returncode == 2, run.stderr
-    assert "error: the engine hangs" in run.stderr
+    assert f"error: {error}" in run.stderr
     assert "unjudged" in run.stdout and "the engine is closed" not in run.stdout
 
 
-IDLE = """
-import http.client, os, threading, time
-from serve.api.app import create_app
-from serve.up import _listening, _serve
-from tests.serve.toy_engine import ToyEngine
-listener = _listening("127.0.0.1", 0)
-def ask():
-    connection = http.client.HTTPConnection(*listener.getsockname()[:2])
-    connection.connect()
-    connection.auto_open = 0  # a connection that the server has closed is an error
-    for idle_s in (6, 0):
-        connection.request("GET", "/healthz")
-        print(connection.getresponse().read(), flush=True)
-        time.sleep(idle_s)
-    os._exit(0)
-threading.Thread(target=ask).start()
-_serve(create_app(ToyEngine()), listener, 5.0, {})
-"""
-
-
-@pytest.mark.slow
-def test_a_connection_that_clients_keep_for_five_seconds_is_not_closed_under_them() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", IDLE], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert run.stdout.count("ok") == 2, run.stderr
+def test_a_connection_is_kept_for_longer_than_clients_and_proxies_keep_theirs() -> None:
+    """Bounded as tests/serve/api/input/test_bounded_heads.py tests it."""
+    config = _config(create_app(ToyEngine()), 5.0, {})  # type: ignore[arg-type]
+    assert config.timeout_keep_alive > 60
+    assert config.timeout_graceful_shutdown is not None and config.timeout_graceful_shutdown > 5
+    assert isinstance(config.http, type) and issubclass(config.http, BoundedHeads)
 
 
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand in no record of the server
@@ -211,7 +161,7 @@ SUPPORT = {"rule_set": "support", "metadata": {"audience": MARKER}}
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
+def server(tmp_path: Path, uncompiled: None) -> Iterator[ServerProcess]:
     server = ServerProcess(tmp_path)
     yield server
     server.process.kill()
@@ -223,7 +173,7 @@ def long_check(number: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": f"{MARKER} {number} " * 100}], **SUPPORT}
 
 
-def under_way(client: httpx.Client) -> int:
+def under_way(client: Client) -> int:
     """Checks that the server has taken and not answered, as its metrics say."""
     text = client.get("/metrics", headers=ADMIN).text
     counts = re.findall(r"^guard_checks_(?:waiting|open) (\S+)$", text, re.MULTILINE)
@@ -232,9 +182,7 @@ def under_way(client: httpx.Client) -> int:
 
 
 @pytest.mark.slow
-def test_the_server_judges_over_tls_keeps_no_content_and_ends_with_what_is_under_way_answered(
-    server: ServerProcess,
-) -> None:
+def test_the_server_judges_over_tls_keeps_no_content_and_ends_well(server: ServerProcess) -> None:
     with server.client(has_certificate=False) as stranger, pytest.raises(httpx.TransportError):
         stranger.get("/readyz")
     with server.client() as client, ThreadPoolExecutor(4) as pool:
@@ -251,11 +199,10 @@ def test_the_server_judges_over_tls_keeps_no_content_and_ends_with_what_is_under
         metrics = client.get("/metrics", headers=ADMIN).text
         assert 'guard_verdicts_total{rule="pii_leak",verdict="unjudged"} 1.0' in metrics
         assert "guard_adapters 1.0" in metrics
-        numbers = range(1, 5)
-        futures = [
-            pool.submit(client.post, "/v1/check", json=long_check(number), headers=SHOP)
-            for number in numbers
-        ]
+        futures = []
+        for number in range(1, 5):
+            asked = {"json": long_check(number), "headers": SHOP}
+            futures.append(pool.submit(client.post, "/v1/check", **asked))
         while sum(future.done() for future in futures) + under_way(client) < len(futures):
             time.sleep(0.001)
         server.process.send_signal(signal.SIGTERM)
@@ -265,9 +212,8 @@ def test_the_server_judges_over_tls_keeps_no_content_and_ends_with_what_is_under
     lines = [json.loads(line) for line in server.audit.read_text().splitlines()]
     assert len(lines) == 2 + len(futures)
     assert {(line["tenant"], line["failure"]) for line in lines} == {("shop", None)}
-    assert {response.headers["x-request-id"] for response in answers} <= {
-        line["request_id"] for line in lines
-    }
+    noted = {line["request_id"] for line in lines}
+    assert {response.headers["x-request-id"] for response in answers} <= noted
     assert server.process.stdout is not None
     output = server.output + server.process.stdout.read()
     for record in (server.audit.read_text(), server.errors.read_text(), output, metrics):

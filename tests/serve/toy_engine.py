@@ -1,4 +1,4 @@
-"""An engine without a model, whose steps a test holds and breaks. Tests only."""
+"""Engines without a model, whose steps a test holds and breaks, and rule sets. Tests only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ from guard.method import PEFT_WEIGHTS
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
 from serve.engine.score import EngineCounters
+from serve.policy.logic import parse
+from serve.policy.rule_set import RuleSet
 from tests.serve.cards import save_card
 
 THRESHOLD = 0.25
 CALIBRATION = Calibration(threshold=THRESHOLD, uncertainty_band=(0.2, 0.3))
+LOGITS = {"flagged": -1.0, "fine": -2.0}  # the one violates, the other does not
+STAFF = {"rule": "flagged", "unless": {"metadata": {"audience": "staff"}}}
+RULE_SETS = {
+    "both": RuleSet(("flagged", "fine"), parse({"all_of": ["flagged", "fine"]}, "both"), "both"),
+    "staff": RuleSet(("flagged",), parse(STAFF, "staff"), "staff"),
+}
 
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="toy-rules-")
 
 
 def _trained(name: str) -> Path:
-    """A folder whose card says that it is of this rule."""
     folder = Path(SCRATCH.name) / name
     if not folder.exists():
         folder.mkdir()
@@ -160,3 +167,11 @@ class MortalEngine(ToyEngine):
             raise GuardError("the device is gone")
         self.open.clear()
         self.is_usable = self.does_work = True
+
+
+class NeverAllows(ToyEngine):
+    """The rule "always" is violated by everything; "refused" cannot be judged."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(("always", "refused"), 5.0))
+        del self.logits["refused"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from serve.api.formats.table import FORMATS
+from serve.api.formats.table import wire_formats
 from serve.api.wire_format import RULE, ExampleRequest, WireFormat, format_of
 
 Json = dict[str, Any]
@@ -31,15 +31,12 @@ class WireRequest:
 
     @property
     def content(self) -> bytes:
-        """The body."""
         return "\n".join(map(json.dumps, self.bodies)).encode()
 
     def send(self, client: httpx.Client, **headers: str) -> httpx.Response:
-        """Send it as JSON, with more headers."""
         return self.send_content(client, self.content, **headers)
 
     def send_content(self, client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
-        """Send another content in its place."""
         more = {name.replace("_", "-"): value for name, value in headers.items()}
         return client.post(self.path, content=content, headers={**JSON, **self.headers, **more})
 
@@ -63,7 +60,7 @@ class Case:
 
     @property
     def wire_format(self) -> WireFormat:
-        return FORMATS[self.name]
+        return wire_formats()[self.name]
 
     @property
     def has_messages(self) -> bool:
@@ -82,13 +79,11 @@ class Case:
         return [before, self._about(self.example, messages, call_id)]
 
     def ask(self, client: httpx.Client, messages: Messages, **headers: str) -> httpx.Response:
-        """The answer about a conversation."""
         for request in self.requests(messages):
             response = request.send(client, **headers)
         return response
 
     def say(self, client: httpx.Client, text: str, **headers: str) -> httpx.Response:
-        """The answer about one message."""
         return self.ask(client, [{"role": "user", "content": text}], **headers)
 
     def _about(self, example: ExampleRequest, messages: Messages, call_id: str) -> WireRequest:
@@ -119,7 +114,7 @@ def _at(body: Any, keys: Sequence[str | int]) -> Any:
 
 
 CASES: list[Case] = []
-for _name, _format in FORMATS.items():
+for _name, _format in wire_formats().items():
     CASES += [Case(_name, example) for example in _format.requests]
     CASES += [Case(_name, example, _format.requests[0]) for example in _format.replies]
 WHOLE = [case for case in CASES if case.has_messages]  # the formats of whole messages
@@ -129,13 +124,12 @@ def readings(path: str, status: int, text: str) -> Sequence[str]:
     """What the answer means to a client of its format, first as a whole: allow, violation or
     unjudged. What has no verdict is unjudged, whatever its body says.
     """
-    name = format_of(FORMATS, path)
+    name = format_of(wire_formats(), path)
     if status != httpx.codes.OK or name is None:
         return ["unjudged"]
-    return FORMATS[name].reading(text)
+    return wire_formats()[name].reading(text)
 
 
 def outcome(request: Case | WireRequest, response: httpx.Response) -> str:
-    """What the answer as a whole means."""
     path = request.example.path if isinstance(request, Case) else request.path
     return readings(path, response.status_code, response.text)[0]

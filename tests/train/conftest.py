@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from pytest import MonkeyPatch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    BertConfig,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -23,57 +27,48 @@ from transformers import (
 )
 
 from guard.conversation.example import Example, Message, write_examples
+from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt, PromptBuilder
-from guard.recipe import MODELS, Recipe
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.recipe import MODELS, Recipe, load_recipe
 from guard.rule import Rule
-from train import onednn
+from train import base as frozen_base
+from train.adapter.trained import TrainedAdapter
 from train.examples import Row, Rows, load
 from train.job import Job
+from train.prefix import trainer as shared_prefix
 from train.run import finish
 
 TINY = MODELS / "tiny"
-RULE = Rule(
-    id="toy",
-    title="Nobody may mention a refund.",
-    policy="Nor imply one.",
-    judged="conversation",
-    violates=("refund",),
-    allows=("banana",),
-)
+TITLES = {"id": "toy", "title": "Nobody may mention a refund.", "policy": "Nor imply one."}
+RULE = Rule(**TITLES, judged="conversation", violates=("refund",), allows=("banana",))
 WORDS_OF_ANY_ROW = "please help with my order today we talk about music food and books thanks a lot"
 FILLER = WORDS_OF_ANY_ROW.split()
 MakeJob = Callable[..., Job]
 ADAPTERS = ("lora", "alora")  # those of the toy recipe
+SHAPE: dict[str, Any] = {"vocab_size": 16384, "hidden_size": 64, "intermediate_size": 128}
+SHAPE |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE |= {"head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": True}
+SHAPE |= {"initializer_range": 0.1, "pad_token_id": 16358, "bos_token_id": 16358}
+SHAPE |= {"eos_token_id": 16360}
 
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 16384,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.1,
-    "pad_token_id": 16358,
-    "bos_token_id": 16358,
-    "eos_token_id": 16360,
-}
+def qwen3(**shape: object) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE | shape))
+
+
+def llama(**shape: object) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SHAPE | shape))
+
+
+UNTIED = {"tie_word_embeddings": False}
 BASES: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)),
-    "qwen3, untied": lambda: Qwen3ForCausalLM(
-        Qwen3Config(**SHAPE | {"tie_word_embeddings": False})
-    ),
-    "llama, one KV head": lambda: LlamaForCausalLM(
-        LlamaConfig(**SHAPE | {"num_key_value_heads": 1})
-    ),
-    "llama, no shared KV heads": lambda: LlamaForCausalLM(
-        LlamaConfig(**SHAPE | {"num_key_value_heads": 4, "tie_word_embeddings": False})
-    ),
+    "qwen3": qwen3,
+    "qwen3, untied": functools.partial(qwen3, **UNTIED),
+    "llama, one KV head": functools.partial(llama, num_key_value_heads=1),
+    "llama, no shared KV heads": functools.partial(llama, num_key_value_heads=4, **UNTIED),
 }
 
 
@@ -99,13 +94,8 @@ def toy_base(toy_bases: Callable[[str], Path]) -> Path:
 
 
 def recipe(base: Path | str, **trainer: object) -> Recipe:
-    shared = {
-        "num_train_epochs": 3,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-2,
-        "gradient_checkpointing": False,
-        "save_steps": 5,
-    }
+    shared = {"num_train_epochs": 3, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
+    shared |= {"gradient_checkpointing": False, "save_steps": 5}
     return Recipe.model_validate(
         {
             "name": "toy",
@@ -128,10 +118,8 @@ def conversation(rng: random.Random, label: int) -> tuple[Message, ...]:
     ]
     turn = rng.choice(turns)
     turn[rng.randrange(len(turn))] = "refund" if label else "banana"
-    return tuple(
-        Message("user" if index % 2 == 0 else "assistant", " ".join(words))
-        for index, words in enumerate(turns)
-    )
+    speakers = ("user", "assistant", "user")
+    return tuple(Message(*said) for said in zip(speakers, map(" ".join, turns)))  # noqa: B905
 
 
 def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32, rule: str = RULE.id) -> None:
@@ -163,10 +151,14 @@ def mostly_generated(rows: Rows, own_training: int, own_validation: int) -> Rows
 
 
 def with_settings(job: Job, **update: object) -> Job:
-    methods = {
-        name: settings.model_copy(update=update) for name, settings in job.recipe.methods.items()
-    }
-    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
+    methods = {}
+    for name, settings in job.recipe.methods.items():
+        methods[name] = settings.model_copy(update=update)
+    return with_recipe(job, methods=methods)
+
+
+def with_recipe(job: Job, **update: object) -> Job:
+    return replace(job, recipe=job.recipe.model_copy(update=update))
 
 
 def with_lora(job: Job, **lora: object) -> Job:
@@ -203,7 +195,7 @@ def finish_at_once(job: Job) -> None:
     finish(job, rows, RankedWeights(rows))
 
 
-def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
+def calls_of(monkeypatch: MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
     """The arguments of each call from here on; what is called stays the same."""
     calls: list[tuple[Any, ...]] = []
     original = getattr(owner, name)
@@ -216,37 +208,32 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[
     return calls
 
 
-def multiply_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def multiply_by_torch(monkeypatch: MonkeyPatch) -> None:
     """From here on PyTorch's own products compute, as where MKL is fast."""
-    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: False)
+    monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: False)
 
 
-def layers_by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+def layers_by_onednn(monkeypatch: MonkeyPatch) -> list[nn.Module]:
     """The layers that oneDNN computes from here on, as where MKL is slow, call by call."""
     computed: list[nn.Module] = []
-    original = onednn._product
+    original = frozen_base._product
 
     def product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         computed.append(layer)
         return original(layer, x)
 
-    monkeypatch.setattr(onednn, "is_slow_in_mkl", lambda: True)
-    monkeypatch.setattr(onednn, "_product", product)
+    monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: True)
+    monkeypatch.setattr(frozen_base, "_product", product)
     return computed
 
 
 @pytest.fixture
 def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
-    def make(
-        method: str = "lora",
-        *,
-        seed: int = 0,
-        runs: str = "runs",
-        n_train: int = 64,
-        base: str = "qwen3",
-        **trainer: object,
-    ) -> Job:
-        folder = toy_bases(base)
+    """Arguments beside the method are seed, runs, n_train and base; others are the trainer's."""
+
+    def make(method: str = "lora", *, seed: int = 0, runs: str = "runs", **trainer: Any) -> Job:
+        n_train = trainer.pop("n_train", 64)
+        folder = toy_bases(trainer.pop("base", "qwen3"))
         builder = PromptBuilder.from_base(str(folder))
         toy = recipe(folder, **trainer)
         job = Job(RULE, toy, method, seed, builder, Runs(tmp_path / runs))
@@ -255,3 +242,114 @@ def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
         return job
 
     return make
+
+
+def adapter_weights(fitted: TrainedAdapter | GuardError) -> dict[str, torch.Tensor]:
+    assert isinstance(fitted, TrainedAdapter)
+    return weights(fitted.model)
+
+
+def fitted(*jobs: Job) -> list[dict[str, torch.Tensor]]:
+    return fitted_to([(job, data(job)) for job in jobs])
+
+
+def fitted_to(work: list[tuple[Job, Rows]]) -> list[dict[str, torch.Tensor]]:
+    return [adapter_weights(model) for model in shared_prefix.fit(work)]
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
+
+
+def patient(job: Job, epochs: int) -> Job:
+    return with_settings(job, early_stopping_patience=epochs)
+
+
+@pytest.fixture
+def job(make_job: MakeJob) -> Job:
+    job = make_job("head", n_train=96)
+    methods = job.recipe.methods | {"head": type(job.recipe.methods["lora"])()}
+    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
+
+
+WINDOW = 32
+MakeEncoderJob = Callable[..., Job]
+
+
+@pytest.fixture(scope="session")
+def toy_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy_encoder")
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = BertConfig(vocab_size=30522, initializer_range=0.2, **small, **layers)
+    BertModel(shape, add_pooling_layer=False).save_pretrained(folder)
+    shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
+    return folder
+
+
+def encoder_recipe(base: Path, **trainer: object) -> Recipe:
+    shared = {"max_steps": 20, "eval_steps": 10, "per_device_train_batch_size": 8}
+    shared |= {"learning_rate": 1e-2}
+    return Recipe.model_validate(
+        {
+            "name": "toy",
+            "kind": "encoder",
+            "base": str(base),
+            "dtype": "float32",
+            "context_tokens": 512,
+            "window_tokens": WINDOW,
+            "rule_turn": "none",
+            "trainer": shared | trainer,
+            "methods": {
+                "lora": {"lora": {"r": 4, "lora_alpha": 8, "target_modules": ["query", "dense"]}},
+                "head": {},
+            },
+            "engine": {"max_lora_rank": 16},
+        }
+    )
+
+
+@pytest.fixture
+def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
+    """Arguments beside the method are seed, runs, patience, min_steps, lora_dropout, judged and
+    turns; others are the trainer's.
+    """
+
+    def make(method: str = "lora", *, seed: int = 0, runs: str = "runs", **trainer: Any) -> Job:
+        of_rule = {"judged": "conversation", "turns": "any"}
+        rule = RULE.model_copy(update={k: trainer.pop(k, v) for k, v in of_rule.items()})
+        lora = {"lora_dropout": trainer.pop("lora_dropout", 0.0)}
+        changed = {"early_stopping_patience": trainer.pop("patience", None)}
+        changed["min_steps"] = trainer.pop("min_steps", None)
+        recipe = encoder_recipe(toy_encoder, **trainer)
+        changed["lora"] = recipe.methods["lora"].lora | lora
+        settings = recipe.methods["lora"].model_copy(update=changed)
+        recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
+        builder = EncoderPromptBuilder.of(recipe)
+        job = Job(rule, recipe, method, seed, builder, Runs(tmp_path / runs))
+        if not job.data.exists():
+            write_toy_data(job.data)
+        return job
+
+    return make
+
+
+# These make a tensor without a kernel: uninitialised memory, or another tensor's.
+WITHOUT_A_KERNEL = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+AS_VIEWS = ("_unsafe_view", "detach", "alias", "lift_fresh")
+
+
+class LaunchCount(TorchDispatchMode):
+    """Counts in `launches` the operators that would launch a kernel on a GPU, on any device. A few
+    launch two kernels and count once; one of a list of at most 128 tensors launches one.
+    """
+
+    launches = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name: str = func.overloadpacket.__name__
+        without = func.is_view or name in WITHOUT_A_KERNEL or name in AS_VIEWS
+        self.launches += func.namespace == "aten" and not without
+        return func(*args, **(kwargs or {}))

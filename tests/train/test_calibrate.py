@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
@@ -15,11 +16,10 @@ from guard.home import ROOT
 from guard.rule import Rule
 from guard.weights.card import Card, load_card
 from guard.weights.predictions import write_predictions
-from tests.train.conftest import MakeJob, finish_at_once
-from tests.train.encoder.conftest import (
+from tests.train.conftest import (
     MakeEncoderJob,
-    make_encoder_job,  # noqa: F401 - a fixture
-    toy_encoder,  # noqa: F401 - a fixture
+    MakeJob,
+    finish_at_once,
 )
 from train import calibrate, run
 from train.calibrate import calibrate_rules, recalibrate
@@ -29,7 +29,7 @@ ALLOWED = [place - 3.0 for place in range(16)]  # the logits of allowed rows of 
 
 
 @pytest.fixture
-def job(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(make_job: MakeJob, monkeypatch: MonkeyPatch) -> Job:
     """Weights whose violating rows have logits from 1 up, and allowed ones from -3."""
     job = make_job()
     finish_at_once(job)
@@ -70,9 +70,11 @@ def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
     assert after.model_dump(include=kept) == before.model_dump(include=kept)
     recalibrate(job)
     assert load_card(job.folder).max_fpr is None
+    with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
+        recalibrate(at(job, 0.001))
 
 
-def test_a_run_changes_the_threshold_alone(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_changes_the_threshold_alone(job: Job, capsys: CaptureFixture[str]) -> None:
     assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
     assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
     assert load_card(job.folder).max_fpr == 0.25
@@ -80,7 +82,7 @@ def test_a_run_changes_the_threshold_alone(job: Job, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"{job.name}: up to date\n"
 
 
-def test_missing_predictions_are_an_error(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_predictions_are_an_error(job: Job, capsys: CaptureFixture[str]) -> None:
     before = (job.folder / "card.json").read_bytes()
     write_predictions(job.folder, [])
     with pytest.raises(GuardError, match=r"no prediction for .* validation rows.*METHOD=.*FORCE=1"):
@@ -95,12 +97,7 @@ def test_missing_predictions_are_an_error(job: Job, capsys: pytest.CaptureFixtur
     assert (job.folder / "card.json").read_bytes() == before
 
 
-def test_a_rate_that_the_validation_rows_are_too_few_for_names_their_file(job: Job) -> None:
-    with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
-        recalibrate(at(job, 0.001))
-
-
-def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:  # noqa: F811
+def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:
     """Of the own rows eight are allowed: enough for a balanced threshold, too few for one in 20."""
     job = make_encoder_job()
     file = job.data / "validation.jsonl"
@@ -112,7 +109,7 @@ def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> 
         recalibrate(at(job, 0.05))
 
 
-def test_a_stated_threshold_is_taken(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stated_threshold_is_taken(job: Job, capsys: CaptureFixture[str]) -> None:
     before = load_card(job.folder)
     chosen(job, threshold=0.9)
     after = load_card(job.folder)
@@ -125,7 +122,7 @@ def test_a_stated_threshold_is_taken(job: Job, capsys: pytest.CaptureFixture[str
     assert last.strip().startswith("after") and f"({flagged(after)} of {len(ALLOWED)})" in last
 
 
-def test_later_trainings_keep_a_stated_rate(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_trainings_keep_a_stated_rate(job: Job, capsys: CaptureFixture[str]) -> None:
     chosen(job, max_fpr=0.25)
     asked = load_card(job.folder)
     assert (asked.threshold_by, asked.max_fpr) == ("max_fpr", 0.25)
@@ -139,7 +136,7 @@ def test_later_trainings_keep_a_stated_rate(job: Job, capsys: pytest.CaptureFixt
     assert "balanced, by the rule's file" in capsys.readouterr().out
 
 
-def test_missing_or_foreign_weights_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_foreign_weights_are_refused(job: Job, monkeypatch: MonkeyPatch) -> None:
     other = replace(job, rule=job.rule.model_copy(update={"id": "other"}))
     shutil.copytree(job.folder, other.folder)
     shutil.copytree(job.data, other.data)
@@ -161,10 +158,7 @@ def test_missing_or_foreign_weights_are_refused(job: Job, monkeypatch: pytest.Mo
     ],
 )
 def test_bad_options_are_named(
-    words: list[str],
-    problem: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], problem: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["calibrate", "--rule", "toxicity", *words])

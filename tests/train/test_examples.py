@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from guard.conversation.example import Example, Message, read_examples, write_examples
+from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import load_recipe
-from guard.rule import RuleTurn
-from tests.train.conftest import RULE, TINY, write_toy_data
-from train.examples import Rows, load
+from tests.train.conftest import RULE, TINY, MakeEncoderJob, mostly_generated, write_toy_data
+from train.examples import ADAPTER_EVERY, Row, Rows, load, with_openings
+from train.job import Job
+from train.methods import TRAINERS
 
 BUILDER = PromptBuilder.from_base(str(TINY))
 
@@ -26,15 +28,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(
-    folder: Path,
-    context_tokens: int = 512,
-    rule_turn: RuleTurn = "title",
-    max_fpr: float | None = None,
-) -> Rows:
-    recipe = load_recipe("tiny").model_copy(
-        update={"context_tokens": context_tokens, "rule_turn": rule_turn}
-    )
+def loaded(folder: Path, max_fpr: float | None = None, **changed: object) -> Rows:
+    stated = {"context_tokens": 512, "rule_turn": "title"} | changed
+    recipe = load_recipe("tiny").model_copy(update=stated)
     return load(folder, RULE.model_copy(update={"max_fpr": max_fpr}), recipe, BUILDER)
 
 
@@ -49,9 +45,8 @@ def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
     row = rows.validation[1]
     assert (row.id, row.split, row.label) == (example.id, "validation", example.label)
     assert row.prompt == BUILDER.build(example.messages, RULE.title)
-    assert loaded(folder, rule_turn="none").validation[1].prompt == BUILDER.build(
-        example.messages, ""
-    )
+    without_rule = loaded(folder, rule_turn="none").validation[1]
+    assert without_rule.prompt == BUILDER.build(example.messages, "")
     assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
 
 
@@ -64,9 +59,7 @@ def test_a_missing_split_is_named_with_the_command_that_makes_it(folder: Path) -
 @pytest.mark.parametrize(
     ("kept", "found"), [((), "0 and 0"), ((0, 1, 2), "1 and 2"), ((0, 1, 3), "2 and 1")]
 )
-def test_a_split_with_one_example_of_a_class_or_none_is_refused(
-    folder: Path, kept: tuple[int, ...], found: str
-) -> None:
+def test_a_split_of_one_class_stops(folder: Path, kept: tuple[int, ...], found: str) -> None:
     rewrite(folder, "validation", lambda rows: [rows[index] for index in kept])
     with pytest.raises(GuardError, match=rf"validation\.jsonl.*at least two.*got {found}"):
         loaded(folder)
@@ -86,9 +79,7 @@ def test_too_few_validation_rows_for_the_rate_are_refused(folder: Path) -> None:
         ({"id": "train-3"}, r"duplicate ids.*train-3"),
     ],
 )
-def test_examples_of_another_rule_or_split_or_with_a_taken_id_are_named(
-    folder: Path, change: dict[str, Any], told: str
-) -> None:
+def test_foreign_and_repeated_examples(folder: Path, change: dict[str, Any], told: str) -> None:
     rewrite(folder, "test", lambda rows: [replace(rows[0], **change), *rows[1:]])
     with pytest.raises(GuardError, match=told):
         loaded(folder)
@@ -109,3 +100,71 @@ def test_a_prompt_and_its_verdict_may_fill_the_context_exactly(folder: Path) -> 
     loaded(folder, context_tokens=longest + 1)
     with pytest.raises(GuardError, match="do not fit"):
         loaded(folder, context_tokens=longest)
+
+
+ASKED = Message("user", "aspirin ibuprofen dose")
+ANSWERED = Message("assistant", "the train leaves at noon")
+TOLD = Message("assistant", "take a dose of aspirin")
+
+
+def rows_of(job: Job) -> Rows:
+    """The user's turn is the same whatever the assistant answers."""
+    splits: list[tuple[Row, ...]] = []
+    for split in SPLITS:
+        of_split = []
+        for number in range(24):
+            label = 1 - number % 2
+            prompt = job.builder.build([ASKED, TOLD if label else ANSWERED], "")
+            of_split.append(Row(f"{split}-{number}", split, label, prompt))
+        splits.append(tuple(of_split))
+    return Rows(*splits)
+
+
+def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job(judged="assistant")
+    rows = rows_of(job)
+    trained_on = with_openings(job, rows, ADAPTER_EVERY)
+    added = trained_on.train[len(rows.train) :]
+    assert trained_on.train[: len(rows.train)] == rows.train
+    assert (trained_on.validation, trained_on.test) == (rows.validation, rows.test)
+    assert len(added) == len(rows.train) // ADAPTER_EVERY
+    opening = job.builder.build([ASKED], "")
+    assert all((one.label, one.prompt) == (0, opening) for one in added)
+    assert added[0].id == "train-0/opening"
+
+
+def test_generated_rows_and_others_bring_openings_alike(make_encoder_job: MakeEncoderJob) -> None:
+    """However few the others are, their first row has one."""
+    job = make_encoder_job(judged="assistant")
+    mixed = mostly_generated(rows_of(job), own_training=2, own_validation=0)
+    added = with_openings(job, mixed, 20).train[len(mixed.train) :]
+    assert [one.is_generated for one in added] == [True, True, False]
+
+
+@pytest.mark.parametrize("judged", ["user", "conversation"])
+def test_judged_beginnings_have_no_openings(make_encoder_job: MakeEncoderJob, judged: str) -> None:
+    job = make_encoder_job(judged=judged)
+    rows = rows_of(job)
+    assert with_openings(job, rows, ADAPTER_EVERY) == rows
+
+
+def test_without_a_judged_speaker_there_is_no_opening(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job(judged="tool")
+    builder = job.builder
+    assert isinstance(builder, EncoderPromptBuilder)
+    assert builder.opening(builder.prefix_ids([ASKED, TOLD]), "tool") == []
+    document = Message("tool", "a dose")
+    told = builder.prefix_ids([ASKED, document, TOLD])
+    assert builder.opening(told, "tool") == builder.prefix_ids([ASKED])
+    assert builder.opening(told, "assistant") == builder.prefix_ids([ASKED, document])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["head", "lora"])
+def test_the_other_speaker_alone_is_allowed(make_encoder_job: MakeEncoderJob, method: str) -> None:
+    job = make_encoder_job(method, judged="assistant")
+    (trained,) = TRAINERS["encoder"][method].fit([(job, rows_of(job))])
+    assert not isinstance(trained, Exception), trained
+    talks = ([ASKED], [ASKED, TOLD], [ASKED, ANSWERED])
+    asked, told, answered = trained.logits([job.builder.build(talk, "") for talk in talks])
+    assert asked < 0 < told and answered < 0

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM
 
 from guard.layout import is_current
-from guard.method import PEFT_WEIGHTS
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
 from guard.rule import text_hash
 from guard.verdict import Calibration
 from guard.weights.card import CARD, load_card
 from tests.train.conftest import ADAPTERS, RULE, MakeJob, RankedWeights, data, finish_at_once
-from train.adapter.predict import verdict_logits
-from train.adapter.trained import TrainedAdapter
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.adapter.trl import fit
 from train.calibration.validation import validation_metrics
 from train.export import export, finish_export
@@ -44,7 +44,7 @@ def steps_of(folder: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_the_folder_is_complete_and_plain_peft_gives_the_logits_written_there(
-    make_job: MakeJob, toy_base: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, toy_base: Path, method: str, monkeypatch: MonkeyPatch
 ) -> None:
     """The base is called what the recipe calls it, and not where it lay here."""
     job = make_job(method, max_steps=6)
@@ -57,13 +57,8 @@ def test_the_folder_is_complete_and_plain_peft_gives_the_logits_written_there(
     seen = (*rows.validation, *rows.test)
     logits = verdict_logits(trained, [row.prompt for row in seen], job.builder)
     export(job, TrainedAdapter(trained, job), seen, logits, Calibration(1.5, 0.4), METRICS, None)
-    assert sorted(path.name for path in job.folder.iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "card.json",
-        "predictions.jsonl",
-        "stage.json",
-    ]
+    names = [PEFT_CONFIG, PEFT_WEIGHTS, CARD, "predictions.jsonl", "stage.json"]
+    assert sorted(path.name for path in job.folder.iterdir()) == names
     config = json.loads((job.folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == base.name
     for path in job.folder.iterdir():
@@ -87,25 +82,16 @@ def test_the_folder_is_complete_and_plain_peft_gives_the_logits_written_there(
         assert written["logit"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> None:
+def test_the_good_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> None:
     for steps in (1, 2, 3):
         job = of_steps(make_job, steps)
     assert [steps_of(folder) for folder in (before(job), job.folder)] == [2, 3]
-
-
-def test_a_damaged_adapter_takes_no_good_one_s_place(make_job: MakeJob) -> None:
-    for steps in (1, 2):
-        job = of_steps(make_job, steps)
     (job.folder / PEFT_WEIGHTS).write_bytes(b"torn")
-    of_steps(make_job, 3)
-    assert [steps_of(folder) for folder in (before(job), job.folder)] == [1, 3]
-
-
-def test_good_weights_whose_card_is_of_another_version_are_kept_too(make_job: MakeJob) -> None:
-    job = of_steps(make_job, 1)
+    of_steps(make_job, 4)  # a damaged one takes no good one's place
+    assert [steps_of(folder) for folder in (before(job), job.folder)] == [2, 4]
     card = json.loads((job.folder / CARD).read_text())
     (job.folder / CARD).write_text(json.dumps(card | {"of_another_version": 1}))
-    of_steps(make_job, 2)
+    of_steps(make_job, 5)
     assert json.loads((before(job) / CARD).read_text())["of_another_version"] == 1
 
 

@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.layout import Runs, mark_current
-from tests.train.conftest import MakeJob, with_settings
-from tests.train.encoder.conftest import (
+from tests.train.conftest import (
     MakeEncoderJob,
-    make_encoder_job,  # noqa: F401 - a fixture
-    toy_encoder,  # noqa: F401 - a fixture
+    MakeJob,
+    with_recipe,
+    with_settings,
 )
 from train.job import LOCK, Job
-
-
-def with_title(job: Job, title: str) -> Job:
-    return replace(job, rule=job.rule.model_copy(update={"title": title}))
-
-
-def with_recipe(job: Job, **update: object) -> Job:
-    return replace(job, recipe=job.recipe.model_copy(update=update))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda job: replace(job, seed=1),
-        lambda job: replace(job, method="alora"),
-        lambda job: with_title(job, "Nobody may mention a return."),
-        lambda job: with_recipe(job, dtype="bfloat16"),
-        lambda job: with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
-        lambda job: with_recipe(job, base="someone/else", revision="0" * 40),
-        lambda job: with_recipe(job, quantization="nf4"),
-        lambda job: replace(with_one_method(job), method="alora"),
-    ],
-    ids=["seed", "method", "title", "dtype", "trainer", "base", "4 bits", "method of one name"],
-)
-def test_all_that_decides_is_fingerprinted(make_job: MakeJob, change: Callable[[Job], Job]) -> None:
-    job = make_job()
-    assert change(job).inputs != job.inputs
 
 
 def with_one_method(job: Job) -> Job:
@@ -52,28 +25,41 @@ def with_one_method(job: Job) -> Job:
     return with_recipe(job, methods=dict.fromkeys(job.recipe.methods, settings))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda job: replace(job, rule=job.rule.model_copy(update={"policy": "Another policy"})),
-        lambda job: replace(job, rule=job.rule.model_copy(update={"max_fpr": 0.02})),
-        lambda job: with_recipe(job, engine={"max_lora_rank": 64}),
-        lambda job: with_recipe(
-            job, methods=job.recipe.methods | {"alora": job.recipe.methods["lora"]}
-        ),
-    ],
-    ids=["policy", "max_fpr", "engine", "the other method"],
-)
-def test_all_else_leaves_an_adapter_current(
-    make_job: MakeJob, change: Callable[[Job], Job]
-) -> None:
+def with_rule(job: Job, **update: object) -> Job:
+    return replace(job, rule=job.rule.model_copy(update=update))
+
+
+def test_all_that_decides_is_fingerprinted_and_nothing_else(make_job: MakeJob) -> None:
     job = make_job()
-    assert change(job).inputs == job.inputs
+    inputs, lora = job.inputs, job.recipe.methods["lora"]
+    for name, changed in {
+        "seed": replace(job, seed=1),
+        "method": replace(job, method="alora"),
+        "title": with_rule(job, title="Nobody may mention a return."),
+        "dtype": with_recipe(job, dtype="bfloat16"),
+        "trainer": with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
+        "base": with_recipe(job, base="someone/else", revision="0" * 40),
+        "4 bits": with_recipe(job, quantization="nf4"),
+        "method of one name": replace(with_one_method(job), method="alora"),
+    }.items():
+        assert changed.inputs != inputs, name
+    for name, changed in {
+        "policy": with_rule(job, policy="Another policy"),
+        "max_fpr": with_rule(job, max_fpr=0.02),
+        "engine": with_recipe(job, engine={"max_lora_rank": 64}),
+        "the other method": with_recipe(job, methods=job.recipe.methods | {"alora": lora}),
+    }.items():
+        assert changed.inputs == inputs, name
+    for split in ("train", "validation", "test"):
+        before = replace(job).inputs
+        with (job.data / f"{split}.jsonl").open("a") as file:
+            file.write("\n")
+        assert replace(job).inputs != before, split
 
 
-def test_who_is_judged_decides_an_encoder_s_weights_and_no_other_s(
+def test_who_is_judged_decides(
     make_job: MakeJob,
-    make_encoder_job: MakeEncoderJob,  # noqa: F811
+    make_encoder_job: MakeEncoderJob,
 ) -> None:
     of_encoder = make_encoder_job(judged="assistant")
     assert of_encoder.reads == "assistant"
@@ -83,27 +69,18 @@ def test_who_is_judged_decides_an_encoder_s_weights_and_no_other_s(
     assert of_user.reads == "conversation" and of_user.inputs == job.inputs
 
 
-def test_a_changed_data_file_changes_the_fingerprint(make_job: MakeJob) -> None:
-    before = {make_job().inputs}
-    for split in ("train", "validation", "test"):
-        with (make_job().data / f"{split}.jsonl").open("a") as file:
-            file.write("\n")
-        before.add(make_job().inputs)
-    assert len(before) == 4
-
-
 def test_checkpoints_of_the_same_inputs_alone_stay(make_job: MakeJob) -> None:
     job = make_job()
     job.open_scratch()
     left = job.scratch / "checkpoint-5"
-    for stamp in (None, ""):
+    for is_cut_off in (False, True):
         left.mkdir()
         job.open_scratch()
         assert left.is_dir()
-        if stamp is None:
-            with_title(job, "Nobody may mention a return.").open_scratch()
-        else:  # it was cut off
-            (job.scratch / "inputs.json").write_text(stamp)
+        if is_cut_off:
+            (job.scratch / "inputs.json").write_text("")
+        else:
+            with_rule(job, title="Nobody may mention a return.").open_scratch()
         job.open_scratch()
         assert not left.exists() and job.scratch.is_dir()
 
@@ -124,8 +101,7 @@ def test_a_forgotten_job_keeps_its_adapter_until_replaced(make_job: MakeJob) -> 
 def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) -> None:
     job = make_job()
     floored = with_settings(job, min_steps=300)
-    assert (job.min_steps, floored.min_steps) == (0, 300)
-    assert floored.inputs != job.inputs
+    assert (job.min_steps, floored.min_steps) == (0, 300) and floored.inputs != job.inputs
     assert floored.recipe.training_settings("lora")["min_steps"] == 300
     assert "min_steps" not in job.recipe.training_settings("lora")
 
@@ -156,9 +132,7 @@ def test_the_scratch_folder_is_beside_the_adapter(make_job: MakeJob) -> None:
     assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
 
 
-def test_weights_are_outdated_when_words_are_read_otherwise(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_way_to_read_words_outdates(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     adapter = make_job("lora")
     methods = adapter.recipe.methods | {"head": type(adapter.recipe.methods["lora"])()}
     recipe = adapter.recipe.model_copy(update={"methods": methods})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.home import ROOT
 from guard.method import METHODS
 from guard.recipe import KINDS, MODELS, load_recipe
 from tests.train.conftest import MakeJob, data, with_settings
@@ -31,23 +29,18 @@ def test_every_shipped_recipe_has_the_methods_that_the_readme_promises(name: str
     assert set(TRAINERS[recipe.kind]) <= set(recipe.methods)
 
 
-def test_the_tiny_recipe_passes_the_check_of_each_of_its_methods(make_job: MakeJob) -> None:
+def test_adapters_are_checked_and_take_no_settings_of_a_head(make_job: MakeJob) -> None:
     job, recipe = make_job(), load_recipe("tiny")
     for method in recipe.methods:
         tiny = Job(job.rule, recipe, method, 0, job.builder, job.runs)
         trainer_of(tiny).check(tiny)
+    for method in ("lora", "alora"):
+        told = rf"methods\.{method}\.head: an adapter does not use head settings"
+        with pytest.raises(GuardError, match=told):
+            TRAINERS["decoder"][method].check(with_settings(make_job(method), head={"C": 1.0}))
 
 
-@pytest.mark.parametrize("method", ["lora", "alora"])
-def test_an_adapter_does_not_take_the_settings_of_a_head(make_job: MakeJob, method: str) -> None:
-    told = rf"methods\.{method}\.head: an adapter does not use head settings"
-    with pytest.raises(GuardError, match=told):
-        TRAINERS["decoder"][method].check(with_settings(make_job(method), head={"C": 1.0}))
-
-
-def test_gliner2_which_reads_all_turns_is_trained_on_the_rows_as_they_are(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gliner2_is_trained_without_openings(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     asked: list[TrainingWork] = []
     monkeypatch.setattr("train.encoder.trainer.fit", lambda work: (asked.append(work), [])[1])
     job = make_job()
@@ -56,11 +49,3 @@ def test_gliner2_which_reads_all_turns_is_trained_on_the_rows_as_they_are(
     assert list(TRAINERS["gliner2"]["lora"].fit([(job, rows)])) == []
     ((_, read),) = asked[0]
     assert read is rows
-
-
-def test_the_table_is_imported_without_torch() -> None:
-    script = "import sys, train.methods; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"

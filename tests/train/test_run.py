@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import re
@@ -11,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,15 +21,16 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import yaml
+from pytest import CaptureFixture, MonkeyPatch
 from safetensors import SafetensorError
 
 from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, read_examples, write_examples
-from guard.conversation.labelling import MANIFEST_KEY
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import is_current
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
+from guard.rule import MANIFEST_KEY
 from guard.weights.card import CARD, load_card, read_card
 from guard.weights.predictions import read_predictions
 from tests.train.conftest import (
@@ -38,6 +41,7 @@ from tests.train.conftest import (
     calls_of,
     data,
     finish_at_once,
+    with_lora,
 )
 from train import run as train_run
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
@@ -45,7 +49,7 @@ from train.calibrate import recalibrate
 from train.job import LOCK, Job
 from train.methods import TRAINERS, TrainingWork
 from train.prefix.member import CHECKPOINT, Member
-from train.run import claimed_jobs, finish, outdated_jobs, run
+from train.run import claimed_jobs, finish, outdated_jobs, run, see_one_gpu
 from train.run import train as train_work
 
 TRAIN = """
@@ -67,16 +71,8 @@ def rules(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(job: Job, rules: Path, *, seeds: Sequence[int] = (0,), force: bool = False) -> None:
-    run(
-        "toy",
-        job.recipe,
-        methods=[job.method],
-        seeds=seeds,
-        force=force,
-        runs=job.runs,
-        rules=rules,
-    )
+def train(job: Job, rules: Path, **options: Any) -> None:
+    run("toy", job.recipe, methods=[job.method], runs=job.runs, rules=rules, **options)
 
 
 def command(job: Job, rules: Path) -> list[str]:
@@ -88,7 +84,7 @@ def command(job: Job, rules: Path) -> list[str]:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def at_once(monkeypatch: MonkeyPatch) -> list[str]:
     """Adapters are there without training; the names of those that were asked for."""
     asked: list[str] = []
 
@@ -104,9 +100,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("training_has_computed_them", [False, True])
-def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
-    make_job: MakeJob, training_has_computed_them: bool
-) -> None:
+def test_validation_rows_calibrate(make_job: MakeJob, training_has_computed_them: bool) -> None:
     job = make_job()
     rows = data(job)
     trained = RankedWeights(rows)
@@ -127,9 +121,7 @@ def test_weights_are_calibrated_and_measured_on_the_validation_rows_alone(
         assert read_predictions(job.folder, split, "") == expected
 
 
-def test_a_test_row_whose_logit_is_not_finite_is_named_and_nothing_is_written(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logit_that_is_not_finite_is_named(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = make_job()
     rows = data(job)
     logits = RankedWeights.logits
@@ -153,36 +145,36 @@ NO_MEMORY = "the device has no memory for this training: .*Drop the longest rows
 NO_DISK = "not written: .*No space left.*See that .* can be written"
 
 
-@pytest.mark.parametrize(
-    ("asked", "fails", "told"),
-    [
-        ("logits", lambda _: torch.empty(2**60), NO_MEMORY),
-        ("logits", raising(torch.OutOfMemoryError("CUDA out of memory")), NO_MEMORY),
-        ("save", lambda _: Path("/dev/full").write_bytes(b"weights"), NO_DISK),
-        ("save", raising(SafetensorError("I/O error: No space left on device")), NO_DISK),
-    ],
-)
-def test_one_of_several_trained_together_that_cannot_be_finished_keeps_no_other(
-    make_job: MakeJob,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    asked: str,
-    fails: Callable[..., Any],
-    told: str,
+def test_what_cannot_be_finished_keeps_no_neighbour(
+    make_job: MakeJob, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    def fit(work: TrainingWork) -> Iterator[RankedWeights]:
+    """Of jobs that are trained together; nor does a job that its trainer gives up on, the fifth."""
+    no_disk = SafetensorError("I/O error: No space left on device")
+    faults: dict[int, tuple[str, Callable[..., Any]]] = {
+        1: ("logits", lambda _: torch.empty(2**60)),
+        2: ("logits", raising(torch.OutOfMemoryError("CUDA out of memory"))),
+        3: ("save", lambda _: Path("/dev/full").write_bytes(b"weights")),
+        4: ("save", raising(no_disk)),
+    }
+
+    def fit(work: TrainingWork) -> Iterator[RankedWeights | GuardError]:
         for job, rows in work:
             trained = RankedWeights(rows)
-            if job.seed == 1:
-                setattr(trained, asked, fails)
-            yield trained
+            if job.seed in faults:
+                setattr(trained, *faults[job.seed])
+            yield GuardError("it diverged") if job.seed == 5 else trained
 
     together = replace(TRAINERS["decoder"]["alora"], fit=fit)
     monkeypatch.setitem(TRAINERS["decoder"], "alora", together)
-    jobs = [make_job("alora", seed=seed) for seed in range(3)]
-    assert train_work([(job, data(job)) for job in jobs]) == ["toy alora seed 1"]
-    assert re.search(f"^toy alora seed 1: .*{told}", capsys.readouterr().out, re.MULTILINE)
-    assert [is_current(job.folder, job.inputs) for job in jobs] == [True, False, True]
+    jobs = [make_job("alora", seed=seed) for seed in range(7)]
+    failed = train_work([(job, data(job)) for job in jobs])
+    assert failed == [f"toy alora seed {seed}" for seed in range(1, 6)]
+    printed = capsys.readouterr().out
+    told_of = {1: NO_MEMORY, 2: NO_MEMORY, 3: NO_DISK, 4: NO_DISK, 5: "it diverged"}
+    for seed, told in told_of.items():
+        assert re.search(f"^toy alora seed {seed}: .*{told}", printed, re.MULTILINE)
+    done = [is_current(job.folder, job.inputs) for job in jobs]
+    assert done == [True, *[False] * 5, True]
 
 
 def test_weights_are_calibrated_on_own_rows_at_any_rate(make_job: MakeJob) -> None:
@@ -196,23 +188,25 @@ def test_weights_are_calibrated_on_own_rows_at_any_rate(make_job: MakeJob) -> No
     assert (metrics["n"], metrics["accuracy"]) == (20, 1.0)
     assert len(read_predictions(job.folder, "validation", "")) == 32
     calibration = read_card(job.folder).calibration
+
+    def at_rate(job: Job, max_fpr: float | None) -> Job:
+        return replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
+
     for max_fpr in (0.1, None):
-        at_rate = replace(job, rule=job.rule.model_copy(update={"max_fpr": max_fpr}))
-        assert recalibrate(at_rate) == 20
+        assert recalibrate(at_rate(job, max_fpr)) == 20
         assert read_card(job.folder).metrics["validation"]["n"] == 20
-    for_all_rows = job.rule.model_copy(update={"max_fpr": 0.07})
+    head = replace(at_rate(job, 0.07), method="head")
+    shutil.copytree(job.folder, head.folder)
     with pytest.raises(GuardError, match=r"selects other validation rows.*0\.07.*FORCE=1"):
-        head = replace(job, method="head", rule=for_all_rows)
-        shutil.copytree(job.folder, head.folder)
         recalibrate(head)
     assert read_card(job.folder).calibration == calibration
-    assert recalibrate(replace(job, rule=for_all_rows)) == 32
+    assert recalibrate(at_rate(job, 0.07)) == 32
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_one_command_learns_a_rule_that_one_word_decides(
-    make_job: MakeJob, rules: Path, method: str, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, method: str, capsys: CaptureFixture[str]
 ) -> None:
     job = make_job(method, n_train=128, learning_rate=3e-3)
     train(job, rules)
@@ -231,11 +225,7 @@ def test_one_command_learns_a_rule_that_one_word_decides(
 
 
 def test_finished_weights_are_made_again_only_if_inputs_changed_or_by_force(
-    make_job: MakeJob,
-    rules: Path,
-    at_once: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, rules: Path, at_once: list[str], monkeypatch: MonkeyPatch, capfd: Any
 ) -> None:
     """A busy machine is told before training alone; a process with nothing to do loads no torch."""
     told: list[str] = []
@@ -243,11 +233,10 @@ def test_finished_weights_are_made_again_only_if_inputs_changed_or_by_force(
     job = make_job()
     train(job, rules)
     assert at_once == [job.name] and told == ["training may take several times as long"]
-    capsys.readouterr()
+    capfd.readouterr()
     train(job, rules)
-    assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
-    done = subprocess.run(command(job, rules), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "toy lora seed 0: up to date\nFalse\n"
+    subprocess.run(command(job, rules), cwd=ROOT, check=True)
+    assert capfd.readouterr().out == 2 * "toy lora seed 0: up to date\n" + "False\n"
     assert len(at_once) == len(told) == 1
     train(job, rules, force=True)
     train(make_job(max_steps=2), rules)
@@ -258,8 +247,9 @@ def test_finished_weights_are_made_again_only_if_inputs_changed_or_by_force(
     assert is_current(changed.folder, changed.inputs)
 
 
-def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_to_be_trained(
-    make_job: MakeJob, rules: Path, at_once: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("at_once")
+def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others(
+    make_job: MakeJob, rules: Path, capsys: CaptureFixture[str]
 ) -> None:
     job = make_job()
     for name in ("relabelled", "untold"):
@@ -271,18 +261,17 @@ def test_bad_data_of_one_rule_is_told_before_any_training_and_leaves_the_others_
     (rules / "broken.yaml").write_text("id: broken")
     with pytest.raises(GuardError, match="not trained: broken, relabelled, untold"):
         run("all", job.recipe, methods=["lora"], runs=job.runs, rules=rules)
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("broken: ") and "broken.yaml" in told[0]
-    assert 'the rows of relabelled were made for turns: "last"' in told[1]
-    assert told[2].startswith("untold: ") and "make data" in told[2]
-    assert told[3] == "toy lora seed 0: training"
-    assert is_current(job.folder, job.inputs)
+    broken, of_other_rule, untold, training = capsys.readouterr().out.splitlines()[:4]
+    assert broken.startswith("broken: ") and "broken.yaml" in broken
+    assert 'the rows of relabelled were made for turns: "last"' in of_other_rule
+    assert untold.startswith("untold: ") and "make data" in untold
+    assert training == "toy lora seed 0: training" and is_current(job.folder, job.inputs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
-    make_job: MakeJob, rules: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, rules: Path, method: str, monkeypatch: MonkeyPatch
 ) -> None:
     job = make_job(method, num_train_epochs=3)  # 8 steps an epoch, a checkpoint every 5
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -325,15 +314,9 @@ def resumable_step(job: Job) -> int:
         (MemoryError(), NO_MEMORY),
     ],
 )
+@pytest.mark.usefixtures("at_once")
 def test_weights_that_fail_in_training_are_named_at_the_end_and_keep_no_others(
-    make_job: MakeJob,
-    rules: Path,
-    at_once: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    method: str,
-    error: Exception,
-    told: str,
+    make_job: MakeJob, rules: Path, monkeypatch: MonkeyPatch, method: str, error: Any, told: str
 ) -> None:
     """Those of seed 1: what was trained before them and what is trained apart from them stays."""
     trainer = TRAINERS["decoder"][method]
@@ -344,32 +327,16 @@ def test_weights_that_fail_in_training_are_named_at_the_end_and_keep_no_others(
             raise error
 
     monkeypatch.setitem(TRAINERS["decoder"], method, replace(trainer, fit=fit))
-    job = make_job()
-    with pytest.raises(GuardError, match=f"not trained: toy {method} seed 1"):
+    job, printed = make_job(), io.StringIO()
+    told_at_end = pytest.raises(GuardError, match=f"not trained: toy {method} seed 1")
+    with contextlib.redirect_stdout(printed), told_at_end:
         run("toy", job.recipe, seeds=[0, 1], runs=job.runs, rules=rules)
-    assert re.search(f"^toy {method} seed 1: .*{told}", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(f"^toy {method} seed 1: .*{told}", printed.getvalue(), re.MULTILINE)
     made = {path.name for path in job.folder.parent.iterdir() if not path.name.startswith(".")}
     assert made == {"lora", "alora", "lora-seed1", "alora-seed1"} - {f"{method}-seed1"}
 
 
-def test_a_job_that_its_trainer_gives_up_on_leaves_its_neighbours(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fit(work: TrainingWork) -> Iterator[Any]:
-        for job, rows in work:
-            yield RankedWeights(rows) if job.seed else GuardError("it diverged")
-
-    together = replace(TRAINERS["decoder"]["alora"], fit=fit)
-    monkeypatch.setitem(TRAINERS["decoder"], "alora", together)
-    jobs = [make_job("alora", seed=seed) for seed in (0, 1)]
-    assert train_work([(job, data(job)) for job in jobs]) == ["toy alora seed 0"]
-    assert "toy alora seed 0: it diverged" in capsys.readouterr().out
-    assert load_card(jobs[1].folder)
-
-
-def test_an_error_that_is_no_fault_of_the_machine_is_raised(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_our_own_is_raised(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     failing = replace(TRAINERS["decoder"]["lora"], fit=raising(RuntimeError("a bug")))
     monkeypatch.setitem(TRAINERS["decoder"], "lora", failing)
     job = make_job()
@@ -380,49 +347,30 @@ def test_an_error_that_is_no_fault_of_the_machine_is_raised(
         train_work([(job, data(job))])
 
 
-@pytest.mark.parametrize(
-    ("trainer", "lora", "told"),
-    [
-        ({"num_epochs": 1}, {}, "unknown key 'num_epochs'"),
-        ({}, {"target_modules": ["q_prj"]}, r"methods\.lora\.lora.*q_prj"),
-    ],
-)
-def test_a_bad_recipe_stops_the_command_before_anything_is_trained(
-    make_job: MakeJob,
-    rules: Path,
-    trainer: dict[str, object],
-    lora: dict[str, object],
-    told: str,
-) -> None:
-    job = make_job(**trainer)
-    changed = job.recipe.methods["lora"]
-    changed = changed.model_copy(update={"lora": changed.lora | lora})
-    recipe = job.recipe.model_copy(update={"methods": job.recipe.methods | {"lora": changed}})
-    with pytest.raises(GuardError, match=told):
-        run("toy", recipe, runs=job.runs, rules=rules)
+def test_a_bad_recipe_stops_the_command_first(make_job: MakeJob, rules: Path) -> None:
+    job = make_job()
+    misspelt = make_job(num_epochs=1)
+    elsewhere = with_lora(job, target_modules=["q_prj"])
+    for bad, told in ((misspelt, "unknown key 'num_epochs'"), (elsewhere, "lora.*q_prj")):
+        with pytest.raises(GuardError, match=told):
+            run("toy", bad.recipe, runs=job.runs, rules=rules)
     assert not job.folder.parent.exists()
 
 
 def test_an_adapter_that_another_command_trains_is_left_to_it(
-    make_job: MakeJob, rules: Path, at_once: list[str], capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, at_once: list[str], monkeypatch: MonkeyPatch, capsys: Any
 ) -> None:
+    """And the rows of a rule are read once for all its adapters."""
     job = make_job()
+    read = calls_of(monkeypatch, train_run, "load")
     job.scratch.mkdir(parents=True)
     with (job.scratch / LOCK).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(GuardError, match="not trained: toy lora seed 0"):
-            train(job, rules, seeds=[0, 1])
+            run("toy", job.recipe, seeds=[0, 1], runs=job.runs, rules=rules)
     assert "another command is training this" in capsys.readouterr().out
     assert [path.name for path in sorted(job.folder.parent.glob("lora*"))] == ["lora-seed1"]
-
-
-def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(
-    make_job: MakeJob, rules: Path, at_once: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = make_job()
-    read = calls_of(monkeypatch, train_run, "load")
-    run("toy", job.recipe, seeds=[0, 1], runs=job.runs, rules=rules)
-    assert len(read) == 1 and len(at_once) == 4
+    assert len(read) == 1 and len(at_once) == 3
 
 
 @pytest.mark.parametrize(
@@ -438,11 +386,7 @@ def test_the_rows_of_a_rule_are_read_once_for_all_its_adapters(
     ],
 )
 def test_weights_that_are_missing_or_torn_are_trained_again(
-    make_job: MakeJob,
-    capsys: pytest.CaptureFixture[str],
-    file: str,
-    content: bytes | None,
-    why: str,
+    make_job: MakeJob, capsys: CaptureFixture[str], file: str, content: bytes | None, why: str
 ) -> None:
     job = make_job()
     finish_at_once(job)
@@ -460,9 +404,8 @@ def test_weights_that_are_missing_or_torn_are_trained_again(
     assert outdated_jobs([job], force=False) == ([], [])
 
 
-def test_a_card_that_was_edited_is_trained_again_and_one_with_other_keys_is_told(
-    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_card_is_trained_again(make_job: MakeJob, capsys: CaptureFixture[str]) -> None:
+    """And one with other keys is told."""
     job = make_job()
     finish_at_once(job)
     content = json.loads((job.folder / CARD).read_text())
@@ -476,35 +419,26 @@ def test_a_card_that_was_edited_is_trained_again_and_one_with_other_keys_is_told
     assert "missing key" in out and "`make train` for this rule, with FORCE=1" in out
 
 
-def test_a_job_that_another_command_has_done_meanwhile_is_not_done_again(
-    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_done_meanwhile_stays_done(make_job: MakeJob, capsys: CaptureFixture[str]) -> None:
+    """By another command, or by a run that was killed when it had written the folder whole."""
     job, other = make_job(), make_job("alora")
     work, _ = outdated_jobs([job, other], force=False)
     finish_at_once(job)
-    assert claimed_jobs(work, force=False) == ([work[1]], [])
-    assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
-    assert not job.scratch.exists()
+    job.scratch.mkdir()
+    job.folder.rename(job.scratch / "export")
+    assert [of for of, _ in outdated_jobs([job], force=False)[0]] == [job]
+    for _ in range(2):
+        assert claimed_jobs(work[:1], force=False) == ([], [])
+        assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
+        assert load_card(job.folder) and not job.scratch.exists()
     job.claim()  # nothing holds it
     job.close_scratch()
+    assert claimed_jobs(work, force=False) == ([work[1]], [])
+    other.close_scratch()
     claimed, _ = claimed_jobs(work, force=True)
     assert claimed == work and not is_current(job.folder, job.inputs)
     for claimed_job in (job, other):
         claimed_job.close_scratch()
-
-
-def test_weights_that_a_killed_run_had_written_whole_are_not_trained_again(
-    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = make_job()
-    finish_at_once(job)
-    job.scratch.mkdir()
-    job.folder.rename(job.scratch / "export")
-    work, _ = outdated_jobs([job], force=False)
-    assert [of for of, _ in work] == [job]
-    assert claimed_jobs(work, force=False) == ([], [])
-    assert capsys.readouterr().out == "toy lora seed 0: up to date\n"
-    assert load_card(job.folder) and not job.scratch.exists()
 
 
 def test_data_that_change_while_a_job_waits_make_its_weights_outdated(make_job: MakeJob) -> None:
@@ -518,3 +452,19 @@ def test_data_that_change_while_a_job_waits_make_its_weights_outdated(make_job: 
         test.write_text("".join(reversed(test.read_text().splitlines(keepends=True))))
         later = replace(job)
         assert queued.inputs != later.inputs and queued.test_sha256 != later.test_sha256
+
+
+@pytest.mark.parametrize(
+    ("gpus", "named", "seen"), [(0, None, None), (4, None, "0"), (4, "3,5", "3"), (4, "", "")]
+)
+def test_of_several_gpus_the_first_is_seen(
+    monkeypatch: MonkeyPatch, gpus: int, named: str | None, seen: str | None
+) -> None:
+    """By one process: those of a launcher would all train the same."""
+    monkeypatch.setattr("train.run.gpus", lambda: ["H200"] * gpus)
+    environment = {"HOME": "/"} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    see_one_gpu(environment)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == seen
+    see_one_gpu({"WORLD_SIZE": "1"})
+    with pytest.raises(GuardError, match=r"got WORLD_SIZE=2.*one command a GPU"):
+        see_one_gpu({"WORLD_SIZE": "2", "RANK": "1"})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from pytest import CaptureFixture
 
 from guard.conversation.example import SPLITS
 from guard.errors import GuardError
@@ -16,8 +18,7 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.study import Study, StudyPoint, point_runs
 from guard.weights.card import load_card
 from guard.weights.predictions import read_predictions
-from tests.train.conftest import RULE, MakeJob, write_toy_data
-from tests.train.encoder.conftest import encoder_recipe, toy_encoder  # noqa: F401 - a fixture
+from tests.train.conftest import RULE, MakeJob, encoder_recipe, write_toy_data
 from train.job import LOCK, Job
 from train.study import train_study
 
@@ -32,7 +33,7 @@ def rules(tmp_path: Path) -> Path:
 
 
 def write_study(folder: Path) -> None:
-    study = Study(kind="curve", rule="toy", data=None, labelled_for=None, points=POINTS)
+    study = Study(kind="curve", rule="toy", data=None, path=None, labelled_for=None, points=POINTS)
     study.save(folder)
     for point in POINTS:
         write_toy_data(point_runs(folder, point).data("toy"), n_train=point.rows, n_other=8)
@@ -45,7 +46,7 @@ def job_of(job: Job, folder: Path, point: StudyPoint, method: str) -> Job:
 
 @pytest.mark.slow
 def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
-    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
     job, folder = make_job(max_steps=2), tmp_path / "study"
     write_study(folder)
@@ -70,38 +71,30 @@ def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
 
 
 @pytest.mark.slow
-def test_a_point_that_fails_leaves_the_others_and_is_named(
-    make_job: MakeJob, rules: Path, tmp_path: Path
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "bad rows"])
+def test_a_failed_point_leaves_the_others(
+    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: CaptureFixture[str], is_taken: bool
 ) -> None:
     job, folder = make_job(max_steps=1), tmp_path / "study"
     write_study(folder)
-    taken = job_of(job, folder, POINTS[0], "lora")
-    taken.scratch.mkdir(parents=True)
-    with (taken.scratch / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(GuardError, match="not trained: toy lora seed 0, 16 rows"):
-            train_study(folder, [job.recipe], rules=rules)
+    first = job_of(job, folder, POINTS[0], "lora")
+    told = "not trained: rows-16-seed-0 on toy"
+    with contextlib.ExitStack() as held:
+        if is_taken:
+            told = "not trained: toy lora seed 0, 16 rows"
+            first.scratch.mkdir(parents=True)
+            lock = held.enter_context((first.scratch / LOCK).open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        else:
+            (first.data / "test.jsonl").unlink()
+        with pytest.raises(GuardError, match=told):
+            train_study(folder, [job.recipe.only("lora")], rules=rules)
+    assert is_taken or "rows-16-seed-0 on toy: " in capsys.readouterr().out
     done = job_of(job, folder, POINTS[1], "lora")
     assert is_current(done.folder, done.inputs)
 
 
-@pytest.mark.slow
-def test_a_point_whose_rows_are_bad_leaves_the_others_and_is_named(
-    make_job: MakeJob, rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job, folder = make_job(max_steps=1), tmp_path / "study"
-    write_study(folder)
-    (point_runs(folder, POINTS[0]).data("toy") / "test.jsonl").unlink()
-    with pytest.raises(GuardError, match="not trained: rows-16-seed-0 on toy"):
-        train_study(folder, [job.recipe.only("lora")], rules=rules)
-    assert "rows-16-seed-0 on toy: " in capsys.readouterr().out
-    done = job_of(job, folder, POINTS[1], "lora")
-    assert is_current(done.folder, done.inputs)
-
-
-def test_a_bad_recipe_is_refused_before_anything_is_trained(
-    make_job: MakeJob, rules: Path, tmp_path: Path
-) -> None:
+def test_a_bad_recipe_is_refused_first(make_job: MakeJob, rules: Path, tmp_path: Path) -> None:
     bad, folder = make_job(num_epochs=1), tmp_path / "study"
     write_study(folder)
     good = make_job(max_steps=1).recipe.model_copy(update={"name": "good"})
@@ -115,7 +108,7 @@ def test_a_bad_recipe_is_refused_before_anything_is_trained(
 
 @pytest.mark.slow
 def test_the_points_of_an_encoder_read_its_prompts(
-    toy_encoder: Path,  # noqa: F811
+    toy_encoder: Path,
     rules: Path,
     tmp_path: Path,
 ) -> None:

@@ -28,12 +28,10 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
-from train.adapter.batches import LengthGrouped
-from train.adapter.early_stopping import EarlyStopping
 from train.adapter.load import load_base
-from train.adapter.predict import verdict_logits
-from train.adapter.progress import Progress
 from train.adapter.settings import lora_config, steps_per_epoch, total_steps, trainer_config
+from train.adapter.steps import EarlyStopping, LengthGrouped, Progress
+from train.adapter.trained import verdict_logits
 from train.base import load_served_base, pinned, refusals
 from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
 from train.calibration.validation import validation_loss

@@ -112,11 +112,9 @@ def coverage(
 
 def sure_logit(violating: Sequence[float]) -> float | None:
     """The logit below which an "allow" is sure, from those of violating rows; None where these are
-    too few.
-
-    It is the lowest of them, or, where that is lower, the one-sided normal tolerance bound: with
-    CERTAINTY at most MISSED_SHARE of such rows are below (Hahn and Meeker, 1991). The fewer rows,
-    the lower it is.
+    too few. It is the lowest of them, or, where that is lower, the one-sided normal tolerance
+    bound: with CERTAINTY at most MISSED_SHARE of such rows are below (Hahn and Meeker, 1991). The
+    fewer rows, the lower it is.
     """
     rows = len(violating)
     if rows < FEWEST_VIOLATING:

@@ -24,11 +24,10 @@ MOST_RESAMPLED = 4_000_000  # rows that are drawn at once: some 200 MB
 def validation_metrics(
     logits: Sequence[float], labels: Sequence[int], calibration: Calibration
 ) -> dict[str, Any]:
-    """Metrics of calibrated verdicts, with 95 % intervals of independent rows.
-
-    Wilson's for shares, percentile bootstrap within the classes for the AUROC. On the split that
-    chose the threshold they flatter a little: the figures to quote are the test split's, from
-    `make eval`. ECE and reliability are of probabilities that each row got from the other folds.
+    """Metrics of calibrated verdicts, with 95 % intervals of independent rows. Wilson's for shares,
+    percentile bootstrap within the classes for the AUROC. On the split that chose the threshold
+    they flatter a little: the figures to quote are the test split's, from `make eval`. ECE and
+    reliability are of probabilities that each row got from the other folds.
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, PreTrainedConfig
+from transformers.utils.hub import cached_file
 
+from guard.base_files import ENCODER_CONFIG
+from guard.errors import GuardError
 from guard.recipe import Kind, Recipe
 from guard.weights.head import NO_WORDS, Head, WordWeights
 from train.base import frozen, pinned
-from train.encoder.gliner2 import Gliner2, gliner2_config, load_gliner2
 from train.encoder.model import reader_of, token_classifier, token_logits
 from train.examples import Rows
 from train.head.fit import HeldOutWords, fitted_with_held_out_words
 from train.job import Job
 
+PARTS = ("encoder.", "classifier.")  # of GLiNER2, which classify
 LABELS = 2  # a rule's token classifier has the labels no and yes
 
 
@@ -40,12 +46,10 @@ class TrainingStart:
 
 @dataclass(frozen=True)
 class EncoderBase:
-    """A kind of encoder as adapters see it.
-
-    `config` gives its shape; `empty` makes a model of that shape on torch's current device. `start`
-    gives what a job's training starts from, and seeds torch. `token_logits` maps the model with its
-    adapter, token ids and mask, int64 [windows, longest], to a rule's logit at each token in nats,
-    [windows, longest, 1].
+    """A kind of encoder as adapters see it. `config` gives its shape; `empty` makes a model of that
+    shape on torch's current device. `start` gives what a job's training starts from, and seeds
+    torch. `token_logits` maps the model with its adapter, token ids and mask, int64 [windows,
+    longest], to a rule's logit at each token in nats, [windows, longest, 1].
     """
 
     config: Callable[[Recipe], PreTrainedConfig]
@@ -103,6 +107,75 @@ def _start_gliner2(job: Job, rows: Rows) -> TrainingStart:
 
 def _label_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     return cast(Tensor, model(input_ids=ids, attention_mask=mask))
+
+
+class Gliner2(nn.Module):
+    """The parts of GLiNER2 that classify: encoder and classifier, no heads for spans and counts. It
+    gives a logit at each token; those at labels' markers are GLiNER2's. Its modules are named as in
+    the package gliner2, so that an adapter of either loads in the other.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.config = config
+        self.encoder = AutoModel.from_config(config)
+        self.classifier = nn.Sequential(
+            nn.Linear(size, 2 * size), nn.ReLU(), nn.Linear(2 * size, 1)
+        )
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Token ids and mask, int64 [windows, longest] -> [windows, longest, 1]."""
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        logits: Tensor = self.classifier(states)
+        return logits
+
+
+def gliner2_config(recipe: Recipe) -> Any:
+    folder = str(Path(ENCODER_CONFIG).parent)
+    return AutoConfig.from_pretrained(recipe.base_path, subfolder=folder, **pinned(recipe))
+
+
+def load_gliner2(recipe: Recipe) -> Gliner2:
+    """The base in the recipe's dtype, frozen. Raises GuardError where its weights are not those of
+    a span extractor of gliner2.
+    """
+    dtype: torch.dtype = getattr(torch, recipe.dtype)
+    config = gliner2_config(recipe)
+    config.dtype = dtype
+    model = Gliner2(config).to(dtype)
+    path = _weights_file(recipe)
+    try:
+        tensors = load_file(path)
+        loaded = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
+        missing = model.load_state_dict(loaded, strict=False).missing_keys
+    except (RuntimeError, OSError, SafetensorError) as error:
+        raise _not_gliner2(recipe, " ".join(str(error).split())) from error
+    if missing:
+        raise _not_gliner2(recipe, f"no {', '.join(missing[:3])}")
+    frozen(model)
+    return model
+
+
+def _weights_file(recipe: Recipe) -> Path:
+    try:
+        return Path(str(cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))))
+    except OSError as error:
+        raise GuardError(
+            f"the base's model.safetensors is not there: {' '.join(str(error).split())}",
+            where=f"recipe {recipe.name}: base",
+            got=recipe.base,
+            remedy="Download it, or name a folder that has it",
+        ) from error
+
+
+def _not_gliner2(recipe: Recipe, why: str) -> GuardError:
+    return GuardError(
+        f"the weights are not those of a GLiNER2: {why}",
+        where=f"recipe {recipe.name}: base",
+        got=recipe.base,
+        remedy="Name a checkpoint of gliner2's span architecture",
+    )
 
 
 BASES: dict[Kind, EncoderBase] = {

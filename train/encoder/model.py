@@ -27,11 +27,10 @@ from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.prompt.windows import Span, Window, judged_of
 from guard.recipe import Recipe
 from guard.rule import Reads
-from train.base import frozen, pinned
+from train.base import by_onednn, frozen, pinned
 from train.batch import by_length, pass_tokens
-from train.head.rows import Reader, RowSpans
+from train.head.regression import Reader, RowSpans
 from train.job import Job
-from train.onednn import by_onednn
 
 MOST_KEPT = 256 * 2**20  # bytes of kept states from which on they are dropped
 # A model, tokens and mask of windows, int64 [windows, longest] each -> [windows, longest, width].

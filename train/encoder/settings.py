@@ -9,11 +9,11 @@ from typing import Any
 from transformers.utils.hub import cached_file
 
 from guard.errors import GuardError
-from guard.files.json_file import load_json
+from guard.files.strict_json import load_json
 from guard.recipe import Recipe
 from train.adapter.load import check_modules, checked_settings
 from train.encoder.bases import BASES
-from train.head.settings import check_head as check_head_settings
+from train.head.fit import check_head as check_head_settings
 from train.job import Job
 
 # Types of transformers whose first token is at the position behind that of the padding token.

@@ -1,30 +1,40 @@
-"""A trained encoder: what it answers, and how it is written. Knows nothing of training."""
+"""A trained encoder: what it answers, how it is written, and its head fitted again to own rows.
+
+An adapter is trained on all rows at once, so many generated rows outweigh a few own rows. With
+enough own rows its head is therefore fitted again, to the own rows alone, as a head on the frozen
+encoder is (`train/head/fit.py`). The head reads the adapter's states and the logit of the trained
+head. The low-rank weights stay. The trained head knows the own rows and is too sure of them. A head
+on an adapter of generated rows alone was no better (docs/lessons.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from peft import PeftModel
 from safetensors.numpy import save_file
+from torch import nn
 
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
 from train.adapter.trained import save_adapter
-from train.encoder.bases import BASES
-from train.encoder.model import read, span_words
+from train.encoder.bases import BASES, head_of, set_head
+from train.encoder.model import plain_logits, read, row_spans, span_words
+from train.examples import Rows
+from train.head.fit import fitted_to_own_rows, own_rows_suffice
+from train.head.regression import RowSpans, head_logits, read_rows
 from train.job import Job
 
 
 @dataclass(frozen=True)
 class TrainedEncoder:
     """A job's adapter, and its head if it has one, in PEFT's layers on the encoder. `words` are the
-    word weights beside it. `validation_logits` are to calibrate on: of a head that was fitted to
-    validation rows too, those from before.
+    word weights beside it. `validation_logits` set the threshold: where the head was fitted to
+    validation rows too, they come from the head before that fit.
     """
 
     model: PeftModel
@@ -53,3 +63,42 @@ class TrainedEncoder:
         save_adapter(self.model, self.job.recipe, folder)
         if self.words:
             save_file(self.words.tensors(), folder / WORDS)
+
+
+def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder:
+    """Fit the head of `trained` to the own rows, in place. Three adapters stay as they are: without
+    a head, with too few own rows, without generated rows. The last fit reads the validation rows
+    too, so the validation logits come from the head before it. Raises GuardError for states that
+    are not finite.
+    """
+    job = trained.job
+    if job.recipe.kind != "encoder" or not own_rows_suffice(job, rows):
+        return trained
+
+    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+        return adapted_spans(trained, prompts)
+
+    base = cast(Any, trained.model.get_base_model())
+    classifier: nn.Linear = base.classifier.modules_to_save["default"]  # PEFT's trained copy
+    train = read_rows(job, reader, rows.own().train)
+    validation = read_rows(job, reader, rows.validation)
+    prior = head_of(classifier, trained.words)
+    head, before = fitted_to_own_rows(job, prior, train, validation.own())
+    set_head(classifier, head)
+    validation_logits = head_logits(before, validation.spans)
+    return replace(trained, words=head.words, validation_logits=validation_logits)
+
+
+def adapted_spans(trained: TrainedEncoder, prompts: Sequence[Prompt]) -> list[RowSpans]:
+    """The states and words of each prompt's spans, as the adapter's head reads them."""
+    reads = trained.job.reads
+    builder = cast(EncoderPromptBuilder, trained.job.builder)
+    windows = [builder.windows(prompt.token_ids, reads) for prompt in prompts]
+    base = cast(Any, trained.model.get_base_model())
+    classifier = base.classifier
+    base.classifier = nn.Identity()  # then the model's logits are its states
+    try:
+        states = read(trained.model, plain_logits, builder, windows)
+    finally:
+        base.classifier = classifier
+    return row_spans(builder, windows, states, reads)

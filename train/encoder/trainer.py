@@ -5,18 +5,19 @@ fine-tuning from distorting the base (Kumar et al., 2022). GLiNER2 starts as it 
 weights stay fixed, and the adapter learns what words do not tell. A training row gets the word
 weights of a fit to other rows, because a fit to itself would know it by heart.
 
-Every `eval_steps` the mean of the weights of all steps so far (`average.py`) is evaluated on all
-validation rows, by the loss after Platt scaling: an adapter that is too sure may rank better. The
-weights with the lowest loss are kept, the start's among them. Training ends after
-`early_stopping_patience` evaluations without a lower loss. With enough own rows beside generated
-ones the head is then fitted again (`own_rows.py`). Each evaluation but the first leaves a
-checkpoint, from which an interrupted run goes on. Knows nothing of thresholds and cards.
+Every `eval_steps` the mean of the weights of all steps so far is evaluated on all validation rows,
+by the loss after Platt scaling: an adapter that is too sure may rank better. The weights with the
+lowest loss are kept, those of the start among them. Training ends after `early_stopping_patience`
+evaluations without a lower loss. With enough own rows beside generated rows the head is then fitted
+again (`trained.py`). Each evaluation but the first leaves a checkpoint, from which an interrupted
+run goes on. Knows nothing of thresholds and cards.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,8 +31,6 @@ from transformers import PreTrainedModel
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.prompt.encoder import EncoderPromptBuilder
-from train.adapter.batches import StepBatches
-from train.adapter.early_stopping import EarlyStopping
 from train.adapter.settings import (
     interval,
     lora_config,
@@ -40,14 +39,13 @@ from train.adapter.settings import (
     total_steps,
     trainer_config,
 )
+from train.adapter.steps import EarlyStopping, StepBatches
 from train.adapter.trl import diverged
 from train.calibration.validation import calibrated_loss
-from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES, TrainingStart
 from train.encoder.model import device
 from train.encoder.objective import Objective
-from train.encoder.own_rows import with_head_of_own_rows
-from train.encoder.trained import TrainedEncoder
+from train.encoder.trained import TrainedEncoder, with_head_of_own_rows
 from train.examples import Rows
 from train.job import Job
 
@@ -236,3 +234,33 @@ def _restore_random_state(state: torch.Tensor) -> None:
 def _adapted(job: Job, base: nn.Module) -> PeftModel:
     adapted = get_peft_model(cast(PreTrainedModel, base), lora_config(job))
     return cast(PeftModel, adapted.to(device()))
+
+
+DECAY = 3
+
+
+class AveragedWeights:
+    """The mean of `weights`, which training changes in place."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._weights = [weight.detach() for weight in weights]
+        self.means = [weight.clone() for weight in self._weights]
+
+    def update(self, step: int) -> None:
+        """Count the weights as they are after step `step`, the first of which is 1."""
+        torch._foreach_lerp_(self.means, self._weights, (DECAY + 1) / (DECAY + step))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The weights are their mean, and as training left them afterwards."""
+        trained = [weight.clone() for weight in self._weights]
+        _copy(self.means, self._weights)
+        try:
+            yield
+        finally:
+            _copy(trained, self._weights)
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)

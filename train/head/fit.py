@@ -2,14 +2,15 @@
 without any adapter.
 
 A decoder has one state: after its final norm, at the prompt's last token. An encoder has one state
-a span, and the span with the highest logit counts (`span_regression.py`). The lowest validation
-loss chooses the weight of the words and the strength of the regularisation. With few own rows
-beside generated ones the head is a weighted mean of all fits. Knows nothing of thresholds, cards or
-files of examples.
-"""
+a span, and the span with the highest logit counts (`SpanRows`). The validation loss
+chooses the weight of the words and the strength of the regularisation. With few own rows beside
+generated rows the head is a weighted mean of all fits. Knows nothing of thresholds, cards or files
+of examples."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +26,16 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.calibration_rows import own_rows_decide
-from guard.errors import GuardError
+from guard.errors import GuardError, did_you_mean
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import ngram_rows
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.weights.head import NO_WORDS, Head, WordWeights, mean_head
-from train.base import load_served_base
+from train.base import by_onednn, load_served_base
 from train.batch import by_length, left_padded, pass_tokens
 from train.examples import Row, Rows, has_of_each_label
-from train.head.regression import Regression
-from train.head.rows import Reader, ReadRows, RowSpans, head_logits, read_rows
-from train.head.settings import settings_to_try
+from train.head.regression import Reader, ReadRows, Regression, RowSpans, head_logits, read_rows
 from train.job import Job
-from train.onednn import by_onednn
 
 # Own training rows of either label, openings among them: with fewer, all rows are one fit.
 FEWEST_OWN = 5
@@ -48,8 +46,8 @@ Numbers = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A job's head, and the reader of its spans. Validation logits are those of a head that has not
-    seen the validation rows, even where `head` has.
+    """A job's head, and the reader of its spans. `validation_logits` come from a head that has not
+    seen the validation rows. `head` itself may have seen them.
     """
 
     method: str
@@ -114,9 +112,9 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
 
 
 def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
-    """The head of one job: the fit with the lowest validation loss, or, beside generated rows, the
-    head of enough own rows (`fitted_to_own_rows`). Raises GuardError for states that are not
-    finite.
+    """The head of one job. Beside generated rows enough own rows have a head of their own
+    (`fitted_to_own_rows`). Otherwise the fit with the lowest validation loss is the head. Raises
+    GuardError for states that are not finite.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
@@ -132,7 +130,7 @@ def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
 
 def own_rows_suffice(job: Job, rows: Rows) -> bool:
     """Whether a head can be fitted to the own rows alone, after a head of the generated rows. The
-    threshold then comes from own rows too, so there must be enough of them for it.
+    threshold then comes from own rows too, so both need enough own rows.
     """
     labels = [row.label for row in rows.validation]
     is_generated = [row.is_generated for row in rows.validation]
@@ -148,13 +146,13 @@ def own_rows_suffice(job: Job, rows: Rows) -> bool:
 def fitted_to_own_rows(
     job: Job, prior: Head, train: ReadRows, validation: ReadRows
 ) -> tuple[Head, Head]:
-    """The head of the own rows, fitted to training and validation rows; and the head of the
-    training rows alone, to calibrate on the validation rows.
+    """Two heads of the own rows. The first is fitted to training and validation rows. The second is
+    fitted to the training rows alone: its logits of the validation rows set the threshold.
 
-    Both read the logit of `prior`, a head of the generated rows or of all: in one fit many
-    generated rows outweigh a few own ones. With few rows a validation loss says little about which
-    settings are best. So a head is the mean of all fits and the prior, each weighted by the
-    likelihood of the validation rows under it (pseudo-BMA weights: Yao et al., 2018).
+    Both heads read the logit of `prior`, a head of the generated rows or of all rows. In one fit
+    many generated rows outweigh a few own rows. With few rows a validation loss says little about
+    which settings are best. So a head is the mean of all fits and the prior. The likelihood of the
+    validation rows under a fit is its weight (pseudo-BMA weights: Yao et al., 2018).
     docs/lessons.md has the gain of each step.
     """
     vocabulary = prior.words.vocabulary
@@ -179,8 +177,8 @@ def _best_fit(
 
 
 class HeldOutWords(NamedTuple):
-    """The words of a fit that has not seen a row. `offset`: how many nats that fit is above the fit
-    to all rows, both at the mean state and without words.
+    """The words of a fit that has not seen a row. `offset` says how many nats this fit is above the
+    fit to all rows, both at the mean state and without words.
     """
 
     words: WordWeights = NO_WORDS
@@ -190,8 +188,9 @@ class HeldOutWords(NamedTuple):
 def fitted_with_held_out_words(
     job: Job, rows: Rows, reader: Reader
 ) -> tuple[TrainedHead, list[HeldOutWords]]:
-    """The best fit to all rows alike, generated or not; and for each training row the words of a
-    fit with the same settings to the rows of other folds, or no words where these have one label.
+    """The best fit to all rows alike, generated or own; and words for each training row. These
+    words come from a fit with the same settings to the rows of the other folds. Where the other
+    folds have one label, a row has no words.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
@@ -214,11 +213,46 @@ def fitted_with_held_out_words(
 
 
 def _folds(rows: Sequence[Row], labels: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """For each fold the indices of the other rows and of its own. Groups are whole, and a fold has
-    its share of both labels. No fold where all rows are of one group, or a label has one row.
+    """For each fold the indices of the other rows and of its own rows. A group is never cut, and a
+    fold has its share of both labels. There is no fold where all rows are of one group, or a label
+    has one row.
     """
     groups = [row.group or row.id for row in rows]
     parts = min(FOLDS, len(set(groups)), *np.bincount(labels))
     if parts < 2:
         return
     yield from StratifiedGroupKFold(parts).split(groups, labels, groups)
+
+
+STRENGTH = "C"  # a key of a recipe's `head`: scikit-learn's inverse of the regularisation
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # unless the recipe states one, from the strongest on
+WORD_SCALES = (1.0, 3.0)  # what TF-IDF is multiplied by beside the states
+
+
+def check_head(job: Job) -> None:
+    """Raise GuardError for settings that a head does not read."""
+    for key in ("lora", "trainer", "early_stopping_patience", "min_steps"):
+        if getattr(job.settings, key):
+            problem = f"a head does not use {key} settings"
+            raise GuardError(problem, where=job.where(key), remedy="Remove them")
+    where = job.where("head")
+    for key, value in job.settings.head.items():
+        if key != STRENGTH:
+            remedy = did_you_mean(key, [STRENGTH]) or f"Only {STRENGTH} can be set"
+            raise GuardError(f"unknown key '{key}' of a head", where=where, remedy=remedy)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            raise GuardError(
+                f"{STRENGTH} must be a positive number",
+                where=where,
+                got=value,
+                remedy="Name a number above 0, or leave it out: then the validation rows choose",
+            )
+
+
+def settings_to_try(job: Job, vocabulary: NgramVocabulary) -> list[tuple[float, float]]:
+    """The pairs of word scale and C to try."""
+    scales = WORD_SCALES if vocabulary.keys.size else WORD_SCALES[:1]
+    stated = job.settings.head.get(STRENGTH)
+    strengths = STRENGTHS if stated is None else (stated,)
+    return list(itertools.product(scales, strengths))

@@ -1,20 +1,22 @@
-"""The keys and values of prefixes under a frozen base, computed once.
+"""The keys and values of prefixes under a frozen base, computed once, and the memory for them.
 
 An aLoRA acts from the invocation on, so what stands before it is a constant of the base: it is
 computed without gradient, kept within a budget, and shared by every epoch, seed and rule that reads
 the same conversation. Three tiers: the device's memory, the host's, and files that are mapped into
 memory. What fits into none is computed again whenever it is read. Knows nothing of adapters, rules
-or labels.
-"""
+or labels."""
 
 from __future__ import annotations
 
 import functools
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
@@ -24,9 +26,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from guard.errors import GuardError
+from train.base import by_onednn
 from train.batch import PASS_TOKENS, by_length
-from train.onednn import by_onednn
-from train.prefix.budget import Budget
+from train.job import Job
 
 Prefix = tuple[int, ...]
 Read = Callable[[], Tensor]
@@ -185,3 +187,99 @@ def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
             "RULE=... METHOD=...), or use a base with full attention in every layer",
         )
     return pairs
+
+
+GIB = 2**30
+# The share of the memory that is free at the start, unless the recipe states how much.
+FREE_SHARE = 0.5
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of keys and values in each tier. On a CPU the device's memory is the host's: leave it
+    at 0.
+    """
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host + self.disk
+
+
+def budget_of(job: Job, device: torch.device) -> Budget:
+    """The sizes that the recipe states, else a share of what is free. Raises GuardError for more
+    than is free.
+    """
+    stated = job.recipe.prefix_cache_gib
+    free_device = 0
+    if device.type == "cuda":
+        free_device = torch.cuda.mem_get_info(device)[0]
+    free_host = free_memory()
+    _check_room(job, "device", stated.device, free_device)
+    _check_room(job, "host", stated.host, free_host)
+    _check_room(job, "disk", stated.disk, shutil.disk_usage(job.runs.root).free)
+    return Budget(
+        device=_bytes(stated.device, free_device),
+        host=_bytes(stated.host, free_host),
+        disk=int(stated.disk * GIB),
+    )
+
+
+def free_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """The bytes of host memory that are free on the machine and within the limits of the process's
+    control group and of those above it (containers, services).
+
+    Pages of files that the kernel can drop count as free. Both versions of control groups are read;
+    a limit that cannot be read does not count.
+    """
+    free = [int(psutil.virtual_memory().available)]
+    for line in _text(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free += _free_in_groups(cgroups, path, "max", "current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+            free += _free_in_groups(cgroups / "memory", path, *names)
+    return max(0, min(free))
+
+
+def _free_in_groups(root: Path, path: str, limit: str, usage: str, inactive: str) -> Iterator[int]:
+    """The bytes left in a group and in each above it. The names are of its version's files."""
+    folder = root / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        most = _text(group / f"memory.{limit}").strip()
+        used = _text(group / f"memory.{usage}").strip()
+        if most.isdigit() and used.isdigit():
+            stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            yield int(most) - int(used) + int(stat.get(inactive, 0))
+        if group == root:
+            break
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _bytes(stated_gib: float | None, free: int) -> int:
+    if stated_gib is None:
+        return int(free * FREE_SHARE)
+    return int(stated_gib * GIB)
+
+
+def _check_room(job: Job, tier: str, stated_gib: float | None, free: int) -> None:
+    gib = stated_gib or 0
+    if gib * GIB > free:
+        resource = {"device": "GPU memory", "host": "memory", "disk": "disk space"}[tier]
+        raise GuardError(
+            f"not enough {resource}",
+            where=f"recipe {job.recipe.name}: prefix_cache_gib.{tier}",
+            got=f"{gib:g} GiB, {free / GIB:.1f} free",
+            remedy="Lower it, or free some",
+        )

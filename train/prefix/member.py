@@ -16,10 +16,8 @@ from trl.trainer.sft_config import SFTConfig
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
-from train.adapter.batches import StepBatches
-from train.adapter.early_stopping import EarlyStopping
-from train.adapter.progress import Progress
 from train.adapter.settings import interval, optimizer_of, steps_per_epoch, total_steps
+from train.adapter.steps import EarlyStopping, Progress, StepBatches
 from train.adapter.trl import diverged
 from train.examples import Row, Rows
 from train.job import Job

@@ -21,11 +21,10 @@ from train.prefix.suffixes import logits
 
 
 class Stacked(nn.Module):
-    """A frozen linear layer plus a low-rank update per adapter.
-
-    x W^T + scaling_i (x A_i^T) B_i^T for the rows of adapter i. `factors`: A `[rank, in]` and
-    B `[out, rank]` of each adapter, in its own rank. `acting`: the adapters that the rows of the
-    next pass belong to, in equal parts; without any, the layer is the base's alone.
+    """A frozen linear layer plus a low-rank update per adapter. x W^T + scaling_i (x A_i^T) B_i^T
+    for the rows of adapter i. `factors`: A `[rank, in]` and B `[out, rank]` of each adapter, in its
+    own rank. `acting`: the adapters that the rows of the next pass belong to, in equal parts;
+    without any, the layer is the base's alone.
     """
 
     def __init__(self, base: nn.Linear, layers: Sequence[LoraLayer]) -> None:
@@ -106,7 +105,6 @@ class StackedModel:
             model.set_submodule(name, layer)
 
     def weights(self, adapter: int) -> list[nn.Parameter]:
-        """The weights that training changes: both factors of each layer."""
         weights: list[nn.Parameter] = []
         for layer in self._layers.values():
             weights += layer.factors[adapter]

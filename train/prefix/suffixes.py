@@ -106,7 +106,11 @@ def _attend(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
-    _check_plain(others, dropout)
+    unsupported = [name for name in NOT_PLAIN if others.get(name) is not None]
+    if dropout > 0:
+        unsupported.append("dropout")
+    if unsupported:
+        raise _unsuited(", ".join(unsupported))
     if attention_mask is None:
         raise _unsuited("no mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -146,14 +150,6 @@ def _combined(to_prefix: Tensor, normaliser: Tensor, scores: Tensor, value: Tens
     prefix_share, suffix_shares = torch.split(shares, [1, scores.shape[3]], dim=3)
     attended: Tensor = prefix_share * to_prefix + suffix_shares @ value
     return attended
-
-
-def _check_plain(arguments: dict[str, Any], dropout: float) -> None:
-    unsupported = [name for name in NOT_PLAIN if arguments.get(name) is not None]
-    if dropout > 0:
-        unsupported.append("dropout")
-    if unsupported:
-        raise _unsuited(", ".join(unsupported))
 
 
 class _ToPrefixes(torch.autograd.Function):

@@ -17,17 +17,14 @@ from transformers import PreTrainedModel
 from guard.errors import GuardError
 from guard.recipe import Recipe
 from train.adapter.load import load_base
-from train.adapter.predict import verdict_logits
 from train.adapter.settings import lora_config, trainer_config
-from train.adapter.trained import TrainedAdapter
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.base import load_served_base
 from train.examples import Rows
 from train.job import Job
-from train.prefix.budget import Budget, budget_of
-from train.prefix.cache import PrefixCache
-from train.prefix.fleet import Fleet
+from train.prefix.cache import Budget, PrefixCache, budget_of
+from train.prefix.fleet import Fleet, Pack, Packer, prefix_of
 from train.prefix.member import Member
-from train.prefix.packer import Pack, Packer, prefix_of
 from train.prefix.stacked import layers
 
 WEIGHT_BYTES = 16  # of a trained weight: itself, its gradient and two moments
@@ -95,11 +92,19 @@ def _groups(
     their prefixes. A member that needs more is alone, except for those that read no other prefixes.
     """
     bytes_per_token = PrefixCache(model, Budget()).bytes_per_token
-    tier = _tier_of_weights(model)
+    # Adapters' weights share this tier with prefixes.
+    tier = "device" if model.device.type == "cuda" else "host"
     tier_bytes = getattr(budget, tier)
 
+    def candidate_of(member: Member) -> _Candidate:
+        where = member.job.where("lora")
+        return _Candidate(member, layers(model, lora_config(member.job), where))
+
+    def weight_bytes(pack: Pack[_Candidate]) -> int:
+        return sum(candidate.weight_bytes for candidate in pack.items)
+
     def fits(pack: Pack[_Candidate], candidate: _Candidate, more_bytes: int) -> bool:
-        before = _weight_bytes(pack)
+        before = weight_bytes(pack)
         weights = before + candidate.weight_bytes
         if candidate.layers.keys() != pack.items[-1].layers.keys() or weights > tier_bytes:
             return False
@@ -111,20 +116,6 @@ def _groups(
         size=lambda prefix: bytes_per_token * len(prefix),
         fits=fits,
     )
-    for pack in packer.packs(_candidate(model, member) for member in members):
-        bytes_left = max(0, tier_bytes - _weight_bytes(pack))
+    for pack in packer.packs(map(candidate_of, members)):
+        bytes_left = max(0, tier_bytes - weight_bytes(pack))
         yield [candidate.member for candidate in pack.items], replace(budget, **{tier: bytes_left})
-
-
-def _candidate(model: PreTrainedModel, member: Member) -> _Candidate:
-    where = member.job.where("lora")
-    return _Candidate(member, layers(model, lora_config(member.job), where))
-
-
-def _tier_of_weights(model: PreTrainedModel) -> str:
-    """The tier of a budget that the adapters' weights share with prefixes."""
-    return "device" if model.device.type == "cuda" else "host"
-
-
-def _weight_bytes(pack: Pack[_Candidate]) -> int:
-    return sum(candidate.weight_bytes for candidate in pack.items)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel, Field
@@ -28,12 +28,11 @@ from guard.conversation import keys
 from guard.conversation.chat import ChatMessage
 from guard.conversation.example import Message
 from serve.api.access import Caller
-from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat, plain_error
 from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, Question, violated
 from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
-from serve.engine.codes import Code
 from serve.policy.rule_set import RuleSet
 
 router = APIRouter(route_class=StrictRoute)
@@ -132,10 +131,6 @@ async def reply(
     return await _action(request, [(*sent, message) for message in replies], rule_set)
 
 
-def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-    return {"error": message, "code": code}
-
-
 async def _action(
     request: Request, conversations: Sequence[Sequence[Message]], rule_set: RuleSet
 ) -> WebhookResponse:
@@ -155,7 +150,7 @@ def _reading(text: str) -> list[str]:
 
 FORMAT = WireFormat(
     router,
-    error_body,
+    plain_error,
     _reading,
     requests=(
         ExampleRequest(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
@@ -29,7 +29,6 @@ from guard.errors import GuardError
 from guard.verdict import Verdict
 from serve.api.access import Caller
 from serve.api.errors import Unjudged, engine_failure
-from serve.api.explain import Explanation, explained
 from serve.api.formats.conversation import KnownKeys, from_chat
 from serve.api.input import limits
 from serve.api.input.strict_json import StrictRoute
@@ -37,6 +36,7 @@ from serve.api.service import CheckService, DecidedCheck, Question
 from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
 from serve.engine import Check
 from serve.engine.codes import Code
+from serve.policy.rule_set import RuleSet
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,8 @@ class StrictBody(KnownKeys):
 
 
 class MessageBody(ChatMessage):
-    """One of OpenAI's messages as it came from a client or a model, without a key that may say what
-    no rule reads.
-
-    Ids, annotations, a model's reasoning and the like may stand there and are not judged.
+    """One of OpenAI's messages, without a key that may say what no rule reads. Ids, annotations, a
+    model's reasoning and the like may stand there and are not judged.
     """
 
     model_config = ConfigDict(strict=True)
@@ -76,10 +74,9 @@ class CheckRequest(StrictBody):
     """A conversation, and the rules or the rule set to check it against.
 
     `tools` are what the assistant may call, and are judged with the messages. `metadata` are what
-    the conditions of a rule set read.
-
-    Conversations of different `cache_salt` share nothing in the cache: give every tenant one, and
-    none learns from the token counts or the time of its checks which texts another one has sent.
+    the conditions of a rule set read. Conversations of different `cache_salt` share nothing in the
+    cache: give every tenant one, and none learns from the token counts or the time of its checks
+    which texts another one has sent.
     """
 
     messages: Annotated[
@@ -191,6 +188,16 @@ class TokenUsage(BaseModel):
         return cls(cached_tokens=cached, computed_tokens=computed)
 
 
+class Explanation(BaseModel):
+    """The turn, counted from 0, at whose end the rule's logit rises most, and the probabilities at
+    the ends of the turn before, if that was judged, and of this one.
+    """
+
+    turn: int
+    p_before: float | None
+    p_after: float
+
+
 class CheckResponse(BaseModel):
     """The verdicts of a check.
 
@@ -258,13 +265,8 @@ async def rules(request: Request) -> list[ServedRule]:
     """The rules that are served."""
     served = []
     for name, card in Caller.of(request).catalogue.rules.items():
-        rule = ServedRule(
-            rule=name,
-            text=card.rule_text,
-            threshold=card.threshold,
-            version=card.version,
-        )
-        served.append(rule)
+        text, threshold = card.rule_text, card.threshold
+        served.append(ServedRule(rule=name, text=text, threshold=threshold, version=card.version))
     return served
 
 
@@ -280,27 +282,58 @@ async def rule_sets(request: Request) -> list[ServedRuleSet]:
 async def _explanations(
     body: CheckRequest, request: Request, decided: DecidedCheck
 ) -> dict[str, Explanation]:
-    """The explanation of each violated rule. Raises as `CheckService.check`."""
-    tools = body.tool_turns
-    messages = body.conversation[len(tools) :]
+    """The turn that carries each violation: the one at whose end the rule's logit rises most.
+
+    The whole conversation was computed just before, so each turn costs a suffix of each violated
+    rule. Leave-one-out names the turn as well (docs/results/quality.md), but computes all turns
+    behind the one that is left out again. Raises as `CheckService.check`.
+    """
+    violated = [verdict.rule for verdict in decided.check.verdicts if verdict.violates]
+    if not violated:
+        return {}
     # The verdicts are still to be answered, to a caller who waits no longer than the deadline.
     now = time.monotonic()
     deadline = now + EXPLAINING_SHARE * (request.scope["deadline"] - now)
     explaining = Request({**request.scope, "deadline": deadline}, request.receive)
-    return await explained(explaining, messages, decided, body.cache_salt, tools=tools)
+    first = len(body.tool_turns) + 1
+    growing = [body.conversation[:end] for end in range(first, len(body.conversation))]
+    rule_set = RuleSet.any_of(violated)
+    question = Question(rule_set, cache_salt=body.cache_salt, purpose="explanation")
+    checks = await CheckService.of(request).check_each(explaining, growing, question)
+    turns = []
+    for at_end in (*checks.all(), decided):
+        turns.append({verdict.rule: verdict for verdict in at_end.check.verdicts})
+    return {rule: _largest_rise([verdicts.get(rule) for verdicts in turns]) for rule in violated}
+
+
+def _largest_rise(verdicts: Sequence[Verdict | None]) -> Explanation:
+    """The turn with the largest rise of one rule's logit, since the last turn with a verdict."""
+    largest: tuple[float, Explanation] | None = None
+    last_logit = 0.0
+    p_before: float | None = None  # of the turn before
+    for turn, verdict in enumerate(verdicts):
+        if verdict is None:
+            p_before = None
+            continue
+        rise = verdict.logit - last_logit
+        if largest is None or rise > largest[0]:
+            p_after = verdict.p_violation
+            largest = rise, Explanation(turn=turn, p_before=p_before, p_after=p_after)
+        last_logit, p_before = verdict.logit, verdict.p_violation
+    assert largest is not None  # the whole conversation has a verdict: it is violated
+    return largest[1]
 
 
 def asked(body: CheckRequest, request: Request) -> Question:
     """What the body asks, of what is served now. Raises HTTPException 422 for a misspelt name."""
     catalogue = Caller.of(request).catalogue
-    if unknown := catalogue.not_served(body.rules or ()):
+    unknown = [name for name in body.rules or () if name not in catalogue.rules]
+    if unknown:
         nearest = catalogue.nearest_rule(unknown[0])
-        message = f"rules: not served: {', '.join(unknown)}; {nearest}"
-        raise HTTPException(422, message)
+        raise HTTPException(422, f"rules: not served: {', '.join(unknown)}; {nearest}")
     if body.rule_set is not None and body.rule_set not in catalogue.rule_sets:
         nearest = catalogue.nearest_rule_set(body.rule_set)
-        message = f"rule_set: there is no {body.rule_set!r}; {nearest}"
-        raise HTTPException(422, message)
+        raise HTTPException(422, f"rule_set: there is no {body.rule_set!r}; {nearest}")
     rule_set = catalogue.selected(body.rules, body.rule_set)
     return Question(rule_set, body.metadata, body.cache_salt)
 

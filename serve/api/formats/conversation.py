@@ -1,5 +1,6 @@
 """What several formats have in their bodies: OpenAI's messages and plain texts, as the engine's
-conversation, and keys that nobody knows. `guard/conversation/chat.py` renders a message.
+conversation, keys that nobody knows, and OpenAI's errors. `guard/conversation/chat.py` renders a
+message.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.errors import NAMED_PROBLEMS, Unjudged
 from serve.api.input.limits import MAX_CHARACTERS, MAX_MESSAGES
+from serve.engine.codes import Code
 
+# OpenAI's own codes; where it has none, `code` says why there is no verdict.
+OPENAI_CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 # The first wrong message is enough: ten thousand would take seconds to name.
 ChatMessages = Annotated[
     list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -25,10 +29,7 @@ ChatMessages = Annotated[
 def from_chat(
     messages: Iterable[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Message, ...]:
-    """OpenAI's messages as a conversation, after the tools' descriptions.
-
-    Raises Unjudged if there is none, it is too long or nested too deeply, or it is not Unicode.
-    """
+    """OpenAI's messages as a conversation, after the tools. Raises Unjudged if it can't be read."""
     try:
         conversation = turns(messages, tools)
     except GuardError as error:
@@ -45,9 +46,7 @@ def from_chat(
 
 
 def from_text(text: str | list[ContentPart]) -> tuple[Message, ...]:
-    """A text, or one in parts, that nobody said to anybody: a message of the user's. Raises as
-    `from_chat`.
-    """
+    """A text, or one in parts, of nobody's: a message of the user's. Raises as `from_chat`."""
     return from_chat([ChatMessage(role="user", content=text)])
 
 
@@ -95,3 +94,15 @@ class NoHiddenWords(BaseModel):
         for key in keys.unread_keys(body, cls.silent_keys, cls.model_fields):
             raise ValueError(f"the key {key!r} is unknown, and no rule would read what it says")
         return body
+
+
+def openai_error(status: int, message: str, code: Code) -> dict[str, Any]:
+    """What OpenAI's API answers instead of a result, in all of its formats."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    named = OPENAI_CODES.get(status, code)
+    return {"error": {"message": message, "type": kind, "param": None, "code": named}}
+
+
+def plain_error(status: int, message: str, code: Code) -> dict[str, Any]:
+    """An error with nothing that a gateway takes for an action."""
+    return {"error": message, "code": code}

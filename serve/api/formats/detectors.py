@@ -128,13 +128,13 @@ async def contents(
 ) -> list[list[TextDetection]]:
     """Put each text to the rule: a list of detections a text, empty where there is none."""
     texts = from_texts(body.contents, "contents")
-    detections = []
-    for text, violations in zip(body.contents, await _judge(request, rule, texts), strict=True):
-        located = []
-        for violation in violations:
-            located.append(TextDetection(end=len(text), text=text, **violation.model_dump()))
-        detections.append(located)
-    return detections
+    located = []
+    for text, detections in zip(body.contents, await _judge(request, rule, texts), strict=True):
+        placed = []
+        for found in detections:
+            placed.append(TextDetection(end=len(text), text=text, **found.model_dump()))
+        located.append(placed)
+    return located
 
 
 @router.post("/api/v1/text/chat")
@@ -176,24 +176,16 @@ async def _judge(
     question = Question(Caller.of(request).catalogue.selected([rule]))
     detections = []
     for check, _ in await CheckService.of(request).judge_each(request, conversations, question):
-        violations = []
-        for verdict in check.verdicts:
-            if verdict.violates:
-                violations.append(_detection(verdict, check.versions[rule]))
-        detections.append(violations)
+        version = check.versions[rule]
+        detections.append([_detection(one, version) for one in check.verdicts if one.violates])
     return detections
 
 
 def _detection(verdict: Verdict, version: str) -> Detection:
-    metadata = DetectionMetadata(
-        threshold=verdict.threshold, confident=verdict.confident, version=version
-    )
-    return Detection(
-        detection_type=verdict.rule,
-        detector_id=verdict.rule,
-        score=verdict.p_violation,
-        metadata=metadata,
-    )
+    threshold, confident = verdict.threshold, verdict.confident
+    metadata = DetectionMetadata(threshold=threshold, confident=confident, version=version)
+    rule, score = verdict.rule, verdict.p_violation
+    return Detection(detection_type=rule, detector_id=rule, score=score, metadata=metadata)
 
 
 def _reading(text: str) -> list[str]:

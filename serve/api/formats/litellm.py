@@ -39,12 +39,11 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.access import Caller
 from serve.api.errors import Unjudged
-from serve.api.formats.conversation import NoHiddenWords, from_chat
+from serve.api.formats.conversation import NoHiddenWords, from_chat, plain_error
 from serve.api.input import limits
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, Question, violated
 from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
-from serve.engine.codes import Code
 
 router = APIRouter(route_class=StrictRoute)
 PATH = "/beta/litellm_basic_guardrail_api"
@@ -72,9 +71,7 @@ class GatewayCaller(NoHiddenWords):
 
 
 class Replies(NamedTuple):
-    """The conversations that a response's replies end, and why another one is not judged, if one
-    is not.
-    """
+    """The conversations that a response's replies end, and why one of them is not judged."""
 
     conversations: list[tuple[Message, ...]]
     problem: Unjudged | None
@@ -141,8 +138,7 @@ class GuardrailRequest(NoHiddenWords):
             characters += len(content)
             if characters > limits.MAX_CHARACTERS:
                 why = f"the replies have more than {limits.MAX_CHARACTERS} characters"
-                too_long = Unjudged(why, "too_long")
-                problem = problem or too_long
+                problem = problem or Unjudged(why, "too_long")
                 break
             try:
                 conversations.append((*sent, _reply(content, unread)))
@@ -151,10 +147,7 @@ class GuardrailRequest(NoHiddenWords):
         return Replies(conversations, problem)
 
     def _beside_the_texts(self) -> tuple[str, tuple[str, ...]]:
-        """The tool calls as text, and what no rule can read. Rendered once: they may be long.
-
-        Raises Unjudged.
-        """
+        """The tool calls as one text, and what no rule can read. Raises Unjudged."""
         if not (self.images or self.tool_calls):
             return "", ()
         content = self._unread_images or None
@@ -163,23 +156,20 @@ class GuardrailRequest(NoHiddenWords):
         return turn.content, unread_parts([turn])
 
     def _with_unread(self, chat: tuple[Message, ...]) -> tuple[Message, ...]:
-        """A chat, partly read if a text, an image or a tool call stands beside its messages that
-        stands in none of them.
-        """
+        """A chat, partly read if what stands beside its messages stands in none of them."""
         lines_said: set[str] = set()
         calls: set[str] = set()
         for turn in chat:
             lines_said.update(turn.content.splitlines())
-        in_order = sorted(lines_said)
         for message in self.structured_messages or ():
             calls.update(map(_call_key, message.calls))
-        unread = unread_parts(chat)
+        in_order = sorted(lines_said)
         beside: list[str] = []
         if any(not _is_said(text, lines_said, in_order) for text in self.texts or ()):
             beside.append("texts has what no message says")
         if not calls.issuperset(map(_call_key, self.tool_calls or ())):
             beside.append("tool_calls has a call of no message")
-        if self.images and not unread:
+        if self.images and not unread_parts(chat):
             beside.append("images has an image of no message")
         if not beside:
             return chat
@@ -193,8 +183,7 @@ class GuardrailRequest(NoHiddenWords):
         characters = 0
         for text in self.texts or ():
             characters += len(text)
-            is_too_long = characters > limits.MAX_CHARACTERS
-            if is_too_long or is_seen(text):
+            if characters > limits.MAX_CHARACTERS or is_seen(text):
                 spoken.append(text)
         return spoken
 
@@ -216,10 +205,7 @@ def _is_said(text: str, lines_said: set[str], in_order: Sequence[str]) -> bool:
 
 
 def _call_key(call: dict[str, Any]) -> str:
-    """A text that is the same for one call, in whatever order the gateway has its keys.
-
-    Raises Unjudged.
-    """
+    """A text of a call, the same in whatever order its keys come. Raises Unjudged."""
     function, beside = function_of(call)
     fields: list[str] = []
     try:
@@ -278,10 +264,6 @@ async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
     return GuardrailResponse(action="NONE")
 
 
-def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
-    return {"error": message, "code": code}
-
-
 def _reading(text: str) -> list[str]:
     return ["violation" if json.loads(text).get("action") == "BLOCKED" else "allow"]
 
@@ -294,7 +276,7 @@ def _example(input_type: str, key: str, content: list[Any]) -> ExampleRequest:
 
 FORMAT = WireFormat(
     router,
-    error_body,
+    plain_error,
     _reading,
     requests=(
         _example("request", "structured_messages", [ASKED, REPLY]),

@@ -21,8 +21,7 @@ from guard.conversation.chat import ContentPart
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.formats.conversation import KnownKeys, from_text, from_texts
-from serve.api.formats.openai_error import MALFORMED, error_body
+from serve.api.formats.conversation import KnownKeys, from_text, from_texts, openai_error
 from serve.api.input.limits import MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck, Question
@@ -46,10 +45,7 @@ Parts = Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
 class ModerationRequest(KnownKeys):
-    """A text, several texts, or one text in parts, and what it is put to.
-
-    `model` is a rule or a rule set; by default every rule.
-    """
+    """Texts, or one in parts. `model` is a rule or a rule set; by default every rule."""
 
     input: str | Texts | Parts
     model: str | None = None
@@ -113,12 +109,10 @@ def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Mes
     """A conversation for each text; parts are one text together, as OpenAI has it."""
     if isinstance(texts, str):
         return [from_text(texts)]
-    whole = [text for text in texts if isinstance(text, str)]
-    parts = [part for part in texts if not isinstance(part, str)]
-    conversations = from_texts(whole, "input")
+    parts = [part for part in texts if isinstance(part, ContentPart)]
     if parts:
-        conversations.append(from_text(parts))
-    return conversations
+        return [from_text(parts)]
+    return from_texts([text for text in texts if isinstance(text, str)], "input")
 
 
 def _reading(text: str) -> list[str]:
@@ -127,10 +121,10 @@ def _reading(text: str) -> list[str]:
 
 FORMAT = WireFormat(
     router,
-    error_body,
+    openai_error,
     _reading,
     requests=(
         ExampleRequest("/v1/moderations", {"model": RULE, "input": REPLY["content"]}, ("input",)),
     ),
-    malformed=MALFORMED,
+    malformed=400,
 )

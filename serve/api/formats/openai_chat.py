@@ -31,8 +31,7 @@ from starlette.exceptions import HTTPException
 from guard.prompt.decoder import NO, YES
 from guard.verdict import Verdict
 from serve.api.access import Caller
-from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat
-from serve.api.formats.openai_error import MALFORMED, error_body
+from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat, openai_error
 from serve.api.input.limits import MAX_SALT, MAX_TOOLS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, Question
@@ -118,11 +117,11 @@ async def complete(
         choices=choices,
         usage=_usage(check, len(choices)),
     )
-    if body.stream:
-        options = body.stream_options or StreamOptions()
-        events = _events(completion, include_usage=options.include_usage)
-        return StreamingResponse(events, media_type="text/event-stream")
-    return completion
+    if not body.stream:
+        return completion
+    options = body.stream_options or StreamOptions()
+    events = _events(completion, include_usage=options.include_usage)
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
 @router.get("/v1/models", response_model_exclude_unset=True)
@@ -147,25 +146,20 @@ def _refuse_contradictions(body: ChatCompletionRequest) -> None:
     """Raise HTTPException 400 for parameters that the API does not have, or not together."""
     for name in body.model_extra or ():
         if name not in WITHOUT_EFFECT:
-            raise HTTPException(MALFORMED, f"Unrecognized request argument supplied: {name}")
+            raise HTTPException(400, f"Unrecognized request argument supplied: {name}")
     if body.top_logprobs is not None and not body.logprobs:
-        raise HTTPException(MALFORMED, "top_logprobs needs logprobs to be true")
+        raise HTTPException(400, "top_logprobs needs logprobs to be true")
     if body.stream_options is not None and not body.stream:
-        raise HTTPException(MALFORMED, "stream_options needs stream to be true")
+        raise HTTPException(400, "stream_options needs stream to be true")
 
 
 def _choices(verdict: Verdict, body: ChatCompletionRequest) -> list[Choice]:
     """The verdict as the answer, as often as it was asked for."""
     answer = YES if verdict.violates else NO
     message = ChatCompletionMessage(role="assistant", content=answer, refusal=None)
-    logprobs = None
-    if body.logprobs:
-        logprobs = _logprobs(verdict, answer, body.top_logprobs or 0)
-    choices: list[Choice] = []
-    for index in range(body.n or 1):
-        choice = Choice(index=index, message=message, logprobs=logprobs, finish_reason="stop")
-        choices.append(choice)
-    return choices
+    logprobs = _logprobs(verdict, answer, body.top_logprobs or 0) if body.logprobs else None
+    choice = Choice(index=0, message=message, logprobs=logprobs, finish_reason="stop")
+    return [choice.model_copy(update={"index": index}) for index in range(body.n or 1)]
 
 
 def _logprobs(verdict: Verdict, answer: str, alternatives: int) -> ChoiceLogprobs:
@@ -177,9 +171,7 @@ def _logprobs(verdict: Verdict, answer: str, alternatives: int) -> ChoiceLogprob
 
 
 def _word(word: str, p: float) -> TopLogprob:
-    logprob = LEAST_LOGPROB
-    if p > 0:
-        logprob = math.log(p)
+    logprob = math.log(p) if p > 0 else LEAST_LOGPROB
     return TopLogprob(token=word, logprob=logprob, bytes=list(word.encode()))
 
 
@@ -196,13 +188,8 @@ def _usage(check: Check, choices: int) -> CompletionUsage:
 
 def _events(completion: ChatCompletion, *, include_usage: bool) -> Iterator[str]:
     """The completion as server-sent events: the answer, how it ended, and what was asked for."""
-    chunk: dict[str, Any] = {
-        "id": completion.id,
-        "object": "chat.completion.chunk",
-        "created": completion.created,
-        "model": completion.model,
-        "system_fingerprint": completion.system_fingerprint,
-    }
+    chunk = completion.model_dump(include={"id", "created", "model", "system_fingerprint"})
+    chunk["object"] = "chat.completion.chunk"
     for choice in completion.choices:
         answer = choice.model_dump(include={"index", "logprobs"}, exclude_unset=True)
         delta = choice.message.model_dump(exclude_unset=True)
@@ -233,12 +220,12 @@ def _reading(text: str) -> list[str]:
 
 FORMAT = WireFormat(
     router,
-    error_body,
+    openai_error,
     _reading,
     requests=(
         ExampleRequest(
             "/v1/chat/completions", {"model": RULE, "messages": [ASKED, REPLY]}, ("messages",)
         ),
     ),
-    malformed=MALFORMED,
+    malformed=400,
 )

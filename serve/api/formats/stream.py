@@ -33,13 +33,7 @@ from guard.wrong_values import wrong_values
 from serve.api.access import Caller
 from serve.api.errors import SERVER_FAILED, engine_failure, log, value_in_words
 from serve.api.formats import check
-from serve.api.formats.check import (
-    CheckRequest,
-    CheckResponse,
-    StrictBody,
-    TokenUsage,
-    UnjudgedRule,
-)
+from serve.api.formats.check import CheckRequest, CheckResponse, StrictBody, TokenUsage
 from serve.api.input.limits import MAX_CHARACTERS
 from serve.api.input.limits import STREAM_PATH as PATH
 from serve.api.input.lines import BodyLines
@@ -57,17 +51,15 @@ router = APIRouter()
 
 SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f")  # the last three full-width
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+WHAT = (
+    "Lines of JSON: what `/v1/check` takes with `every_tokens`, `at_sentence_ends` and "
+    "`hold_back`; then `append`; at last `end`."
+)
+SENT = {LINES: {"schema": {"type": "string"}}}
 BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "Lines of JSON: what `/v1/check` takes with `every_tokens`, "
-        "`at_sentence_ends` and `hold_back`; then `append`; at last `end`.",
-        "content": {LINES: {"schema": {"type": "string"}}},
-    },
+    "requestBody": {"required": True, "description": WHAT, "content": SENT},
     "responses": {"200": {"description": "Lines of JSON", "content": {LINES: {}, EVENTS: {}}}},
 }
-
-
 Line = TypeVar("Line", bound=BaseModel)
 
 
@@ -96,15 +88,13 @@ class StreamEvent(BaseModel):
     release: str
     verdict: Literal["allow", "unjudged"]
     p_violation: dict[str, float]
-    unjudged: list[UnjudgedRule]
+    unjudged: list[check.UnjudgedRule]
     checked_characters: int
     usage: TokenUsage
 
 
 class StreamEnd(BaseModel):
-    """The last line: what /v1/check says of the conversation with the reply, or why it says
-    nothing. `release` is empty unless that is an allow.
-    """
+    """The last line: what /v1/check says of the whole, or why it says nothing."""
 
     release: str
     judgement: CheckResponse | dict[str, Any]
@@ -146,10 +136,7 @@ class GrowingReply:
         return self._new[0]
 
     def take(self, piece: StreamPiece) -> None:
-        """Append what was written.
-
-        Raises HTTPException 422 after the end and for what is not text, 413 for too much.
-        """
+        """Append what was written. Raises HTTPException 422 after the end, 413 for too much."""
         if self.is_ended:
             raise HTTPException(422, 'a line came after {"end": true}')
         try:
@@ -167,10 +154,10 @@ class GrowingReply:
     def is_due(self, service: CheckService) -> bool:
         """Whether it is time for a check. Tokens are counted only where there may be enough."""
         every_tokens = self._opening.every_tokens
-        if self._opening.at_sentence_ends and self._ends_sentence:
-            return True
         new_characters = self.characters - self.checked_characters
         if new_characters >= CHARACTERS_PER_TOKEN * every_tokens:
+            return True
+        if self._opening.at_sentence_ends and self._ends_sentence:
             return True
         if self._new_bytes < self._count_at_bytes:
             return False
@@ -210,9 +197,8 @@ async def check_stream(request: Request) -> Response:
 
 
 class CheckedStream(Response):
-    """The response that is sent while the body still comes in.
-
-    No class of Starlette's: those look for the end of the connection where the body is.
+    """The response that is sent while the body still comes in. No class of Starlette's: those look
+    for the end of the connection where the body is.
     """
 
     def __init__(self, request: Request, lines: BodyLines, opening: StreamRequest) -> None:
@@ -276,39 +262,29 @@ class CheckedStream(Response):
         yield self._end(reply.checked(decided.decision.ruling), decided)
 
     async def _take(self) -> None:
-        """Append the next line, and what has come behind it meanwhile.
-
-        Raises HTTPException if there is none: what is cut off was not judged.
-        """
-        self._take_line(await self._lines.next())
-        while self._lines.has_more:
+        """Append the next lines that came. Raises HTTPException where the body is cut off."""
+        line = await self._lines.next()
+        while True:
+            self._line_number += 1
+            self._reply.take(_read(StreamPiece, line, f"line {self._line_number}"))
+            if not self._lines.has_more:
+                break
             line = await self._lines.next()
             if line is None:
                 break
-            self._take_line(line)
-
-    def _take_line(self, line: bytes | None) -> None:
-        self._line_number += 1
-        self._reply.take(_read(StreamPiece, line, f"line {self._line_number}"))
 
     async def _check(self) -> DecidedCheck:
-        """The check of the reply so far; given up once its sender is gone.
-
-        Raises HTTPException 422 where a rule that the first line names is not served any more.
-        """
+        """The check of the reply so far, given up once its sender is gone."""
         scope = {**self._request.scope, "deadline": self._lines.deadline()}
-        return await self._service.check(
-            Request(scope, self._lines.until_gone),
-            self._reply.conversation,
-            check.asked(self._opening, self._request),
-        )
+        request = Request(scope, self._lines.until_gone)
+        question = check.asked(self._opening, self._request)
+        return await self._service.check(request, self._reply.conversation, question)
 
     def _event(self, release: str, decided: DecidedCheck) -> StreamEvent:
         verdicts = decided.check.verdicts
-        is_allowed = decided.decision.ruling is Ruling.ALLOW
         return StreamEvent(
             release=release,
-            verdict="allow" if is_allowed else "unjudged",
+            verdict="allow" if decided.decision.ruling is Ruling.ALLOW else "unjudged",
             p_violation={verdict.rule: verdict.p_violation for verdict in verdicts},
             unjudged=check.unjudged_rules(decided.check),
             checked_characters=self._reply.checked_characters,
@@ -326,10 +302,8 @@ class CheckedStream(Response):
         return StreamEnd(release=release, judgement=judgement)
 
     def _encoded(self, event: StreamEvent | StreamEnd) -> bytes:
-        line = event.model_dump_json(exclude_none=True).encode()
-        if self._is_sse:
-            return b"data: " + line + b"\n\n"
-        return line + b"\n"
+        line = event.model_dump_json(exclude_none=True)
+        return (f"data: {line}\n\n" if self._is_sse else f"{line}\n").encode()
 
 
 def _unjudged(message: str, code: Code) -> StreamEnd:
@@ -345,15 +319,16 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
         return kind.model_validate(value)
     except ValidationError as error:
         wrong, *_ = wrong_values(error.errors(), value)
-        raise HTTPException(422, f"{where}: {value_in_words(wrong)}") from None
+        problem = f": {value_in_words(wrong)}"
     except TooManyValues as error:
         raise HTTPException(413, f"{where} has {error}") from None
     except RecursionError:
-        raise HTTPException(422, f"{where} is {TOO_DEEP}") from None
+        problem = f" is {TOO_DEEP}"
     except UnicodeDecodeError:
-        raise HTTPException(422, f"{where} is {NOT_UNICODE}") from None
+        problem = f" is {NOT_UNICODE}"
     except json.JSONDecodeError as error:
-        raise HTTPException(422, f"{where} is not JSON: {in_words(error)}") from None
+        problem = f" is not JSON: {in_words(error)}"
+    raise HTTPException(422, f"{where}{problem}")
 
 
 def _reading(text: str) -> list[str]:

@@ -76,10 +76,9 @@ class TurnsResponse(BaseModel):
     """The turns from `since` on, and what they mean together.
 
     `first_violation` names the first of them at whose end a rule is violated. Rules `judged_alone`
-    were violated before `since`: of them the messages from there on were judged by themselves, at
-    the end of each, which is what they count with in `verdict`. Each has the highest probability of
-    that; None where it could not be judged. Where a check failed after a violation was known,
-    `turns` end before it.
+    were violated before `since`: they judged the messages from there on by themselves, at the end
+    of each, and count so in `verdict`. Each has the highest probability of that; None where it
+    could not be judged. Where a check failed after a violation was known, `turns` end before it.
     """
 
     verdict: Literal["allow", "violation", "unjudged"]
@@ -151,9 +150,7 @@ def _violated(decided: DecidedCheck) -> list[str]:
 def _rulings(
     whole: Sequence[DecidedCheck], alone: Sequence[DecidedCheck], violated_before: Sequence[str]
 ) -> Iterable[dict[str, Ruling]]:
-    """The ruling of each rule at the end of each turn. For a rule that was violated before, it is
-    by the new messages alone, where these could be judged.
-    """
+    """The rulings at the end of each turn; of a rule violated before, by the new messages alone."""
     for whole_check, new_check in zip_longest(whole, alone):
         rulings = rulings_of(whole_check.check) | dict.fromkeys(violated_before, Ruling.UNJUDGED)
         if new_check is not None:
@@ -173,9 +170,7 @@ def _highest(
 
 
 def _together(decisions: Sequence[Decision]) -> Decision:
-    """What all turns mean: a violation if one is, else unjudged if one is; and what decided that
-    first.
-    """
+    """The first that is a violation; if none is, the first that is unjudged, else the first."""
     ruling = any_of([decision.ruling for decision in decisions])
     return next(decision for decision in decisions if decision.ruling is ruling)
 

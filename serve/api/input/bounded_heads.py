@@ -1,5 +1,5 @@
 """How a connection is read: which requests stand on it one behind the other, how large the head of
-one may be, how long it may take, how many may wait, and how long a client may leave its answer
+one may be and how long it may take, how many may wait, and how long a client may leave its answer
 unread. uvicorn bounds none of these, and reads bodies as requests.
 
 A head is all that stands before a request's body; no middleware sees it before it is complete.
@@ -34,10 +34,8 @@ class BoundedHeads(HttpToolsProtocol):
     Every request has one answer, in order: one that asks for another protocol is read and answered
     as if it did not. What is no request, or could be read as two, is refused behind the answers to
     those before it, and ends the connection. The trailers behind a body in chunks count to the
-    head's size, and say nothing.
-
-    A connection that says nothing is kept for `timeout_keep_alive` seconds, as uvicorn keeps one
-    that has been answered.
+    head's size, and say nothing. A connection that says nothing is kept for `timeout_keep_alive`
+    seconds, as uvicorn keeps one that has been answered.
     """
 
     patience_s = 60.0  # from a head's first byte to its last, and for a client that does not read
@@ -142,17 +140,10 @@ class BoundedHeads(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
             return HTTPStatus.BAD_REQUEST
-        if self.parser.get_method() == b"CONNECT" or not self._is_coding_known:
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if self.parser.get_method() == b"CONNECT" or set(codings) - {b"chunked"}:
             return HTTPStatus.NOT_IMPLEMENTED
         return None
-
-    @property
-    def _is_coding_known(self) -> bool:
-        """Whether the body comes as it is, or in chunks of what it is."""
-        for name, value in self.headers:
-            if name == b"transfer-encoding" and value.lower() != b"chunked":
-                return False
-        return True
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from email.message import Message
 from email.utils import collapse_rfc2231_value
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
@@ -25,14 +25,12 @@ MAX_MEMBERS = 100  # of a gzip body: for each, what is behind it is copied
 CHARSETS = ("utf-8", "utf8", "unicode-1-1-utf-8", "us-ascii", "ascii")
 MAX_TYPE = 1000  # characters of a content-type
 NAMED = 40  # characters of an unknown name that are said
-ENCODING, LENGTH, TYPE = "content-encoding", "content-length", "content-type"
+ENCODING, TYPE = "content-encoding", "content-type"
 ACCEPTED = {"accept-encoding": "gzip, deflate, identity"}
 
 
 class Unpacking:
-    """One coding of a body, undone piece by piece up to `max_bytes`. A gzip body may have several
-    members, one behind the other.
-    """
+    """One coding of a body, undone piece by piece, up to `max_bytes`, member by member."""
 
     def __init__(self, coding: str, max_bytes: int) -> None:
         self._coding = coding
@@ -86,10 +84,8 @@ def unpacked(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
     _refuse_charsets(headers.getlist(TYPE))
     codings = _codings(headers)
     if ENCODING in headers:
-        unpacked_headers = MutableHeaders(raw=list(scope["headers"]))
-        del unpacked_headers[ENCODING]
-        del unpacked_headers[LENGTH]
-        scope["headers"] = unpacked_headers.raw
+        said = (ENCODING.encode(), b"content-length")
+        scope["headers"] = [field for field in scope["headers"] if field[0] not in said]
     if not codings:
         return receive
     unpackings = [Unpacking(coding, max_bytes) for coding in reversed(codings)]

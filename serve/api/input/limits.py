@@ -89,10 +89,9 @@ class NotRead(Exception):
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES, or the caller's own if that is less. It holds for what is sent, and for
-    what that is once unpacked. A request is refused too while `max_requests`, by default
-    MAX_REQUESTS, are under way. Streams are counted by themselves, up to MAX_STREAMS, so replies
-    that are written slowly keep no other request out.
+    The limit is MAX_BYTES, or the caller's own if that is less, of what is sent and of what that is
+    once unpacked. A request is refused too while `max_requests`, by default MAX_REQUESTS, are under
+    way. Streams count by themselves, up to MAX_STREAMS: written slowly, they keep no other out.
 
     Body and checks together have `timeout_s` seconds from the head on, or what TIMEOUT_HEADER says:
     until `scope["deadline"]`, by time.monotonic. A stream moves that by `scope["seconds"]` a line.
@@ -133,16 +132,16 @@ class BoundedBodies:
 
     def _admitted(self, kind: RequestKind, scope: Scope, receive: Receive) -> Receive:
         """The request's bounded body; `scope` has its deadline. Raises HTTPException."""
-        limit = self._max_requests or MAX_REQUESTS
-        if kind == "stream":
-            limit = MAX_STREAMS
+        limit = MAX_STREAMS if kind == "stream" else self._max_requests or MAX_REQUESTS
         if self._under_way[kind] >= limit:
             raise HTTPException(503, TOO_MANY, RETRY_AFTER)
-        if _content_length(scope) > _max_bytes(scope):
-            raise HTTPException(413, _too_large(_max_bytes(scope)))
+        max_bytes = min(MAX_BYTES, scope["caller"].limits.body_bytes or MAX_BYTES)
+        stated = Headers(scope=scope).get("content-length", "")
+        if stated.isdecimal() and int(stated) > max_bytes:
+            raise _too_large(max_bytes)
         scope["seconds"] = _seconds(scope, self._timeout_s)
         scope["deadline"] = time.monotonic() + scope["seconds"]
-        return unpacked(_bounded(receive, scope), scope, _max_bytes(scope))
+        return unpacked(_bounded(receive, scope, max_bytes), scope, max_bytes)
 
 
 def _read_in_time(send: Send, seconds: float) -> Send:
@@ -169,29 +168,14 @@ def _seconds(scope: Scope, timeout_s: float) -> float:
     return min(timeout_s, int(stated) / 1000)
 
 
-def _max_bytes(scope: Scope) -> int:
-    caller_limit: int | None = scope["caller"].limits.body_bytes
-    return min(MAX_BYTES, caller_limit or MAX_BYTES)
+def _too_large(max_bytes: int) -> HTTPException:
+    return HTTPException(413, f"the body is too large; the limit is {max_bytes:,} bytes")
 
 
-def _too_large(max_bytes: int) -> str:
-    return f"the body is too large; the limit is {max_bytes:,} bytes"
-
-
-def _content_length(scope: Scope) -> int:
-    value = dict(scope.get("headers", ())).get(b"content-length", b"")
-    if not value.isdigit():
-        return 0
-    return int(value)
-
-
-def _bounded(receive: Receive, scope: Scope) -> Receive:
-    """`receive`, which raises an HTTPException once more bytes have come in than the caller may
-    send.
-
-    Also if the body is not there by the deadline; what comes after it, a disconnect, may be later.
+def _bounded(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
+    """`receive`, which raises an HTTPException once more bytes than these have come in, and if the
+    body is not there by the deadline. What comes after it, a disconnect, may be later.
     """
-    max_bytes = _max_bytes(scope)
     received = 0
     is_whole = False
 
@@ -206,7 +190,7 @@ def _bounded(receive: Receive, scope: Scope) -> Receive:
         is_whole = not message.get("more_body", False)
         received += len(message.get("body", b""))
         if received > max_bytes:
-            raise HTTPException(413, _too_large(max_bytes))
+            raise _too_large(max_bytes)
         return message
 
     return counted

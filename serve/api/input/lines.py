@@ -39,10 +39,7 @@ class BodyLines:
         return not self._lines.empty()
 
     async def next(self) -> bytes | None:
-        """The next line that is not empty; None after the last, or once the sender is gone.
-
-        Raises HTTPException 408 or 413 where the body came too slowly or was too large.
-        """
+        """The next line that is not empty, None after the last. Raises HTTPException 408 or 413."""
         await asyncio.sleep(0)  # lets others be served between many short lines
         line = await self._lines.get()
         if line is None or isinstance(line, Exception):

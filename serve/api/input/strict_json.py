@@ -1,7 +1,7 @@
-"""JSON that came over HTTP: a body, or a line of one. `guard/files/strict_json.py` reads it.
+"""JSON that came over HTTP: a body, or a line of a stream. `guard/files/strict_json.py` parses it.
 
-A body with very many values is refused: reading it would hold up everybody else. Knows nothing of
-what a body says.
+A body of very many values is refused, since reading it would hold up all other requests. Knows
+nothing of what a body says.
 """
 
 from __future__ import annotations
@@ -32,25 +32,16 @@ class TooManyValues(ValueError):
 
 
 def read_body(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8, UTF-16 or UTF-32.
-
-    Raises as `read_json`, and TooManyValues for more than MAX_VALUES.
-    """
+    """The value of a JSON text in UTF-8, -16 or -32. Raises as `read_json`, and TooManyValues."""
     text = decoded(content)
-    _refuse_many_signs(text)
+    # n values have at most n + 1 opening brackets and fewer than n commas. So their number shows
+    # that there are too many before anything is parsed. Those inside of texts do not count, and
+    # are looked for only where there are many.
+    if _signs(text) > 2 * MAX_VALUES and _signs(STRING.sub("", text)) > 2 * MAX_VALUES:
+        raise TooManyValues
     value = read_json(text)
     _refuse_many(value)
     return value
-
-
-def _refuse_many_signs(text: str) -> None:
-    """Raise TooManyValues where signs alone show it, before anything is parsed.
-
-    n values have less than n commas, and at most n + 1 opening brackets. Signs inside of texts do
-    not count; they are looked for only where there are many signs.
-    """
-    if _signs(text) > 2 * MAX_VALUES and _signs(STRING.sub("", text)) > 2 * MAX_VALUES:
-        raise TooManyValues
 
 
 def _signs(text: str) -> int:
@@ -58,7 +49,7 @@ def _signs(text: str) -> int:
 
 
 def _refuse_many(value: Any) -> None:
-    """Raise TooManyValues for a value with so many others in it, at any depth."""
+    """Raise TooManyValues for a value with more than MAX_VALUES others in it, at any depth."""
     count = 0
     containers = [value] if isinstance(value, (dict, list)) else []
     while containers:

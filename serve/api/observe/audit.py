@@ -73,14 +73,12 @@ def _line(record: CheckRecord) -> dict[str, Any]:
         "failure": record.failure,
         "latency_ms": round(record.latency_s * 1000, 1),
     }
-    if record.check is not None:
-        rules = [_rule_line(record, verdict) for verdict in record.check.verdicts]
-        line |= {
-            "rules": rules,
-            "unjudged": {rule: refusal.code for rule, refusal in record.check.refused.items()},
-            "cached_tokens": record.check.cached_tokens,
-            "computed_tokens": record.check.computed_tokens,
-        }
+    check = record.check
+    if check is not None:
+        line["rules"] = [_rule_line(record, verdict) for verdict in check.verdicts]
+        line["unjudged"] = {rule: refusal.code for rule, refusal in check.refused.items()}
+        line["cached_tokens"] = check.cached_tokens
+        line["computed_tokens"] = check.computed_tokens
     return line
 
 

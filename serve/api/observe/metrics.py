@@ -6,6 +6,7 @@ what was checked. `setup/grafana/centurion.json` is a board of these.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -29,52 +30,28 @@ class Metrics:
     def __init__(self, rules: Mapping[str, Card]) -> None:
         self.rules = rules
         self.registry = CollectorRegistry()
-        self._requests = Histogram(
-            "guard_request_seconds",
-            "From the request's head to its response's end.",
-            ["format", "status"],
-            buckets=LATENCIES,
-            registry=self.registry,
-        )
-        self._latency = Histogram(
-            "guard_check_seconds",
-            "From a check's arrival to its verdicts, of those that have any.",
-            ["rule_set"],
-            buckets=LATENCIES,
-            registry=self.registry,
-        )
-        self._checks = self._counter(
-            "guard_checks",
-            "Checks answered, by what the verdicts mean together.",
-            "tenant",
-            "rule_set",
-            "verdict",
-        )
-        self._failures = self._counter(
-            "guard_check_failures", "Checks without any answer, by why.", "code"
-        )
-        self._unjudged = self._counter(
-            "guard_unjudged",
-            "Rules without a verdict in an answered check, by why.",
-            "code",
-        )
-        self._verdicts = self._counter("guard_verdicts", "Rules judged, or not.", "rule", "verdict")
-        self._uncertain = self._counter(
-            "guard_uncertain_verdicts", "Verdicts that are not confident.", "rule"
-        )
-        self._tokens = self._counter(
-            "guard_tokens", "Prompt tokens of answered checks, cached or computed.", "source"
-        )
+        counter = functools.partial(Counter, registry=self.registry)
+        histogram = functools.partial(Histogram, buckets=LATENCIES, registry=self.registry)
+        text = "From the request's head to its response's end."
+        self._requests = histogram("guard_request_seconds", text, ["format", "status"])
+        text = "From a check's arrival to its verdicts, of those that have any."
+        self._latency = histogram("guard_check_seconds", text, ["rule_set"])
+        text = "Checks answered, by what the verdicts mean together."
+        self._checks = counter("guard_checks", text, ["tenant", "rule_set", "verdict"])
+        text = "Checks without any answer, by why."
+        self._failures = counter("guard_check_failures", text, ["code"])
+        text = "Rules without a verdict in an answered check, by why."
+        self._unjudged = counter("guard_unjudged", text, ["code"])
+        self._verdicts = counter("guard_verdicts", "Rules judged, or not.", ["rule", "verdict"])
+        text = "Verdicts that are not confident."
+        self._uncertain = counter("guard_uncertain_verdicts", text, ["rule"])
+        text = "Prompt tokens of answered checks, cached or computed."
+        self._tokens = counter("guard_tokens", text, ["source"])
         ProcessCollector(registry=self.registry)
         self._begin_at_zero(rules)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
-
     def _begin_at_zero(self, rules: Mapping[str, Card]) -> None:
-        """Let what may be counted exist: a rate over a series that appears late misses its first
-        count.
-        """
+        """Let what may be counted exist: a rate over a series that appears late misses a count."""
         for rule in rules:
             self._uncertain.labels(rule)
             for verdict in VERDICTS:
@@ -113,9 +90,7 @@ class Metrics:
     def exposition(
         self, accept: str, registry: CollectorRegistry | None = None
     ) -> tuple[bytes, str]:
-        """All metrics, or those of another registry, in the format that the client accepts, and its
-        content type.
-        """
+        """All metrics, or another registry's, as the client accepts them, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(registry or self.registry), content_type
 
@@ -153,21 +128,15 @@ class EngineCollector(Collector):
         }
         for name, (text, value) in totals.items():
             yield CounterMetricFamily(name, text, value)
-        yield self._restarts()
-        yield self._rule_info()
-
-    def _restarts(self) -> Metric:
         text = "Starts of the engine after it had died, by outcome."
         counts = CounterMetricFamily("guard_engine_restarts", text, labels=["outcome"])
         restarts = self._thread.restarts
         counts.add_metric(["started"], restarts.started)
         counts.add_metric(["failed"], restarts.failed)
-        return counts
-
-    def _rule_info(self) -> Metric:
-        """Which version answers which rule: to join with the others by `rule`."""
-        labels = ["rule", "version"]
-        info = GaugeMetricFamily("guard_rule_info", "A rule's version.", labels=labels)
+        yield counts
+        # Which version answers which rule: to join with the others by `rule`.
+        text, labels = "A rule's version.", ["rule", "version"]
+        info = GaugeMetricFamily("guard_rule_info", text, labels=labels)
         for rule, card in self._rules.items():
             info.add_metric([rule, card.version], 1.0)
-        return info
+        yield info

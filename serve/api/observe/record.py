@@ -18,10 +18,7 @@ Purpose = Literal["answer", "explanation", "since"]
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """The sender of a request, and the ids by which others' records name it.
-
-    `request_id` is the caller's `x-request-id` or one of ours, `traceparent` W3C's header.
-    """
+    """The sender of a request, and the ids by which others' records name it."""
 
     request_id: str
     wire_format: str
@@ -49,15 +46,10 @@ class CheckRecord:
     purpose: Purpose = "answer"
 
     def version_of(self, rule: str) -> str:
-        """The version that judged the rule, though another may serve it by now.
-
-        Empty for a rule that was removed before.
-        """
+        """The version that judged the rule; empty for a rule that was removed before."""
         if self.check is not None and rule in self.check.versions:
             return self.check.versions[rule]
-        if rule not in self.cards:
-            return ""
-        return self.cards[rule].version
+        return self.cards[rule].version if rule in self.cards else ""
 
     @property
     def verdict(self) -> str:

@@ -28,22 +28,14 @@ class ContentFreeFormatter(logging.Formatter):
         error = ei[1]
         while error is not None:
             frames = "".join(traceback.format_tb(error.__traceback__))
-            parts.append(f"{frames}{_headline(error)}")
+            words = "" if isinstance(error, QUOTES_VALUES) else f": {error}"
+            parts.append(f"{frames}{type(error).__name__}{words}")
             error = error.__cause__ or error.__context__
         return "\nwhich led to\n".join(reversed(parts))
 
 
-def _headline(error: BaseException) -> str:
-    kind = type(error).__name__
-    if isinstance(error, QUOTES_VALUES):
-        return kind
-    return f"{kind}: {error}"
-
-
 def configuration() -> dict[str, Any]:
-    """The settings of `logging` for the whole process: warnings and errors, to stderr, and which
-    rules were replaced.
-    """
+    """The process's settings of `logging`: warnings, errors and replaced rules, to stderr."""
     formatter = {"()": ContentFreeFormatter, "fmt": FORMAT}
     handler = {"class": "logging.StreamHandler", "formatter": "content_free"}
     return {

@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from serve.api.observe.record import CheckRecord
+from serve.engine import Check
 
 SPAN = "guard.check"
 NS = 1_000_000_000
@@ -45,7 +46,8 @@ class Traces:
         assert isinstance(span, Span)
         _describe(span, record)
         ended_ns = began_ns + int(record.latency_s * NS)
-        _add_rules(span, record, ended_ns)
+        if record.check is not None:
+            _add_rules(span, record.check, ended_ns)
         span.end(ended_ns)
 
     def close(self) -> None:
@@ -59,16 +61,16 @@ def _parent(record: CheckRecord) -> Context:
 
 
 def _describe(span: Span, record: CheckRecord) -> None:
-    span.set_attributes(
-        {
-            "guard.request_id": record.request.request_id,
-            "guard.format": record.request.wire_format,
-            "guard.tenant": record.request.tenant or "",
-            "guard.rule_set": record.rule_set.name or "",
-            "guard.verdict": record.verdict,
-            "guard.purpose": record.purpose,
-        }
-    )
+    request = record.request
+    attributes = {
+        "guard.request_id": request.request_id,
+        "guard.format": request.wire_format,
+        "guard.tenant": request.tenant or "",
+        "guard.rule_set": record.rule_set.name or "",
+        "guard.verdict": record.verdict,
+        "guard.purpose": record.purpose,
+    }
+    span.set_attributes(attributes)
     if record.decision is not None:
         span.set_attribute("guard.decided_by", list(record.decision.decided_by))
     if record.check is not None:
@@ -78,10 +80,8 @@ def _describe(span: Span, record: CheckRecord) -> None:
         span.set_status(Status(StatusCode.ERROR, record.failure))
 
 
-def _add_rules(span: Span, record: CheckRecord, time_ns: int) -> None:
-    if record.check is None:
-        return
-    for verdict in record.check.verdicts:
+def _add_rules(span: Span, check: Check, time_ns: int) -> None:
+    for verdict in check.verdicts:
         attributes = {
             "guard.rule": verdict.rule,
             "guard.verdict": "violation" if verdict.violates else "allow",
@@ -89,6 +89,6 @@ def _add_rules(span: Span, record: CheckRecord, time_ns: int) -> None:
             "guard.threshold": verdict.threshold,
         }
         span.add_event("guard.rule", attributes, timestamp=time_ns)
-    for rule, refusal in record.check.refused.items():
+    for rule, refusal in check.refused.items():
         attributes = {"guard.rule": rule, "guard.verdict": "unjudged", "guard.code": refusal.code}
         span.add_event("guard.rule", attributes, timestamp=time_ns)

@@ -63,7 +63,6 @@ def random_copies(
 
 
 def adapter_mib(folder: Path) -> float:
-    """The size of an adapter's weights on disk, in MiB."""
     return (folder / PEFT_WEIGHTS).stat().st_size / 2**20
 
 
@@ -80,7 +79,7 @@ def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -
 
     if recipe.is_encoder:
         problem = "there are no random adapters on this kind of base"
-        raise GuardError(problem, got=recipe.kind, remedy="Train a rule on it")
+        raise GuardError(problem, got=recipe.kind, remedy="Name a decoder, as MODEL=tiny")
     prompts = PromptBuilder.of(recipe)
     config = LoraConfig(task_type="CAUSAL_LM", **recipe.settings(method).lora)
     config.alora_invocation_tokens = None

@@ -70,7 +70,6 @@ class EngineServer:
         return call
 
     def computed_tokens(self) -> int:
-        """Tokens computed since `begin`. Raises GuardError if a request was refused."""
         return sum(score.computed_tokens for score in scores_of_calls(self._calls, where="fleet"))
 
 

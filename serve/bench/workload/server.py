@@ -127,7 +127,6 @@ class HttpRun:
 
     @property
     def answered_s(self) -> list[float]:
-        """The latencies of the checks that have verdicts, in seconds."""
         return [check.latency_s for check in self.sent if check.status == 200]
 
     def count(self, status: int) -> int:

@@ -25,15 +25,14 @@ from serve.api.access import Caller
 from serve.api.app import DESCRIPTION, TITLE, put_in_front
 from serve.api.catalogue import Catalogue
 from serve.api.formats import stream
-from serve.api.formats.table import FORMATS
+from serve.api.formats.table import wire_formats
 from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
 from serve.api.observe.requests import REQUEST_ID
 from serve.api.service import POLL_S
 from serve.api.watch import watch
 from serve.cluster.front.probes import ClusterProbes
 from serve.cluster.front.session import SessionKeys
-from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import REPLICA_HEADER
+from serve.cluster.messages import REPLICA_HEADER, RelayedRequest, RelayedResponse
 from serve.cluster.shards.service import ClusterService, patience_s
 from serve.cluster.shards.shard import Shard
 from serve.engine.refusals import CallerGone, too_late
@@ -74,7 +73,7 @@ def create_ingress(
         # For all paths that are not its own, whatever the method.
         app.router.default = request_response(Relay(service.shards[0], timeout_s).pass_on)
     else:
-        for wire_format in FORMATS.values():
+        for wire_format in wire_formats().values():
             app.include_router(wire_format.router)
     return app
 

@@ -26,7 +26,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.calls import AMBIGUOUS, CALL_S
 from serve.api.errors import Unjudged
-from serve.api.formats.table import FORMATS
+from serve.api.formats.table import wire_formats
 from serve.api.input.strict_json import read_body
 from serve.api.wire_format import WireFormat, format_of
 from serve.cluster.messages import RelayedRequest
@@ -57,7 +57,7 @@ class SessionKeys:
         """
         session = relayed.header(SESSION_HEADER)
         body = _json_object(relayed.body)
-        wire_format = FORMATS.get(format_of(FORMATS, relayed.path) or "")
+        wire_format = wire_formats().get(format_of(wire_formats(), relayed.path) or "")
         call_id = _call_id(wire_format, relayed, body)
         if session:
             key = _hashed(tenant, "session", session)
@@ -147,7 +147,6 @@ def _rendered(messages: Sequence[Any], tools: Any) -> list[Any]:
 
 
 def _until_first_user(messages: Sequence[Any]) -> Sequence[Any]:
-    """The messages up to the first one of the user's, that included."""
     for number, message in enumerate(messages):
         if isinstance(message, dict) and message.get("role") == "user":
             return messages[: number + 1]

@@ -1,11 +1,10 @@
-"""What the shards serve, and checks by all shards that have one of their rules.
+"""Checks by several shards: each shard judges its own rules.
 
-A check asks its shards at the same time, and makes one Check of their verdicts. A rule is unjudged,
-with the reason, if its shard does not answer; the verdicts of other shards stand. Each shard has a
-replica of its own for a conversation, so each computes it once.
+A check asks all shards of its rules at the same time. It joins their verdicts into one Check. If a
+shard does not answer, its rules are unjudged and have a reason. The other shards' verdicts stand.
+In each shard one replica has the conversation, so each shard computes it once.
 
-A rule stays on its shard as long as it is served, and changes there alone. Knows nothing of
-formats.
+A served rule stays on its shard and changes there alone. Knows nothing of formats.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService, FindTrained, not_trained
 from serve.cluster.front.session import SESSION_HEADER, conversation_key
-from serve.cluster.pool import ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.placement import place_for
 from serve.cluster.shards.shard import Shard
 from serve.engine import Check, Refusal
@@ -44,11 +43,11 @@ CountTokens = Callable[[str], int]
 
 
 class ClusterService(CheckService):
-    """Checks by the replicas of these shards. For one event loop; nobody else changes the rules.
+    """Checks by the replicas of these shards. For one event loop. Nobody else changes the rules.
 
-    `text_tokens` counts as the replicas do; `order` is that in which rules are listed;
-    `find_trained` finds the folder of a rule that is trained and not served. The `observers`, and
-    behind them the `metrics`, are told of the checks.
+    `text_tokens` counts tokens as the replicas do. `order`: the order in which rules are listed.
+    `find_trained` finds the folder of a trained rule that is not served. The `observers` are told
+    of every check, then the `metrics`.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class ClusterService(CheckService):
         return self._text_tokens(text)
 
     def by_shard(self, rules: Iterable[str]) -> dict[int, list[str]]:
-        """The served ones of these rules, by the number of their shard."""
+        """The rules by the number of their shard. Rules that are not served are left out."""
         numbers: dict[int, list[str]] = {}
         for rule in rules:
             if rule in self._shard_of:
@@ -94,17 +93,17 @@ class ClusterService(CheckService):
         return self._shard(rule).folder(rule)
 
     async def serve(self, rule: str) -> Card:
-        """As `CheckService.serve`: a new rule comes to a shard of its base with few rules."""
+        """As `CheckService.serve`. A new rule comes to a shard of its base that has few rules."""
         return await self._to_its_end(self._serve(rule))
 
     async def remove(self, rule: str) -> Card:
-        """As `CheckService.remove`: each shard keeps one rule."""
+        """As `CheckService.remove`. The last rule of a shard cannot be removed."""
         return await self._to_its_end(self._remove(rule))
 
     async def _to_its_end(self, change: Coroutine[Any, Any, Card]) -> Card:
-        """The outcome of a change, which goes on if whoever asked for it is gone.
+        """The outcome of a change. The change goes on even if its caller is gone.
 
-        Of half a change replicas, the note and this object would each say something else.
+        After half a change the replicas, the note and this object would contradict each other.
         """
         task = asyncio.create_task(change)
         self._changes.add(task)
@@ -136,7 +135,7 @@ class ClusterService(CheckService):
         return self.shards[self._shard_of[rule]]
 
     async def _place_for(self, rule: str) -> int:
-        """The shard that a new rule comes to. Raises HTTPException 404 if it is not trained."""
+        """The shard for a new rule. Raises HTTPException 404 for a rule that is not trained."""
         folder = await asyncio.to_thread(self._find_trained, rule)
         if folder is None:
             raise not_trained(rule, self._served)
@@ -146,7 +145,7 @@ class ClusterService(CheckService):
             if any(card.model == model for card in shard.cards.values()):
                 candidates.append(number)
         counts = [len(shard.cards) for shard in self.shards]
-        # If no shard serves the base, any of them refuses it.
+        # If no shard serves the rule's base, any shard will refuse the rule.
         return place_for(rule, counts, candidates or range(len(self.shards)))
 
     async def _answer(
@@ -156,7 +155,7 @@ class ClusterService(CheckService):
         rules: Sequence[str],
         cache_salt: str | None,
     ) -> Check:
-        if not rules:  # and no verdict either: an empty check must not read as "allow"
+        if not rules:  # an empty check must not read as "allow"
             remedy = "Name a rule that is served, or leave the rules out to ask all"
             raise GuardError("there is no rule to check", remedy=remedy)
         caller = Caller.of(request)
@@ -173,7 +172,7 @@ class ClusterService(CheckService):
         try:
             await _all_done(request, asking.values(), deadline)
             return _joined(request, rules, by_shard, asking)
-        finally:  # whatever ends the wait, unfinished checks are no longer needed
+        finally:  # nobody needs unfinished checks any more
             for task in asking.values():
                 task.cancel()
 
@@ -181,9 +180,9 @@ class ClusterService(CheckService):
 async def _all_done(
     request: Request, asking: Iterable[asyncio.Task[ReplicaAnswer]], deadline: float
 ) -> None:
-    """Wait for all answers, as long as the request's sender does, and not much beyond its time.
+    """Wait for all answers until the request's time is over, and `patience_s` longer.
 
-    A replica itself ends a late check; its own words for that are waited for. Raises CallerGone.
+    A replica ends a late check itself, and its own reason is better than ours. Raises CallerGone.
     """
     waiting = set(asking)
     until = deadline + patience_s(request)
@@ -194,9 +193,9 @@ async def _all_done(
 
 
 def patience_s(request: Request) -> float:
-    """Seconds beyond a request's time in which a replica's own words are waited for.
+    """How many seconds longer than a request's time we wait for a replica's own reason.
 
-    Not more than the request itself has, but for a replica's two looks at the time.
+    At most as long as the request itself has, and at least two of a replica's looks at the clock.
     """
     seconds: float = request.scope.get("seconds", CLOSING_S)
     return min(CLOSING_S, max(2 * POLL_S, seconds))
@@ -208,8 +207,8 @@ def _joined(
     by_shard: Mapping[int, Sequence[str]],
     asking: Mapping[int, asyncio.Task[ReplicaAnswer]],
 ) -> Check:
-    """The shards' checks as one. If no shard has answered, raises the failure that is to be tried
-    again last, or never.
+    """Join the shards' checks into one. If none answered, raise the failure with the longest wait
+    before a retry.
     """
     checks: list[Check] = []
     failures: list[GuardError] = []
@@ -235,7 +234,7 @@ def _joined(
 def _replica_answer(task: asyncio.Task[ReplicaAnswer]) -> ReplicaAnswer:
     """The answer of a shard's replica. Raises its error, or TooLate if it did not answer.
 
-    An error is of the class by which it is counted.
+    The error's class decides how the metrics count it.
     """
     if not task.done():
         raise too_late()

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -23,11 +22,53 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, load_card
 from serve.api.service import FindTrained, not_trained
-from serve.cluster.front.gate import Gate
-from serve.cluster.pool import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
+from serve.cluster.messages import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.refusals import Overloaded, not_served, too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S
+
+
+class Gate:
+    """Open for any number at once, or closed for one alone, who waits until all are through."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._closing = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def passing(self, within_s: float) -> AsyncIterator[None]:
+        """Go through. Raises TimeoutError if the gate is closed for longer than `within_s`."""
+        if not self._is_open.is_set():
+            async with asyncio.timeout(within_s):
+                await self._is_open.wait()
+        self._inside += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._is_empty.set()
+
+    @contextlib.asynccontextmanager
+    async def closed(self, within_s: float) -> AsyncIterator[None]:
+        """Hold whoever comes, once all who are inside are through.
+
+        Raises TimeoutError if that takes longer than `within_s`; the gate is then open as before.
+        """
+        async with self._closing:
+            self._is_open.clear()
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._is_empty.wait()
+                yield
+            finally:
+                self._is_open.set()
+
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +153,7 @@ class Shard:
                 self._is_lost = not running
         return self._is_lost
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def answering(self, within_s: float) -> AsyncIterator[str]:
         """A context for a check under way, with the version of the rules that answers it.
 

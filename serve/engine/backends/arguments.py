@@ -47,7 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "skip_tokenizer_init": True,  # prompts are token ids, answers are logits
     "disable_log_stats": True,
     "use_tqdm_on_load": False,
-    "scheduling_policy": "priority",  # by virtual time, see `fair_queue.py`
+    "scheduling_policy": "priority",  # by virtual time, see `FairQueue`
     # A step ends before the next begins, so what a failed one leaves behind can be cleared away.
     "async_scheduling": False,
     "seed": 0,
@@ -63,12 +63,6 @@ def stated_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
         "max_model_len": recipe.context_tokens,
     }
     return {**DEFAULTS, **base, **recipe.engine, **overrides}
-
-
-def stated_max_rank(recipe: Recipe, overrides: Mapping[str, Any]) -> int | None:
-    """The largest rank that recipe or caller allow an adapter; None where they leave it open."""
-    rank: int | None = stated_args(recipe, overrides).get("max_lora_rank")
-    return rank
 
 
 def engine_args(
@@ -91,9 +85,7 @@ def engine_args(
 
 
 def encoder_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an engine with an encoder. Raises GuardError for one of a type that is not
-    served, and for what vLLM would fail at.
-    """
+    """The arguments of an engine with an encoder. Raises GuardError for what would fail."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
@@ -102,9 +94,7 @@ def encoder_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]
 
 
 def gliner2_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an engine with a GLiNER2, as `encoder_args`: vLLM reads its encoder's
-    configuration.
-    """
+    """As `encoder_args`, of a GLiNER2: vLLM reads its encoder's configuration."""
     from transformers import AutoConfig
     from transformers.utils.hub import cached_file
 
@@ -209,9 +199,7 @@ def _prepared_layers(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The bytes of one token's keys and values, of an adapter of the largest rank in a slot and in
-    host memory, and of the base's weights.
-    """
+    """Bytes: of a token's keys and values, of an adapter in a slot and on the host, of the base."""
 
     token: int
     adapter: int
@@ -221,7 +209,6 @@ class Sizes:
 
 def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Sizes:
     """The sizes of the base and of an adapter on all of `targets`, from the base's architecture.
-
     Without targets vLLM prepares slots for every layer, embeddings and output layer too. Raises
     GuardError if the base has no layer whose name ends in one of them.
     """
@@ -253,9 +240,7 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
 
 
 def _host_bytes(size: int) -> int:
-    """What a tensor of `size` bytes takes of host memory: beside a GPU it is pinned, and PyTorch
-    pins powers of two.
-    """
+    """What a tensor takes of host memory: PyTorch pins powers of two beside a GPU."""
     if installed_device() == "cpu":
         return size
     return 1 << (size - 1).bit_length()
@@ -290,10 +275,9 @@ def shared_out(
     context_tokens: int,
     slots: int | None = None,
 ) -> dict[str, Any]:
-    """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served.
-
-    First one conversation of the full context, then slots for adapters: `slots` of them, or at most
-    half of what is left and at most one each, and no more than the host has copies; the rest holds
+    """vLLM EngineArgs that fill the memory and not more. `adapters`: how many are served. First one
+    conversation of the full context, then slots for adapters: `slots` of them, or at most half of
+    what is left and at most one each, and no more than the host has copies; the rest holds
     conversations. Raises GuardError if the device's part does not hold one conversation and the
     slots.
     """

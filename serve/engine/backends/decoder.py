@@ -29,9 +29,7 @@ from serve.engine.backends import worker
 
 
 class DecoderBackend(VllmBackend):
-    """A causal language model: one token of answer, with the conversation's keys and values
-    shared.
-    """
+    """A causal language model: one token of answer; a conversation's keys and values are shared."""
 
     def __init__(self, engine_args: Mapping[str, Any], yes_id: int, no_id: int) -> None:
         self._yes_id, self._no_id = yes_id, no_id

@@ -21,20 +21,18 @@ Overrides: TypeAlias = Mapping[str, Any]
 StartBackend = Callable[[Recipe, Adapters, Overrides, PromptBuilder], Backend]
 
 
-def start_decoder(
+def _start_decoder(
     recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
-    """vLLM in this process, with a causal language model."""
     args = engine_args(recipe, adapters, overrides)
     from serve.engine.backends.decoder import DecoderBackend  # imports vLLM
 
     return DecoderBackend(args, prompts.yes_id, prompts.no_id)
 
 
-def start_encoder(
+def _start_encoder(
     recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
-    """vLLM in this process, with an encoder whose states heads read."""
     args = encoder_args(recipe, overrides)
     from serve.engine.backends.encoder import EncoderBackend  # imports vLLM
 
@@ -42,10 +40,9 @@ def start_encoder(
     return EncoderBackend(args, prompts, recipe.context_tokens)
 
 
-def start_gliner2(
+def _start_gliner2(
     recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
 ) -> Backend:
-    """vLLM in this process, with a GLiNER2 that answers rules as labels."""
     args = gliner2_args(recipe, overrides)
     from serve.engine.backends.gliner2 import Gliner2Backend  # imports vLLM
 
@@ -54,7 +51,7 @@ def start_gliner2(
 
 
 STARTS: dict[Kind, StartBackend] = {
-    "decoder": start_decoder,
-    "encoder": start_encoder,
-    "gliner2": start_gliner2,
+    "decoder": _start_decoder,
+    "encoder": _start_encoder,
+    "gliner2": _start_gliner2,
 }

@@ -40,9 +40,7 @@ _open: set[int] = set()  # the backends of this process that are not closed
 
 @contextlib.contextmanager
 def _groups_kept() -> Iterator[None]:
-    """Keep the process's communication groups, which vLLM takes down with an engine: without them
-    the others can load no adapter.
-    """
+    """Keep the process's communication groups, without which others can load no adapter."""
     module: Any = engine_core
     take_down = module.cleanup_dist_env_and_memory
     module.cleanup_dist_env_and_memory = lambda: None
@@ -54,10 +52,8 @@ def _groups_kept() -> Iterator[None]:
 
 class VllmBackend(Backend):
     """One vLLM engine in this process, whatever its model: its adapters, sizes and counts.
-    `backend.Backend` says what each verb does.
-
-    `ours` are settings of our plugin for this engine. Raises GuardError if it does not start, or
-    vLLM is not patched everywhere.
+    `backend.Backend` says what each verb does. `ours` are settings of our plugin for this engine.
+    Raises GuardError if it does not start, or vLLM is not patched everywhere.
     """
 
     def __init__(self, engine_args: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import serve.engine.backends.environment  # noqa: F401 - before vLLM
 
 # isort: split
 from vllm_alora import states
-from vllm_alora.weights import pointers
+from vllm_alora.weights import slots
 
 from guard.weights.head import State
 
@@ -23,9 +23,7 @@ class WorkerCounts(NamedTuple):
 
 
 def counts(worker: Any) -> WorkerCounts:
-    """What it has done, warming up included. It has no adapters in an engine of heads alone, or of
-    a merged rule.
-    """
+    """What it has done, warming up included. Not every engine has adapters."""
     runner = worker.model_runner
     manager = getattr(runner, "lora_manager", None)
     return WorkerCounts(
@@ -42,9 +40,7 @@ def zero_kv(worker: Any) -> None:
 
 
 def forget_step(worker: Any) -> None:
-    """Forget a step that was computed and has not been sampled from: as long as it is there, runner
-    V1 refuses to compute another one.
-    """
+    """Forget a step that was not sampled from: runner V1 would refuse to compute another."""
     worker.model_runner.execute_model_state = None
 
 
@@ -52,7 +48,7 @@ def forget_pointers(worker: Any) -> None:
     """Let go of what vLLM's low-rank kernels remember of its adapter slots."""
     manager = getattr(worker.model_runner, "lora_manager", None)
     if manager is not None:
-        pointers.forget_pointers(manager)
+        slots.forget_pointers(manager)
 
 
 def in_slots(worker: Any) -> list[int]:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,10 +27,15 @@ from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine.engines import CheckEngine, OpenedCheck, Restartable
-from serve.engine.refusals import Overloaded, engine_failure, too_late, without_frames
+from serve.engine.refusals import (
+    CallerGone,
+    Overloaded,
+    engine_failure,
+    too_late,
+    without_frames,
+)
 from serve.engine.score import Check, EngineCounters
 from serve.engine.thread.pace import Pace
-from serve.engine.thread.pending import PendingChange, PendingCheck
 from serve.engine.thread.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -57,10 +62,41 @@ class Restarts:
     failed: int = 0
 
 
-class EngineThread:
-    """Takes checks and changes of rules from any thread, and owns the thread that runs them.
+@dataclass
+class PendingCheck:
+    """A check that was asked for, and where its answer goes."""
 
-    A check has `timeout_s` seconds. A `Restartable` engine is started again once it is dead, and
+    messages: tuple[Message, ...]
+    rules: tuple[str, ...] | None
+    cache_salt: str | None
+    deadline: float  # by time.monotonic
+    future: Future[Check] = field(default_factory=Future)
+    is_given_up: bool = False
+
+    def failure(self) -> GuardError | None:
+        """The reason why no more work should go into it; None if there is no such reason."""
+        if self.is_given_up:
+            return CallerGone("the caller is gone")
+        if time.monotonic() > self.deadline:
+            return too_late()
+        return None
+
+
+@dataclass
+class PendingChange:
+    """What is to be changed of the engine's rules, and who waits for it."""
+
+    change: Callable[[], None]
+    future: Future[None] = field(default_factory=Future)
+
+
+def _fail(pending: PendingCheck | PendingChange, error: BaseException) -> None:
+    pending.future.set_exception(engine_failure(error))
+
+
+class EngineThread:
+    """Takes checks and changes of rules from any thread, and owns the thread that runs them. A
+    check has `timeout_s` seconds. A `Restartable` engine is started again once it is dead, and
     `on_restart` called; another one, or one that is dead too often, is a `failure`.
     """
 
@@ -98,18 +134,13 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether checks are answered, or will be after a batch or a restart that is under way.
-
-        Not while a batch takes longer than a check may.
-        """
+        """Whether checks are answered, or will be soon. Not while a batch takes too long."""
         works = self._is_restarting or self._engine.is_usable
         return self._thread.is_alive() and works and not self._watchdog.batch_is_late
 
     @property
     def is_ready(self) -> bool:
-        """Whether the queue would take one more check now; what waits in it may still be too much
-        for the time that the check has.
-        """
+        """Whether the queue would take one more check now, whatever time that has."""
         is_open = not self._closing.is_set() and not self._is_restarting
         is_open = is_open and not self._watchdog.loading_is_late
         return self.is_alive and is_open and self.waiting < MAX_QUEUED
@@ -145,11 +176,9 @@ class EngineThread:
         cache_salt: str | None = None,
         deadline: float = math.inf,
     ) -> Future[Check]:
-        """`GuardEngine.check`, from any thread.
-
-        Nobody waits for it after `deadline`, by time.monotonic. Raises Overloaded, also where it
-        would hardly be answered by then, and GuardError for rules that are no list; the future
-        raises what the check raises.
+        """`GuardEngine.check`, from any thread. Nobody waits for it after `deadline`, by
+        time.monotonic. Raises Overloaded, also where it would hardly be answered by then, and
+        GuardError for rules that are no list; the future raises what the check raises.
         """
         names = None if rules is None else names_listed(rules, "rules")
         deadline = min(deadline, time.monotonic() + self._timeout_s)
@@ -163,9 +192,7 @@ class EngineThread:
         return pending.future
 
     def serve_rule(self, rule: str, folder: Path | None = None) -> Future[None]:
-        """`GuardEngine.serve`, from any thread, between two batches. Raises Overloaded; the future
-        raises what the engine raises.
-        """
+        """`GuardEngine.serve` between two batches. Raises Overloaded; the future what it raises."""
         return self._put(PendingChange(partial(self._engine.serve, rule, folder)))
 
     def remove_rule(self, rule: str) -> Future[None]:
@@ -186,7 +213,6 @@ class EngineThread:
 
     def close(self) -> None:
         """Finish the checks that are queued and not too late, then stop. Does not close the engine.
-
         A batch is waited for no longer than a check may take; it `hangs_for_good` then.
         """
         with self._queue_lock:
@@ -328,7 +354,7 @@ class EngineThread:
             with self._watchdog.loading():
                 pending.change()
         except BaseException as error:  # to the caller, who is on another thread
-            pending.fail(error)
+            _fail(pending, error)
         else:
             pending.future.set_result(None)
         self._busy_since = time.monotonic()  # loading is not counted as work on checks
@@ -341,7 +367,7 @@ class EngineThread:
                 pending.messages, pending.rules, cache_salt=pending.cache_salt
             )
         except BaseException as error:  # to the caller, who is on another thread
-            pending.fail(error)
+            _fail(pending, error)
         else:
             self._open.append((check, pending))
 
@@ -368,7 +394,7 @@ class EngineThread:
         unwanted: list[OpenedCheck] = []
         for check, pending in self._open:
             if failure := pending.failure():
-                pending.fail(failure)
+                _fail(pending, failure)
                 unwanted.append(check)
         # First: if the engine fails, nobody is told twice.
         self._open = [item for item in self._open if not item[1].future.done()]
@@ -384,7 +410,7 @@ class EngineThread:
                     raise failure
                 pending.future.set_result(check.result())
             except Exception as error:
-                pending.fail(error)
+                _fail(pending, error)
         return len(finished)
 
     def _count(self) -> None:
@@ -400,11 +426,11 @@ class EngineThread:
         while not self._queued.empty():
             queued = self._queued.get_nowait()
             if queued is not None and queued.future.set_running_or_notify_cancel():
-                queued.fail(error)
+                _fail(queued, error)
 
     def _fail_open(self, error: GuardError) -> list[OpenedCheck]:
         """Give `error` to whose checks are in the engine; these checks."""
         failed, self._open = self._open, []
         for _, pending in failed:
-            pending.fail(error)
+            _fail(pending, error)
         return [check for check, _ in failed]

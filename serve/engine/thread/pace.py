@@ -1,7 +1,4 @@
-"""How long a check takes while others share the engine with it, learned from the last answers.
-
-Knows nothing of engines.
-"""
+"""How long a check takes beside others, learned from the last answers. Knows no engines."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ FORGET_S = 10.0  # seconds without such a batch after which the pace is unknown
 
 
 class Pace:
-    """The seconds of work per answer, over the last REMEMBERED answers.
-
-    Work that led to no answer counts too: what is thrown away keeps others waiting as well.
+    """The seconds of work per answer, over the last REMEMBERED answers. Work that led to no answer
+    counts too: what is thrown away keeps others waiting as well.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,10 @@
 """Seam: a request gets the blocks that others hold already, and its own few, briefly.
 
 A hundred rules on one conversation begin with the same cached blocks, which the first of them
-holds. vLLM's allocation counts them, twice, asks several managers about windows and copies that
-there are none of, and is a tenth of what a rule costs. Here such a request is given its blocks
-directly, and everything else goes vLLM's way. It is also noted how far the planned step computes a
-request, and how many tokens those are: the scheduler itself tells only when all of the step is
-planned (`partial_block`). Remove when vLLM allocates blocks for requests that share them together.
+holds. vLLM's allocation of each is a tenth of what a rule costs; here they are given directly, and
+everything else goes vLLM's way. It is also noted how far the planned step computes a request, which
+the scheduler tells only later (`partial_block`). Remove when vLLM allocates blocks for requests
+that share them together.
 """
 
 from __future__ import annotations
@@ -112,9 +111,7 @@ def _behind_held_blocks(
 def _given(
     kv_cache_manager: Any, request: Any, held: list[Any], external: int, new_tokens: int
 ) -> list[Any]:
-    """All blocks of a request that begins with blocks which others hold, and computes `new_tokens`
-    behind the `external` tokens behind them.
-    """
+    """All blocks of a request: the `held` ones, `external` tokens, and `new_tokens` to compute."""
     manager, pool = (
         kv_cache_manager.coordinator.single_type_managers[0],
         kv_cache_manager.block_pool,
@@ -134,9 +131,8 @@ def _given(
 
 class BehindHeldBlocks:
     """Blocks for requests that begin with the same tokens, `end` of them, as one that holds blocks
-    for these; all are computed to their ends at once.
-
-    `held_count`: how many whole blocks they share.
+    for these; all are computed to their ends at once. `held_count`: how many whole blocks they
+    share.
     """
 
     def __init__(self, kv_cache_manager: Any, holder: Any, end: int) -> None:

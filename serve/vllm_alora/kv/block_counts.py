@@ -30,9 +30,8 @@ def num_evictable_blocks(original: Callable[..., int], cls: type, blocks: Sequen
 
 @seam("vllm.v1.core.kv_cache_manager:KVCacheManager.estimate_cached_tokens", "self request")
 def estimate_cached_tokens(original: Callable[..., int], self: Any, request: Any) -> int:
-    """How many of the request's tokens are in the prefix cache: up to its last block that is.
-
-    A block's name says how many tokens end with it, so the last named one has most.
+    """How many of the request's tokens are in the prefix cache: up to its last block that is. A
+    block's name says how many tokens end with it, so the last named one has most.
     """
     managers = self.coordinator.single_type_managers
     if len(managers) != 1 or type(managers[0]) is not FullAttentionManager:

@@ -19,7 +19,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
-from ..activation import ActivatedRequest
+from ..handover import ActivatedRequest
 from ..seam import seam
 from ..shared_prompt import Prefix, prefix_of
 
@@ -35,7 +35,7 @@ def extra_keys(
     end_token_idx: int,
     start_mm_idx: int,
 ) -> tuple[tuple[Any, ...] | None, int]:
-    """vLLM's extra keys: the adapter's only behind its activation point, and complete there."""
+    """The block's extra keys. The adapter is one of them only behind its activation point."""
     keys, next_mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
     lora = request.lora_request
     if not isinstance(lora, ActivatedRequest):
@@ -43,7 +43,7 @@ def extra_keys(
     base_keys = tuple(key for key in keys if key[0] != "lora")
     if end_token_idx <= lora.activation_start:
         return base_keys or None, next_mm_idx
-    # Where it is cut: an invocation that ends in the next block cuts the same tokens elsewhere.
+    # Two prompts may have the same tokens in this block and another activation point.
     base_tokens = max(0, lora.activation_start - start_token_idx)
     adapter_key = ("lora", lora.lora_name, lora.lora_path, lora.content, base_tokens)
     return (adapter_key, *base_keys), next_mm_idx
@@ -51,7 +51,7 @@ def extra_keys(
 
 @dataclass(frozen=True)
 class Hashed:
-    """The blocks at the start of a prompt that the base model computes, and their hashes."""
+    """The base's blocks at the start of a prompt, and their hashes."""
 
     token_ids: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Hashed:
     prefix: Prefix | None = None  # which the prompt names as shared
 
     def begins(self, request: Any, base_tokens: int) -> bool:
-        """Whether the request begins with these blocks, within its first `base_tokens` tokens."""
+        """Whether the base computes these blocks at the start of the request too."""
         length = len(self.token_ids)
         if not 0 < length <= base_tokens or self.cache_salt != request.cache_salt:
             return False
@@ -73,7 +73,7 @@ class Hashed:
 def request_block_hasher(
     original: Callable[..., Any], hash_block_size: int, caching_hash_fn: Any
 ) -> Callable[[Any], list[bytes]]:
-    """vLLM's hasher; on the last conversation it starts at that one's end."""
+    """vLLM's hasher. It does not hash the base's blocks of the last conversation again."""
     hasher = original(hash_block_size, caching_hash_fn)
     last = Hashed()
 
@@ -98,7 +98,7 @@ def request_block_hasher(
 
 
 def _base_tokens(request: Any) -> int:
-    """How many of the request's tokens, from the first on, the base model computes."""
+    """The base model computes so many of the request's first tokens."""
     lora = request.lora_request
     if lora is None:
         return int(request.num_tokens)
@@ -109,9 +109,8 @@ def _base_tokens(request: Any) -> int:
 
 @dataclass(frozen=True)
 class CacheHit:
-    """The cached blocks at the start of a request, and the pool's table when they were found.
-
-    A pool that forgets all of its blocks begins a new table.
+    """The cached blocks that a request began with, and the pool's table at that time. A pool that
+    forgets all blocks begins a new table.
     """
 
     blocks: list[Any]
@@ -121,9 +120,8 @@ class CacheHit:
     def is_again(
         self, coordinator: Any, block_hashes: list[BlockHash], max_cache_hit_length: int
     ) -> bool:
-        """Whether a request begins with these blocks, and with not one cached block more.
-
-        The last block's name stands for all tokens up to its end.
+        """Whether a request begins with exactly these cached blocks. The last block's name stands
+        for all tokens before its end.
         """
         pool = coordinator.block_pool
         length, most = len(self.blocks), max_cache_hit_length // coordinator.block_size
@@ -147,7 +145,7 @@ def find_longest_cache_hit(
     block_hashes: list[BlockHash],
     max_cache_hit_length: int,
 ) -> tuple[tuple[list[Any], ...], int, int]:
-    """The last request's hit, if it is this request's hit too (`CacheHit.is_again`)."""
+    """The cached blocks that the request begins with. The last request's are tried first."""
     pool = self.block_pool
     last: CacheHit | None = getattr(pool, "last_hit", None)
     if last is not None and last.is_again(self, block_hashes, max_cache_hit_length):
@@ -164,7 +162,7 @@ def find_longest_cache_hit(
 
 @seam("vllm.v1.core.block_pool:BlockPool._remove_cached_block_hashes", "self block")
 def remove_cached_block_hashes(original: Callable[..., Any], self: Any, block: Any) -> Any:
-    """Forget the last hit with the first of its blocks that loses its name."""
+    """Forget the last request's hit as soon as one of its blocks loses its name."""
     last: CacheHit | None = getattr(self, "last_hit", None)
     if last is not None and block.block_id in last.block_ids:
         self.last_hit = None

@@ -1,13 +1,11 @@
 """Seams: on a CPU the rules on a conversation read its keys and values once, not once a rule.
 
-vLLM's CPU kernel takes requests one by one: a suffix of three tokens is a product of three rows
-with a conversation's keys, a hundred times. Here the suffixes that read the same context are one
+vLLM's CPU kernel takes requests one by one. Here the suffixes that read the same context are one
 product with it, and each attends to itself beside (cascade attention; Ye et al. 2024,
-https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attention.py`), or by
-PyTorch's kernel (`tiled_attention.py`). The other requests of the step go through vLLM's kernel as
-before. A context that the step computes is read where it was computed; one of an earlier step out
-of the cache, where the kernel's layout is known.
-Remove when vLLM has cascade attention for its CPU backend.
+https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attention.py`) or by
+PyTorch's kernel (`tiled_attention.py`). A context is read where the step computed it, or out of the
+cache where the kernel's layout is known. All else goes through vLLM's kernel. Remove when vLLM has
+cascade attention for its CPU backend.
 """
 
 from __future__ import annotations
@@ -124,7 +122,6 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
 
 def _can_cascade(builder: Any) -> bool:
     """Whether all the builder's layers attend to everything before a token, and to nothing else.
-
     Builders of other classes make requests of their own for the kernel.
     """
     if type(builder) is not CPUAttentionMetadataBuilder:
@@ -180,7 +177,7 @@ def build(
         return metadata
     worth = NativeAttention.worth if self.native_attention else TiledAttention.worth
     contexts = shared_contexts(batch, worth)
-    if not _can_read_cache(self):
+    if self.isa not in LAYOUTS:  # how its kernel keeps keys and values is not known here
         contexts = [context for context in contexts if context.computed_at is not None]
     if not contexts:
         return metadata
@@ -196,11 +193,6 @@ def build(
     readers = [_readers(self, batch, context) for context in contexts]
     metadata.cascade = Cascade(readers, runs)
     return metadata
-
-
-def _can_read_cache(builder: Any) -> bool:
-    """Whether the layout that the builder's kernel keeps is known here."""
-    return builder.isa in LAYOUTS
 
 
 def _part(common: Any, run: range) -> Any:

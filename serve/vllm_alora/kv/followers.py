@@ -1,12 +1,10 @@
 """Seams: a conversation's other rules go, as a group, into the step that completes it.
 
-A hundred rules on a conversation are a hundred requests that differ in their adapters and their
-last tokens. vLLM's scheduler queues, looks up, plans and allocates each of them. Here the first
-one, the leader, goes that way, and an engine in this process hands over the others as its followers
-(`follow`). They wait for the step that computes the leader's conversation to its end, and are put
-into it together, as far as it has room, which is kept for them: their turn is the leader's. Those
-for whom there is none go with the next step, the first of them as the leader of the others. Remove
-when vLLM schedules requests that share a prompt together.
+A hundred rules on a conversation are a hundred requests, each of which vLLM's scheduler queues,
+looks up, plans and allocates. Here only the first goes that way, the leader; an engine in this
+process hands over the others as its followers (`follow`). The step that computes the leader's
+conversation to its end takes them, as far as it has room, which is kept for them. The rest go with
+the next step. Remove when vLLM schedules requests that share a prompt together.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.utils import ConstantList
 
-from ..activation import ActivatedRequest
+from ..handover import ActivatedRequest
 from ..seam import seam
 from ..shared_prompt import SharedPrompt, prefix_of
 from .allocation import BehindHeldBlocks, has_plain_blocks
@@ -37,10 +35,8 @@ FOLLOWERS = "vllm_alora_followers"
 
 @dataclass
 class Group:
-    """A request that waits or is being computed, and those that go with it.
-
-    The conversation is their first `end` tokens: the base computes them, up to the activation point
-    of all.
+    """A request that waits or is being computed, and those that go with it. The conversation is
+    their first `end` tokens: the base computes them, up to the activation point of all.
     """
 
     leader: Request
@@ -58,10 +54,9 @@ def follow(
     scheduler: Any, leader: Request, request_id: str, prompt: SharedPrompt, lora: Any, priority: int
 ) -> bool:
     """Queue a request behind a leader that is queued: another adapter on the leader's conversation,
-    with its sampling parameters and its cache salt.
-
-    False, and nothing is queued, if it is not of that kind, if the leader's turn has come already,
-    or if blocks of its own are cached: vLLM finds them.
+    with its sampling parameters and its cache salt. False, and nothing is queued, if it is not of
+    that kind, if the leader's turn has come already, or if blocks of its own are cached: vLLM finds
+    them.
     """
     end = _end_of(leader)
     may_follow = (
@@ -175,10 +170,9 @@ def _queue_together(scheduler: Any, end: int, requests: list[Request]) -> None:
 
 @dataclass
 class StepRoom:
-    """What a step has left: tokens, and places for sequences.
-
-    `adapters` are the ids of those that it uses, of which there may be `max_adapters`. What is kept
-    for followers before a step is planned, and who is then put into it, are decided by this alone.
+    """What a step has left: tokens, and places for sequences. `adapters` are the ids of those that
+    it uses, of which there may be `max_adapters`. What is kept for followers before a step is
+    planned, and who is then put into it, are decided by this alone.
     """
 
     tokens: int
@@ -217,9 +211,8 @@ def _room_kept(scheduler: Any, groups: Mapping[str, Group]) -> Iterator[None]:
 
 def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
     """The tokens and the sequences of the step that are its leaders' followers', if requests are
-    taken in the order in which vLLM takes them, each followed by its own.
-
-    Where a follower finds too few tokens, nobody behind it gets these.
+    taken in the order in which vLLM takes them, each followed by its own. Where a follower finds
+    too few tokens, nobody behind it gets these.
     """
     room = StepRoom(
         tokens=scheduler.max_num_scheduled_tokens,
@@ -246,10 +239,8 @@ def _kept(scheduler: Any, groups: Mapping[str, Group]) -> tuple[int, int]:
 
 
 def _computed(request: Request) -> int:
-    """The number of a request's tokens that need not be computed.
-
-    For a waiting request, those that the cache held when it came (`resident`): for a running one,
-    these may have been evicted since.
+    """The number of a request's tokens that need not be computed. For a waiting request, those that
+    the cache held when it came (`resident`): for a running one, these may have been evicted since.
     """
     if request.status != RequestStatus.WAITING:
         return request.num_computed_tokens

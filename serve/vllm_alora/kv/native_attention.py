@@ -53,10 +53,7 @@ def is_faster(dtype: torch.dtype, size: int) -> bool:
 
 @dataclass(frozen=True)
 class NativeAttention:
-    """The rows of a step that read one context, and where their requests' own rows begin.
-
-    `rows` and `first_rows` are [rows], int32.
-    """
+    """The rows that read one context, and where their requests' own begin: [rows], int32."""
 
     worth: ClassVar = Worth(128, 75_000)  # docs/lessons.md
 
@@ -81,12 +78,9 @@ class NativeAttention:
         scale: float,
         output: torch.Tensor,
     ) -> None:
-        """Write to `output` the rows' attention to the context and to their own requests' rows.
-
-        `query` and `output` [rows of the step, heads, size], `key` and `value` [rows of the step,
-        heads of keys, size], the context's [tokens, heads of keys, size]. What is read is copied
-        where the heads of a row do not lie side by side. Raises ValueError for tensors that do not
-        fit each other, and for such an output.
+        """Write to `output` the rows' attention to the context and to their own requests' rows: all
+        [rows of the step, heads, size], the context [tokens, heads of keys, size]. What is read is
+        copied where it lies otherwise. Raises ValueError for tensors that do not fit each other.
         """
         read = [_side_by_side(tensor) for tensor in (query, key, value, *context)]
         tensors = (output, *read)

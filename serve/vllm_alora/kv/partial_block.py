@@ -2,18 +2,15 @@
 every rule, and not again when the conversation goes on.
 
 vLLM shares whole blocks. The tokens between the last block boundary and an aLoRA's activation point
-lie in a block that also holds the adapter's own tokens, so every adapter computes them again: half
-a block on average, as much as a short rule. Here one request computes a partial block; the others
-get it as the start of their own block and compute nothing but their rule. Those that can, begin in
-the very step that completes it: every layer copies the block into theirs before it attends. A
-captured graph would not know of it, so on a GPU the step has to be larger than the largest of them.
-The others wait for that step: it leaves a copy of the block. A conversation that has grown gets the
-copy too, as far as it begins with the same tokens. What a copy holds behind those is overwritten,
-or masked like any unused slot.
+lie in a block with the adapter's own tokens, so every adapter would compute them: half a block on
+average, as much as a short rule. Here one request computes them, and the others get them as the
+start of their own block: in the step that completes them, in which every layer copies them before
+it attends, if no captured graph computes that step; later from a copy that is kept. A conversation
+that has grown gets the copy as far as it begins alike; what lies behind is overwritten or masked.
 
-This is the scheduler's half, a KV connector, vLLM's interface for keys and values from elsewhere.
-`partial_block_seams.py` puts it in place; `partial_block_copies.py` is the worker's half. Base
-requests and plain LoRAs are left alone. Remove when vLLM shares parts of blocks between requests.
+This is the scheduler's half, a KV connector. `partial_block_seams.py` puts it in place;
+`partial_block_copies.py` is the worker's half. Base requests and plain LoRAs are left alone. Remove
+when vLLM shares parts of blocks between requests.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.request import RequestStatus
 
-from ..activation import ActivatedRequest
+from ..handover import ActivatedRequest
 from ..weights.prefetch import Prefetch
 
 # On an attention layer that copies what is shared in a step: True.
@@ -45,9 +42,8 @@ class PartialBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """A partial block that a step completes, and the blocks that begin with it in this step.
-
-    The step computes the tokens of the block `source` from `start` to `stop`. Tokens before `start`
+    """A partial block that a step completes, and the blocks that begin with it in this step. The
+    step computes the tokens of the block `source` from `start` to `stop`. Tokens before `start`
     were computed earlier; `start == stop` means all were.
     """
 
@@ -59,10 +55,8 @@ class Share:
 
 @dataclass
 class Copies(KVConnectorMetadata):
-    """What a step copies, before, after and in its forward pass.
-
-    Before it slots into blocks (slot -> block ids), after it blocks into slots (slot -> block id),
-    and the `shares` in it.
+    """What a step copies, before, after and in its forward pass. Before it slots into blocks (slot
+    -> block ids), after it blocks into slots (slot -> block id), and the `shares` in it.
     """
 
     loads: dict[int, list[int]] = field(default_factory=dict)
@@ -100,21 +94,16 @@ class SharedPartialBlocks(KVConnectorBase_V1):
     """The partial blocks that are kept, the requests that compute one, and the copies of a step.
 
     One per scheduler. `in_step_above`: one may be used in the step that completes it if that step
-    has more tokens; None: it never may. The life of a partial block, by the calls of vLLM's
-    scheduler:
+    has more tokens; None: it never may. The life of a partial block:
 
-    - It is computed. `update_state_after_alloc` makes the first request that needs it its leader
-      (`_leaders`). For the others `get_num_new_matched_tokens` says None, and they wait, until a
-      step completes it in which they may begin with it (`_matched`, then `_shares`). If the leader
-      ends before, `request_finished` lets the next one lead.
-    - It is completed. `build_connector_meta` of the step that computes its leader that far gives it
-      a slot, and the step's copies: into the slot, and into the blocks that begin with it. Requests
-      that are put into the step after that (`followers`) `can_join` and `join` these.
-    - It is kept in its slot (`_kept`). `get_num_new_matched_tokens` finds it for requests that
-      begin with the same tokens, `update_state_after_alloc` plans its copy into their blocks
-      (`_loads`), and the same step's `build_connector_meta` hands that to the worker.
-    - It is evicted: the least recently used one where `build_connector_meta` needs a slot, and all
-      by `reset_cache`.
+    - `update_state_after_alloc` makes the first request that needs it its leader (`_leaders`). For
+      others `get_num_new_matched_tokens` says None, and they wait for a step that completes it, in
+      which they may begin with it (`_matched`, `_shares`). If the leader ends, the next one leads.
+    - `build_connector_meta` of the step that completes it gives it a slot, and the step's copies.
+      `followers`, which are put into the step after that, `can_join` and `join` these.
+    - `get_num_new_matched_tokens` finds it in its slot (`_kept`) for requests that begin alike,
+      `update_state_after_alloc` plans its copy (`_loads`), and `build_connector_meta` hands it on.
+    - The least recently used one is evicted for another, and all by `reset_cache`.
     """
 
     def __init__(
@@ -154,7 +143,6 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """The number of tokens, behind those in the prefix cache, that are kept or computed now.
-
         None while another request has still to compute them, and while the request's adapter is
         read from disk.
         """
@@ -197,9 +185,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
 
     def _is_shared_now(self, leader: Any) -> bool:
         """Whether the step that is being planned computes the leader's partial block to its end and
-        is large enough to share it: the leader's own tokens are, and others only add to them.
-
-        A request that was preempted since does not run.
+        is large enough to share it: the leader's own tokens are, and others only add to them. A
+        request that was preempted since does not run.
         """
         if self._in_step_above is None or leader.status != RequestStatus.RUNNING:
             return False
@@ -207,9 +194,8 @@ class SharedPartialBlocks(KVConnectorBase_V1):
         return is_completed and leader.tokens_in_step > self._in_step_above
 
     def _longest_kept(self, ahead: PartialBlock) -> tuple[PartialBlock | None, int]:
-        """The kept block that begins with most of the tokens `ahead`, and the number of these.
-
-        None if no block begins with any. Among equally good blocks, the one kept first.
+        """The kept block that begins with most of the tokens `ahead`, and the number of these. None
+        if no block begins with any. Among equally good blocks, the one kept first.
         """
         longest, length = None, 0
         for candidate in self._kept:

@@ -1,10 +1,8 @@
 """Seams: a step's copies of partial blocks (`partial_block.py`), in the worker.
 
-Whole blocks are copied before and after the forward pass, and what is shared in it layer by layer:
-before the step's own keys and values are written, the partial block's are, and the block is copied
-into those of all that begin with it. Every attention backend that writes before it attends does so
-through one method, which is called by Python in a step that is no graph's: compiled pieces call it
-as an operator. Nothing here waits for the device.
+Whole blocks are copied before and after the forward pass. What is shared in it is copied layer by
+layer, before the step's own keys and values are written, by the one method through which every
+attention backend writes that does so before it attends. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -34,9 +32,7 @@ class Places(NamedTuple):
 
 class SharedBlocks:
     """The partial blocks that a step completes for other requests too: in every layer they are
-    written first, and copied.
-
-    `blocks`: the number of blocks of the cache.
+    written first, and copied. `blocks`: the number of blocks of the cache.
     """
 
     def __init__(self, shares: Sequence[Share], block_size: int, blocks: int) -> None:
@@ -54,9 +50,7 @@ class SharedBlocks:
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write the partial blocks' rows of one layer, and copy these blocks, whole: what a sharer
-        computes itself is not written yet.
-        """
+        """Write the partial blocks' rows of one layer, and copy these blocks before the rest."""
         if self._places is None:
             rows = self._rows(slot_mapping)
             sharers = [_on_device(share.blocks, rows.device) for share in self.shares]
@@ -70,10 +64,8 @@ class SharedBlocks:
 
     def _rows(self, slot_mapping: torch.Tensor) -> torch.Tensor:
         """The rows of all partial blocks in a step whose row i is written to `slot_mapping[i]`;
-        int64, on its device.
-
-        Where a block begins is looked for on the device, because reading it would be to wait. So is
-        whether it is there at all: if not, an error of the device.
+        int64, on its device. Where a block begins is looked for on the device, because reading it
+        would be to wait. So is whether it is there at all: if not, an error of the device.
         """
         device = slot_mapping.device
         first_slots = [share.source * self._block_size + share.start for share in self.shares]
@@ -122,9 +114,8 @@ def execute_model_v2(
     "extra_impl_args",
 )
 def attention_init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """A layer whose backend writes before it attends also copies what a step shares.
-
-    Whichever backend it is: all have the method of that name, and each layer its own instance.
+    """A layer whose backend writes before it attends also copies what a step shares. Whichever
+    backend it is: all have the method of that name, and each layer its own instance.
     """
     original(self, *args, **kwargs)
     write = getattr(self.impl, "do_kv_cache_update", None)
@@ -142,9 +133,8 @@ def write_and_share(
     kv_cache: Any,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write one layer's new keys and values, [rows, heads, size], into their slots.
-
-    Before them those of the shared partial blocks, into all blocks that begin with them.
+    """Write one layer's new keys and values, [rows, heads, size], into their slots. Before them
+    those of the shared partial blocks, into all blocks that begin with them.
     """
     shared = _shared_blocks.get()
     if shared:
@@ -169,7 +159,8 @@ def _between_copies(
         return original(runner, scheduler_output, *args, **kwargs)
     layers = []
     if copies.loads or copies.saves:  # who shares also saves
-        layers = _layers(runner)
+        blocks = runner.kv_cache_config.num_blocks
+        layers = [_whole_blocks(layer, blocks) for layer in runner.kv_caches]
     # Slot -> its block in every layer.
     slots: dict[int, list[torch.Tensor]] = vars(runner).setdefault("partial_block_slots", {})
     for slot, block_ids in copies.loads.items():
@@ -190,10 +181,7 @@ def _between_copies(
 
 @contextlib.contextmanager
 def _sharing(shares: Sequence[Share], runner: Any, layers: int) -> Iterator[None]:
-    """A forward pass in which every one of `layers` shares its partial blocks.
-
-    Raises RuntimeError if one has not.
-    """
+    """A forward pass in which all `layers` share partial blocks. Raises RuntimeError if not."""
     shared = None
     computed = [share for share in shares if share.start < share.stop]
     if computed:
@@ -209,11 +197,6 @@ def _sharing(shares: Sequence[Share], runner: Any, layers: int) -> Iterator[None
             f"{shared.layers} of {layers} layers have shared the step's partial blocks: "
             "answers would be wrong"
         )
-
-
-def _layers(runner: Any) -> list[torch.Tensor]:
-    blocks = runner.kv_cache_config.num_blocks
-    return [_whole_blocks(layer, blocks) for layer in runner.kv_caches]
 
 
 def _whole_blocks(kv_cache: torch.Tensor, blocks: int) -> torch.Tensor:

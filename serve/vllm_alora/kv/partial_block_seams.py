@@ -22,8 +22,6 @@ from .partial_block import COPIES_SHARES, SharedPartialBlocks
 # In EngineArgs.additional_config: how many partial blocks are kept, 0 for none. Each takes the
 # memory of a KV block.
 KEPT_PARTIAL_BLOCKS = "vllm_alora_kept_partial_blocks"
-# And whether one may be used in the step that completes it; by default True.
-SHARE_IN_STEP = "vllm_alora_share_in_step"
 DEFAULT_KEPT = 32
 
 
@@ -43,7 +41,7 @@ def scheduler_init(
     self.kv_cache_manager.gives_held_blocks = config.get(GIVES_HELD_BLOCKS, True)
     room = config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
-        above = in_step_above(vllm_config) if config.get(SHARE_IN_STEP, True) else None
+        above = in_step_above(vllm_config)
         self.connector = SharedPartialBlocks(
             self.kv_cache_manager, self.block_size, room, in_step_above=above
         )
@@ -54,10 +52,8 @@ def scheduler_init(
 
 def in_step_above(vllm_config: Any) -> int | None:
     """The tokens that a step must exceed to be surely none of a captured graph's, 0 where nothing
-    is captured.
-
-    None where layers do not write what is shared in a step (`partial_block_copies`), or are in
-    another process.
+    is captured. None where layers do not write what is shared in a step (`partial_block_copies`),
+    or are in another process.
     """
     if current_platform.is_cpu():
         return 0
@@ -104,10 +100,9 @@ def _may_share(vllm_config: Any, kv_cache_config: Any) -> bool:
     "self reset_running_requests reset_connector",
 )
 def reset_prefix_cache(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
-    """Forget partial blocks with the blocks, whether or not the caller knows of a connector.
-
-    The base may have other weights now. Where vLLM keeps its blocks, as requests are running, ours
-    are kept too.
+    """Forget partial blocks with the blocks, whether or not the caller knows of a connector. The
+    base may have other weights now. Where vLLM keeps its blocks, as requests are running, ours are
+    kept too.
     """
     is_done = original(self, *args, **kwargs)
     if is_done and isinstance(self.connector, SharedPartialBlocks):

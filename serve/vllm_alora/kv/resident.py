@@ -1,12 +1,10 @@
 """Seam: requests of which the prefix cache holds more are served earlier.
 
-The cache evicts the least recently used blocks. When conversations outnumber it and return in
-order, the blocks of each have just been evicted for its predecessor, and hardly anything is reused,
-however little the cache is too small. An engine whose priorities are a virtual
-time that advances by the tokens answered says so (`RESIDENT_FIRST`); then a request goes ahead by
-the tokens that are there when it comes. One that waits is overtaken until the virtual time is a
-prompt's length beyond its priority, and by nothing that comes after. Remove when vLLM's scheduler
-looks at the prefix cache.
+The cache evicts the least recently used blocks: when conversations outnumber it and return in
+order, the blocks of each have just been evicted. An engine whose priorities are a virtual time that
+advances by the tokens answered says so (`RESIDENT_FIRST`); then a request goes ahead by the tokens
+that are there when it comes, and one that waits is overtaken for a prompt's length at most. Remove
+when vLLM's scheduler looks at the prefix cache.
 """
 
 from __future__ import annotations

@@ -21,11 +21,10 @@ MAX_QUERY = 64  # computed tokens of a reader: with more of them it is a product
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's requests, in the order of its rows, and what they compute.
-
-    `blocks` are ids, [requests, blocks of the longest], and `token_ids` [requests, tokens of the
-    longest]; all others [requests]. `base_tokens`: how many tokens from the prompt's first on have
-    the base's keys and values.
+    """A step's requests, in the order of its rows, and what they compute. `blocks` are ids,
+    [requests, blocks of the longest], and `token_ids` [requests, tokens of the longest]; all others
+    [requests]. `base_tokens`: how many tokens from the prompt's first on have the base's keys and
+    values.
     """
 
     blocks: Ints
@@ -49,9 +48,8 @@ class Worth(NamedTuple):
 
 
 class SharedContext(NamedTuple):
-    """`tokens` that these requests of a batch have before what they compute.
-
-    `computed_at`: the row of the first of them in the step, if it computes them all.
+    """`tokens` that these requests of a batch have before what they compute. `computed_at`: the row
+    of the first of them in the step, if it computes them all.
     """
 
     tokens: int
@@ -60,10 +58,9 @@ class SharedContext(NamedTuple):
 
 
 def shared_contexts(batch: Batch, worth: Worth) -> list[SharedContext]:
-    """The contexts that requests have in common, where reading them once is worth it.
-
-    Two are the same if they lie in the same blocks, and, behind the last whole block, have the same
-    tokens, computed by the base: then their keys and values are the same too.
+    """The contexts that requests have in common, where reading them once is worth it. Two are the
+    same if they lie in the same blocks, and, behind the last whole block, have the same tokens,
+    computed by the base: then their keys and values are the same too.
     """
     is_reader = (
         (batch.computed >= worth.tokens)

@@ -106,9 +106,7 @@ def _padded_rows(first_rows: Ints, lengths: Ints) -> Ints:
 
 
 def _tiles(padded: Ints, in_tile: int) -> Ints:
-    """[requests, longest] -> [tiles, in_tile * longest], the last request again in the last tile
-    where that is not full.
-    """
+    """[requests, longest] -> [tiles, in_tile * longest], filled up with the last request."""
     requests, longest = padded.shape
     missing = -requests % in_tile
     filled = np.pad(padded, ((0, missing), (0, 0)), "edge")
@@ -117,9 +115,8 @@ def _tiles(padded: Ints, in_tile: int) -> Ints:
 
 @functools.cache
 def own_rows(requests: int, rows: int, sharing: int, dtype: torch.dtype) -> torch.Tensor:
-    """The mask of a tile of `requests`: a row attends to those of its request up to itself.
-
-    0 or minus infinity, [sharing * tile rows, tile rows], for `sharing` heads of one head of keys.
+    """The mask of a tile of `requests`: a row attends to those of its request up to itself. 0 or
+    minus infinity, [sharing * tile rows, tile rows], for `sharing` heads of one head of keys.
     """
     attends = torch.block_diag(*[torch.ones(rows, rows).tril()] * requests).bool()
     mask = torch.zeros(attends.shape, dtype=dtype).masked_fill(~attends, -torch.inf)
@@ -134,10 +131,8 @@ def _attention(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of rows [batch, rows, heads, size] to tokens [batch, tokens, heads of keys, size],
-    `mask` [sharing * rows, tokens] where `sharing` heads read one head of keys, or all of them.
-
-    Returns [batch, rows, heads, size], and the logarithm of each softmax's sum, [batch, rows,
-    heads]. The heads that read one head of keys are rows of one product.
+    and the logarithm of each softmax's sum, [batch, rows, heads]. `mask` [sharing * rows, tokens]:
+    the `sharing` heads that read one head of keys are rows of one product.
     """
     rows, key_heads = query.shape[1], key.shape[2]
     attended, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -1,11 +1,9 @@
 """Seams: on a CPU the model is compiled although adapters are on.
 
-vLLM switches its compiler off there as soon as an engine may have adapters, because its own
-low-rank products on a CPU cannot be traced. Here they are one operator, which the compiler calls
-and does not look into. It is given its layer's name, and finds the layer in the context of the pass
-under way, as vLLM's attention does: what a step does with its adapters is read when it runs, and
-what was compiled for one engine names no layer of another. The setting is vLLM's own:
-`enforce_eager` leaves the compiler off. Remove when vLLM compiles with adapters on a CPU.
+vLLM's low-rank products on a CPU cannot be traced, so it does not compile there with adapters. Here
+they are one operator, which the compiler does not look into. It finds its layer by name in the pass
+under way, as vLLM's attention does: nothing of a step or an engine is compiled in. `enforce_eager`
+leaves the compiler off. Remove when vLLM compiles with adapters on a CPU.
 """
 
 from __future__ import annotations
@@ -44,10 +42,9 @@ def _(output: torch.Tensor, x: torch.Tensor, layer_name: str) -> None:
 
 @seam("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA.__init__", "self base_layer")
 def init(original: Callable[..., None], self: Any, base_layer: Any) -> None:
-    """Enter the layer among those that a pass finds by their names.
-
-    Raises ValueError where another layer has its name and the model is to be compiled: one of the
-    two would be computed with the other's adapters.
+    """Enter the layer among those that a pass finds by their names. Raises ValueError where another
+    layer has its name and the model is to be compiled: one of the two would be computed with the
+    other's adapters.
     """
     original(self, base_layer)
     config = get_current_vllm_config_or_none()

@@ -1,14 +1,11 @@
 """Seams: on a GPU the low-rank kernels are launched where there is work, not over the whole step.
 
-vLLM launches its Triton kernels over (all tokens of the step) x (slots + 1): a program for every
-tile of tokens and every slot, and nearly all of them find that their adapter has no such tokens.
-With aLoRA the conversation's tokens have no adapter, and a rule's suffix is one tile. Here a launch
-covers as many tiles as the adapter with most tokens has, and as many adapters as are in the step.
-Each program that is left computes what it did before. Steps that may be a captured graph's keep
-vLLM's grid, in its warm-up too: a kernel that is first compiled while a graph is captured fails.
-What the kernels read of the step is made on the host, where vLLM has it already: its own way waits
-for the device. Remove when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and prepares
-the metadata without waiting (another in its `punica_gpu.py`).
+vLLM launches its Triton kernels over (all tokens of the step) x (slots + 1), of which nearly all
+programs find nothing to do: a rule's suffix is one tile. Here a launch covers the tiles of the
+adapter with most tokens, and the adapters of the step. Steps that may be a captured graph's keep
+vLLM's grid, in its warm-up too. What the kernels read of the step is made on the host: vLLM's way
+waits for the device. Remove when vLLM bounds its grid so (a TODO in its `lora_shrink_op.py`) and
+prepares the metadata without waiting (another in its `punica_gpu.py`).
 """
 
 from __future__ import annotations
@@ -62,10 +59,7 @@ _graphs = Graphs()
 
 
 class BoundedKernel:
-    """One of vLLM's low-rank kernels, launched over its step's work.
-
-    Raises SeamError where the kernel's parameters have other names.
-    """
+    """A low-rank kernel of vLLM's, launched over its step's work. Raises SeamError for another."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -149,9 +143,8 @@ def update_metadata(
 def prepare_tensors(
     original: Callable[..., None], self: Any, token_lora_mapping: torch.Tensor
 ) -> None:
-    """What vLLM computes on the device and waits for, from the same slots on the host.
-
-    The device's queue of work runs on: vLLM's way empties it six times a step.
+    """What vLLM computes on the device and waits for, from the same slots on the host. The device's
+    queue of work runs on: vLLM's way empties it six times a step.
     """
     slots = vars(self).pop("host_slots", None)
     if slots is None:

@@ -43,10 +43,8 @@ class _Slice(ctypes.Structure):
 
 
 class Pieces(NamedTuple):
-    """A step's tokens by adapter.
-
-    `table` [pieces, 3], int32: slot, where its tokens begin in `tokens` [all of them], and how many
-    they are. `last`: the largest token.
+    """A step's tokens by adapter. `table` [pieces, 3], int32: slot, where its tokens begin in
+    `tokens` [all of them], and how many they are. `last`: the largest token.
     """
 
     table: np.ndarray
@@ -68,9 +66,8 @@ def pieces_of(tokens_of_slot: dict[int, list[int]]) -> Pieces:
 
 class NativeLayer:
     """A layer's adapters: A [slots, 1, rank, in] and B [slots, 1, out, rank] for each slice of its
-    outputs, B by columns, and the rank of each slot's adapter in each slice, [slices, slots].
-
-    What it is made of must stay where it is. Raises CompileError where nothing can be compiled, and
+    outputs, B by columns, and the rank of each slot's adapter in each slice, [slices, slots]. What
+    it is made of must stay where it is. Raises CompileError where nothing can be compiled, and
     ValueError where the weights have other shapes or lie otherwise.
     """
 
@@ -100,9 +97,8 @@ class NativeLayer:
             first += width
 
     def add(self, y: torch.Tensor, x: torch.Tensor, pieces: Pieces) -> None:
-        """y += x A B on the pieces' tokens, in place; y [tokens, out] and x [tokens, in].
-
-        Raises ValueError if they have other sizes, or a row of them does not lie in one piece.
+        """y += x A B on the pieces' tokens, in place; y [tokens, out] and x [tokens, in]. Raises
+        ValueError if they have other sizes, or a row of them does not lie in one piece.
         """
         widths = x.shape[1], y.shape[1]
         if widths != (self._inputs, self._width) or pieces.last >= min(len(x), len(y)):

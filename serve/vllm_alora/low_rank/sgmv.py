@@ -1,13 +1,11 @@
 """Seams: SGMV on the CPU, every adapter's low-rank product where its weights lie.
 
-vLLM's CPU operator copies a whole adapter matrix for every token of the batch
-(`lora_weights[indices]`, then einsum), base tokens included, at the largest rank any adapter may
-have, in layers too in which none has weights. Here a step's tokens are put together by adapter
-once, and each linear layer multiplies each adapter's at its rank there, if it has weights. Short
-segments, as those of aLoRAs are, go through one call in C++ (`native.py`), which copies no weights;
-long ones, as those of LoRAs, are products of PyTorch's own, one after the other, and so is
-everything in float16 and on a machine without a C++ compiler. Tokens of the base cost nothing. LoRA
-and aLoRA both use it. Remove when vLLM has a segmented CPU operator.
+vLLM's CPU operator copies a whole adapter matrix for every token, base tokens included, at the
+largest rank any adapter may have. Here a step's tokens are put together by adapter once, and each
+linear layer multiplies each adapter's at its own rank, if it has weights there. Short segments, as
+of aLoRAs, are one call in C++ (`native.py`); long ones, float16, and all without a compiler are
+products of PyTorch's. Tokens of the base cost nothing. Remove when vLLM has a segmented CPU
+operator.
 """
 
 from __future__ import annotations
@@ -84,10 +82,7 @@ def as_index(numbers: list[int]) -> slice | torch.Tensor:
 
 
 class LayerAdapters:
-    """What a linear layer's adapters are, by slot.
-
-    `ranks` [slices, slots]: of the slot's adapter there; 0 where it has no weights.
-    """
+    """A linear layer's adapters by slot: `ranks` [slices, slots], 0 where there are no weights."""
 
     def __init__(self, a: Stacked, b: Stacked) -> None:
         self.ranks = np.zeros((len(a), len(a[0])), np.int32)
@@ -110,10 +105,9 @@ class LayerAdapters:
     def _add_segment(
         self, y: torch.Tensor, x: torch.Tensor, outputs: Sequence[int], segment: Segment
     ) -> None:
-        """Add one segment's product, by PyTorch.
-
-        It accumulates in float32 and rounds x A to y's type, as vLLM's operator does; the sum is
-        rounded once, where vLLM rounds the product before.
+        """Add one segment's product, by PyTorch. It accumulates in float32 and rounds x A to y's
+        type, as vLLM's operator does; the sum is rounded once, where vLLM rounds the product
+        before.
         """
         slot, tokens = segment
         rows = _at(x, tokens)
@@ -154,7 +148,6 @@ def init(
     **kwargs: Any,
 ) -> None:
     """Room for two segments per request: with aLoRA a request has a base part and an adapter part.
-
     vLLM's buffers hold one segment per request, so a full batch raised a shape error. Nothing else
     is sized by `max_batches`.
     """
@@ -165,12 +158,8 @@ def init(
 
 @seam("vllm.lora.model_manager:LoRAModelManager._create_lora_modules", "self")
 def create_lora_modules(original: Callable[..., None], self: Any) -> None:
-    """Keep every B in memory by columns: at a low rank it is read in one piece. Compile the
-    products in C++.
-
-    The shapes are vLLM's. A packed layer's parts are asked for by their shape and their slices
-    only. Triton's kernels take it as it is. Raises ValueError for fully sharded adapters on a CPU:
-    vLLM would compute them with operators of its own, not with `add_lora_linear`.
+    """Keep every B in memory by columns, which a low rank is read by, and compile the products in
+    C++. Raises ValueError for fully sharded adapters on a CPU, which vLLM would compute itself.
     """
     wrappers = list(self.punica_wrapper_mapping.values())
     is_on_cpu = all(isinstance(wrapper, PunicaWrapperCPU) for wrapper in wrappers)
@@ -210,9 +199,7 @@ def is_native(dtype: torch.dtype) -> bool:
 @seam("vllm.lora.model_manager:LoRAModelManager.activate_adapter", "self lora_id")
 def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
     """Tell the layers the ranks of the adapter in each slot, so that it is computed at its own
-    rank, and where it has weights.
-
-    Counts the slots it has filled.
+    rank, and where it has weights. Counts the slots it has filled.
     """
     activated = original(self, lora_id)
     if activated:  # else it had its slot already
@@ -232,7 +219,6 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 def ranks_of(weights: Any, slices: int) -> list[int]:
     """The ranks of an adapter's weights in a layer (None or vLLM's), one for each slice of outputs.
-
     A packed layer (QKV, gate and up) has several slices, some without weights. Where the weights
     are not one part a slice, vLLM shares them out itself: then all slices count as having some.
     """
@@ -252,10 +238,7 @@ def ranks_of(weights: Any, slices: int) -> list[int]:
     "self mapping lora_index_to_id max_loras vocab_size kwargs",
 )
 def update_metadata(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Put the step's tokens together by adapter, once for all layers.
-
-    On a GPU the wrapper has its own method and is not touched.
-    """
+    """Put the step's tokens together by adapter, once for all layers of a CPU."""
     original(self, *args, **kwargs)
     slots, lengths = torch.unique_consecutive(self.token_lora_indices, return_counts=True)
     self.segments = segments_of(slots.tolist(), lengths.tolist(), self.native)
@@ -276,12 +259,9 @@ def add_lora_linear(
     output_slices: tuple[int, ...],
     **kwargs: Any,
 ) -> None:
-    """Add every adapter's low-rank product to its tokens of `y`, in place.
-
-    For each slice of a packed layer. Raises ValueError for operands of unlike types and for a
-    scale: the original would take them, and give the base's tokens the adapter in the last slot. No
-    adapter gets here with another type than its base's (`adapter.check_adapter`). Raises it for a
-    layer that no adapter was placed in, too.
+    """Add every adapter's product to its tokens of `y`, in place. Raises ValueError for operands of
+    unlike types, for a scale and for a layer without placed adapters: the original would take them,
+    and give the base's tokens the adapter in the last slot.
     """
     step: Segments = self.segments
     if not step.pieces and not step.by_pytorch:

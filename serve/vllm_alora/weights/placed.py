@@ -1,13 +1,10 @@
 """Seams: the worker computes with the weights that the request names, all of them.
 
 vLLM keeps the adapter it loaded first under an id, whatever lies on disk later, and silently drops
-tensors that fit no layer. `arrival` has checked the files already; here it is verified that what
-was loaded is what was checked and that every tensor has a layer to act on. A failure here is an
-error of `add_lora` if the adapter is preloaded. In the middle of a step it stops the engine: vLLM
-cannot fail one request there, and an answer from other weights would look like a verdict (an
-adapter of NaNs would too, or worse: stale NaNs in a freed KV block spoil the next request that gets
-the block). What is left for it to catch is an adapter whose files are overwritten between the check
-and the load. Remove when vLLM knows adapters by content and refuses tensors it does not use.
+tensors that fit no layer. `arrival` has checked the files; here it is verified that what was loaded
+is what was checked, and that every tensor has a layer. A failure is an error of `add_lora` if the
+adapter is preloaded; in a step it stops the engine, as an answer from other weights would look like
+a verdict. Remove when vLLM knows adapters by content and refuses tensors it does not use.
 """
 
 from __future__ import annotations
@@ -19,18 +16,17 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from ..activation import ActivatedRequest
 from ..adapter import AdapterError, read_adapter
+from ..handover import ActivatedRequest
 from ..seam import seam
 from .prefetch import Prefetch
 
 
 @seam("vllm.lora.worker_manager:WorkerLoRAManager._load_adapter", "self lora_request")
 def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> Any:
-    """The adapter vLLM loaded, in this step or before it (`prefetch`).
-
-    Raises AdapterError if a tensor was dropped, if a layer would be computed wrongly, or if the
-    files are not those the request was checked with.
+    """The adapter vLLM loaded, in this step or before it (`prefetch`). Raises AdapterError if a
+    tensor was dropped, if a layer would be computed wrongly, or if the files are not those the
+    request was checked with.
     """
     prefetch: Prefetch | None = getattr(self, "prefetch", None)
     if prefetch and (early := prefetch.take(lora_request.lora_int_id)) is not None:
@@ -62,10 +58,7 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.add_adapter", "self lora_request")
 def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> bool:
-    """Load the adapter if it is not loaded.
-
-    An adapter under its id that was loaded from other files is dropped first. Counts the loads.
-    """
+    """Load the adapter, and count it, unless it is loaded from the same files."""
     if isinstance(lora_request, ActivatedRequest):
         loaded = getattr(self, "content_of_id", {}).get(
             lora_request.lora_int_id, lora_request.content
@@ -85,10 +78,7 @@ def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> 
 
 
 def unplaced(modules: Any, manager: Any) -> list[str]:
-    """The modules of a loaded adapter that no layer of this worker's model will use.
-
-    Apart from those of other pipeline stages.
-    """
+    """The modules of an adapter that no layer of this model uses, nor any other stage."""
     layers = _adapted_layers(manager)
     other_stages = tuple(
         f"{name}."
@@ -105,9 +95,8 @@ def unplaced(modules: Any, manager: Any) -> list[str]:
 
 def computed_by_vllm(modules: Any, manager: Any) -> list[str]:
     """The modules of a loaded adapter that vLLM's own CPU operators would compute: embeddings,
-    output layers and experts. None on a GPU.
-
-    These operators give base tokens the adapter in the last slot.
+    output layers and experts. None on a GPU. These operators give base tokens the adapter in the
+    last slot.
     """
     layers = _adapted_layers(manager)
     names = []
@@ -120,10 +109,9 @@ def computed_by_vllm(modules: Any, manager: Any) -> list[str]:
 
 
 def _adapted_layers(manager: Any) -> dict[str, Any]:
-    """vLLM's layers with adapters, under the names that an adapter's modules may have.
-
-    A packed layer is there under its parts' names too. vLLM finds a layer without the leading
-    "model." of its name where the model pools, and only there.
+    """vLLM's layers with adapters, under the names that an adapter's modules may have. A packed
+    layer is there under its parts' names too. vLLM finds a layer without the leading "model." of
+    its name where the model pools, and only there.
     """
     layers: dict[str, Any] = dict(manager.modules)
     for packed, parts in manager.packed_modules.items():

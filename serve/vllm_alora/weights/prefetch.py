@@ -1,11 +1,9 @@
 """Seam: asynchronous prefetch, adapters are made ready while steps run, not in them.
 
-vLLM reads an adapter in the step that needs it, puts the weights of packed layers together, scales
-them and pins them in host memory, and everybody in that step waits. Here a request whose adapter is
-not in host memory stays in the queue of the scheduler while a thread does all of this; others go
-on. What is ready is handed over when the step asks for it (`placed`), which then registers it and
-fills a slot: all of vLLM's own bookkeeping is as it was. The scheduler is asked through the
-connector of `partial_block`; in an engine without it, or with scheduler and worker in different
+vLLM reads, packs, scales and pins an adapter in the step that needs it, and everybody in that step
+waits. Here a request whose adapter is not in host memory stays in the scheduler's queue while a
+thread does this, and `placed` hands the adapter over when a step asks. The scheduler is asked
+through the connector of `partial_block`; without it, or with scheduler and worker in different
 processes, nothing changes. Remove when vLLM makes adapters ready beside its steps.
 """
 
@@ -29,10 +27,7 @@ _this_thread = threading.local()  # `reading`: this thread reads ahead
 
 
 class Prefetch:
-    """Reads the adapters of waiting requests, in the order they are asked for.
-
-    One per engine; only `_read` runs in another thread.
-    """
+    """Reads the adapters of waiting requests in order. Only `_read` runs in another thread."""
 
     def __init__(self, worker_manager: Any, max_ahead: int) -> None:
         self._manager = worker_manager
@@ -75,10 +70,7 @@ class Prefetch:
         return True
 
     def take(self, adapter: int) -> Any | None:
-        """The adapter if it was read ahead, now the caller's; None if not.
-
-        Raises what reading it raised.
-        """
+        """The adapter if it was read ahead, or None. Raises what reading it raised."""
         if getattr(_this_thread, "reading", False) or adapter not in self._read_ahead:
             return None
         return self._read_ahead.pop(adapter).result()
@@ -99,11 +91,7 @@ class Prefetch:
         return False
 
     def _read(self, lora_request: Any) -> Any:
-        """The adapter, read and packed.
-
-        Packing reads of the manager what is settled with the engine's start: which layers there
-        are.
-        """
+        """The adapter, read and packed, by what is settled with the engine's start."""
         _this_thread.reading = True
         lora = self._manager._load_adapter(lora_request)
         self._manager._adapter_manager._create_merged_loras_inplace(lora)
@@ -112,19 +100,14 @@ class Prefetch:
 
 @seam("vllm.lora.model_manager:LoRAModelManager._create_merged_loras_inplace", "self lora_model")
 def create_merged_loras(original: Callable[..., None], self: Any, lora_model: Any) -> None:
-    """Pack, scale and pin an adapter's weights in place, once: the step leaves alone what was
-    read ahead.
-    """
+    """Pack, scale and pin an adapter's weights, once: not again what was read ahead."""
     if not getattr(lora_model, "is_packed", False):
         original(self, lora_model)
         lora_model.is_packed = True
 
 
 def connect(engine_core: Any) -> None:
-    """Let the engine's scheduler and its worker share one Prefetch, if both are in this process.
-
-    Called with every request.
-    """
+    """Let scheduler and worker share one Prefetch, if both are here. Called with every request."""
     if vars(engine_core).setdefault("prefetch_connected", False):
         return
     engine_core.prefetch_connected = True
@@ -141,10 +124,9 @@ def connect(engine_core: Any) -> None:
 
 
 def failed_of(engine_core: Any) -> dict[int, Exception]:
-    """Which adapters could not be read since the last call, and why.
-
-    Who has called this once has to refuse their requests. Nobody else does: they wait. Without a
-    call the step that needs such an adapter raises the error.
+    """Which adapters could not be read since the last call, and why. Who has called this once has
+    to refuse their requests. Nobody else does: they wait. Without a call the step that needs such
+    an adapter raises the error.
     """
     prefetch = _at(engine_core, "scheduler.connector.prefetch")
     if prefetch is None:

@@ -1,18 +1,16 @@
 """Seams: the eviction policy of adapter slots, least frequently used with a half-life.
 
-vLLM evicts the adapter used least recently, and copies a step's adapters into slots in no
-particular order. So one may be evicted for another one of the same step and be swapped in again at
-once; and in a round-robin over adapters, one more than there are slots, every one is swapped in
-every time. Here a step's adapters that have a slot keep it, and of the others the one asked least
-often is evicted: counted with a half-life, by powers of two, and among equals the last one that
-came. So a rare adapter takes the slot of a rare one, and of many that are asked equally often most
-stay. The same holds for the adapters kept in host memory. Pinned ones stay. Remove when vLLM weighs
-how often an adapter is asked.
+vLLM evicts the adapter used least recently, perhaps for another one of the same step, and in a
+round-robin over one more adapter than there are slots swaps in every one every time. Here a step's
+adapters keep their slots, and of the others the one asked least often is evicted: counted with a
+half-life, by powers of two, and among equals the last one that came. The same holds for host
+memory. Pinned ones stay. Remove when vLLM weighs how often an adapter is asked.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -59,22 +57,16 @@ class Heat:
         return count * math.pow(0.5, (self._step - since) / HALF_LIFE)
 
     def coldest(self, adapters: Collection[int]) -> int:
-        """The adapter of `adapters` to evict, by its id; one that this step needs is the last
-        choice.
-        """
+        """The adapter to evict, by its id; one that this step needs is the last choice."""
         free = [adapter for adapter in adapters if adapter not in self.needed]
         return min(free or adapters, key=self._eviction_key)
 
     def _eviction_key(self, adapter: int) -> tuple[int, int]:
         """The adapter with the lowest is evicted first."""
-        return _power(self.of(adapter)), -self._swapped_in_at.get(adapter, 0)
-
-
-def _power(count: float) -> int:
-    """The power of two below a count, so that counts that are nearly alike count as equal."""
-    if not count:
-        return -(2**30)
-    return math.frexp(count)[1]
+        count, power = self.of(adapter), -(2**30)
+        if count:
+            power = math.frexp(count)[1]  # counts that are nearly alike count as equal
+        return power, -self._swapped_in_at.get(adapter, 0)
 
 
 @seam("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager._apply_adapters", "self lora_requests")
@@ -90,10 +82,9 @@ def apply_adapters(original: Callable[..., None], self: Any, lora_requests: Iter
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.activate_adapter", "self lora_id")
 def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> bool:
-    """Give the adapter a slot; if none is free, that of the coldest.
-
-    vLLM counts it as active before its weights are copied. If they are not, it has no slot: in the
-    next step it would be computed with what an earlier adapter has left there.
+    """Give the adapter a slot; if none is free, that of the coldest. vLLM counts it as active
+    before its weights are copied. If they are not, it has no slot: in the next step it would be
+    computed with what an earlier adapter has left there.
     """
     active = self._active_adapters
     if lora_id not in active:
@@ -110,10 +101,7 @@ def activate_adapter(original: Callable[..., bool], self: Any, lora_id: int) -> 
 
 @seam("vllm.lora.model_manager:LRUCacheLoRAModelManager.remove_oldest_adapter", "self")
 def remove_oldest_adapter(original: Callable[..., bool], self: Any) -> bool:
-    """Host memory is full: the coldest adapter goes that the step does not need.
-
-    One without a slot on the device, if there is one.
-    """
+    """Host memory is full: the coldest adapter that is not needed goes, rather one without slot."""
     unpinned = _unpinned(self._registered_adapters)
     heat = heat_of(self)
     if not unpinned:
@@ -125,9 +113,7 @@ def remove_oldest_adapter(original: Callable[..., bool], self: Any) -> bool:
 
 
 def _has_slot(worker_manager: Any, request: Any) -> bool:
-    """Whether the request's adapter is in a slot, loaded from the content that the request
-    names.
-    """
+    """Whether the request's adapter is in a slot, with the content that the request names."""
     adapter_id = request.lora_int_id
     named_content = getattr(request, "content", None)
     if named_content is None or adapter_id not in worker_manager._adapter_manager._active_adapters:
@@ -144,3 +130,24 @@ def heat_of(manager: Any) -> Heat:
 
 def _unpinned(cache: Any) -> list[int]:
     return [adapter for adapter in cache if adapter not in cache.pinned_items]
+
+
+# vLLM's Triton kernels keep the slots' tensors in tables of the process, by the tensors' addresses,
+# and never drop an entry: a closed engine's slots would stay in device memory (5.6 GB for Qwen3-4B
+# with 128 slots), and a later engine at the same addresses would be read with the old strides.
+TABLES = "vllm.lora.ops.triton_ops.utils"
+
+
+def forget_pointers(lora_manager: Any) -> None:
+    """Drop the kernels' entries for this manager's slots, and no others: graphs read them."""
+    tables: Any = sys.modules.get(TABLES)  # loaded where the kernels are
+    if tables is None:
+        return
+    addresses: set[int] = set()
+    for layer in lora_manager._adapter_manager.modules.values():
+        for stacked in (layer.lora_a_stacked, layer.lora_b_stacked):
+            addresses.update(weights.data_ptr() for weights in stacked)
+    for table in (tables._LORA_A_PTR_DICT, tables._LORA_B_PTR_DICT):
+        for key in list(table):
+            if not addresses.isdisjoint(key):
+                del table[key]

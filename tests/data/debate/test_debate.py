@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -16,14 +15,15 @@ import pytest
 
 from data.build import build, main
 from data.debate.debate import REFINEMENTS, ROUNDS
-from data.debate.writers import Writers
+from data.debate.paid_endpoint import Writers
+from data.sources import DataRequest
 from guard.conversation.example import SPLITS, read_examples
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import Runs
 from tests.data.llm_server import RULE, SEEDS, Server, debated, endpoint
 
-KILLS = 5
+KILLS = 3
 HALVES = [0] * 20 + [1] * 20
 AT_ONCE = "accepted in round 1 after 0 rewritings"
 
@@ -33,9 +33,7 @@ def answers(tmp_path: Path) -> Path:
     return tmp_path / "answers.jsonl"
 
 
-def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(
-    server: Server, answers: Path
-) -> None:
+def test_examples_are_debated_balanced_and_split(server: Server, answers: Path) -> None:
     examples, statistics = debated(server, answers)
     assert sorted(example.label for example in examples) == HALVES
     assert {example.split for example in examples} == set(SPLITS)
@@ -50,9 +48,7 @@ def test_examples_are_debated_balanced_split_and_carry_where_they_come_from(
     assert statistics["prompt_tokens"] == 100 * len(server.requests)
 
 
-def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_then_dropped(
-    server: Server, answers: Path
-) -> None:
+def test_a_case_without_agreement_is_rewritten_then_dropped(server: Server, answers: Path) -> None:
     stubborn = json.dumps({"violates": False, "reason": "I see nothing forbidden"})
 
     def reply(kind: str, system: str, user: str, name: str) -> str:
@@ -75,9 +71,7 @@ def test_a_case_that_no_two_judges_agree_upon_is_rewritten_with_their_dissent_th
     assert sorted(example.label for example in examples) == HALVES
 
 
-def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(
-    server: Server, answers: Path
-) -> None:
+def test_too_few_agreements_are_an_error_with_all_outcomes(server: Server, answers: Path) -> None:
     def reply(kind: str, system: str, user: str, name: str) -> str:
         if kind != "judge":
             return Server.reply(server, kind, system, user, name)
@@ -89,9 +83,7 @@ def test_too_few_agreements_are_an_error_that_says_what_became_of_the_cases(
         debated(server, answers, 4, seeds=())
 
 
-def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
-    server: Server, answers: Path
-) -> None:
+def test_a_dissent_that_is_answered_ends_in_an_example(server: Server, answers: Path) -> None:
     def reply(kind: str, system: str, user: str, name: str) -> str:
         if kind == "judge" and "rewritten" not in user.partition("</conversation>")[0]:
             violates = "Assistant: no" in user
@@ -105,9 +97,7 @@ def test_a_dissent_that_a_rewriting_answers_ends_in_an_example(
     assert {example.meta["rewritings"] for example in examples} == {1}
 
 
-def test_agreed_cases_that_training_would_refuse_are_an_error_and_stay(
-    server: Server, answers: Path
-) -> None:
+def test_too_few_agreed_cases_are_an_error_and_stay(server: Server, answers: Path) -> None:
     told = r"20 agreed cases are too few.*validation has 1 of 2 rows.*--examples"
     with pytest.raises(GuardError, match=told):
         debated(server, answers, 20, seeds=())
@@ -116,24 +106,7 @@ def test_agreed_cases_that_training_would_refuse_are_an_error_and_stay(
     assert len(set(server.requests)) == len(server.requests) > answered
 
 
-@pytest.mark.slow
-def test_what_an_answer_adds_of_its_own_accord_is_left_out(
-    server: Server, answers: Path, tmp_path: Path
-) -> None:
-    plain, _ = debated(server, answers)
-
-    def reply(kind: str, system: str, user: str, name: str) -> str:
-        text = Server.reply(server, kind, system, user, name)
-        return text if kind == "advocate" else text.replace("{", '{"confidence": 0.9, ')
-
-    server.reply = reply  # type: ignore[method-assign]
-    more, statistics = debated(server, tmp_path / "more.jsonl")
-    assert (more, statistics["malformed"]) == (plain, 0)
-
-
-def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs_its_case_alone(
-    server: Server, answers: Path
-) -> None:
+def test_an_answer_that_is_never_in_form_costs_its_case(server: Server, answers: Path) -> None:
     def reply(kind: str, system: str, user: str, name: str) -> str:
         if kind == "write" and ("amber 0" in user or "amber 1" in user):
             return '{"messages": [{"role": "narrator", "content": "once"}]}'
@@ -146,9 +119,7 @@ def test_an_answer_out_of_form_is_asked_for_again_and_one_that_never_comes_costs
     assert statistics["malformed"] == 3 * statistics["outcomes"]["not written in form"]
 
 
-def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
-    server: Server, answers: Path
-) -> None:
+def test_a_text_that_is_refused_costs_its_case_alone(server: Server, answers: Path) -> None:
     def refused(kind: str, text: str) -> tuple[int, str] | None:
         is_refused = {"write": "amber" in text, "judge": text.endswith('0"}')}
         return (400, "flagged") if is_refused.get(kind) else None
@@ -163,7 +134,7 @@ def test_a_text_that_the_endpoint_will_not_take_costs_its_case_alone(
 
 
 @pytest.mark.slow
-def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_that_was_answered(
+def test_a_run_killed_three_times_asks_nothing_twice(
     server: Server, answers: Path, tmp_path: Path
 ) -> None:
     plain, _ = debated(server, tmp_path / "plain.jsonl", concurrency=4)
@@ -175,14 +146,11 @@ def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_
         "from tests.data.llm_server import Server, debated\n"
         f"debated(Server(url={server.url!r}), Path({str(answers)!r}), concurrency=4)\n"
     )
-    rng = random.Random(5)
-    for kills_left in range(KILLS, 0, -1):
-        paid, mark, before = _names(answers), len(server.requests), _lines(answers)
+    for kill in range(1, KILLS + 1):
+        paid, mark = _names(answers), len(server.requests)
         command = [sys.executable, "-c", script]
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-        # Over the whole run.
-        until = before + rng.randint(1, max(1, 2 * (total - 20 - before) // (kills_left + 1)))
-        while process.poll() is None and _lines(answers) < until:
+        while process.poll() is None and _lines(answers) < total * kill // (KILLS + 1):
             time.sleep(0.005)
         assert process.poll() is None, "it was to be killed before its end"
         os.kill(process.pid, signal.SIGKILL)
@@ -190,12 +158,12 @@ def test_a_run_killed_five_times_ends_with_the_same_data_and_asks_nothing_twice_
         time.sleep(2 * server.delay_s)  # what was in flight has reached the server
         assert not paid & set(server.requests[mark:])
     server.delay_s = 0.0
+    assert _lines(answers) > total / 2  # the last kill fell late
     asked_before, paid = len(server.requests), _names(answers)
     assert debated(server, answers, concurrency=4)[0] == plain
     assert not paid & set(server.requests[asked_before:])
     # Only what was in flight at a kill is asked again.
     assert len(server.requests) <= len(set(server.requests)) + KILLS * 4
-    assert before > total / 2  # the last kill fell late
 
 
 def _lines(kept: Path) -> int:
@@ -217,19 +185,18 @@ def _names(kept: Path) -> set[str]:
     return names
 
 
-def test_the_data_stage_writes_them_as_any_other_data_and_keeps_them_until_something_changes(
-    server: Server, tmp_path: Path
-) -> None:
+def test_the_data_stage_writes_and_keeps_them_as_other_data(server: Server, tmp_path: Path) -> None:
     writers = Writers(endpoint(server), 60, "", SEEDS, None)
     folder = tmp_path / RULE.id
-    assert build(RULE, "llm", writers, 0, "keep", folder)
+    request = DataRequest(RULE, "llm", writers, 0, "keep", folder)
+    assert build(request)
     rows = [len(read_examples(folder / f"{split}.jsonl")) for split in SPLITS]
     assert sum(rows) == 60 + 4  # two of either label have a copy with a long turn
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["debate"]["outcomes"] == {AT_ONCE: 60}
     requests = len(server.requests)
-    assert not build(RULE, "llm", writers, 0, "keep", folder)
-    assert build(RULE, "llm", writers, 0, "keep", folder, force=True)
+    assert not build(request)
+    assert build(request, force=True)
     assert len(server.requests) == requests
 
 
@@ -243,9 +210,9 @@ def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_
     rule = RULE.model_copy(update={"turns": "last"})
     writers, folder = Writers(endpoint(server), 40), Runs(tmp_path).data(RULE.id)
     with pytest.raises(GuardError, match=r"about the last turn alone \(got last\).*DATA=generator"):
-        build(rule, "llm", writers, 0, "keep", folder)
+        build(DataRequest(rule, "llm", writers, 0, "keep", folder))
     assert not server.requests
-    assert build(RULE, "llm", writers, 0, "keep", folder)
+    assert build(DataRequest(RULE, "llm", writers, 0, "keep", folder))
     monkeypatch.setattr("data.build.load_rule", lambda name: rule)
     monkeypatch.setattr(sys, "argv", ["data.build", "--rule", RULE.id, "--runs", str(tmp_path)])
     with pytest.raises(SystemExit):
@@ -253,29 +220,32 @@ def test_a_rule_on_the_last_turn_is_not_debated_and_rows_of_before_are_not_kept_
     assert "this rule is about the last" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("GENERATOR_")}
-    settings = bare | {
-        "GENERATOR_BASE_URL": server.url,
-        "GENERATOR_MODEL": "toy",
-        "GENERATOR_PRICE_IN": "1",
-        "GENERATOR_PRICE_OUT": "1",
-    }
+def test_the_command_says_what_it_needs(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"GENERATOR_BASE_URL": server.url, "GENERATOR_MODEL": "toy"}
+    settings |= {"GENERATOR_PRICE_IN": "1", "GENERATOR_PRICE_OUT": "1"}
 
-    def run(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "data.build", "--rule", RULE.id, "--runs", str(tmp_path)]
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+    def run(environment: dict[str, str], *arguments: str) -> tuple[object, str]:
+        command = ["data.build", "--rule", RULE.id, "--runs", str(tmp_path), *arguments]
+        status: object = 0
+        with monkeypatch.context() as set_to:
+            for name in settings:
+                set_to.delenv(name, raising=False)
+            for name, value in environment.items():
+                set_to.setenv(name, value)
+            set_to.setattr(sys, "argv", command)
+            try:
+                main()
+            except SystemExit as ended:
+                status = ended.code
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
 
-    status, told = run(bare, "--data", "llm", "--examples", "40")
+    status, told = run({}, "--data", "llm", "--examples", "40")
     assert status == 2 and "GENERATOR_BASE_URL" in told
     unlabelled = tmp_path / "seeds.jsonl"
     unlabelled.write_text('{"messages": [{"role": "user", "content": "Where is my lamp?"}]}\n')
@@ -283,7 +253,7 @@ def test_the_command_says_what_it_needs(server: Server, tmp_path: Path) -> None:
     status, told = run(settings, "--data", "llm", *more)
     assert status == 0 and "40 accepted in round 1 after 0 rewritings" in told and "USD" in told
     requests = len(server.requests)
-    status, told = run(bare)
+    status, told = run({})
     assert status == 0 and "DATA=llm asks it again" in told, told
     status, told = run(settings, "--data", "llm")
     assert status == 0 and "unchanged" in told, told

@@ -2,72 +2,55 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
 
 import pytest
 
+from data.debate.paid_endpoint import EXAMPLES, FEWEST_EXAMPLES, UNLABELLED, writers_for
+from guard.conversation.example import Example, Message
 from guard.errors import GuardError
-from tests.data.llm_server import Server, debated
+from guard.rule import EDIT
+from tests.data.llm_server import RULE, Server, debated, running_server
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
+    """What an endpoint without faults writes."""
+    with running_server() as without_faults:
+        return debated(without_faults, tmp_path_factory.mktemp("plain") / "answers.jsonl")[0]
+
+
 @pytest.mark.parametrize("fault", [(429, "slow down"), (500, "oops"), (200, "no json at all")])
 def test_passing_faults_change_nothing(
-    server: Server, tmp_path: Path, fault: tuple[int, str]
+    server: Server, tmp_path: Path, plain: list[Example], fault: tuple[int, str]
 ) -> None:
-    plain, _ = debated(server, tmp_path / "plain.jsonl")
-    count = 0
-
-    def every_fifth(kind: str, text: str) -> tuple[int, str] | None:
-        nonlocal count
-        count += 1
-        return fault if count % 5 == 0 else None
-
-    server.change = every_fifth
-    faulty, _ = debated(server, tmp_path / "faulty.jsonl")
-    assert faulty == plain
+    count = itertools.count(1)
+    server.change = lambda kind, text: fault if next(count) % 5 == 0 else None
+    assert debated(server, tmp_path / "faulty.jsonl")[0] == plain
 
 
-def test_half_a_character_that_no_request_could_quote_is_asked_for_again(
-    server: Server, tmp_path: Path
-) -> None:
-    plain, _ = debated(server, tmp_path / "plain.jsonl")
-    broken = json.dumps(
-        {"choices": [{"message": {"content": "It is so \ud83d"}, "finish_reason": "stop"}]}
-    )
-    seen: list[str] = []
-    server.change = lambda kind, text: (
-        (200, broken) if kind == "advocate" and not seen and not seen.append(text) else None
-    )  # type: ignore[func-returns-value]
-    again, statistics = debated(server, tmp_path / "broken.jsonl")
-    assert (again, statistics["malformed"]) == (plain, 1)
-
-
-def test_an_endpoint_that_is_too_slow_is_asked_twice_and_no_more(
-    server: Server, tmp_path: Path
-) -> None:
+def test_an_endpoint_that_is_too_slow_is_asked_twice(server: Server, tmp_path: Path) -> None:
     server.delay_s = 1.0
-    with pytest.raises(
-        GuardError,
-        match=r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S",
-    ):
+    told = r"no answer about refund_promise/dimensions/0 in 0.2 s, 2 times.*GENERATOR_TIMEOUT_S"
+    with pytest.raises(GuardError, match=told):
         debated(server, tmp_path / "answers.jsonl", seeds=(), timeout_s=0.2)
     wait_until(lambda: len(server.kinds) >= 2)  # a busy server counts late
     assert server.kinds == ["dimensions"] * 2
 
 
-def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_fixed(
+def test_what_refuses_everything_is_an_error_and_asked_again(
     server: Server, tmp_path: Path
 ) -> None:
     kept = tmp_path / "answers.jsonl"
     server.change = lambda kind, text: (403, "no such permission")
-    with pytest.raises(
-        GuardError, match=r"refused the policy.*no such permission.*GENERATOR_API_KEY"
-    ):
+    told = r"refused the policy.*no such permission.*GENERATOR_API_KEY"
+    with pytest.raises(GuardError, match=told):
         debated(server, kept, 24)
     server.change = lambda kind, text: (
         (403, "no such permission") if len(server.requests) > 40 else None
@@ -82,20 +65,17 @@ def test_what_refuses_everything_is_an_error_and_is_asked_again_once_that_is_fix
     assert statistics["outcomes"].get("refused by the endpoint", 0) < 8
 
 
-def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> None:
-    plain, _ = debated(server, tmp_path / "plain.jsonl")
-    count = 0
+def test_an_answer_that_was_cut_off_or_holds_half_a_character_is_asked_for_again(
+    server: Server, tmp_path: Path, plain: list[Example]
+) -> None:
+    count = itertools.count(1)
 
     def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
-        nonlocal count
-        count += 1
-        cut = (
-            {"content": "<think>" + text, "reasoning": None}
-            if count % 8
-            else {"content": "{" * 5000}
-        )
-        choice = {"message": cut, "finish_reason": "length" if count % 3 else "stop"}
-        return (200, json.dumps({"choices": [choice]})) if count % 4 == 0 else None
+        number = next(count)
+        faults = [{"content": "<think>" + text}, {"content": "{" * 5000}, {"content": "no \ud83d"}]
+        ends = "length" if number % 12 == 8 else "stop"  # no request could quote the third
+        choice = {"message": faults[number // 4 % 3 - 1], "finish_reason": ends}
+        return (200, json.dumps({"choices": [choice]})) if number % 4 == 0 else None
 
     server.change = every_fourth
     examples, statistics = debated(server, tmp_path / "cut.jsonl", concurrency=1)
@@ -103,9 +83,7 @@ def test_an_answer_that_was_cut_off_is_none(server: Server, tmp_path: Path) -> N
     assert statistics["malformed"] > 10
 
 
-def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
-    server: Server, tmp_path: Path
-) -> None:
+def test_the_budget_ends_a_run_and_a_larger_one_goes_on(server: Server, tmp_path: Path) -> None:
     # 0.12 USD an answer.
     priced = {"price_in": 1000.0, "price_out": 1000.0, "concurrency": 2}
     kept = tmp_path / "answers.jsonl"
@@ -126,9 +104,9 @@ def test_the_budget_ends_a_run_and_a_larger_one_goes_on_from_there(
         debated(server, kept, budget_usd=1.0)
 
 
-@pytest.mark.slow
-def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: Path) -> None:
-    plain, _ = debated(server, tmp_path / "plain.jsonl")
+def test_an_answer_that_is_slow_once_changes_nothing(
+    server: Server, tmp_path: Path, plain: list[Example]
+) -> None:
     slow: list[str] = []
 
     def once(kind: str, text: str) -> None:
@@ -139,3 +117,62 @@ def test_an_answer_that_is_slow_once_changes_nothing(server: Server, tmp_path: P
     server.change = once
     again, _ = debated(server, tmp_path / "slow.jsonl", timeout_s=1)
     assert slow and again == plain
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENERATOR_BASE_URL", "http://localhost:1/v1")
+    monkeypatch.setenv("GENERATOR_MODEL", "toy")
+
+
+def _conversations(tmp_path: Path, count: int) -> str:
+    path = tmp_path / "unlabelled.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(count)))
+    return str(path)
+
+
+@pytest.mark.usefixtures("settings")
+def test_what_is_not_named_is_as_last_time(tmp_path: Path) -> None:
+    path = _conversations(tmp_path, 40)
+    first = writers_for(RULE, {}, None, path)
+    assert (first.wanted, first.unlabelled, first.budget_usd) == (EXAMPLES, path, None)
+    assert len(first.seeds) == UNLABELLED
+    assert first.seeds[0] == (Message("assistant", "row 0"),)
+    earlier = {"examples": 60, "unlabelled": path}
+    assert writers_for(RULE, earlier, None, None).wanted == 60
+    assert writers_for(RULE, earlier | {"examples": 20}, None, None).wanted == FEWEST_EXAMPLES
+    assert writers_for(RULE, earlier, 80, None).inputs()[1:] == [80, first.inputs()[2]]
+    assert writers_for(RULE, {}, None, None).seeds == ()
+
+
+@pytest.mark.usefixtures("settings")
+def test_data_do_not_depend_on_what_they_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap = writers_for(RULE, {}, None, None)
+    monkeypatch.setenv("GENERATOR_PRICE_IN", "1")
+    monkeypatch.setenv("GENERATOR_PRICE_OUT", "1")
+    monkeypatch.setenv("GENERATOR_BUDGET_USD", "5")
+    dear = writers_for(RULE, {}, None, None)
+    assert dear.budget_usd == 5.0
+    assert dear.inputs() == cheap.inputs()
+
+
+@pytest.mark.usefixtures("settings")
+def test_what_keeps_an_endpoint_from_writing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfinished = RULE.model_copy(update={"policy": f"{EDIT} say it"})
+    with pytest.raises(GuardError, match=f"the rule still says {EDIT}"):
+        writers_for(unfinished, {}, None, None)
+    with pytest.raises(GuardError, match="no conversations"):
+        writers_for(RULE, {}, None, _conversations(tmp_path, 0))
+    (tmp_path / "bad.jsonl").write_text('{"label": 1}\n')
+    told = r"bad\.jsonl:1: no conversation: no conversation \(got label\)"
+    with pytest.raises(GuardError, match=told):
+        writers_for(RULE, {}, None, str(tmp_path / "bad.jsonl"))
+    monkeypatch.setenv("GENERATOR_BUDGET_USD", "much")
+    with pytest.raises(GuardError, match="GENERATOR_BUDGET_USD has a bad value"):
+        writers_for(RULE, {}, None, None)
+    monkeypatch.delenv("GENERATOR_BASE_URL")
+    monkeypatch.delenv("GENERATOR_MODEL")
+    with pytest.raises(GuardError, match="no endpoint is described"):
+        writers_for(RULE, {}, None, None)

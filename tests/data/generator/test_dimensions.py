@@ -4,19 +4,18 @@ from collections import Counter
 import pytest
 
 from data.generator.dimensions import LONGEST, SHORTEST, UNRELATED, sample_dimensions, sample_length
-from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus
-from guard.rule import load_rule
+from tests.data.generator.corpora import corpus_of
 
 
 @pytest.fixture(
     scope="module", params=["medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"]
 )
 def corpus(request: pytest.FixtureRequest) -> Corpus:
-    return load_corpus(load_rule(request.param), [])
+    return corpus_of(request.param, ())
 
 
-def test_acts_come_in_balanced_rounds(corpus: Corpus) -> None:
+def test_acts_come_in_balanced_rounds_and_share_what_the_other_speaker_says(corpus: Corpus) -> None:
     rows = sample_dimensions(corpus, 200, random.Random(0))
     violating = Counter(row.violating_act for row in rows)
     assert set(violating) == set(corpus.acts(violating=True))
@@ -24,22 +23,17 @@ def test_acts_come_in_balanced_rounds(corpus: Corpus) -> None:
     allowed = Counter(row.allowed_act for row in rows)
     assert 0 < allowed.pop(UNRELATED) < 40
     assert set(allowed) == set(corpus.acts(violating=False))
-
-
-def test_the_two_acts_of_a_group_share_what_the_other_speaker_says(corpus: Corpus) -> None:
-    for row in sample_dimensions(corpus, 200, random.Random(0)):
-        assert row.allowed_act == UNRELATED or corpus.book.shared(
-            row.violating_act, row.allowed_act
-        )
+    for row in rows:
+        pair = (row.violating_act, row.allowed_act)
+        assert row.allowed_act == UNRELATED or corpus.book.shared(*pair)
 
 
 def test_an_act_that_fits_few_others_waits_for_them() -> None:
-    corpus = load_corpus(load_rule("medical_advice"), [])
+    corpus = corpus_of("medical_advice", ())
     picky = corpus.book.acts["diagnose"].model_copy(update={"before": ("ask_drug_and_self",)})
     book = corpus.book.model_copy(update={"acts": {**corpus.book.acts, "diagnose": picky}})
-    rows = sample_dimensions(
-        Corpus(corpus.rule, book, (), corpus.background), 300, random.Random(0)
-    )
+    corpus = Corpus(corpus.rule, book, (), corpus.background)
+    rows = sample_dimensions(corpus, 300, random.Random(0))
     assert {row.allowed_act for row in rows if row.violating_act == "diagnose"} == {
         "drug_information",
         UNRELATED,

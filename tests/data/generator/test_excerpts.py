@@ -12,7 +12,7 @@ from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
 from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
 from data.generator.phrasebook import Pool, line_id
-from data.splits import refuse_leaks, text_of
+from data.splits import refuse_leaks
 from eval.metrics import auroc
 from guard.conversation.example import Example
 from guard.rule import load_rule
@@ -44,7 +44,7 @@ def excerpts_of(rows: list[Example]) -> list[Example]:
     return [row for row in rows if "excerpt" in row.meta]
 
 
-def test_one_group_in_three_of_every_split_and_stratum_is_an_excerpt(
+def test_one_group_in_three_of_every_part_is_an_excerpt(
     rows: list[Example], rule_name: str
 ) -> None:
     strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
@@ -69,9 +69,7 @@ def test_a_pair_differs_in_one_turn_of_the_judged_text(rows: list[Example], rule
         assert violating.meta["acts"][acts[0]] == f"{rule_name}/{violating.meta['violating_act']}"
 
 
-def test_lines_held_out_fill_no_hole_in_training_and_no_split_holds_another_s_near_duplicates(
-    rows: list[Example],
-) -> None:
+def test_lines_held_out_fill_no_hole_in_training_and_nothing_leaks(rows: list[Example]) -> None:
     cores: dict[tuple[str, str], set[str]] = {}
     for row in excerpts_of(rows):
         cores.setdefault((row.split, row.meta["stratum"]), set()).update(row.meta["cores"])
@@ -81,22 +79,15 @@ def test_lines_held_out_fill_no_hole_in_training_and_no_split_holds_another_s_ne
     refuse_leaks(rows)
 
 
-def test_the_same_seed_writes_the_same_excerpts_and_another_seed_others() -> None:
+def test_a_rule_without_a_book_of_excerpts_has_none() -> None:
     small = Counts(train=12, validation=12, test=12)
-    first, again, other = (
-        generate(corpus_of("toxicity"), small, seed, book_of("toxicity")) for seed in (3, 3, 4)
-    )
-    assert first == again
-    texts = {text_of(row) for row in excerpts_of(first)}
-    assert len(texts) > 8
-    assert not texts & {text_of(row) for row in excerpts_of(other)}
     plain = generate(corpus_of("medical_advice"), small, 0)
     assert excerpts_of(plain) == [] and len(plain) == 36
     assert load_excerpts(load_rule("refund_promise")) is None
 
 
-def toy_writer(excerpt: Excerpt) -> ExcerptWriter:
-    book = ExcerptBook(rule="toxicity", slots={"n": ("#",)}, excerpts={"toy": excerpt})
+def toy_writer(excerpt: Excerpt, *values: str) -> ExcerptWriter:
+    book = ExcerptBook(rule="toxicity", slots={"n": values}, excerpts={"toy": excerpt})
     return ExcerptWriter(corpus_of("toxicity"), book, "seen")
 
 
@@ -105,7 +96,7 @@ def test_the_hole_is_filled_within_its_turn_and_marks_become_bars_and_lines() ->
     excerpt = Excerpt(
         layouts=("system: ¦ {n} ¦ ¶ * ¶ end >> user: so?",), does=fillings, allowed=fillings
     )
-    violating, _ = toy_writer(excerpt).group("toy", "train", "key")
+    violating, _ = toy_writer(excerpt, "#").group("toy", "train", "key")
     system, user = violating.messages
     first, second, third = system.content.split("\n")
     assert first.startswith("| ") and first.endswith(" |") and first[2].isdigit()
@@ -137,9 +128,7 @@ def test_a_pair_shares_its_registers_and_a_speaker_without_any_writes_as_the_lin
 def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates() -> None:
     lines = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
     excerpt = Excerpt(layouts=("tool: {n}, {n.2} >> user: *",), either=lines)
-    slots = {"n": tuple(f"value{number}" for number in range(5))}
-    book = ExcerptBook(rule="toxicity", slots=slots, excerpts={"toy": excerpt})
-    writer = ExcerptWriter(corpus_of("toxicity"), book, "seen")
+    writer = toy_writer(excerpt, *(f"value{number}" for number in range(5)))
     wrong_places: set[int] = set()
     for number in range(30):
         violating, allowed = writer.group("toy", "train", str(number))
@@ -186,16 +175,14 @@ def slots_within(book: ExcerptBook, line: str) -> set[str]:
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
-def test_the_length_of_the_filled_turn_says_little_about_the_label(
-    rule_name: str, pool: Pool
-) -> None:
+def test_the_filled_turn_s_length_says_little_about_the_label(rule_name: str, pool: Pool) -> None:
     # A few lines are held out: their lengths are further apart.
     margin = 0.2 if pool == "seen" else 0.3
     book = book_of(rule_name)
     writer = ExcerptWriter(corpus_of(rule_name), book, pool)
     for name in book.excerpts:
         rows: list[Example] = []
-        for number in range(400):
+        for number in range(200):
             rows += writer.group(name, "train", f"{name}/{number}")
         labels = np.array([row.label for row in rows])
         lengths = np.array([len(filled_text(row)) for row in rows], dtype=float)

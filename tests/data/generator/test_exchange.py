@@ -7,30 +7,29 @@ import pytest
 
 from data.generator import grammar
 from data.generator.exchange import Exchanges, count_tokens
-from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus, Pool, cores_of
-from guard.rule import load_rule
+from tests.data.generator.corpora import corpus_of
 
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return load_corpus(load_rule("pii_leak"), [load_rule("medical_advice")])
+    return corpus_of("pii_leak", ("medical_advice",))
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
 @pytest.mark.parametrize(
     ("rule", "name"), [("pii_leak", "repeats_supplied"), ("medical_advice", "repeats_doctor")]
 )
-def test_an_answer_that_repeats_what_the_user_said_says_nothing_else(
+def test_an_answer_that_repeats_the_user_says_nothing_else(
     rule: str, name: str, pool: Pool
 ) -> None:
-    corpus = load_corpus(load_rule(rule), [load_rule("refund_promise")])
+    corpus = corpus_of(rule, ("refund_promise",))
     exchanges, act = Exchanges(corpus, pool), corpus.book.acts[name]
     repeated = 0
     for number in range(400):
         exchange = exchanges.act(corpus.book, name, "plain", str(number), random.Random(number))
         assert exchange is not None
-        (question,), _ = exchange.around(exchange.act_index)
+        (question,), _ = exchange.surroundings(exchange.act_index)
         answered = exchange.act_turn
         bindings = grammar.Bindings(exchanges._slots[rule], str(number))
         for slot in grammar.slot_names(answered.line):
@@ -59,7 +58,7 @@ def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:
     first = exchanges.act(corpus.book, "reveal_address", "plain", "k", rng, context=context)
     assert first is not None
     assert first.turns[0].source == "ask_privacy_and_other"
-    around = first.around(first.act_index)
+    around = first.surroundings(first.act_index)
     second = exchanges.act(corpus.book, "decline", "plain", "k", random.Random(1), around=around)
     assert second is not None
     assert second.turns[0] == first.turns[0]

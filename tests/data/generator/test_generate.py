@@ -1,5 +1,4 @@
 import itertools
-import random
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -8,15 +7,17 @@ from dataclasses import replace
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from data.generator import grammar
-from data.generator.dimensions import SHORTEST, UNRELATED
+from data.generator.dimensions import SHORTEST, UNRELATED, Dimensions
 from data.generator.exchange import count_tokens
-from data.generator.generate import REWRITES, Counts, GroupPlan, generate
+from data.generator.generate import REWRITES, Counts, generate
+from data.generator.library import load_excerpts
 from data.generator.phrasebook import Corpus, line_id, pool_of
+from data.generator.writer import Writer
 from data.splits import refuse_leaks, text_of
-from guard.conversation.example import Example
+from guard.conversation.example import Example, Split
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
+from guard.prompt.windows import counting
 from guard.recipe import load_recipe
 from tests.data.generator.corpora import RULES_WITH_PHRASES, corpus_of
 
@@ -35,7 +36,7 @@ def written() -> dict[str, list[Example]]:
     return {name: generate(corpus_of(name), COUNTS, seed=0) for name in RULES_WITH_PHRASES}
 
 
-@pytest.fixture(params=RULES_WITH_PHRASES)
+@pytest.fixture(scope="module", params=RULES_WITH_PHRASES)
 def corpus(request: pytest.FixtureRequest) -> Corpus:
     return corpus_of(request.param)
 
@@ -47,8 +48,9 @@ def rows(corpus: Corpus, written: dict[str, list[Example]]) -> list[Example]:
 
 def test_the_same_seed_writes_the_same_text_and_another_seed_another() -> None:
     corpus = corpus_of("medical_advice")
-    first, again, second = (generate(corpus, FEW, seed) for seed in (3, 3, 4))
-    assert first == again
+    excerpts = load_excerpts(corpus.rule)
+    first, again, second = (generate(corpus, FEW, seed, excerpts) for seed in (3, 3, 4))
+    assert first == again and any("excerpt" in example.meta for example in first)
     assert not {text_of(example) for example in first} & {text_of(example) for example in second}
 
 
@@ -73,10 +75,8 @@ def test_the_label_follows_from_the_target_act_alone(corpus: Corpus, rows: list[
 def test_every_message_names_its_act(corpus: Corpus, rows: list[Example]) -> None:
     books = {book.rule: book for book in (corpus.book, *corpus.borrowed)}
     for example in rows:
-        cores, turns = (
-            example.meta["cores"],
-            zip(example.messages, example.meta["acts"], strict=True),
-        )
+        cores = example.meta["cores"]
+        turns = zip(example.messages, example.meta["acts"], strict=True)
         performed = [(message.role, act) for message, act in turns if act]
         # The last answer may be left out.
         assert len(performed) in (len(cores), len(cores) - 1)
@@ -89,18 +89,16 @@ def test_every_message_names_its_act(corpus: Corpus, rows: list[Example]) -> Non
             assert f"{corpus.rule.id}/{example.meta['act']}" in example.meta["acts"]
 
 
-def test_a_pair_differs_in_the_judged_speakers_turn_only(
-    corpus: Corpus, rows: list[Example]
-) -> None:
-    judged, contrasts = corpus.rule.judged, 0
+def test_a_pair_differs_in_one_turn_of_the_judged(corpus: Corpus, rows: list[Example]) -> None:
+    contrasts = 0
     for violating, allowed in _pairs(rows):
         assert (violating.label, allowed.label) == (1, 0)
         assert violating.split == allowed.split
         if allowed.meta["act"] != UNRELATED:
             turns = zip(violating.messages, allowed.messages, strict=True)
-            speaker = judged
-            if judged == "conversation":
-                speaker = corpus.book.acts[violating.meta["act"]].speaker
+            # Of a rule on any speaker it is who performs the violating act.
+            speaker = corpus.book.acts[violating.meta["act"]].speaker
+            assert corpus.rule.judged in (speaker, "conversation")
             assert [first.role for first, second in turns if first != second] == [speaker]
             # Both acts stand in the same context, unless one is the other's context.
             contexts = (allowed.meta["context"], allowed.meta["act"])
@@ -109,7 +107,7 @@ def test_a_pair_differs_in_the_judged_speakers_turn_only(
     assert contrasts > 0.8 * len(rows) / 2
 
 
-def test_an_answer_misses_its_question_as_rarely_in_violating_rows_as_in_others(
+def test_no_answer_misses_its_question_whatever_the_label(
     corpus: Corpus, rows: list[Example]
 ) -> None:
     """What the other speaker says is allowed around the row's act, whatever its label."""
@@ -130,16 +128,15 @@ def test_no_conversation_says_the_same_thing_twice(corpus: Corpus, rows: list[Ex
     if corpus.rule.id == "repetition":
         pytest.skip("saying the same thing twice is what it is about")
     for example in rows:
-        long = [m for m in example.messages if len(m.content.split()) > 4]
-        texts = Counter((message.role, message.content.lower()) for message in long)
-        assert [text for text, times in texts.items() if times > 1] == [], example.id
-        questions = Counter(m.content.lower() for m in example.messages if m.role == "user")
-        assert max(questions.values()) == 1, example.id
+        said = [
+            (message.role, message.content.lower())
+            for message in example.messages
+            if message.role == "user" or len(message.content.split()) > 4
+        ]
+        assert len(set(said)) == len(said), example.id
 
 
-def test_held_out_cores_are_absent_from_training_by_name_and_no_leak_straddles_splits(
-    rows: list[Example],
-) -> None:
+def test_held_out_cores_are_absent_from_training_by_name_without_leaks(rows: list[Example]) -> None:
     refuse_leaks(rows)
     seen = _cores(e for e in rows if e.meta["stratum"] == "seen")
     held = _cores(e for e in rows if e.meta["stratum"] == "unseen")
@@ -149,16 +146,22 @@ def test_held_out_cores_are_absent_from_training_by_name_and_no_leak_straddles_s
     assert not of_test & _cores(e for e in rows if e.split == "validation") - seen
 
 
-def test_held_out_cores_are_absent_from_training_by_text(
-    corpus: Corpus, rows: list[Example]
-) -> None:
+def test_training_holds_no_text_of_held_out_cores(corpus: Corpus, rows: list[Example]) -> None:
     seen = [example for example in rows if example.meta["stratum"] == "seen"]
     seen_text = " ".join(_plain(text_of(example)) for example in seen)
     phrases: set[str] = set()
+    # What training may say anyway: all but the cores that are held out.
+    lines = list(itertools.chain.from_iterable(corpus.background.domains.values()))
+    for book in (corpus.book, *corpus.borrowed):
+        lines += itertools.chain.from_iterable([*book.lines.values(), *book.slots.values()])
+        for act in book.acts.values():
+            lines += pool_of(act.cores, "seen")
+            if book is not corpus.book:
+                lines += act.cores
     for act in corpus.book.acts.values():
         for core in pool_of(act.cores, "unseen"):
             phrases.update(_fixed_words(core))
-    shared = _plain(" / ".join(_lines_in_training(corpus)))
+    shared = _plain(" / ".join(lines))
     phrases = {phrase for phrase in phrases if f" {phrase} " not in shared}
     assert len(phrases) > 15
     assert not [phrase for phrase in phrases if f" {phrase} " in seen_text]
@@ -167,19 +170,6 @@ def test_held_out_cores_are_absent_from_training_by_text(
 def _cores(examples: Iterable[Example]) -> set[str]:
     """The names of the cores that the examples were written from."""
     return set(itertools.chain.from_iterable(example.meta["cores"] for example in examples))
-
-
-def _lines_in_training(corpus: Corpus) -> list[str]:
-    """What training conversations may say anyway: all but the cores that are held out."""
-    lines = list(itertools.chain.from_iterable(corpus.background.domains.values()))
-    for book in (corpus.book, *corpus.borrowed):
-        for pool in (*book.lines.values(), *book.slots.values()):
-            lines += pool
-        for act in book.acts.values():
-            lines += pool_of(act.cores, "seen")
-            if book is not corpus.book:
-                lines += act.cores
-    return lines
 
 
 def test_length_and_turns_say_nothing_about_the_label(written: dict[str, list[Example]]) -> None:
@@ -224,7 +214,7 @@ def test_speakers_take_turns(rows: list[Example]) -> None:
         assert ("tool", "user") not in itertools.pairwise(roles)
 
 
-def test_other_rules_acts_appear_as_distractors_in_both_labels_where_the_book_lets_them(
+def test_other_rules_acts_are_distractors_in_both_labels(
     corpus: Corpus, rows: list[Example]
 ) -> None:
     lent: set[str] = set()
@@ -261,22 +251,62 @@ def test_asking_for_more_than_the_phrases_give_is_an_error() -> None:
 
 
 def test_the_last_rewrite_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    first: list[Example] = []
-    write = GroupPlan.write
+    """The second group copies the first one until its last attempt."""
+    plain, group = generate(corpus_of("medical_advice"), FEW, seed=0), Writer.group
 
-    def late(plan: GroupPlan, attempt: int) -> list[Example]:
-        """The second group copies the first one until its last attempt."""
-        if not plan.key.endswith("train/seen/1") or attempt == REWRITES:
-            examples = write(plan, attempt)
-            first.extend(examples if not first else ())
-            return examples
-        return [replace(example, group=plan.key) for example in first]
+    def late(writer: Writer, dimensions: Dimensions, split: Split, key: str) -> list[Example]:
+        if "train/seen/1" not in key or key.endswith(f"~{REWRITES}"):
+            return group(writer, dimensions, split, key)
+        return [replace(example, group=key) for example in plain[:2]]
 
-    plain = generate(corpus_of("medical_advice"), FEW, seed=0)
-    monkeypatch.setattr(GroupPlan, "write", late)
+    monkeypatch.setattr(Writer, "group", late)
     examples = generate(corpus_of("medical_advice"), FEW, seed=0)
     assert [e.id for e in examples if e.id.endswith(f"~{REWRITES}/1")] == [examples[2].id]
     assert [e for e in examples if "~" not in e.id] == plain[:2] + plain[4:]
+
+
+@pytest.fixture(scope="module")
+def rows_on_last_turn(corpus: Corpus) -> list[Example]:
+    rule = corpus.rule.model_copy(update={"turns": "last"})
+    counts = Counts(train=200, validation=16, test=40)
+    return generate(replace(corpus, rule=rule), counts, 0, load_excerpts(rule))
+
+
+def test_a_pair_differs_in_the_last_judged_turn(
+    corpus: Corpus, rows_on_last_turn: list[Example]
+) -> None:
+    reads = corpus.rule.model_copy(update={"turns": "last"}).reads
+    violating_acts = {f"{corpus.rule.id}/{act}" for act in corpus.acts(violating=True)}
+    earlier = {0: 0, 1: 0}
+    for pair in _pairs(rows_on_last_turn):
+        assert [row.label for row in pair] == [1, 0]
+        turns = enumerate(zip(*(row.messages for row in pair), strict=True))
+        differing = [number for number, (first, second) in turns if first != second]
+        for row in pair:
+            (last,) = counting([message.role for message in row.messages], reads)
+            assert differing == [last]
+            acts = row.meta["acts"]
+            assert len(acts) == len(row.messages)
+            assert acts[last] == f"{corpus.rule.id}/{row.meta['act']}"
+            if "excerpt" in row.meta:
+                violates = row.meta["act"] == row.meta["violating_act"]
+            else:
+                violates = acts[last] in violating_acts
+                assert last == len(row.messages) - 1
+                assert len(row.meta["cores"]) == sum(act is not None for act in acts)
+            assert violates == (row.label == 1)
+            earlier[row.label] += bool(violating_acts & set(acts[:-1]))
+    # What violates may stand before the last turn in both rows.
+    assert earlier[0] == earlier[1] > 0
+
+
+def test_length_says_little_about_the_last_turn(rows_on_last_turn: list[Example]) -> None:
+    labels = [row.label for row in rows_on_last_turn]
+    whole = roc_auc_score(labels, [len(text_of(row)) for row in rows_on_last_turn])
+    assert abs(whole - 0.5) < 0.08
+    # Of the turn itself as little as in rows on any turn, where the rule's phrases decide.
+    last = roc_auc_score(labels, [len(row.messages[-1].content) for row in rows_on_last_turn])
+    assert abs(last - 0.5) < 0.2
 
 
 def _pairs(rows: list[Example]) -> list[tuple[Example, Example]]:
@@ -301,9 +331,3 @@ def _fixed_words(core: str) -> list[str]:
     pieces = re.split(r"\{[^}]*\}|[.,:;?!\"]", flat)
     parts = [" ".join(re.findall(r"[a-z0-9']+", piece)) for piece in pieces]
     return [part for part in parts if len(part.split()) >= 5]
-
-
-def test_fixed_words_are_what_the_grammar_keeps() -> None:
-    core = "(so|well) this is how it goes, {drug} my dear"
-    assert _fixed_words(core) == ["this is how it goes"]
-    assert "this is how it goes" in grammar.resolve(core, random.Random(0))

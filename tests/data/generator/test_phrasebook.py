@@ -127,7 +127,7 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
         ("user", "asks", "conversation", False),
     ],
 )
-def test_only_the_judged_speaker_doing_it_violates(
+def test_only_the_judged_doing_it_violates(
     speaker: str, stance: str, judged: Judged, violates: bool
 ) -> None:
     act = _act(speaker=speaker, stance=stance)

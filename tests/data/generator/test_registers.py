@@ -7,21 +7,14 @@ from data.generator.registers import ASSISTANT_REGISTERS, EXCERPT_REGISTERS, USE
 
 @pytest.mark.parametrize("name", [*USER_REGISTERS])
 def test_registers_keep_numbers_and_addresses(name: str) -> None:
-    text = (
-        "Please don't send 400 mg to Anna.Silva12@post.example, I can't wait because of order 4432."
-    )
+    text = "Don't send 400 mg to Anna.Silva12@post.example, I can't wait because of order 4432."
     for seed in range(30):
-        changed = USER_REGISTERS[name](text, random.Random(seed))
-        assert "400" in changed
-        assert "4432" in changed
-        assert "anna.silva12@post.example" in changed.lower()
+        changed = USER_REGISTERS[name](text, random.Random(seed)).lower()
+        assert all(kept in changed for kept in ("400", "4432", "anna.silva12@post.example"))
 
 
 def test_registers_differ() -> None:
-    text = (
-        "I'm sure you can't because it is not open, it is closed and cannot be changed before "
-        "tomorrow evening."
-    )
+    text = "I'm sure you can't because it is not open, it is closed and cannot be changed tomorrow."
     assert len({register(text, random.Random(1)) for register in USER_REGISTERS.values()}) >= 4
     assert "cannot" in ASSISTANT_REGISTERS["formal"](text, random.Random(0))
     assert "can't be" in ASSISTANT_REGISTERS["relaxed"](text, random.Random(0))
@@ -40,9 +33,7 @@ def test_registers_differ() -> None:
         ("They haven't, you'd better ask.", "They have not, you'd better ask."),
     ],
 )
-def test_the_formal_register_writes_out_what_can_be_written_out(
-    text: str, written_out: str
-) -> None:
+def test_the_formal_register_writes_out_what_it_can(text: str, written_out: str) -> None:
     assert formal(text, random.Random(0)) == written_out
 
 

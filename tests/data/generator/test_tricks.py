@@ -39,24 +39,26 @@ def test_words_to_the_judge_that_are_held_out_never_stand_in_training(name: str)
             assert added in pool_of(of, pool)  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def rows_of() -> dict[str, list[Example]]:
+    """Rows of a rule about commands, and of another one."""
+    names = ("jailbreak_attempt", "refund_promise")
+    return {name: generate(corpus_of(name, names), Counts(800, 20, 20), 0) for name in names}
+
+
 @pytest.mark.slow
-def test_a_share_of_the_data_is_tricked_in_both_conversations_of_a_pair_in_the_same_turn() -> None:
-    names = ("refund_promise", "jailbreak_attempt", "pii_leak")
-    plain = {}
-    for name in names:
-        rows = generate(corpus_of(name, names), Counts(400, 20, 20), 0)
+def test_a_share_of_the_pairs_is_tricked_in_the_same_turn(
+    rows_of: dict[str, list[Example]],
+) -> None:
+    for rows in rows_of.values():
         tricked = [row for row in rows if row.meta["trick"]]
         assert 0.08 < len(tricked) / len(rows) < 0.24
         assert sum(row.label for row in tricked) * 2 == len(tricked)
         assert {row.meta["difficulty"] for row in tricked} == {"adversarial"}
         assert {row.meta["difficulty"] for row in rows} == {"easy", "boundary", "adversarial"}
-        plain[name] = tricked
-    pairs = list(zip(plain["refund_promise"][::2], plain["refund_promise"][1::2], strict=True))
-    hidden = [pair for pair in pairs if pair[0].meta["trick"] == "full_width"]
-    assert hidden
-    for violating, allowed in hidden:
-        (place,) = _full_width(violating)
-        assert _full_width(allowed) == [place]
+        places = [_full_width(row) for row in tricked if row.meta["trick"] == "full_width"]
+        assert places and all(len(place) == 1 for place in places)
+        assert places[::2] == places[1::2]
 
 
 def _full_width(row: Example) -> list[int]:
@@ -66,12 +68,11 @@ def _full_width(row: Example) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_rule_about_commands_is_given_no_notes_to_the_judge() -> None:
-    names = ("jailbreak_attempt", "refund_promise")
-    used = [
-        {row.meta["trick"] for row in generate(corpus_of(name, names), Counts(800, 20, 20), 0)}
-        for name in names
-    ]
-    assert used[0] == {None, *tricks_for(load_rule(names[0]), TRAINED)}
-    assert {"instruction", "hidden_tags"}.isdisjoint(used[0])
-    assert used[1] == {None, *TRAINED}
+def test_a_rule_about_commands_gets_no_notes_to_the_judge(
+    rows_of: dict[str, list[Example]],
+) -> None:
+    used = {name: {row.meta["trick"] for row in rows} for name, rows in rows_of.items()}
+    commands = load_rule("jailbreak_attempt")
+    assert used["jailbreak_attempt"] == {None, *tricks_for(commands, TRAINED)}
+    assert {"instruction", "hidden_tags"}.isdisjoint(used["jailbreak_attempt"])
+    assert used["refund_promise"] == {None, *TRAINED}

@@ -11,16 +11,15 @@ import pytest
 
 from data.generator.dimensions import UNRELATED, Dimensions, sample_dimensions
 from data.generator.exchange import Exchange
-from data.generator.library import load_corpus
 from data.generator.phrasebook import Corpus, Phrasebook
 from data.generator.writer import Writer
 from guard.conversation.example import Example
-from guard.rule import load_rule
+from tests.data.generator.corpora import corpus_of
 
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return load_corpus(load_rule("pii_leak"), [load_rule("medical_advice")])
+    return corpus_of("pii_leak", ("medical_advice",))
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +38,6 @@ def _differing(pair: list[Example]) -> list[int]:
     return [number for number, (first, second) in enumerate(turns) if first != second]
 
 
-def test_the_key_alone_decides_the_words(corpus: Corpus, plain: Dimensions) -> None:
-    writer = Writer(corpus, "seen")
-    assert writer.group(plain, "train", "key") == writer.group(plain, "train", "key")
-    first, second = (writer.group(plain, "train", key) for key in ("key", "another"))
-    assert first[0].messages != second[0].messages
-
-
 def test_the_target_stands_where_its_position_says(corpus: Corpus, plain: Dimensions) -> None:
     writer = Writer(corpus, "seen")
     turns = {}
@@ -55,9 +47,7 @@ def test_the_target_stands_where_its_position_says(corpus: Corpus, plain: Dimens
     assert turns["early"] < 0.2 < turns["middle"] < 0.8 < turns["late"]
 
 
-def test_a_system_message_comes_first_and_performs_no_act(
-    corpus: Corpus, plain: Dimensions
-) -> None:
+def test_a_system_message_comes_first_without_an_act(corpus: Corpus, plain: Dimensions) -> None:
     pair = Writer(corpus, "seen").group(replace(plain, has_system=True), "train", "key")
     for example in pair:
         assert [message.role for message in example.messages[:2]] == ["system", "user"]
@@ -65,11 +55,9 @@ def test_a_system_message_comes_first_and_performs_no_act(
 
 
 def test_some_long_conversations_end_with_the_judged_turn_and_no_answer() -> None:
-    corpus = load_corpus(load_rule("jailbreak_attempt"), [])
-    sampled = sample_dimensions(corpus, 400, random.Random(0))
-    writer = Writer(corpus, "seen")
-    last = set()
-    for number, dimensions in enumerate(sampled):
+    corpus = corpus_of("jailbreak_attempt", ())
+    writer, last = Writer(corpus, "seen"), set()
+    for number, dimensions in enumerate(sample_dimensions(corpus, 400, random.Random(0))):
         if dimensions.position == "late" and dimensions.allowed_act != UNRELATED:
             pair = writer.group(dimensions, "train", str(number))
             last.add((pair[0].messages[-1].role, pair[1].messages[-1].role))

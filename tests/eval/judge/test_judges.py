@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pytest import MonkeyPatch
 
 from eval.judge.endpoint import EndpointJudge
 from eval.judge.judges import JUDGES, BareBase, NoJudge, endpoint_judge, judge_from, judge_on
@@ -10,9 +11,7 @@ from guard.recipe import load_recipe
 SET = {"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m"}
 
 
-def test_the_first_judge_that_the_environment_describes_judges_and_another_is_one_entry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_described_judges_and_another_is_one_entry(monkeypatch: MonkeyPatch) -> None:
     environment = {"PATH": "/bin", "JUDGE_API_KEY": "left over"}
     assert endpoint_judge(environment) is None
     assert isinstance(judge_from(environment), BareBase)
@@ -23,21 +22,11 @@ def test_the_first_judge_that_the_environment_describes_judges_and_another_is_on
 
 
 def test_settings_are_read_from_the_environment() -> None:
-    judge = judge_from(
-        {
-            "JUDGE_BASE_URL": "http://localhost:1/v1",
-            "JUDGE_MODEL": "m",
-            "JUDGE_API_KEY": "k",
-            "JUDGE_OPTIONS": '{"reasoning_effort": "low"}',
-            "JUDGE_CONCURRENCY": "2",
-            "JUDGE_TIMEOUT_S": "1.5",
-            "JUDGE_PRICE_IN": "0.4",
-            "JUDGE_PRICE_OUT": "1.6",
-        }
-    )
-    assert judge == EndpointJudge(
-        "http://localhost:1/v1", "m", "k", {"reasoning_effort": "low"}, 2, 1.5, 0.4, 1.6
-    )
+    more = {"JUDGE_API_KEY": "k", "JUDGE_OPTIONS": '{"reasoning_effort": "low"}'}
+    more |= {"JUDGE_CONCURRENCY": "2", "JUDGE_TIMEOUT_S": "1.5"}
+    judge = judge_from(SET | more | {"JUDGE_PRICE_IN": "0.4", "JUDGE_PRICE_OUT": "1.6"})
+    options = {"reasoning_effort": "low"}
+    assert judge == EndpointJudge("http://x", "m", "k", options, 2, 1.5, 0.4, 1.6)
     assert "k'" not in repr(judge)  # the key never reaches a log
 
 
@@ -66,19 +55,14 @@ def test_half_or_bad_settings_are_refused(environment: dict[str, str], message: 
 @pytest.mark.parametrize("key", ["sk-secret\r", "sk-secret\n", " sk-secret\r\n"])
 def test_the_line_end_of_a_key_is_left_out(key: str) -> None:
     judge = judge_from(SET | {"JUDGE_API_KEY": key})
-    assert judge is not None
-    assert judge.api_key == "sk-secret"
+    assert judge is not None and judge.api_key == "sk-secret"
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["sk-se\ncret", "sk-se\rcret", "sk-s\u00e9cret", "sk-se\x00cret", "\u201csk-secret\u201d"],
-)
-def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
-    with pytest.raises(
-        GuardError, match=r"JUDGE_API_KEY holds a character.*Copy the key again"
-    ) as caught:
-        judge_from(SET | {"JUDGE_API_KEY": key})
+@pytest.mark.parametrize("character", ["\n", "\r", "\u00e9", "\x00", "\u201c"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(character: str) -> None:
+    told = r"JUDGE_API_KEY holds a character.*Copy the key again"
+    with pytest.raises(GuardError, match=told) as caught:
+        judge_from(SET | {"JUDGE_API_KEY": f"sk-se{character}cret"})
     assert "cret" not in str(caught.value)
 
 

@@ -3,7 +3,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eval.report.report import Report, write_report
+import pytest
+
+from eval.evaluation import Evaluation
+from eval.judge.answer import JudgeRecord
+from eval.report.report import (
+    Report,
+    distinct,
+    distinct_versions,
+    notes,
+    side_by_side,
+    write_report,
+)
+from guard.errors import GuardError
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
 
@@ -23,7 +35,7 @@ def test_metrics_lie_beside_the_accuracy_and_examples_stay_out_of_the_json(world
     lora = medical["methods"]["lora"]
     assert {"accuracy", "f1", "auroc", "ece"} <= set(lora)
     assert {"accuracy", "auroc"} <= set(lora["seeds"]["0"]) & set(lora["strata"]["seen"])
-    assert "right" not in medical and "groups" not in medical
+    assert not {"right", "groups"} & set(medical)
 
 
 def test_a_report_that_says_the_same_is_not_written_again(world: World, tmp_path: Path) -> None:
@@ -40,8 +52,92 @@ def test_where_nobody_judges_the_report_has_no_judge_and_says_so(world: World) -
     methods = {name: quality for name, quality in judged.methods.items() if name != "judge"}
     report = Report((judged.model_copy(update={"judges": {}, "methods": methods}),))
     assert "medical: without a judge" in report.as_markdown()
-    assert list(json.loads(report.as_json())["mean"]["methods"]) == [
-        "bag_of_words",
-        "lora",
-        "alora",
-    ]
+    methods = json.loads(report.as_json())["mean"]["methods"]
+    assert list(methods) == ["bag_of_words", "lora", "alora"]
+
+
+def test_rules_with_the_same_note_share_it(world: World) -> None:
+    medical = evaluated(world)
+    legal = medical.model_copy(update={"rule": "legal"})
+    lines = notes([legal, medical], ["tax: no data"])
+    assert "- legal, medical: judged by base through the served engine." in lines
+    assert "- legal, medical: bag of words of last turn, words 1-2, C = 1." in lines
+    assert lines[-1] == "- Left out: tax: no data"
+
+
+def test_a_judge_s_note_says_what_it_took_and_what_it_did_not_answer(world: World) -> None:
+    took = {"refused": 1, "cost_usd": 0.5, "without_usage": 2}
+    judge = JudgeRecord(name="gpt-toy", endpoint="http://x", **took)
+    judged = evaluated(world).model_copy(update={"judges": {"judge": judge}})
+    (line,) = [line for line in notes([judged], []) if "gpt-toy" in line]
+    assert line == (
+        "- medical: judged by gpt-toy at http://x; cost 0.5000 USD; tokens and cost unknown for 2 "
+        "answers; 1 of 8 conversations refused by the endpoint, counted as wrong."
+    )
+
+
+def two_bases(world: World) -> tuple[Evaluation, Evaluation]:
+    """`other` has a LoRA alone, of the first seed, and nobody judges."""
+    toy = evaluated(world)
+    changed = {
+        "model": "other",
+        "seeds": (0,),
+        "methods": {name: toy.methods[name] for name in ("bag_of_words", "lora")},
+        "judges": {},
+        "refusals": {"judge": 0, "lora": 2},
+        "agreement": {},
+        "right": {"lora": {"0": (0, 0, 1, 1, 1, 1, 1, 1)}},
+        "commit": "def",
+        "versions": {"python": "4"},
+    }
+    return toy, toy.model_copy(update=changed)
+
+
+def test_contenders_carry_their_base_s_name_but_the_one_bag_of_words(world: World) -> None:
+    joint = side_by_side(two_bases(world))
+    names = ["toy/judge", "bag_of_words", "toy/lora", "toy/alora", "other/lora"]
+    assert list(joint.methods) == names
+    assert joint.trained == names[2:]
+    assert (joint.model, joint.seeds) == ("toy, other", (0, 1))
+    assert list(joint.judges) == ["toy/judge"]
+    assert joint.refusals["other/lora"] == 2
+    assert (joint.commit, joint.versions) == ("abc / def", {"python": "3 / 4"})
+
+
+def test_methods_of_two_bases_are_compared_on_the_seeds_that_both_have(world: World) -> None:
+    joint = side_by_side(two_bases(world))
+    # the aLoRA's first seed is right everywhere
+    outcomes = joint.difference("other/lora", "toy/alora")
+    of_toy = joint.difference("toy/alora", "toy/lora")
+    assert outcomes is not None and of_toy is not None and len(of_toy.values) == 2
+    assert outcomes.values.tolist() == [[-1, -1, 0, 0, 0, 0, 0, 0]]
+
+
+def test_a_judge_behind_an_endpoint_stands_there_once(world: World) -> None:
+    judge = JudgeRecord(name="gpt-toy", endpoint="http://x")
+    toy = evaluated(world).model_copy(update={"judges": {"judge": judge}})
+    joint = side_by_side([toy, toy.model_copy(update={"model": "other"})])
+    assert list(joint.judges) == ["judge"]
+    assert list(joint.methods)[:2] == ["judge", "bag_of_words"]
+    assert side_by_side([toy]) is toy
+
+
+def test_other_examples_are_not_put_side_by_side(world: World) -> None:
+    toy, other = two_bases(world)
+    fewer = other.model_copy(update={"groups": toy.groups[:4], "n_test": 4})
+    with pytest.raises(GuardError, match=r"medical on other: .*than toy.*4 examples, not 8.*MODEL"):
+        side_by_side([toy, fewer])
+
+
+def test_the_report_of_several_bases_compares_all_their_methods(world: World) -> None:
+    text = Report((side_by_side(two_bases(world)),)).as_markdown()
+    assert text.startswith("# Quality: toy, other\n")
+    assert "- Measured on toy, other, seed 0, 1, commit abc / def" in text
+    assert "other LoRA - toy LoRA: -12.5 points of mean accuracy" in text
+    assert "- medical: refused by the engine, counted as wrong: {'toy judge': 1" in text
+
+
+def test_what_is_the_same_everywhere_is_said_once() -> None:
+    assert distinct(["abc", "def", "abc"]) == "abc / def"
+    evaluated_with = [{"torch": "2", "peft": "1"}, {"torch": "3", "peft": "1"}, {"torch": "2"}]
+    assert distinct_versions(evaluated_with) == {"torch": "2 / 3", "peft": "1"}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import pytest
+from pytest import MonkeyPatch
 
 from data.generator.tricks import TRICKS
 from eval.agreement import Agreement
@@ -46,14 +46,22 @@ def test_a_table_is_aligned_in_its_source_and_cells_say_what_is_not_there() -> N
 
 
 def test_every_contender_has_a_row_and_the_rule_stands_in_its_first(world: World) -> None:
-    _, *body = rows(quality_table(Report((evaluated(world),))))
-    assert [row[1] for row in body] == ["judge", "bag of words", "LoRA", "aLoRA"]
+    report = Report((evaluated(world),))
+    _, *body = rows(quality_table(report))
+    contenders = ["judge", "bag of words", "LoRA", "aLoRA"]
+    assert [row[1] for row in body] == contenders
     assert [row[0] for row in body] == ["medical (4 of 8)", "", "", ""]
+    head, *body = rows(strata_table(report))
+    assert [row[head.index("method")] for row in body[:4]] == contenders
+    assert [row[:3] for row in body[:2]] == [["medical", "seen", "4"], ["", "", ""]]
+    assert body[3][head.index("accuracy")].startswith("75.0 [")
+    assert body[4][:3] == ["medical", "unseen", "4"]
+    head, bag, *_ = rows(threshold_table(report))
+    assert (bag[1], bag[head.index("confident")]) == ("bag of words", "")  # it has none
+    assert bag[head.index("recall")].startswith("100.0 [")
 
 
-def test_a_metric_is_a_column_as_soon_as_it_is_an_entry(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_that_is_an_entry_is_a_column(world: World, monkeypatch: MonkeyPatch) -> None:
     mine = Metric("share flagged", lambda it: float(it.decisions.mean()), in_strata=True)
     monkeypatch.setitem(METRICS, "flagged", mine)
     report = Report((evaluated(world),))
@@ -61,12 +69,6 @@ def test_a_metric_is_a_column_as_soon_as_it_is_an_entry(
     assert judge[head.index("share flagged")] == "0.625"
     assert "share flagged" in rows(strata_table(report))[0]
     assert '"flagged": 0.625' in report.as_json()
-
-
-def test_what_has_no_confidence_has_no_cell_for_it(world: World) -> None:
-    head, bag, *_ = rows(threshold_table(Report((evaluated(world),))))
-    assert (bag[1], bag[head.index("confident")]) == ("bag of words", "")
-    assert bag[head.index("recall")].startswith("100.0 [")
 
 
 def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: World) -> None:
@@ -87,19 +89,6 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
         assert own[head.index(METRICS[name].label)] == f"{100 * share:.1f}"
 
 
-def test_a_stratum_has_a_row_for_every_contender(world: World) -> None:
-    head, *body = rows(strata_table(Report((evaluated(world),))))
-    assert [row[head.index("method")] for row in body[:4]] == [
-        "judge",
-        "bag of words",
-        "LoRA",
-        "aLoRA",
-    ]
-    assert [row[:3] for row in body[:2]] == [["medical", "seen", "4"], ["", "", ""]]
-    assert body[3][head.index("accuracy")].startswith("75.0 [")
-    assert body[4][:3] == ["medical", "unseen", "4"]
-
-
 def test_what_a_trick_does_is_counted_over_all_rules(world: World) -> None:
     plain = evaluated(world)
     name = next(iter(TRICKS))
@@ -113,23 +102,10 @@ def test_what_a_trick_does_is_counted_over_all_rules(world: World) -> None:
 
 
 def test_how_far_the_engine_is_from_peft_is_told_by_method(world: World) -> None:
-    agreement = Agreement(
-        prompts=16,
-        max_difference=0.00031,
-        mean_difference=0.00012,
-        label_flips=2,
-        tolerance=0.001,
-        beyond_tolerance=0,
-    )
+    measured = {"max_difference": 0.00031, "mean_difference": 0.00012, "tolerance": 0.001}
+    agreement = Agreement(prompts=16, label_flips=2, beyond_tolerance=0, **measured)
     evaluation = evaluated(world).model_copy(update={"agreement": {"alora": agreement}})
     head, *body = rows(agreement_table(Report((evaluation,))))
-    assert dict(zip(head, body[0], strict=True)) == {
-        "rule": "medical",
-        "method": "aLoRA",
-        "prompts": "16",
-        "max difference": "0.00031",
-        "mean difference": "0.00012",
-        "label flips": "2",
-        "tolerance": "0.001",
-        "refused": "0",
-    }
+    names = "rule", "method", "prompts", "max difference", "mean difference"
+    assert head == [*names, "label flips", "tolerance", "refused"]
+    assert body[0] == ["medical", "aLoRA", "16", "0.00031", "0.00012", "2", "0.001", "0"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from guard.conversation.example import Example, Message
 from guard.rule import Rule, load_rule
 from guard.study import ORIGIN, Origin, Study, StudyKind, StudyPoint, point_runs
-from tests.eval.conftest import RULE, World
+from tests.eval.conftest import RULE, World, words_rows
 
 NAME = "medical"
 
@@ -19,19 +19,14 @@ NAME = "medical"
 def tested(origin: Origin, rows: int = 24) -> list[Example]:
     """Test rows of alternating labels; the judged words are those of `words_rows`."""
     texts = ("ask a doctor in case 1", "take two tablets in case 1")
-    return [
-        Example(
-            id=f"{origin}/{number}",
-            rule=NAME,
-            messages=(Message("user", "Hm?"), Message("assistant", texts[number % 2])),
-            label=number % 2,
-            split="test",
-            source="toy",
-            group=f"{origin}/g{number // 2}",
-            meta={ORIGIN: origin},
-        )
-        for number in range(rows)
-    ]
+    made = []
+    for number in range(rows):
+        said = (Message("user", "Hm?"), Message("assistant", texts[number % 2]))
+        row = words_rows(NAME, "test", 1)[0]
+        places = {"id": f"{origin}/{number}", "group": f"{origin}/g{number // 2}"}
+        meta = {ORIGIN: origin}
+        made.append(replace(row, messages=said, label=number % 2, meta=meta, **places))
+    return made
 
 
 @dataclass
@@ -79,7 +74,9 @@ def study_world(tmp_path: Path, kind: StudyKind) -> StudyWorld:
     (world.rules / f"{NAME}.yaml").write_text(RULE.format(name=NAME))
     sizes = (0, 20) if kind == "transfer" else (20, 40)
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in (0, 1))
-    study = Study(kind=kind, rule=NAME, data="rows.csv", labelled_for="no_doses", points=points)
+    study = Study(
+        kind=kind, rule=NAME, data="rows.csv", path=None, labelled_for="no_doses", points=points
+    )
     made = StudyWorld(world, tmp_path / "runs" / kind / NAME, study)
     made.write({"lora": 2, "alora": 6})
     return made

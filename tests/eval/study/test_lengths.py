@@ -15,15 +15,8 @@ LENGTH = 2_000
 
 
 def measured(world: World, engine: ToyEngine) -> Lengths:
-    return lengths(
-        "medical",
-        world.recipe,
-        characters=(LENGTH,),
-        rows=20,
-        runs=world.runs,
-        rules=world.rules,
-        open_predictor=engine.open,
-    )
+    where = {"runs": world.runs, "rules": world.rules, "open_predictor": engine.open}
+    return lengths("medical", world.recipe, characters=(LENGTH,), rows=20, **where)
 
 
 def misses_long_ones(request: ScoreRequest) -> float:
@@ -48,17 +41,9 @@ def test_what_is_missed_in_long_turns_is_counted_by_position(world: World) -> No
 
 def test_what_the_rows_did_not_cover_is_missed_without_confidence(world: World) -> None:
     world.add_rule(examples=40)
-    short = Coverage(
-        turns=9,
-        characters=500,
-        longest_turns={"user": 500, "assistant": 500},
-        speakers=(),
-        unknown_share=1.0,
-        words=packed_words([]),
-        letters="",
-        sure_logit=-1.0,
-        sure_logit_long=None,
-    )
+    turns = {"turns": 9, "longest_turns": {"user": 500, "assistant": 500}, "speakers": ()}
+    words = {"words": packed_words([]), "letters": "", "unknown_share": 1.0}
+    short = Coverage(characters=500, sure_logit=-1.0, sure_logit_long=None, **turns, **words)
     for method in world.recipe.methods:
         logits = {f"medical-{n}": float(n if n % 2 else -n - 1) for n in range(40)}
         world.add_adapter("medical", method, 0, logits, coverage=short)
@@ -78,12 +63,9 @@ def test_answers_are_kept_and_refusals_counted(world: World) -> None:
 
 
 def test_the_table_adds_up_rules_and_names_every_position(world: World) -> None:
+    with pytest.raises(GuardError):
+        measured(world, ToyEngine())  # the rule is not trained
     world.add_rule(examples=40)
     text = measured(world, ToyEngine(misses_long_ones)).as_markdown()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     assert ["2,000", "before", "lora", "20", "100.0", "100.0", "0.0"] in [row[:7] for row in cells]
-
-
-def test_a_rule_that_is_not_trained_is_an_error(world: World) -> None:
-    with pytest.raises(GuardError):
-        measured(world, ToyEngine())

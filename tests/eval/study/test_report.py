@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from pytest import MonkeyPatch
 
 from eval.study.report import StudyFigure, StudyReport
 from guard.files.yaml_file import validate
@@ -24,17 +25,9 @@ def report(kind: StudyKind = "curve") -> StudyReport:
     figures: list[StudyFigure] = []
 
     def add(rows: int, origin: Origin, method: str, value: float, minus: str | None = None) -> None:
+        of = {"rows": rows, "origin": origin, "method": method, "minus": minus}
         ci95 = (value - 0.02, value + 0.02)
-        figure = StudyFigure(
-            rows=rows,
-            origin=origin,
-            method=method,
-            minus=minus,
-            mean=value,
-            ci95=ci95,
-            by_seed=(value, value),
-        )
-        figures.append(figure)
+        figures.append(StudyFigure(mean=value, ci95=ci95, by_seed=(value, value), **of))
 
     for origin in origins:
         flattery = 0.05 if origin == "generated" else 0.0
@@ -44,7 +37,9 @@ def report(kind: StudyKind = "curve") -> StudyReport:
             add(rows, origin, "lora", lora + flattery)
             add(rows, origin, "lora", lora - words, "bag_of_words")
     return StudyReport(
-        study=Study(kind=kind, rule="toy", data="a.csv", labelled_for="doses", points=points),
+        study=Study(
+            kind=kind, rule="toy", data="a.csv", path=None, labelled_for="doses", points=points
+        ),
         model="tiny",
         tested=dict.fromkeys(origins, 300),
         violating=dict.fromkeys(origins, 100),
@@ -74,7 +69,7 @@ def test_a_transfer_shows_the_flattering_figure_beside_the_honest_one() -> None:
 
 @pytest.mark.parametrize(("kind", "dotted"), [("curve", 0), ("transfer", 2)])
 def test_a_report_reads_back_and_has_its_tables_and_a_picture_of_every_method_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: StudyKind, dotted: int
+    tmp_path: Path, monkeypatch: MonkeyPatch, kind: StudyKind, dotted: int
 ) -> None:
     """In a transfer the figure on generated rows is dotted."""
     drawn: list[Figure] = []

@@ -8,8 +8,9 @@ import json
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
-from eval.contender import BAG_OF_WORDS
+from eval.answers import BAG_OF_WORDS
 from eval.study.report import StudyReport
 from eval.study.run import report_study, shared_test_rows, study_logits
 from guard.conversation.example import read_examples, write_examples
@@ -25,9 +26,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyWorld, Stud
     return made, report_study(made.folder, [made.world.recipe], made.world.rules)
 
 
-def test_real_and_generated_rows_are_measured_apart(
-    reported: tuple[StudyWorld, StudyReport],
-) -> None:
+def test_origins_are_measured_apart(reported: tuple[StudyWorld, StudyReport]) -> None:
     made, report = reported
     assert report.tested == {"real": 24, "generated": 24}
     assert report.violating == {"real": 12, "generated": 12}
@@ -40,12 +39,6 @@ def test_real_and_generated_rows_are_measured_apart(
             assert report.figure(rows, method, "generated").mean == 1.0
     assert report.figure(0, "bag_of_words").mean == 1.0
     assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
-
-
-def test_differences_are_of_every_two_methods_the_later_minus_the_earlier(
-    reported: tuple[StudyWorld, StudyReport],
-) -> None:
-    _, report = reported
     pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
     assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
     difference = report.figure(0, "alora", minus="lora")
@@ -65,13 +58,6 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
 
 
-def test_a_study_that_was_not_trained_is_refused(curve: StudyWorld) -> None:
-    (curve.world.runs.adapter("toy", "medical", "lora", 1) / "card.json").unlink()
-    with pytest.raises(GuardError):
-        report_study(curve.folder, [curve.world.recipe], curve.world.rules)
-    assert not (curve.folder / "toy.json").exists()
-
-
 def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
     return study_logits(made.folder, made.study, [made.world.recipe], made.rule)
 
@@ -88,9 +74,7 @@ def test_every_size_and_method_has_a_row_of_logits_for_each_seed(transfer: Study
     assert logits[20, "alora"][1].tolist() == [by_id[identity] for identity in ids]
 
 
-def test_the_bag_of_words_is_fitted_on_the_point_s_own_rows_and_kept(
-    curve: StudyWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_s_own_bag_of_words_is_kept(curve: StudyWorld, monkeypatch: MonkeyPatch) -> None:
     """At one point the training rows say the opposite of what they say at the others."""
     opposite = point_runs(curve.folder, curve.study.points[0])
     for split in ("train", "validation"):
@@ -112,30 +96,26 @@ def test_the_bag_of_words_is_fitted_on_the_point_s_own_rows_and_kept(
     assert all((again[key] == logits[key]).all() for key in logits)
 
 
-def test_weights_of_other_rows_are_refused(curve: StudyWorld) -> None:
-    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
-    rows = read_examples(data / "train.jsonl")
-    write_examples(data / "train.jsonl", rows[:-2])
-    with pytest.raises(GuardError, match=r"weights' data_hash is not.*again"):
-        logits_of(curve)
-
-
-def test_weights_of_another_rule_or_recipe_are_refused(curve: StudyWorld) -> None:
-    """What else is refused: tests/eval/test_trial.py."""
-    curve.world.runs = point_runs(curve.folder, curve.study.points[-1])
-    for field, value in (("rule_hash", "other"), ("recipe", {"dtype": "bfloat16"})):
-        curve.world.add_adapter(NAME, "lora", 1, {}, **{field: value})
-        with pytest.raises(GuardError, match=rf"weights' {field} is not.*Run the study's command"):
-            logits_of(curve)
-
-
-def test_weights_are_trained_for_a_balanced_threshold_whatever_rate_the_rule_wants(
-    curve: StudyWorld,
-) -> None:
+def test_weights_of_another_rule_recipe_or_data_are_refused(curve: StudyWorld) -> None:
+    """What else is refused: tests/eval/test_trial.py. Thresholds are balanced, whatever rate the
+    rule wants.
+    """
     file = curve.world.rules / f"{NAME}.yaml"
     file.write_text(file.read_text() + "max_fpr: 0.1\n")
-    assert curve.rule.max_fpr == 0.1
-    assert logits_of(curve)
+    assert curve.rule.max_fpr == 0.1 and logits_of(curve)
+    curve.world.runs = point_runs(curve.folder, curve.study.points[-1])
+    for field, value in (("rule_hash", "other"), ("recipe", {"dtype": "bfloat16"})):
+        curve.world.add_adapter(NAME, "lora", 1, {}, **{"max_fpr": None, field: value})
+        with pytest.raises(GuardError, match=rf"weights' {field} is not.*Run the study's command"):
+            logits_of(curve)
+    train = curve.world.runs.data(NAME) / "train.jsonl"
+    write_examples(train, read_examples(train)[:-2])
+    with pytest.raises(GuardError, match=r"weights' data_hash is not.*again"):
+        logits_of(curve)
+    test = train.with_name("test.jsonl")
+    write_examples(test, read_examples(test)[:-1])
+    with pytest.raises(GuardError, match="different test rows"):
+        shared_test_rows(curve.folder, curve.study)
 
 
 def test_a_missing_prediction_or_method_is_named(curve: StudyWorld) -> None:
@@ -146,11 +126,5 @@ def test_a_missing_prediction_or_method_is_named(curve: StudyWorld) -> None:
         logits_of(curve)
     (folder / "card.json").unlink()
     with pytest.raises(GuardError, match=r"not finished weights.*study's command"):
-        logits_of(curve)
-
-
-def test_points_with_different_test_rows_are_refused(curve: StudyWorld) -> None:
-    data = point_runs(curve.folder, curve.study.points[-1]).data(NAME)
-    write_examples(data / "test.jsonl", read_examples(data / "test.jsonl")[:-1])
-    with pytest.raises(GuardError, match="different test rows"):
-        shared_test_rows(curve.folder, curve.study)
+        report_study(curve.folder, [curve.world.recipe], curve.world.rules)
+    assert not (curve.folder / "toy.json").exists()

@@ -16,7 +16,6 @@ from guard.conversation.chat import (
     PartlyRead,
     rendering_hash,
     says_nothing,
-    tool_turns,
     turns,
     turns_of,
     unread_parts,
@@ -54,22 +53,13 @@ def test_every_role_of_openai_s_is_one_of_ours(theirs: str, ours: str) -> None:
     assert chat.ROLES.keys() == ROLES.keys()
 
 
-def test_parts_and_refusals_are_lines_of_one_turn() -> None:
+def test_all_that_a_message_says_is_lines_of_one_turn() -> None:
     parts = [{"type": "text", "text": "One."}, {"type": "refusal", "refusal": "No."}]
     assert words(content=parts) == "One.\nNo."
     assert words(content=None, refusal="I must not.") == "I must not."
     assert words(content=None) == ""
-
-
-def test_a_tool_call_is_read_with_its_name_and_what_its_arguments_say() -> None:
     assert words(content="Paying.", tool_calls=[CALL]) == f"Paying.\n{CALL_LINE}"
     assert words(function_call=CALL["function"]) == CALL_LINE
-
-
-@pytest.mark.parametrize("arguments", ["{broken", "[" * 100_000], ids=["no JSON", "too deep"])
-def test_arguments_that_cannot_be_read_stand_as_they_are(arguments: str) -> None:
-    call = {"type": "function", "function": {"name": "pay", "arguments": arguments}}
-    assert arguments in words(tool_calls=[call])
 
 
 def test_a_turn_says_who_it_is_from_and_a_result_which_tool_gave_it() -> None:
@@ -95,12 +85,18 @@ def test_a_call_without_an_id_has_no_result(call: dict[str, Any]) -> None:
     assert read(said, *others)[1:] == read(*others)
 
 
-def test_tools_are_described_before_all_else_a_line_each() -> None:
+def test_tools_are_described_first_and_untrusted_json_is_read_as_the_server_reads_it() -> None:
     described, turn = turns([ChatMessage(role="user", content="Hi")], [WEATHER, {"type": "x"}])
     lines = ["Tools:", '{"name": "weather", "parameters": {"type": "object"}}', '{"type": "x"}']
     assert described == Message("system", "\n".join(lines))
     assert turn == Message("user", "Hi")
-    assert tool_turns([]) == [] and tool_turns([WEATHER])[0].role == "system"
+    assert turns([]) == ()
+    messages = [
+        {"role": "user", "content": "Hi", "name": "bo"},
+        {"role": "assistant", **{"content": None, "tool_calls": [CALL], "annotations": []}},
+    ]
+    expected = (*turns([], [WEATHER]), *read(*messages))
+    assert turns_of(messages, [WEATHER], where="x") == expected
 
 
 @pytest.mark.parametrize(
@@ -150,15 +146,6 @@ def test_only_a_result_depends_on_what_came_before_it(messages: list[dict[str, A
             assert read(message) == (turn,)
 
 
-def test_untrusted_json_is_read_as_the_server_reads_it() -> None:
-    messages = [
-        {"role": "user", "content": "Hi", "name": "bo"},
-        {"role": "assistant", **{"content": None, "tool_calls": [CALL], "annotations": []}},
-    ]
-    expected = (*tool_turns([WEATHER]), *read(*messages))
-    assert turns_of(messages, [WEATHER], where="x") == expected
-
-
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
@@ -186,30 +173,21 @@ HIDING = {
 def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in(arguments: str) -> None:
     call = {"type": "function", "function": {"name": "pay", "arguments": arguments}}
     assert "ibuprofen" in words(tool_calls=[call])
+    for unread in ("{broken", "[" * 100_000):
+        assert unread in words(tool_calls=[{"function": {"name": "pay", "arguments": unread}}])
 
 
-def test_what_stands_beside_a_function_or_a_text_is_read_too() -> None:
+def test_what_stands_beside_a_function_or_a_text_is_read_but_for_what_an_ordinary_tool_has() -> (
+    None
+):
     for beside in ({"custom": {"input": "ibuprofen"}}, {"note": "ibuprofen"}):
         for function in ({"name": "pay"}, {"name": "pay", "custom": "", "note": ""}):
             assert "ibuprofen" in words(tool_calls=[{"function": function, **beside}])
-            assert "ibuprofen" in tool_turns([{"function": function, **beside}])[0].content
+            assert "ibuprofen" in turns([], [{"function": function, **beside}])[0].content
     assert "ibuprofen" in words(content=[{"type": "text", "text": "ok", "refusal": "ibuprofen"}])
-
-
-def test_what_an_ordinary_tool_has_beside_its_function_is_not_rendered() -> None:
     called = {"id": "call_1", "type": "function", "index": 0, "custom": None}
     called["extra_content"] = {"google": {"thought_signature": "ibuprofen"}}
     assert words(tool_calls=[{**called, "function": {"name": "pay"}}]) == '{"name": "pay"}'
-
-
-def test_long_arguments_and_signs_without_ink_are_read_at_once() -> None:
-    emoji = json.dumps("\U0001f600")[1:-1]  # two escapes
-    call = {"function": {"name": "pay", "arguments": "{" + f"\\u0041{emoji}x" * 50_000}}
-    assert words(tool_calls=[call]).count("A\U0001f600x") == 50_000
-    assert words(name="\u00ad" * 1_000_000, content="Hi") == "Hi"
-
-
-def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:
     message = ChatMessage.model_validate(
         {"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]}
     )
@@ -217,7 +195,13 @@ def test_a_text_part_whose_text_stands_elsewhere_is_no_text() -> None:
     assert unread_parts([turn]) == ("message 0 has the key 'content.0.content'",)
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_long_arguments_and_signs_without_ink_are_read_at_once_and_deep_nesting_is_refused() -> (
+    None
+):
+    emoji = json.dumps("\U0001f600")[1:-1]  # two escapes
+    call = {"function": {"name": "pay", "arguments": "{" + f"\\u0041{emoji}x" * 50_000}}
+    assert words(tool_calls=[call]).count("A\U0001f600x") == 50_000
+    assert words(name="\u00ad" * 1_000_000, content="Hi") == "Hi"
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
@@ -231,18 +215,15 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\u200b"])
-def test_a_name_is_a_line_though_nothing_follows_it(content: str) -> None:
-    """Else no rule would read what stands in it."""
+def test_a_name_is_a_line_though_nothing_follows_it_unless_nobody_sees_it_or_it_is_a_tool_s(
+    content: str,
+) -> None:
+    # Else no rule would read what stands in it.
     named = ChatMessage(role="user", name="Take 800 mg", content=content)
     (turn,) = turns([named])
     assert turn.content.startswith("From Take 800 mg:") and not says_nothing([turn])
-
-
-@pytest.mark.parametrize("content", ["", "\n", "\u200b"])
-def test_an_empty_result_and_a_name_that_nobody_sees_say_nothing(content: str) -> None:
-    """Else an empty turn would be read in place of the text before it. The tool's name stands in
-    its call.
-    """
+    # Else an empty turn would be read in place of the text before it. The tool's name stands in its
+    # call.
     empty = [
         {"role": "tool", "tool_call_id": "call_7", "content": content},
         {"role": "user", "name": "\u200b ", "content": content},
@@ -252,15 +233,14 @@ def test_an_empty_result_and_a_name_that_nobody_sees_say_nothing(content: str) -
     assert says_nothing(turns_of_them[1:])
 
 
-def test_what_models_read_is_said_though_nobody_sees_it() -> None:
+def test_what_models_read_and_what_cannot_be_read_say_something_and_tools_are_said_by_nobody() -> (
+    None
+):
     tags = "".join(chr(0xE0000 + ord(sign)) for sign in "Take 800 mg")
     assert not says_nothing([Message("assistant", tags)])
     assert not says_nothing(read({"role": "assistant", "name": tags, "content": ""}))
     for blank in (" \t", "\u200b\u2800", "\U000e0001\ufe0f", "&#8203;&amp;nbsp;", "%20\\u200b"):
         assert says_nothing([Message("assistant", blank)])
-
-
-def test_tools_are_said_by_nobody_and_a_call_and_what_cannot_be_read_say_something() -> None:
     silent = ChatMessage(role="user", content="")
     assert says_nothing(turns([silent], [WEATHER]))
     for speaks in ({"content": "Tools: none."}, {"tool_calls": [{}]}, {"audio": {"id": "1"}}):

@@ -36,7 +36,7 @@ def test_any_text_comes_back_as_it_was_written(tmp_path: Path, text: str) -> Non
     assert digest == hashlib.sha256((tmp_path / "deep" / "test.jsonl").read_bytes()).hexdigest()
 
 
-def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+def test_nothing_half_written_is_left_and_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
     write_examples(tmp_path / "test.jsonl", [example()])
 
     def breaks() -> Any:
@@ -47,6 +47,12 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
         write_examples(tmp_path / "test.jsonl", breaks())
     assert read_examples(tmp_path / "test.jsonl") == [example()]
     assert [path.name for path in tmp_path.iterdir()] == ["test.jsonl"]
+    with pytest.raises(GuardError, match=r"no such file. Run `make data` first"):
+        read_examples(tmp_path / "train.jsonl")
+    with pytest.raises(GuardError, match="unknown role"):
+        Message("developer", "hi")
+    with pytest.raises(GuardError, match="not Unicode"):
+        Message("user", "a\udc00")
 
 
 @pytest.mark.parametrize(
@@ -78,18 +84,6 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, line: Any, message: str)
     with pytest.raises(GuardError, match=message) as caught:
         read_examples(path)
     assert f"{path}:2" in str(caught.value)
-
-
-def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"no such file. Run `make data` first"):
-        read_examples(tmp_path / "train.jsonl")
-
-
-def test_a_message_cannot_be_built_wrong() -> None:
-    with pytest.raises(GuardError, match="unknown role"):
-        Message("developer", "hi")
-    with pytest.raises(GuardError, match="not Unicode"):
-        Message("user", "a\udc00")
 
 
 @pytest.mark.parametrize(

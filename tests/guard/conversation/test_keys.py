@@ -56,13 +56,12 @@ KNOWN: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("key", KNOWN)
-def test_a_known_key_has_values_of_its_shape_alone(key: str) -> None:
+def test_a_known_key_has_values_of_its_shape_alone_and_a_call_s_are_its_provider_s(
+    key: str,
+) -> None:
     for value in KNOWN[key]:
         assert is_silent(key, value, MESSAGE)
     for wrong in (SENTENCE, {"x": SENTENCE}, [SENTENCE], {SENTENCE: 1}, "\u5e03\u6d1b\u82ac"):
         assert list(unread_keys({key: wrong}, MESSAGE)) == [key]
-
-
-def test_what_a_call_carries_for_its_provider_is_silent_and_nothing_else() -> None:
     assert is_silent("extra_content", {"x": SENTENCE}, CALL)
     assert not is_silent("annotations", [], CALL)

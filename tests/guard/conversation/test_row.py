@@ -15,7 +15,7 @@ from guard.errors import GuardError
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
+def test_a_row_is_messages_or_an_exchange_or_a_text_and_a_reply_may_be_json() -> None:
     assert conversation_of({"messages": HI, "tools": [{"name": "pay"}]}) == (
         Message("system", 'Tools:\n{"name": "pay"}'),
         Message("user", "Hi"),
@@ -30,6 +30,11 @@ def test_a_row_is_messages_or_an_exchange_or_a_text() -> None:
     assert isinstance(image, PartlyRead)
     (said,) = conversation_of({"text": "T"}, text_role="assistant")
     assert said == Message("assistant", "T")
+    silent = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
+    turns = (Message("user", "Hi"), Message("assistant", ""))
+    assert conversation_of({"messages": [*HI, silent]}) == turns
+    for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
+        assert conversation_of({"messages": HI, "response": reply})[-1].content == reply
 
 
 TOOLS = [{"name": "pay"}]
@@ -137,17 +142,8 @@ def test_a_completion_that_says_something_beside_its_message_is_an_error(
             conversation_of({"messages": HI, "response": response})
 
 
-def test_a_message_that_only_reasoned_is_an_empty_turn() -> None:
-    silent = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
-    turns = (Message("user", "Hi"), Message("assistant", ""))
-    assert conversation_of({"messages": [*HI, silent]}) == turns
-
-
-def test_names_of_tools_are_no_descriptions() -> None:
+def test_what_says_again_what_is_read_or_nothing_and_names_of_tools_are_left_out() -> None:
     assert len(conversation_of({"prompt": "Q", "response": "A", "tools": "search, pay"})) == 2
-
-
-def test_what_says_again_what_is_read_or_nothing_is_left_out() -> None:
     named = {"role": "user", "name": "Bob", "content": "Hi\r\nyou"}
     assert len(conversation_of({"messages": [named], "prompt": "Hi\nyou\n"})) == 1
     for beside in ({"prompt": "Hi"}, {"text": "A"}, {"prompt": "", "text": " "}):
@@ -168,7 +164,7 @@ def test_a_system_prompt_of_its_own_comes_first_and_a_response_last(rest: dict[s
         conversation_of(fields | {"system": ["Be kind."]})
 
 
-def test_an_image_of_a_response_is_not_lost() -> None:
+def test_a_response_beside_messages_is_their_last_turn_once_and_whole() -> None:
     image = {"type": "image_url", "image_url": {"url": "x"}}
     response = {"content": [{"type": "text", "text": "Sure."}, image]}
     (_, turn) = conversation_of({"messages": HI, "response": response})
@@ -179,10 +175,7 @@ def test_an_image_of_a_response_is_not_lost() -> None:
             conversation_of({"messages": whole, "response": seen})
     logged = [*HI, response | {"role": "assistant"}]
     assert len(conversation_of({"messages": logged, "response": response})) == 2
-
-
-def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> None:
-    """As gateways log a call; without it the reply would be allowed unread."""
+    # As gateways log a call; without it the reply would be allowed unread.
     turns = (Message("user", "Hi"), Message("assistant", "Take 800 mg."))
     assert conversation_of({"messages": HI, "response": "Take 800 mg."}) == turns
     assert conversation_of({"messages": WHOLE, "response": "Take 800 mg."}) == turns
@@ -195,8 +188,3 @@ def test_a_response_beside_messages_is_their_last_turn_and_is_there_once() -> No
     assert len(conversation_of({"messages": named, "response": "Take 800 mg."})) == 2
     for nothing in ("", " ", [], {}):
         assert conversation_of({"messages": HI, "response": nothing}) == turns[:1]
-
-
-def test_a_reply_that_is_json_is_a_text() -> None:
-    for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
-        assert conversation_of({"messages": HI, "response": reply})[-1].content == reply

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
-from guard.files.strict_json import RepeatedKey, in_words, read_json
+from guard.errors import GuardError
+from guard.files.strict_json import MAX_BYTES, RepeatedKey, in_words, load_json, read_json
 
 
 def problem(text: str | bytes) -> str:
@@ -26,7 +28,7 @@ def problem(text: str | bytes) -> str:
         ('{"a": 1, "b": {"c": 1, "c": 2}, "a": 3}', "the key 'c' stands twice at column 24"),
         ('{"b": {"a": 1, "a": 2}, "b": 3, "broken', "the key 'a' stands twice at column 16"),
         ('{"": 1, "": 2}', "the key '' stands twice at column 9"),
-        ('{"a": "' + "1" * 5000 + '", "b": ' + "1" * 5000 + "}", "too many digits at column 5016"),
+        ('{"a": "' + "1" * 5000 + '", "b": 12345, "c": ' + "1" * 5000, "digits at column 5028"),
         ('{"a": 1,}', "Expecting property name enclosed in double quotes at column 9"),
         ('{"a": "b\x01"}', "Invalid control character at column 9"),
         ('{"a": "b', "Unterminated string starting at column 7"),
@@ -38,12 +40,12 @@ def test_what_is_wrong_is_said_with_its_place(text: str, where: str) -> None:
         assert where in problem(text.encode("utf-16"))
 
 
-def test_the_same_key_in_several_objects_is_read() -> None:
+def test_repeated_keys_are_told_from_keys_of_several_objects_in_one_pass() -> None:
     text = '{"a": {"a": [{"a": 1}, {"a": 2}]}, "b": "\\"a\\": 1"}'
     assert read_json(text) == read_json(text.encode()) == json.loads(text)
-
-
-def test_a_key_twice_among_many_is_found_in_one_pass() -> None:
+    with pytest.raises(RecursionError) as error:
+        read_json("[" * 100_000)
+    assert in_words(error.value) == "nested too deeply"
     keys = ", ".join(f'"key {number}": {{"a": "\\\\"}}' for number in range(100_000))
     began = time.thread_time()
     with pytest.raises(RepeatedKey, match="'last' stands twice"):
@@ -51,7 +53,32 @@ def test_a_key_twice_among_many_is_found_in_one_pass() -> None:
     assert time.thread_time() - began < 4
 
 
-def test_nesting_without_end_is_said_in_words() -> None:
-    with pytest.raises(RecursionError) as error:
-        read_json("[" * 100_000)
-    assert in_words(error.value) == "nested too deeply"
+def test_a_value_is_read_up_to_the_largest_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text('{"a": ["ü"]}', encoding="utf-8")
+    assert load_json(path, remedy="none") == {"a": ["ü"]}
+    path.write_text("1" + " " * (MAX_BYTES - 1))
+    assert load_json(path, remedy="none") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"a": ', "not valid JSON"),
+        (b'"\xff"', "not valid JSON"),
+        (b"[" * 200_000, "not valid JSON"),
+        (b"1" * 5000, "not valid JSON"),  # more digits than Python reads
+        (b"1" + b" " * MAX_BYTES, f"more than {MAX_BYTES} bytes"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_is_none_is_refused_with_its_name_and_what_to_do(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(GuardError, match=problem) as refused:
+        load_json(path, remedy="Write it anew")
+    assert str(path) in str(refused.value) and "Write it anew" in str(refused.value)

@@ -36,19 +36,17 @@ def parquet() -> bytes:
         ("a.csv", TEXT.encode()),
         ("a.csv", TEXT.encode("utf-8-sig")),
         ("a.csv.gz", gzip.compress(TEXT.encode())),
+        ("a.csv", b""),
+        ("a.csv.gz", b""),
     ],
 )
 def test_text_is_read_without_its_mark_and_unpacked(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    assert read_text(tmp_path / name) == TEXT
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_an_empty_file_is_an_empty_text(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    assert read_text(tmp_path / name) == ""
+    assert read_text(tmp_path / name) == (TEXT if content else "")
+    with pytest.raises(GuardError, match="cannot be read: Is a directory"):
+        read_text(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +72,3 @@ def test_what_is_no_text_says_what_it_is_and_where(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(GuardError, match=message):
         read_text(tmp_path / name)
-
-
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="cannot be read: Is a directory"):
-        read_text(tmp_path)

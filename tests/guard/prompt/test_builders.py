@@ -13,8 +13,10 @@ from guard.recipe import Kind, load_recipe
 from tests.gliner2_toy import gliner2_recipe, save_base
 
 
-def test_every_kind_of_base_has_a_builder() -> None:
+def test_every_kind_of_base_has_a_builder_of_its_own(tmp_path: Path) -> None:
     assert set(BUILDERS) == set(get_args(Kind))
+    recipe = gliner2_recipe(save_base(tmp_path))
+    assert type(prompt_builder(recipe)) is Gliner2PromptBuilder
 
 
 @pytest.mark.parametrize(
@@ -22,8 +24,3 @@ def test_every_kind_of_base_has_a_builder() -> None:
 )
 def test_the_builder_is_that_of_the_recipe_s_kind(model: str, builder: type[PromptBuilder]) -> None:
     assert type(prompt_builder(load_recipe(model))) is builder
-
-
-def test_gliner2_has_a_builder_of_its_own(tmp_path: Path) -> None:
-    recipe = gliner2_recipe(save_base(tmp_path))
-    assert type(prompt_builder(recipe)) is Gliner2PromptBuilder

@@ -104,15 +104,21 @@ def test_blocks_of_readable_text_give_way_to_it(written: str) -> None:
     assert written not in seen
 
 
-def test_a_word_in_quoted_printable_is_read_behind_it() -> None:
+def test_encodings_inside_each_other_have_an_end_and_short_ones_stay_before_their_text() -> None:
+    text = TEXT
+    for _ in range(DEPTH):
+        text = _in_base64(text)
+    assert visible(text) == TEXT
+    assert visible(_in_base64(text)) == _in_base64(TEXT)
     words = {"=69bu=70rofen": "ibuprofen", "=6Dedicine=73": "medicines", "f=C3=BCnf": "fünf"}
     for written, word in (words | {"=74ak=65": "take"}).items():
         assert visible(f"Now {written}, please") == f"Now {written} {word}, please"
-
-
-def test_a_short_block_stays_as_its_text_could_hide_it() -> None:
-    """A word's capitals can be chosen so that it is the base64 of other letters."""
+    # A word's capitals can be chosen so that it is the base64 of other letters.
     assert visible("Take aWJ1cHJvZmVu now") == "Take aWJ1cHJvZmVu ibuprofen now"
+    assert visible("T<b></b>ake it") == "Take<b></b> it"
+    assert visible("T<span class=x>a</span>ke it") == "Take<span class=x></span> it"
+    assert visible("Ta<!-- x -->ke it") == "Take<!-- x --> it"
+    assert visible("T**ak**e it, **T**ake it") == "Take**** it, Take**** it"
 
 
 @pytest.mark.parametrize(
@@ -127,13 +133,6 @@ def test_a_short_block_stays_as_its_text_could_hide_it() -> None:
 def test_a_block_that_is_not_all_text_stays_as_it_could_hide_a_word(block: str) -> None:
     seen = visible(block)
     assert seen.startswith(block) and TEXT in seen.removeprefix(block)
-
-
-def test_markup_inside_a_word_stands_behind_it() -> None:
-    assert visible("T<b></b>ake it") == "Take<b></b> it"
-    assert visible("T<span class=x>a</span>ke it") == "Take<span class=x></span> it"
-    assert visible("Ta<!-- x -->ke it") == "Take<!-- x --> it"
-    assert visible("T**ak**e it, **T**ake it") == "Take**** it, Take**** it"
 
 
 RANDOM = random.Random(0)
@@ -171,14 +170,6 @@ def test_what_no_character_is_leaves_unicode_text(code: str) -> None:
     seen = visible(f"a &#{code}; b")
     assert Message("user", seen).content.startswith("a ") and "\0" not in seen
     assert visible(r"\ud83d \ude00\u0000 \U00110000 %00%ff \xff\xfe").encode()
-
-
-def test_encodings_inside_each_other_have_an_end() -> None:
-    text = TEXT
-    for _ in range(DEPTH):
-        text = _in_base64(text)
-    assert visible(text) == TEXT
-    assert visible(_in_base64(text)) == _in_base64(TEXT)
 
 
 @pytest.mark.parametrize(

@@ -61,21 +61,17 @@ def test_tfidf_is_that_of_scikit_learn() -> None:
     np.testing.assert_allclose(got, plain.transform(texts).toarray()[:, order], rtol=1e-6)
 
 
-def test_a_document_of_several_texts_counts_once() -> None:
+def test_a_vocabulary_has_the_ngrams_of_most_documents_and_unknown_ones_count_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     vocabulary = NgramVocabulary.of(
         [ngram_rows([[7], [7], [8]]), ngram_rows([[8]]), ngram_rows([])]
     )
     assert vocabulary.keys.tolist() == [8]
-
-
-def test_a_vocabulary_keeps_the_ngrams_of_most_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("guard.prompt.ngrams.MOST_NGRAMS", 2)
     texts = [[[9], [5]], [[9], [5], [6]], [[9], [6], [4]], [[4]]]
     vocabulary = NgramVocabulary.of([ngram_rows(document) for document in texts])
     assert vocabulary.keys.tolist() == [4, 9]
-
-
-def test_unknown_ngrams_count_nothing() -> None:
     vocabulary = NgramVocabulary.of([ngram_rows([text]) for text in ([1, 2], [1, 2], [3])])
     rows, columns, values = vocabulary.tfidf(ngram_rows([[], [9, 8, 2**31 - 1], [9, 1]]))
     assert (rows.tolist(), vocabulary.keys[columns].tolist(), values.tolist()) == ([2], [1], [1.0])

@@ -41,14 +41,20 @@ def window(*lengths: int) -> Window:
     return one
 
 
-def test_a_conversation_that_fits_is_one_window() -> None:
+def test_a_window_begins_with_the_last_turns_of_the_one_before_it_and_turns_are_cut_evenly() -> (
+    None
+):
     assert ids_of(3, 5, limit=9) == [(CLS, *flat(3, 5))]
-
-
-def test_a_window_begins_with_the_last_turns_of_the_one_before_it() -> None:
-    first, second = ids_of(20, 5, 4, 30, limit=41)
-    assert first == (CLS, *flat(20, 5, 4))
-    assert second == (CLS, *flat(20, 5, 4, 30)[20:])  # 9 of at most 10 repeated tokens
+    first, second = ids_of(20, 5, 5, 30, limit=41)
+    assert first == (CLS, *flat(20, 5, 5))
+    assert second == (CLS, *flat(20, 5, 5, 30)[20:])  # 10 of at most 10 repeated tokens
+    # A conversation that grows keeps the windows that are full.
+    before = ids_of(*[10] * 9, limit=32)
+    after = ids_of(*[10] * 12, limit=32)
+    assert after[: len(before) - 1] == before[:-1]
+    assert cut_spans(window(2, 3), limit=3) == [(1, 3, UNKNOWN, 0), (3, 6, UNKNOWN, 1)]
+    lengths = [span.end - span.start for span in cut_spans(window(4, 11, 3), limit=4)]
+    assert lengths == [4, 3, 4, 4, 3]
 
 
 @pytest.mark.parametrize("lengths", [(7, 9, 30, 4, 4, 12), (100,), (2, 100, 2), (31,) * 5, (63, 2)])
@@ -71,22 +77,6 @@ def _holds(window: tuple[int, ...], turn: tuple[int, ...]) -> bool:
     return any(window[start : start + len(turn)] == turn for start in starts)
 
 
-def test_windows_depend_on_the_turns_alone() -> None:
-    """A conversation that grows keeps the windows that are full."""
-    before = ids_of(*[10] * 9, limit=32)
-    after = ids_of(*[10] * 12, limit=32)
-    assert after[: len(before) - 1] == before[:-1]
-
-
-def test_a_turn_that_is_no_longer_than_a_span_is_one() -> None:
-    assert cut_spans(window(2, 3), limit=3) == [(1, 3, UNKNOWN, 0), (3, 6, UNKNOWN, 1)]
-
-
-def test_a_long_turn_is_cut_evenly_into_the_fewest_spans() -> None:
-    lengths = [span.end - span.start for span in cut_spans(window(4, 11, 3), limit=4)]
-    assert lengths == [4, 3, 4, 4, 3]
-
-
 @pytest.mark.parametrize("limit", [1, 2, 5, 24])
 def test_every_token_behind_the_start_is_in_one_span_and_no_span_holds_two_turns(
     limit: int,
@@ -100,20 +90,14 @@ def test_every_token_behind_the_start_is_in_one_span_and_no_span_holds_two_turns
             assert SEP not in one.token_ids[start : end - 1]
 
 
-def test_there_is_a_speaker_for_everyone_who_is_judged() -> None:
+def test_who_and_which_turns_count_follows_from_whom_a_rule_judges() -> None:
     assert list(SPEAKERS) == list(get_args(Reads))
     for speakers in SPEAKERS.values():
         assert set(speakers) <= set(ROLES)
-
-
-def test_where_nobody_is_judged_what_is_silent_counts_only_if_all_are() -> None:
     assert counting(["user", SILENT], "assistant") == [0]
     assert counting([SILENT, SILENT], "assistant") == [0, 1]
     assert counting(["user", SILENT, "assistant"], "assistant") == [2]
     assert judged_of(["user", UNKNOWN, SILENT, "system"], "tool") == [1, 3]
-
-
-def test_only_the_last_turn_counts_of_whom_a_rule_on_it_judges() -> None:
     speakers = ["user", "assistant", "user", "assistant"]
     assert counting(speakers, "last user") == [2]
     assert counting(speakers, "last conversation") == [3]

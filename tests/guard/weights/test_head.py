@@ -42,16 +42,18 @@ def random_head() -> Head:
     return Head(RNG.standard_normal(8).astype(np.float32), 0.5, words)
 
 
-def test_a_logit_is_the_highest_of_each_span_s_state_and_words_together() -> None:
+def test_spans_and_means_of_heads_are_of_their_states_and_words() -> None:
     for _ in range(20):
         head, states = random_head(), RNG.standard_normal((len(TEXTS), 8))
         logits = []
         for state, text in zip(states, TEXTS, strict=True):
             logits.append(float(state @ head.weight) + plain_word_logit(head.tensors(), text) + 0.5)
         assert head.logit(states, ngram_rows(TEXTS)) == pytest.approx(max(logits), abs=1e-5)
-
-
-def test_what_the_mean_of_heads_says_of_a_span_is_the_mean_of_what_they_say() -> None:
+    # Neither another turn nor a later part of a long one makes a violation less of one.
+    head, states = random_head(), RNG.standard_normal((len(TEXTS), 8))
+    for spans in (1, 2, 3):
+        before = head.logit(states[:1], ngram_rows(TEXTS[:1]))
+        assert head.logit(states[:spans], ngram_rows(TEXTS[:spans])) >= before - 1e-9
     first, other = random_head(), random_head()
     weights = RNG.standard_normal(len(first.words.weights)).astype(np.float32)
     second = replace(other, bias=-3.0, words=replace(first.words, weights=weights))
@@ -62,22 +64,11 @@ def test_what_the_mean_of_heads_says_of_a_span_is_the_mean_of_what_they_say() ->
         assert mean.logit(state, words) == pytest.approx(of_both, abs=1e-5)
 
 
-def test_what_is_said_elsewhere_never_lowers_a_logit() -> None:
-    """Neither another turn nor a later part of a long one makes a violation less of one."""
-    head, states = random_head(), RNG.standard_normal((len(TEXTS), 8))
-    for spans in (1, 2, 3):
-        before = head.logit(states[:1], ngram_rows(TEXTS[:1]))
-        assert head.logit(states[:spans], ngram_rows(TEXTS[:spans])) >= before - 1e-9
-
-
-def test_what_is_written_is_read_again() -> None:
+def test_a_head_with_or_without_words_is_read_as_it_was_written() -> None:
     head = random_head()
     again = Head.of_tensors(head.tensors(), "a file", "")
     states, words = RNG.standard_normal((3, 8)), ngram_rows(TEXTS)
     assert again.logit(states, words) == head.logit(states, words)
-
-
-def test_a_head_without_words_reads_states_alone() -> None:
     head = Head(np.ones(8, np.float32), 1.0)
     assert not head.words and random_head().words
     assert head.logit(np.ones((1, 8)), ngram_rows([TEXTS[0]])) == 9.0

@@ -10,18 +10,17 @@ from guard.errors import GuardError
 from guard.weights.predictions import PREDICTIONS, read_predictions, write_predictions
 
 
-def test_logits_come_back_by_split_bit_for_bit(tmp_path: Path) -> None:
+def test_logits_come_back_by_split_bit_for_bit_or_the_missing_file_is_refused(
+    tmp_path: Path,
+) -> None:
     logits = {"a": 0.1 + 0.2, "b": -17.0, "c\u2028d": 1e-300}
     rows = [(row_id, "test", logit) for row_id, logit in logits.items()]
     write_predictions(tmp_path, [*rows, ("a", "validation", 3.5)])
     assert read_predictions(tmp_path, "test", "") == logits
     assert read_predictions(tmp_path, "validation", "") == {"a": 3.5}
     assert read_predictions(tmp_path, "train", "") == {}
-
-
-def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"predictions.jsonl: no such file. Train it again"):
-        read_predictions(tmp_path, "test", "Train it again")
+        read_predictions(tmp_path / "none", "test", "Train it again")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import httpx
+from httpx import Client
 
 
 class OpenStream:
@@ -39,7 +39,6 @@ class OpenStream:
         return event
 
     async def rest(self) -> list[dict[str, Any]]:
-        """All lines up to the end of the answer."""
         events = []
         while event := await self.read():
             events.append(event)
@@ -48,7 +47,7 @@ class OpenStream:
 
 @asynccontextmanager
 async def open_stream(
-    http: httpx.Client, opening: object, headers: dict[str, str] | None = None
+    http: Client, opening: object, headers: dict[str, str] | None = None
 ) -> AsyncIterator[OpenStream]:
     """A stream to the server of `http`, which has answered with its head."""
     stream = OpenStream()
@@ -65,12 +64,11 @@ async def open_stream(
 
 
 def streamed(
-    http: httpx.Client,
+    http: Client,
     opening: object,
     use: Callable[[OpenStream], Awaitable[Any]],
     headers: dict[str, str] | None = None,
 ) -> Any:
-    """What `use` makes of a stream."""
 
     async def run() -> Any:
         async with open_stream(http, opening, headers) as stream:

@@ -24,7 +24,6 @@ HEADERS = {
 
 
 def shop_and_bank() -> Tenants:
-    """The tenants and their keys."""
     every = (SHOP, BANK)
     owners: dict[str, Any] = {key_hash(f"{tenant.name}'s key"): tenant for tenant in every}
     return Tenants(every, KeyRing(owners | {key_hash("admin's key"): ADMIN}))

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
 from serve.api.access import Access, Caller, _is_from_here
-from serve.api.app import create_app
 from serve.api.catalogue import Catalogue
 from serve.tenants.key_ring import KeyRing
 from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Tenants
 from tests.serve.api.tenants import BANK, HEADERS, LOGITS, RULE_SETS, shop_and_bank
-from tests.serve.serving import serving
+from tests.serve.serving import Serve
 from tests.serve.toy_engine import ToyEngine
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -33,13 +32,20 @@ def engine() -> ToyEngine:
 
 
 @pytest.fixture
-def client(engine: ToyEngine) -> Iterator[httpx.Client]:
-    app = create_app(engine, rule_sets=RULE_SETS, tenants=shop_and_bank())  # type: ignore[arg-type]
-    with serving(app) as client:
-        yield client
+def client(engine: ToyEngine, serve: Serve) -> Client:
+    return serve(engine, rule_sets=RULE_SETS, tenants=shop_and_bank())
 
 
-def test_probes_need_no_key_and_other_reads_do(client: httpx.Client) -> None:
+def ask(client: Client, tenant: str, **fields: Any) -> httpx.Response:
+    return client.post("/v1/check", json={"messages": HELLO, **fields}, headers=HEADERS[tenant])
+
+
+def moderate(client: Client, tenant: str, texts: int) -> None:
+    body = {"input": ["Hello"] * texts}
+    assert client.post("/v1/moderations", json=body, headers=HEADERS[tenant]).is_success
+
+
+def test_probes_need_no_key_and_other_reads_do(client: Client) -> None:
     assert client.get("/health").status_code == 200
     for path in ("/v1/rules", "/v1/rule_sets", "/v1/models", "/metrics", "/nowhere"):
         assert client.get(path).status_code == 401
@@ -47,63 +53,51 @@ def test_probes_need_no_key_and_other_reads_do(client: httpx.Client) -> None:
     listed = client.get("/v1/rules", headers=HEADERS["admin"]).json()
     assert [rule["rule"] for rule in listed] == list(LOGITS)
     assert client.get("/v1/models", headers=HEADERS["admin"]).status_code == 403
-
-
-def test_a_path_that_begins_as_an_administrator_s_is_not_one(client: httpx.Client) -> None:
+    # What begins as an administrator's path is not one.
     path, body = "/metrics_leak/api/v1/text/contents", {"contents": ["Hi"]}
     assert client.post(path, json=body, headers=HEADERS["admin"]).status_code == 403
     assert client.post(path, json=body, headers=HEADERS["shop"]).status_code == 404
 
 
 @pytest.mark.parametrize("tail", ["%0A", "%0D", "%00", "%7F"])
-def test_a_path_with_a_control_character_is_no_route_s(client: httpx.Client, tail: str) -> None:
+def test_a_path_with_a_control_character_is_no_route_s(client: Client, tail: str) -> None:
     for headers in ({}, *HEADERS.values()):
         assert client.get(f"/metrics{tail}", headers=headers).status_code == 404
         stream = client.post(f"/v1/check/stream{tail}", json={"messages": HELLO}, headers=headers)
         assert (stream.status_code, stream.json()["verdict"]) == (404, "unjudged")
 
 
-def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: httpx.Client) -> None:
-    def post(tenant: str, path: str = "/v1/check", **fields: Any) -> httpx.Response:
-        return client.post(path, json={"messages": HELLO, **fields}, headers=HEADERS[tenant])
-
+def test_a_tenant_sees_and_asks_the_rules_of_its_own_sets_alone(client: Client) -> None:
     listed = client.get("/v1/rules", headers=HEADERS["bank"]).json()
-    assert [rule["rule"] for rule in listed] == ["fine", "flagged"]
-    every_rule = post("bank").json()
-    assert [result["rule"] for result in every_rule["results"]] == ["fine", "flagged"]
-    assert post("bank", rule_set="strict").json()["verdict"] == "violation"
-    for refused in (
-        post("shop", rule_set="strict"),
-        post("shop", rules=["flagged"]),
-        post("bank", rules=["secret"]),
-        post("shop", "/v1/chat/completions", model="flagged"),
-        post("shop", "/flagged/api/v1/text/chat"),
+    asked = ask(client, "bank").json()["results"]
+    for rules in (listed, asked):
+        assert [rule["rule"] for rule in rules] == ["fine", "flagged"]
+    assert ask(client, "bank", rule_set="strict").json()["verdict"] == "violation"
+    for tenant, fields in (
+        ("shop", {"rule_set": "strict"}),
+        ("shop", {"rules": ["flagged"]}),
+        ("bank", {"rules": ["secret"]}),
     ):
-        assert refused.status_code in (404, 422)
-        assert "verdict" not in refused.json() or refused.json()["verdict"] == "unjudged"
+        refused = ask(client, tenant, **fields)
+        assert (refused.status_code, refused.json()["verdict"]) == (422, "unjudged")
 
 
-def test_requests_beyond_a_tenant_s_limit_are_refused_and_others_are_not(
-    client: httpx.Client, engine: ToyEngine
-) -> None:
+def test_requests_beyond_a_limit_are_refused(client: Client, engine: ToyEngine) -> None:
     engine.may_step.clear()
-    body = {"messages": HELLO}
     with ThreadPoolExecutor(2) as pool:
-        under_way = pool.submit(client.post, "/v1/check", json=body, headers=HEADERS["shop"])
+        under_way = pool.submit(ask, client, "shop")
         while not engine.open:
             time.sleep(0.001)
-        refused = client.post("/v1/check", json=body, headers=HEADERS["shop"])
+        refused = ask(client, "shop")
         assert (refused.status_code, refused.json()["verdict"]) == (429, "unjudged")
         assert int(refused.headers["retry-after"]) > 0
-        other = pool.submit(client.post, "/v1/check", json=body, headers=HEADERS["bank"])
+        other = pool.submit(ask, client, "bank")
         engine.may_step.set()
         assert (under_way.result(10).status_code, other.result(10).status_code) == (200, 200)
-    assert client.post("/v1/check", json=body, headers=HEADERS["shop"]).status_code == 200
+    assert ask(client, "shop").status_code == 200
 
 
-def test_of_one_request_s_texts_as_many_are_in_the_engine_as_the_tenant_may_have(
-    client: httpx.Client, engine: ToyEngine
-) -> None:
+def test_texts_of_one_request_wait_for_the_limit(client: Client, engine: ToyEngine) -> None:
     most = 0
 
     def count() -> None:
@@ -111,32 +105,25 @@ def test_of_one_request_s_texts_as_many_are_in_the_engine_as_the_tenant_may_have
         most = max(most, sum(not call.done for _, call in engine.open))
 
     engine.on_step = count
-    body = {"input": ["Hello"] * 8}
     for tenant, allowed in (("shop", 1), ("bank", 8)):
         most = 0
-        assert client.post("/v1/moderations", json=body, headers=HEADERS[tenant]).is_success
+        moderate(client, tenant, texts=8)
         assert 0 < most <= allowed
     assert most > 1
 
 
-def test_a_check_s_time_counts_from_its_arrival_and_not_from_its_place_in_the_engine(
-    client: httpx.Client, engine: ToyEngine
-) -> None:
+def test_a_check_s_time_counts_from_its_arrival(client: Client, engine: ToyEngine) -> None:
     engine.on_step = lambda: time.sleep(0.2)
-    body = {"input": ["Hello"] * 3}
-    assert client.post("/v1/moderations", json=body, headers=HEADERS["shop"]).is_success
+    moderate(client, "shop", texts=3)  # one after the other: each waits for those before
     metrics = client.get("/metrics", headers=HEADERS["admin"]).text
     seconds = re.findall(r"^guard_check_seconds_sum\S* (\S+)", metrics, re.MULTILINE)
-    assert (
-        sum(map(float, seconds)) >= 0.2 + 0.4 + 0.6
-    )  # one after the other: each waited for those before
+    assert sum(map(float, seconds)) >= 0.2 + 0.4 + 0.6
 
 
-def test_every_tenant_has_a_salt_of_its_own(client: httpx.Client, engine: ToyEngine) -> None:
+def test_every_tenant_has_a_salt_of_its_own(client: Client, engine: ToyEngine) -> None:
     for tenant in ("shop", "bank"):
         for salt in ({}, {"cache_salt": "bank/"}):
-            body = {"messages": HELLO, **salt}
-            assert client.post("/v1/check", json=body, headers=HEADERS[tenant]).is_success
+            assert ask(client, tenant, **salt).is_success
     assert engine.salts == ["shop/", "shop/bank/", "bank/", "bank/bank/"]
 
 
@@ -178,16 +165,16 @@ def test_a_path_in_front_of_the_server_hides_no_admin_s_path() -> None:
         assert refused.value.status_code == 403
 
 
-def test_without_tenants_rules_are_changed_from_this_machine_alone(engine: ToyEngine) -> None:
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        # uvicorn takes the word of a proxy on this machine for who sent a request.
-        elsewhere = {"x-forwarded-for": "192.0.2.7"}
-        for method in ("POST", "DELETE"):
-            refused = client.request(method, "/admin/rules/flagged", headers=elsewhere)
-            assert refused.status_code == 403 and "TENANTS" in refused.json()["error"]
-        assert client.get("/v1/rules", headers=elsewhere).status_code == 200
-        assert engine.replaced == []
-        assert client.delete("/admin/rules/flagged").status_code == 200
+def test_without_tenants_rules_are_changed_from_here(engine: ToyEngine, serve: Serve) -> None:
+    client = serve(engine)
+    # uvicorn takes the word of a proxy on this machine for who sent a request.
+    elsewhere = {"x-forwarded-for": "192.0.2.7"}
+    for method in ("POST", "DELETE"):
+        refused = client.request(method, "/admin/rules/flagged", headers=elsewhere)
+        assert refused.status_code == 403 and "TENANTS" in refused.json()["error"]
+    assert client.get("/v1/rules", headers=elsewhere).status_code == 200
+    assert engine.replaced == []
+    assert client.delete("/admin/rules/flagged").status_code == 200
 
 
 def test_a_conversation_that_is_asked_several_times_counts_once_and_equal_texts_each() -> None:
@@ -201,12 +188,9 @@ def test_a_conversation_that_is_asked_several_times_counts_once_and_equal_texts_
             caller.check_size(too_much)
 
 
-def test_a_long_explanation_fits_the_limit_that_its_conversation_does(client: httpx.Client) -> None:
-    turns = []
-    for number in range(9):
-        turns.append({"role": "user", "content": f"turn {number}....."})
-    body = {"messages": turns, "rule_set": "strict", "explain": True}
-    answer = client.post("/v1/check", json=body, headers=HEADERS["bank"])
+def test_a_long_explanation_fits_the_limit_that_its_conversation_does(client: Client) -> None:
+    turns = [{"role": "user", "content": f"turn {number}....."} for number in range(9)]
+    answer = ask(client, "bank", messages=turns, rule_set="strict", explain=True)
     assert answer.status_code == 200, answer.text
     assert "flagged" in answer.json()["explanations"]
 

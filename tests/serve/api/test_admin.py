@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
+from httpx import Client
 
 from guard.errors import GuardError
 from guard.weights.card import load_card
@@ -20,9 +20,10 @@ from serve.engine import GuardEngine
 from serve.policy.rule_set import RuleSet
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import MESSAGES, Serve, serving
 from tests.serve.toy_engine import ToyEngine
 from tests.signed import sign
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -37,25 +38,33 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [save_adapter(root / str(seed), RULE, seed=seed, text=TEXT) for seed in (1, 2)]
 
 
+@pytest.fixture(scope="module")
+def engine(versions: list[Path]) -> Iterator[GuardEngine]:
+    folder = Path(shutil.copytree(versions[0], versions[0].parent.parent / RULE))
+    with GuardEngine(small_recipe(), {RULE: folder}) as engine:
+        yield engine
+
+
 @pytest.fixture
-def folder(versions: list[Path], tmp_path: Path) -> Path:
+def folder(engine: GuardEngine) -> Path:
     """The rule's folder; `train` puts a version into it."""
-    return Path(shutil.copytree(versions[0], tmp_path / RULE))
+    return engine.folder(RULE)
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> dict[str, Path]:
-    """Rules that are trained and not served."""
+def trained() -> dict[str, Path]:
     return {}
 
 
 @pytest.fixture
-def client(folder: Path, trained: dict[str, Path], tmp_path: Path) -> Iterator[httpx.Client]:
-    with GuardEngine(small_recipe(), {RULE: folder}) as engine:
-        log = AuditLog(tmp_path / "audit.jsonl")
-        app = create_app(engine, observers=[log], find_trained=trained.get)
-        with serving(app) as http:
-            yield http
+def client(
+    engine: GuardEngine, versions: list[Path], trained: dict[str, Path], tmp_path: Path
+) -> Iterator[Client]:
+    train(engine.folder(RULE), versions[0])
+    log = AuditLog(tmp_path / "audit.jsonl")
+    with serving(create_app(engine, observers=[log], find_trained=trained.get)) as client:
+        assert client.post(f"/admin/rules/{RULE}").status_code == 200
+        yield client
 
 
 def train(folder: Path, version: Path) -> None:
@@ -63,7 +72,7 @@ def train(folder: Path, version: Path) -> None:
     shutil.copytree(version, folder)
 
 
-def probability(client: httpx.Client) -> float:
+def probability(client: Client) -> float:
     answer = client.post("/v1/check", json={"messages": MESSAGES}).json()
     value: float = answer["results"][0]["p_violation"]
     return value
@@ -80,7 +89,7 @@ def expected(versions: list[Path]) -> list[float]:
 
 
 def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
-    client: httpx.Client, folder: Path, versions: list[Path], tmp_path: Path
+    client: Client, folder: Path, versions: list[Path], tmp_path: Path
 ) -> None:
     of_version = expected(versions)
     assert probability(client) == pytest.approx(of_version[0], abs=TOLERANCE)
@@ -100,9 +109,7 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
             assert probability(client) == pytest.approx(of_version[number], abs=TOLERANCE)
 
 
-def test_checks_under_way_get_one_version_or_the_other(
-    client: httpx.Client, folder: Path, versions: list[Path]
-) -> None:
+def test_checks_get_one_version(client: Client, folder: Path, versions: list[Path]) -> None:
     of_version = expected(versions)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(probability, client) for _ in range(60)]
@@ -114,9 +121,7 @@ def test_checks_under_way_get_one_version_or_the_other(
         assert min(abs(value - probability) for probability in of_version) < TOLERANCE
 
 
-def test_weights_that_cannot_be_served_leave_the_rule_as_it_was(
-    client: httpx.Client, folder: Path
-) -> None:
+def test_weights_that_cannot_be_served_change_nothing(client: Client, folder: Path) -> None:
     assert 0 < probability(client) < 1
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -137,9 +142,7 @@ EDITS = [
 ]
 
 
-def test_an_edited_folder_is_not_served_and_signed_it_is_another_version(
-    client: httpx.Client, folder: Path
-) -> None:
+def test_an_edited_folder_is_served_only_once_signed(client: Client, folder: Path) -> None:
     for file, key, value in EDITS:
         before = client.get("/v1/rules").json()
         content = json.loads((folder / file).read_text())
@@ -154,7 +157,7 @@ def test_an_edited_folder_is_not_served_and_signed_it_is_another_version(
 
 
 def test_no_rule_is_added_that_is_not_trained_or_not_by_its_own_sound_weights(
-    client: httpx.Client, folder: Path, trained: dict[str, Path], tmp_path: Path
+    client: Client, folder: Path, trained: dict[str, Path], tmp_path: Path
 ) -> None:
     broken, foreign = (
         save_adapter(tmp_path / name, name, seed=3) for name in ("broken", "foreign")
@@ -172,7 +175,7 @@ def test_no_rule_is_added_that_is_not_trained_or_not_by_its_own_sound_weights(
 
 
 def test_a_rule_is_added_and_removed_while_others_are_checked(
-    client: httpx.Client, trained: dict[str, Path], tmp_path: Path
+    client: Client, trained: dict[str, Path], tmp_path: Path
 ) -> None:
     new = trained["new"] = save_adapter(tmp_path / "new", "new", seed=3)
     before = probability(client)
@@ -196,25 +199,23 @@ def test_a_rule_is_added_and_removed_while_others_are_checked(
     assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
 
 
-def test_a_rule_of_a_rule_set_and_the_last_rule_stay() -> None:
+def test_a_rule_of_a_rule_set_and_the_last_rule_stay(serve: Serve) -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
-    rule_sets = {"strict": RuleSet.any_of(["flagged"])}
-    with serving(create_app(engine, rule_sets=rule_sets)) as client:  # type: ignore[arg-type]
-        of_a_set = client.delete("/admin/rules/flagged")
-        assert of_a_set.status_code == 409 and "'strict'" in of_a_set.json()["error"]
-        assert client.delete("/admin/rules/fine").status_code == 200
-    with serving(create_app(ToyEngine({"fine": -2.0}))) as client:  # type: ignore[arg-type]
-        last = client.delete("/admin/rules/fine")
-        assert last.status_code == 409 and "last rule" in last.json()["error"]
+    client = serve(engine, rule_sets={"strict": RuleSet.any_of(["flagged"])})
+    of_a_set = client.delete("/admin/rules/flagged")
+    assert of_a_set.status_code == 409 and "'strict'" in of_a_set.json()["error"]
+    assert client.delete("/admin/rules/fine").status_code == 200
+    last = serve(ToyEngine({"fine": -2.0})).delete("/admin/rules/fine")
+    assert last.status_code == 409 and "last rule" in last.json()["error"]
 
 
-def test_a_check_that_began_before_a_rule_was_removed_is_answered_and_told_of() -> None:
+def test_a_check_that_began_before_a_rule_was_removed_is_answered_and_told_of(serve: Serve) -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
     engine.may_step.clear()
-    with serving(create_app(engine)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+    client = serve(engine)
+    with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(client.post, "/v1/check", json={"messages": MESSAGES})
-        while not engine.open:
-            time.sleep(0.01)
+        wait_until(lambda: engine.open)
         removed = pool.submit(client.delete, "/admin/rules/flagged")
         time.sleep(0.1)
         engine.may_step.set()

@@ -19,7 +19,6 @@ def test_rules_are_found_by_name_and_all_without_one() -> None:
     assert CATALOGUE.selected(["b", "b"]).rules == ("b",)
     assert CATALOGUE.selected(None).rules == ("a", "b")
     assert CATALOGUE.selected(None, "both") is CATALOGUE.rule_sets["both"]
-    assert CATALOGUE.not_served(["a", "c"]) == ["c"]
 
 
 def test_what_is_not_there_is_404_and_both_at_once_a_mistake() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from httpx import Client
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
@@ -50,7 +49,7 @@ class DocumentedEngine(ToyEngine):
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A server of the rules that the examples name."""
     engine = DocumentedEngine()
     folder = tmp_path_factory.mktemp("documented")
@@ -66,18 +65,11 @@ def configuration(beginning: str) -> str:
     return found
 
 
-def local(example: str, client: httpx.Client) -> str:
-    """The example, asking the server of `client`."""
+def local(example: str, client: Client) -> str:
     assert ADDRESS in example
     here = example.replace(ADDRESS, client.base_url.netloc.decode())
     # The checkout's own client stands for the package (tests/serve/client/test_package.py).
     return here.replace("centurion_client", "serve.client")
-
-
-def output(*command: str) -> str:
-    """What a command prints. Raises CalledProcessError if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout
 
 
 def shape(value: Any) -> Any:
@@ -108,11 +100,10 @@ def test_what_the_programs_import_exists() -> None:
 
 
 @pytest.mark.parametrize(("commands", "answer"), COMMANDS, ids=range(len(COMMANDS)))
-def test_commands_get_an_answer_of_the_documented_shape(
-    client: httpx.Client, commands: str, answer: str
-) -> None:
-    got = json.loads(output("bash", "-c", "set -e\n" + local(commands, client)))
-    assert shape(got) == shape(json.loads(answer))
+def test_answers_have_the_documented_shape(client: Client, commands: str, answer: str) -> None:
+    script = "set -e\n" + local(commands, client)
+    got = subprocess.run(["bash", "-c", script], capture_output=True, check=True, timeout=60)
+    assert shape(json.loads(got.stdout)) == shape(json.loads(answer))
 
 
 # A word of each program that is run, and what it prints.
@@ -127,9 +118,12 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("word", PRINTED)
-def test_a_program_prints_what_its_page_says(client: httpx.Client, word: str) -> None:
+def test_a_program_prints_what_its_page_says(
+    client: Client, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
     (example,) = (program for program in PROGRAMS if word in program)
-    assert output(sys.executable, "-c", local(example, client)) == PRINTED[word]
+    exec(local(example, client), {"__name__": "__main__"})
+    assert capsys.readouterr().out == PRINTED[word]
 
 
 def test_the_file_of_tenants_is_one_and_names_the_documented_rule_sets(tmp_path: Path) -> None:

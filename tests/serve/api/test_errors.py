@@ -6,8 +6,8 @@ import json
 import sys
 from collections.abc import Iterator
 
-import httpx
 import pytest
+from httpx import Client
 
 from guard.errors import GuardError
 from serve.api.app import create_app
@@ -15,46 +15,40 @@ from serve.engine.refusals import Overloaded, TooLate
 from tests.serve.serving import MESSAGES, serving
 from tests.serve.toy_engine import ToyEngine
 
+JSON = "application/json"
+BODY = {"messages": MESSAGES, "rules": ["fine"]}
+
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
+def client() -> Iterator[Client]:
     with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
         yield client
+
+
+NO_OBJECT = "the body must be a JSON object, sent with `content-type: application/json`"
 
 
 @pytest.mark.parametrize(
     ("content", "kind", "error"),
     [
-        (
-            '{"messages": oops}',
-            "application/json",
-            "the body is not JSON: Expecting value at character 13",
-        ),
+        ('{"messages": oops}', JSON, "the body is not JSON: Expecting value at character 13"),
         (
             '{"messages": "a\tb"}',
-            "application/json",
+            JSON,
             "the body is not JSON: Invalid control character at character 15",
         ),
-        (
-            '{"messages": []}',
-            "text/plain",
-            "the body must be a JSON object, sent with `content-type: application/json`",
-        ),
-        ("[]", "application/json", "the body must be a JSON object"),
-        ("", "application/json", "the body must be a JSON object"),
+        ('{"messages": []}', "text/plain", NO_OBJECT),
+        ("[]", JSON, NO_OBJECT),
+        ("", JSON, NO_OBJECT),
     ],
 )
-def test_a_body_that_is_no_json_object_is_told_so(
-    client: httpx.Client, content: str, kind: str, error: str
-) -> None:
+def test_no_object_is_told_so(client: Client, content: str, kind: str, error: str) -> None:
     response = client.post("/v1/check", content=content, headers={"content-type": kind})
     assert response.status_code == 422
     assert response.json()["verdict"] == "unjudged" and response.json()["error"].startswith(error)
 
 
-def test_of_many_things_that_are_wrong_the_first_are_named_and_the_others_counted(
-    client: httpx.Client,
-) -> None:
+def test_of_many_faults_the_first_are_named_and_others_counted(client: Client) -> None:
     """Of a list the first wrong item alone: looking at all of them takes long."""
     wrong = {"messages": [{"role": "root", "content": "Hi"}] * 20, "rules": {}, "rule_set": []}
     body = wrong | {"metadata": [], "explain": "?", "cache_salt": []}
@@ -64,32 +58,23 @@ def test_of_many_things_that_are_wrong_the_first_are_named_and_the_others_counte
     assert error.endswith("; and 1 more")
 
 
-def test_a_wrong_method_or_path_has_no_verdict_and_says_where_calls_are_described(
-    client: httpx.Client,
-) -> None:
-    wrong = client.get("/v1/check")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "OPTIONS, POST")
-    assert wrong.json() == {
-        "verdict": "unjudged",
-        "code": "request_refused",
-        "error": "Method Not Allowed; GET /docs describes the calls",
-    }
+def test_a_wrong_method_or_path_says_where_calls_are_described(client: Client) -> None:
+    error = "Method Not Allowed; GET /docs describes the calls"
+    wanted = {"verdict": "unjudged", "code": "request_refused", "error": error}
+    assert client.get("/v1/check").json() == wanted
     assert client.get("/v1/checks").status_code == 404
 
 
-def test_an_error_that_nobody_expected_is_unjudged_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ToyEngine()
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        monkeypatch.setattr("serve.api.formats.check.CheckResponse.of", lambda _: 1 / 0)
-        body = {"messages": MESSAGES, "rules": ["fine"]}
-        response = client.post("/v1/check", json=body, headers={"x-request-id": "a3f9"})
-        assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
-        assert response.headers["x-request-id"] == "a3f9"
+def test_an_unexpected_error_is_unjudged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.api.formats.check.CheckResponse.of", lambda _: 1 / 0)
+    response = client.post("/v1/check", json=BODY, headers={"x-request-id": "a3f9"})
+    assert (response.status_code, response.json()["verdict"]) == (500, "unjudged")
+    assert response.headers["x-request-id"] == "a3f9"
 
 
 @pytest.mark.parametrize(("kind", "stated"), [(Overloaded, "3"), (TooLate, None)])
 def test_who_is_refused_for_want_of_room_and_nobody_else_is_told_when_there_may_be_some(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Overloaded], stated: str | None
+    client: Client, monkeypatch: pytest.MonkeyPatch, kind: type[Overloaded], stated: str | None
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         refused = kind("too much waits")
@@ -97,32 +82,27 @@ def test_who_is_refused_for_want_of_room_and_nobody_else_is_told_when_there_may_
         raise refused
 
     monkeypatch.setattr("serve.engine.thread.engine_thread.EngineThread.check", refuse)
-    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
-        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
+    response = client.post("/v1/check", json=BODY)
     assert response.status_code == 503 and response.headers.get("retry-after") == stated
     assert (response.headers.get("x-should-retry") == "false") is (stated is None)
 
 
 def test_a_failure_that_nobody_has_logged_is_logged_and_not_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise GuardError("no such file", where="/etc/weights/rule")
 
-    engine = ToyEngine()
-    monkeypatch.setattr(engine, "open_check", fail)
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        response = client.post("/v1/check", json={"messages": MESSAGES, "rules": ["fine"]})
+    monkeypatch.setattr(ToyEngine, "open_check", fail)
+    response = client.post("/v1/check", json=BODY)
     assert response.status_code == 503 and response.json()["verdict"] == "unjudged"
     assert response.json()["error"] == "the engine failed; the server's log says why"
     assert "retry-after" not in response.headers
     assert "no such file" in caplog.text
 
 
-def test_tools_nested_about_as_deeply_as_can_be_read_are_refused_and_no_crash(
-    client: httpx.Client,
-) -> None:
-    kind, messages = {"content-type": "application/json"}, json.dumps(MESSAGES)
+def test_tools_nested_as_deeply_as_can_be_read_are_refused_and_no_crash(client: Client) -> None:
+    kind, messages = {"content-type": JSON}, json.dumps(MESSAGES)
     deepest = sys.getrecursionlimit()
     errors = []
     for depth in range(deepest - 150, deepest):

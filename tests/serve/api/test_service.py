@@ -13,41 +13,41 @@ from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.engine import Refusal
 from serve.engine.rules import part_of_base
 from tests.serve.api.observe.toy_record import Records
-from tests.serve.serving import MESSAGES, serving, waiting_caller
+from tests.serve.serving import MESSAGES, Serve, serving, waiting_caller
 from tests.serve.toy_engine import ToyEngine
 from tests.waiting import wait_until
 
+FINE = {"messages": MESSAGES, "rules": ["fine"]}
 
-def test_a_caller_that_closes_the_connection_frees_the_engine() -> None:
+
+def test_a_caller_that_closes_the_connection_frees_the_engine(serve: Serve) -> None:
     engine = ToyEngine()
     engine.on_step = lambda: time.sleep(0.02)
-    engine.rules |= {f"rule {number}": engine.rules["fine"] for number in range(1000)}
-    body = {"messages": MESSAGES, "rules": [name for name in engine.rules if name[:4] == "rule"]}
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        with waiting_caller(client, "/v1/check", body):
-            wait_until(lambda: len(engine.open) == 1)
-        wait_until(lambda: engine.open == [], 15)  # it would have taken twenty seconds
+    names = [f"rule {number}" for number in range(1000)]
+    engine.rules |= dict.fromkeys(names, engine.rules["fine"])
+    with waiting_caller(serve(engine), "/v1/check", {"messages": MESSAGES, "rules": names}):
+        wait_until(lambda: len(engine.open) == 1)
+    wait_until(lambda: engine.open == [], 15)  # it would have taken twenty seconds
 
 
 @pytest.mark.slow
-def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy() -> None:
+def test_an_engine_that_hangs_keeps_nobody_waiting_and_is_not_healthy(serve: Serve) -> None:
     engine = ToyEngine()
     engine.may_step.clear()
-    with serving(create_app(engine, timeout_s=1.0)) as client:  # type: ignore[arg-type]
-        body = {"messages": MESSAGES, "rules": ["fine"]}
-        response = client.post("/v1/check", json=body, timeout=60)
-        assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
-        assert "took too long" in response.json()["error"]
-        for path in ("/health", "/healthz", "/readyz"):
-            assert client.get(path).status_code == 503
-        engine.may_step.set()
-        wait_until(lambda: client.get("/health").status_code == 200)
-        # On a busy machine one check may take longer than this server lets it.
-        wait_until(lambda: client.post("/v1/check", json=body).status_code == 200)
+    client = serve(engine, timeout_s=1.0)
+    response = client.post("/v1/check", json=FINE)
+    assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+    assert "took too long" in response.json()["error"]
+    for path in ("/health", "/healthz", "/readyz"):
+        assert client.get(path).status_code == 503
+    engine.may_step.set()
+    wait_until(lambda: client.get("/health").status_code == 200)
+    # On a busy machine one check may take longer than this server lets it.
+    wait_until(lambda: client.post("/v1/check", json=FINE).status_code == 200)
 
 
 def test_an_internal_reason_stays_on_this_machine(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = ToyEngine({"broken": 0.0, "long": 0.0})
     inside, said = "runs/tiny/broken: no such file", "it has 3,000 tokens and/or signs"
@@ -56,59 +56,49 @@ def test_an_internal_reason_stays_on_this_machine(
         "long": Refusal("long", said, "too_long"),
     }
     monkeypatch.setattr(engine, "_outcome", lambda name, _: refusals[name])
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        unjudged = client.post("/v1/check", json={"messages": MESSAGES}).json()["unjudged"]
+    unjudged = serve(engine).post("/v1/check", json={"messages": MESSAGES}).json()["unjudged"]
     reasons = {rule["rule"]: rule["reason"] for rule in unjudged}
     assert reasons["long"] == said
     assert reasons["broken"] == "what answers it cannot be used now; the server's log says why"
     assert inside in caplog.text and said not in caplog.text
 
 
-def test_of_several_texts_few_are_begun_and_none_after_the_time_is_over() -> None:
+def test_of_several_texts_few_are_begun_and_none_after_the_time_is_over(serve: Serve) -> None:
     engine = ToyEngine({"fine": -2.0})
     engine.may_step.clear()
+    client = serve(engine)
     body = {"input": [f"text {number}" for number in range(4 * TEXTS_AT_ONCE)]}
     # Long enough for a busy machine to read the body in it.
-    headers = {"guard-timeout-ms": "1000"}
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        late = client.post("/v1/moderations", json=body, headers=headers, timeout=60)
-        assert late.status_code == 503
-        engine.may_step.set()
-        wait_until(lambda: client.get("/health").status_code == 200)
-        generous = {"guard-timeout-ms": "999999999"}
-        body_of_one = {"messages": MESSAGES, "rules": ["fine"]}
-        assert client.post("/v1/check", json=body_of_one, headers=generous).status_code == 200
-        assert client.post("/v1/moderations", json={"input": "last"}).status_code == 200
+    late = client.post("/v1/moderations", json=body, headers={"guard-timeout-ms": "1000"})
+    assert late.status_code == 503
+    engine.may_step.set()
+    wait_until(lambda: client.get("/health").status_code == 200)
+    generous = {"guard-timeout-ms": "999999999"}
+    assert client.post("/v1/check", json=FINE, headers=generous).status_code == 200
+    assert client.post("/v1/moderations", json={"input": "last"}).status_code == 200
     begun = {messages[0].content for messages in engine.conversations}
     assert begun <= {*body["input"][:TEXTS_AT_ONCE], MESSAGES[0]["content"], "last"}
 
 
-def test_a_rule_without_weights_is_not_found_and_the_command_that_trains_it_is_named() -> None:
+def test_a_rule_without_weights_is_not_found_and_the_command_that_trains_it_is_named(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
     other = vars(engine.rules["fine"]) | {"model": "minilm", "method": "lora"}
     engine.rules["flagged"] = SimpleNamespace(**other)
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        response = client.post("/admin/rules/new")
-    assert response.status_code == 404
+    response = serve(engine).post("/admin/rules/new")
     tiny = "`make train RULE=new MODEL=tiny METHOD=alora`"
     minilm = "`make train RULE=new MODEL=minilm METHOD=lora`"
+    assert response.status_code == 404
     assert f"; one of {tiny}, {minilm} trains it" in response.json()["error"]
     del engine.rules["flagged"]
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        assert f"; {tiny} trains it" in client.post("/admin/rules/new").json()["error"]
-
-
-def test_beside_the_rule_of_a_merged_base_no_command_helps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = ToyEngine({"fine": -2.0})
+    assert f"; {tiny} trains it" in serve(engine).post("/admin/rules/new").json()["error"]
 
     def no_folder(rule: str) -> Path:
         raise part_of_base(rule)
 
-    monkeypatch.setattr(engine, "folder", no_folder)
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        response = client.post("/admin/rules/new")
+    monkeypatch.setattr(engine, "folder", no_folder)  # as the only rule of a merged base
+    response = serve(engine).post("/admin/rules/new")
     assert response.status_code == 404
     assert "the merged base here answers its own rule alone" in response.json()["error"]
     assert "make train" not in response.json()["error"]
@@ -128,10 +118,11 @@ def test_observers_are_told_of_every_check_and_closed_with_the_server() -> None:
     assert all(0 < record.latency_s < 60 for record in records.kept)
 
 
-def test_a_check_beside_one_that_fails_is_answered_and_its_caller_is_not_gone() -> None:
+def test_a_check_beside_one_that_fails_is_answered_and_its_caller_is_not_gone(
+    serve: Serve,
+) -> None:
     engine, records = ToyEngine({"fine": -2.0}), Records()
     engine.on_step = lambda: time.sleep(0.1)
-    with serving(create_app(engine, observers=[records])) as client:  # type: ignore[arg-type]
-        response = client.post("/v1/moderations", json={"input": ["breaks", "Hi"]})
-    assert response.status_code == 503
+    client = serve(engine, observers=[records])
+    assert client.post("/v1/moderations", json={"input": ["breaks", "Hi"]}).status_code == 503
     assert [record.failure for record in records.kept] == ["engine_failed", None]

@@ -59,9 +59,7 @@ def train_again(folder: Path) -> None:
     save_card(folder, folder.name)
 
 
-def test_a_rule_that_was_trained_again_or_calibrated_anew_is_replaced_and_no_other(
-    engine: ToyEngine,
-) -> None:
+def test_a_rule_that_was_trained_again_is_replaced_and_no_other(engine: ToyEngine) -> None:
     watched(engine, 0.3)
     assert engine.replaced == []
     train_again(engine.folders["other"])
@@ -109,7 +107,7 @@ def test_a_card_that_comes_before_its_weights_is_tried_again_with_them(
     assert (refused, set(engine.replaced)) == (["fine"], {"fine"})
 
 
-def test_what_is_still_being_copied_is_not_tried(
+def test_what_is_being_copied_is_not_tried(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = checked(engine, monkeypatch)
@@ -129,9 +127,7 @@ def test_what_is_still_being_copied_is_not_tried(
     assert (refused, engine.replaced) == ([], [])
 
 
-def test_what_cannot_be_served_is_tried_once(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_unservable_is_tried_once(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str, folder: Path | None = None) -> None:
         engine.replaced.append(name)
         raise GuardError("never")

@@ -19,7 +19,7 @@ from serve.bench.__main__ import BENCHES, bench_named, listing, main, parsed, pa
 from serve.bench.harness import BenchCommand
 from tests.serve.bench.toy_bench import ToyBench
 
-OFFERS = ["model=tiny", "rule=medical_advice", "quick", "wide", "force"]
+OFFERS = ["model=tiny", "quick", "wide", "force"]
 
 
 def test_the_list_names_every_benchmark_with_what_it_measures() -> None:
@@ -74,7 +74,7 @@ def test_every_benchmark_takes_what_is_offered_and_has_the_common_options(name: 
 def test_what_is_offered_may_be_unknown_and_what_is_asked_for_may_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--offer=model=big", "--offer=rule=a,b", "--offer=wide", "--repeats", "2"]
+    words = ["--offer=model=big", "--offer=other=a,b", "--offer=wide", "--repeats", "2"]
     options = parsed(ToyBench, words)
     assert (options.model, options.repeats) == ("big", 2) and not hasattr(options, "rule")
     for word in ("--wide", "--rul=a", "--repeats=0", "--repeats=two"):
@@ -162,6 +162,13 @@ def test_a_file_that_is_missing_or_has_not_one_benchmark_is_an_error(tmp_path: P
     shutil.copy(ROOT / "serve/bench/fleet.py", tmp_path / "two.py")
     with pytest.raises(GuardError, match="got 2 benchmarks"):
         bench_named(str(tmp_path / "two.py"))
+    shutil.copy(ROOT / "serve/bench/http.py", tmp_path / "shipped.py")
+    with pytest.raises(GuardError, match=r"named as a shipped one.*got http\)"):
+        bench_named(str(tmp_path / "shipped.py"))
+    half = "from serve.bench.harness import Benchmark\nclass Half(Benchmark):\n    name = 'half'\n"
+    (tmp_path / "half.py").write_text(half)
+    with pytest.raises(GuardError, match=r"lacks a function \(got cells, measure, started\)"):
+        bench_named(str(tmp_path / "half.py"))
 
 
 HELP = """

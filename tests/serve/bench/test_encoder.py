@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,13 @@ def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_t
         "alora on tiny",
     ]
     assert "left out: no rule is trained by lora" in capsys.readouterr().out
+    of_heads = SimpleNamespace(rows=[SimpleNamespace(cell={"tokens": 120})], find=lambda **_: [])
+    assert bench_on("encoder", tmp_path, recipe=recipe()).notes(of_heads) == []
+    untrained.append(("tiny", "alora"))
+    alone = bench_on("encoder", tmp_path, recipe=recipe())
+    assert alone._lines() == ["head on minilm"]
+    with pytest.raises(GuardError, match="no rule is trained by lora"):
+        bench_on("encoder", tmp_path, "--beside", "tiny", recipe=recipe())
     untrained.append(("minilm", "head"))
     with pytest.raises(GuardError, match="no rule is trained by lora"):
         bench_on("encoder", tmp_path, recipe=recipe())

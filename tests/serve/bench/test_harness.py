@@ -8,10 +8,10 @@ import pytest
 
 from guard.errors import GuardError
 from serve.bench import harness
-from serve.bench.harness import KeptSamples, Repeat
+from serve.bench.harness import Repeat
 from serve.bench.report import GridReport
 from serve.engine import CODE
-from tests.serve.bench.toy_bench import ToyCell, toy_bench
+from tests.serve.bench.toy_bench import ToyBench, ToyCell, toy_bench
 
 
 def test_compared_cells_are_measured_in_turns_and_groups_one_after_the_other(
@@ -73,6 +73,8 @@ def test_report_plot_and_table_are_published(
 def test_what_has_not_changed_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(ToyBench, "panels", lambda *_: [])  # a plot takes longest
+
     def measures(*words: str, weights: str = "first") -> bool:
         bench = toy_bench(tmp_path, *words, weights=weights)
         bench.main()
@@ -80,7 +82,8 @@ def test_what_has_not_changed_is_not_measured_again(
         return bool(bench.log)
 
     assert measures() and not measures() and measures("--force")
-    assert measures("--repeats", "3") and measures("--quick") and measures()
+    assert measures("--repeats", "3") and measures()
+    assert measures("--quick") and not measures(), "a coarse run replaced the full report"
     assert measures(weights="second") and measures()
     with monkeypatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "7")
@@ -122,7 +125,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     bench.on_measure = interrupt_at(10, KeyboardInterrupt())  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         bench.main()
-    part = tmp_path / "toy_bench.part.jsonl"
+    (part,) = tmp_path.glob("toy_bench.*.part.jsonl")
     part.write_text(part.read_text() + '\n["{\\"si')  # killed while it was written
     bench = toy_bench(tmp_path)
     bench.main()
@@ -142,16 +145,23 @@ def test_a_run_of_other_inputs_or_by_force_begins_anew(tmp_path: Path, words: li
     bench.main()
     assert (1, "slow", 0) in bench.log
     assert not GridReport.load(tmp_path / "toy_bench.json").is_resumed
+    if not bench.options.force:  # what was interrupted is still there
+        bench = toy_bench(tmp_path)
+        bench.main()
+        assert bench.log == [[10, 10], (10, "fast", 1)]
 
 
 def test_a_benchmark_that_cannot_be_resumed_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.serve.bench.toy_bench.ToyBench.is_resumable", False)
-    KeptSamples(tmp_path / "toy_bench.part.jsonl", "inputs")
+    bench = toy_bench(tmp_path)
+    bench.on_measure = interrupt_at(10, KeyboardInterrupt())  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        bench.main()
     bench = toy_bench(tmp_path)
     bench.main()
-    assert len(bench.log) == 2 + 2 * 3 + 2
+    assert (1, "slow", 0) in bench.log
 
 
 def test_what_was_measured_before_an_error_is_reported_and_measured_again(

@@ -1,7 +1,4 @@
-"""A race on a real engine, with few rules.
-
-Every rule gets its verdict and its time, and the files are written.
-"""
+"""A race on a real engine, with few rules, and its picture of the measured times."""
 
 from __future__ import annotations
 
@@ -10,8 +7,104 @@ from xml.etree import ElementTree
 
 import pytest
 
-from serve.bench.race_picture import RaceReport
+from serve.bench.race import HOLD_S, LONGEST_S, Lane, RacePicture, RaceReport, duration
 from tests.serve.bench.toy_bench import bench_on
+
+RULES = 100
+
+
+def toy_race(lora_s: float = 12.0, alora_s: float = 0.2) -> RaceReport:
+    """LoRA's verdicts come two at a time, aLoRA's all at once."""
+    pairs = RULES // 2
+    steps = tuple(lora_s * (1 + number // 2) / pairs for number in range(RULES))
+    return RaceReport(
+        commit="abc1234",
+        hardware="two cores",
+        versions={"vllm": "0.32.0"},
+        model="tiny",
+        peak_memory_mib=1.0,
+        conversation_tokens=1000,
+        rules=RULES,
+        engine={},
+        lanes=(
+            Lane(method="lora", verdict_s=steps, computed_tokens=100_000),
+            Lane(method="alora", verdict_s=(alora_s,) * RULES, computed_tokens=1300),
+        ),
+    )
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(report: RaceReport) -> ElementTree.Element:
+    return ElementTree.fromstring(RacePicture(report).svg())
+
+
+def words(picture: ElementTree.Element) -> str:
+    """The text that stands there without animation."""
+    texts = []
+    for text in picture.iter(f"{SVG}text"):
+        if text.attrib.get("visibility") != "hidden":
+            texts.append(text.text or "")
+    return " ".join(texts)
+
+
+def cells_by_time(picture: ElementTree.Element, cycle_s: float) -> dict[float, int]:
+    """How many cells fill at each moment, in seconds of the picture."""
+    cells: dict[float, int] = {}
+    for path in picture.iter(f"{SVG}path"):
+        animation = path.find(f"{SVG}animate")
+        if animation is not None:
+            moment = round(cycle_s * float(animation.attrib["keyTimes"].split(";")[1]), 2)
+            cells[moment] = cells.get(moment, 0) + path.attrib["d"].count("M")
+    return cells
+
+
+def test_cells_fill_at_the_measured_times() -> None:
+    report = toy_race(lora_s=12.0, alora_s=0.2)
+    cells = cells_by_time(drawn(report), cycle_s=12.0 + HOLD_S)
+    assert sum(cells.values()) == 2 * RULES
+    assert cells[0.2] == RULES  # aLoRA's, all at once
+    assert cells[0.24] == 2 and cells[12.0] == 2 and len(cells) == 51
+    assert "Shown in real time." in words(drawn(report))
+
+
+def test_a_long_race_is_shown_faster_and_says_so() -> None:
+    report = toy_race(lora_s=60.0, alora_s=0.8)
+    cells = cells_by_time(drawn(report), cycle_s=LONGEST_S + HOLD_S)
+    assert max(cells) == pytest.approx(LONGEST_S, abs=0.01) and cells[0.2] == RULES
+    shown = words(drawn(report))
+    assert "Shown 4.0 times as fast as measured." in shown and "60.0 s" in shown
+
+
+def test_key_times_rise_within_a_cycle_and_go_with_the_values() -> None:
+    for animation in drawn(toy_race()).iter(f"{SVG}animate"):
+        times = [float(time) for time in animation.attrib["keyTimes"].split(";")]
+        assert times[0] == 0 and times == sorted(set(times)) and times[-1] < 1
+        assert len(times) == animation.attrib["values"].count(";") + 1
+        assert animation.attrib["repeatCount"] == "indefinite"
+
+
+def test_the_picture_stands_alone_and_is_small() -> None:
+    svg = RacePicture(toy_race(lora_s=300.0, alora_s=3.0)).svg()
+    assert len(svg.encode()) < 100_000
+    assert "href" not in svg and "<script" not in svg and "url(" not in svg
+    assert "prefers-color-scheme:dark" in svg
+
+
+def test_without_animation_it_shows_the_end_with_times_ratio_and_origin() -> None:
+    shown = words(drawn(toy_race()))
+    for text in ("12.0 s", "0.20 s", "aLoRA is 60x as fast", "two cores", "abc1234"):
+        assert text in shown
+
+
+def test_the_result_is_a_line_with_both_times_and_the_ratio() -> None:
+    report = toy_race(lora_s=12.0, alora_s=0.2)
+    assert report.result == "LoRA 12.0 s, aLoRA 0.20 s: 60x"
+    assert toy_race(lora_s=1.0, alora_s=0.4).speedup == "2.5x"
+    assert (duration(0.237), duration(13.82)) == ("0.24 s", "13.8 s")
+    for text in ("two cores", "100 rules", "1,000 tokens", "abc1234"):
+        assert text in report.caption
 
 
 @pytest.mark.slow

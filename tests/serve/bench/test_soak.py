@@ -1,4 +1,4 @@
-"""The soak, of seconds, on the real server; what it says of growth."""
+"""The soak of seconds, and what HTTP adds, on one real server; what the soak says of growth."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 
 from guard.errors import GuardError
 from guard.recipe import load_recipe
 from serve.api.app import create_app
-from serve.bench import soak
+from serve.bench import http, soak
+from serve.bench.http import judged_answer
 from serve.bench.report import GridReport, MeasuredRow, Spread
 from serve.bench.soak import SoakBench
-from serve.bench.workload.server import AT_ONCE, OpenLoopTraffic, rule_names
+from serve.bench.workload.server import (
+    AT_ONCE,
+    OpenLoopTraffic,
+    RunningServer,
+    random_runs,
+    rule_names,
+    server_process,
+)
 from serve.bench.workload.traffic import RULES
 from tests.serve.bench.test_plot import report_of
 from tests.serve.bench.toy_bench import bench_on
@@ -92,9 +101,48 @@ def test_a_soak_is_longer_than_its_warm_up_by_what_growth_takes(tmp_path: Path) 
     assert len(soak_of(tmp_path).cells()) == 60
 
 
+def test_an_answer_that_leaves_a_rule_unjudged_is_an_error() -> None:
+    request = httpx.Request("POST", "http://here")
+    answer = {"verdict": "violation", "unjudged": []}
+    assert judged_answer(httpx.Response(200, json=answer, request=request)) == answer
+    answer["unjudged"] = [{"rule": "one", "reason": "no"}]
+    with pytest.raises(GuardError, match="a rule was not judged"):
+        judged_answer(httpx.Response(200, json=answer, request=request))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """A server of the tiny base's process, as both benchmarks start it; it does not compile."""
+    recipe = load_recipe("tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "none")
+        with random_runs(recipe, RULES[1]) as runs, server_process(recipe, runs) as running:
+            yield running
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-def test_a_server_is_soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_over_http_takes_what_its_engine_takes_and_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: RunningServer
+) -> None:
+    monkeypatch.setattr(http, "server_process", lambda *_: contextlib.nullcontext(server))
+    monkeypatch.setattr(http, "WARM_UP", 1)
+    bench_on("http", tmp_path, "--repeats", "2", recipe=load_recipe("tiny")).main()
+    report = GridReport.load(tmp_path / "http_bench.json")
+    assert [(row.cell["tokens"], row.cell["rules"]) for row in report.rows] == [
+        *((100, rules) for rules in (1, 20)),
+        *((1000, rules) for rules in (1, 20)),
+    ]
+    for row in report.rows:
+        assert 0 < row.measured["engine_ms"].min <= row.median("check_ms")
+        assert row.measured["http_ms"].min > 0
+    assert report.peak_memory_mib > 100
+
+
+@pytest.mark.slow
+def test_a_server_is_soaked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: RunningServer
+) -> None:
+    monkeypatch.setattr(soak, "server_process", lambda *_: contextlib.nullcontext(server))
     monkeypatch.setattr(soak, "QUICK_WINDOW_S", 1.0)
     monkeypatch.setattr("serve.bench.workload.server.SATURATING_CHECKS", 2 * AT_ONCE)
     soak_of(tmp_path, "--quick").main()

@@ -44,20 +44,6 @@ def test_no_room_means_to_wait_as_the_server_says(stated: str, seconds: float) -
         Attempts(0.2).answer(response)
 
 
-@pytest.mark.parametrize(
-    ("response", "told"),
-    [
-        (httpx.Response(503, text="the engine failed"), "the engine failed"),
-        (httpx.Response(503, headers={"retry-after": ""}, text="it failed"), "it failed"),
-        (httpx.Response(200, text="<html>"), "not JSON"),
-        (httpx.Response(200, text="[" * 100_000), "not JSON"),
-    ],
-)
-def test_other_failures_are_not_asked_again(response: httpx.Response, told: str) -> None:
-    with pytest.raises(CheckFailed, match=told):
-        Attempts(10).answer(response)
-
-
 def nested(depth: int) -> list[Any]:
     content: list[Any] = []
     for _ in range(depth):

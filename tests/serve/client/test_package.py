@@ -29,17 +29,17 @@ except CheckFailed as failure:
 def test_a_wheel_of_the_client_works_outside_the_checkout(tmp_path: Path) -> None:
     source = tmp_path / "client"  # building leaves files beside the sources
     shutil.copytree(ROOT / "serve/client", source, ignore=shutil.ignore_patterns("__pycache__"))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+    build = [*pip, "--no-build-isolation", "-w", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("centurion_client-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(installed)  # which is what installing it does, in seconds less
     modules = {path.name for path in (ROOT / "serve/client").glob("*.py")}
     in_package = {name.split("/")[1] for name in names if name.startswith("centurion_client/")}
     assert in_package == modules | {"py.typed"}
-    installed = tmp_path / "installed"
-    install = [*pip, "install", "--no-deps", "--target", str(installed), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
     asked = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(installed)!r})\n{ASKS}"],
         cwd=tmp_path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from serve.client import CheckFailed, GuardClient, NotAllowed, RuleUnjudged
 from tests.serve.client.censor import ASKED, Censor
 from tests.serve.client.dripping import dripping
 from tests.serve.serving import MESSAGES, serving
+
+BAD = [*ASKED, {"role": "assistant", "content": "forbidden"}]
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def test_a_check_has_a_verdict_for_every_rule(guard: GuardClient) -> None:
     answer = guard.check(MESSAGES, ["words", "fine"])
     assert answer.is_allowed and answer.verdict == "allow"
     assert not answer.results["words"].violates and answer.results["words"].threshold == 0.25
-    bad = guard.check([*ASKED, {"role": "assistant", "content": "forbidden"}])
+    bad = guard.check(BAD)
     assert bad.verdict == "violation" and bad.decided_by == ("words",)
     assert bad.results["words"].violates and bad.results["words"].p_violation > 0.9
 
@@ -65,11 +68,10 @@ def test_what_could_not_be_judged_is_no_allow(guard: GuardClient) -> None:
 
 
 def test_the_turn_of_a_violation_is_named_on_request(guard: GuardClient) -> None:
-    conversation = [*ASKED, {"role": "assistant", "content": "forbidden"}]
-    explained = guard.check(conversation, explain=True).explanations
+    explained = guard.check(BAD, explain=True).explanations
     assert list(explained) == ["words"] and explained["words"].turn == len(ASKED)
     assert explained["words"].p_after > 0.9 > (explained["words"].p_before or 0)
-    assert not guard.check(conversation).explanations
+    assert not guard.check(BAD).explanations
 
 
 def test_tools_are_judged_with_the_messages(guard: GuardClient) -> None:
@@ -107,20 +109,38 @@ def test_an_allowed_stream_is_released_whole(guard: GuardClient, engine: Censor)
     assert "".join(guard.guarded_stream(ASKED, pieces)) == "The sea is wide."
 
 
-def test_only_no_room_is_tried_again_and_after_what_the_server_says() -> None:
+def test_without_room_it_is_tried_again_after_what_the_server_says() -> None:
     busy = httpx.Response(503, headers={"retry-after": "0"})
     guard, requests = answering([busy, busy, ok()])
     assert guard.check(ASKED).is_allowed
     assert len(requests) == 3 and requests[0].headers["authorization"] == "Bearer a key"
     assert 0 < int(requests[0].headers["guard-timeout-ms"]) <= 3000
-    refusals = [httpx.Response(status, text="why") for status in (400, 401, 422, 429, 500, 502)]
-    refusals.append(httpx.Response(503, text="the engine failed: why"))
-    refusals.append(httpx.Response(503, headers={"retry-after": "60"}, text="too late: why"))
-    for refusal in refusals:
-        guard, requests = answering([refusal, ok()])
-        with pytest.raises(CheckFailed, match="why") as raised:
-            guard.check(ASKED)
-        assert raised.value.status == refusal.status_code and len(requests) == 1
+
+
+# What is not asked again, and a word of what is raised.
+FINAL = [(httpx.Response(status, text="why"), "why") for status in (400, 401, 422, 429, 500, 502)]
+FINAL += [
+    (httpx.Response(503, text="the engine failed"), "the engine failed"),
+    (httpx.Response(503, headers={"retry-after": ""}, text="it failed"), "it failed"),
+    (httpx.Response(503, headers={"retry-after": "60"}, text="too late: why"), "too late"),
+    (httpx.Response(200, text="<html>"), "not JSON"),
+    (httpx.Response(200, text="[" * 100_000), "not JSON"),
+    (httpx.Response(200, json={}), "no check"),
+    (httpx.Response(200, json={"verdict": "allow"}), "no check"),
+    (httpx.Response(200, json=[]), "no check"),
+    (httpx.Response(200, json="allow"), "no check"),
+]
+
+
+@pytest.mark.parametrize(("response", "told"), FINAL)
+def test_no_other_answer_is_asked_for_again_and_none_is_an_allow(
+    response: httpx.Response, told: str
+) -> None:
+    guard, requests = answering([response, ok()])
+    with pytest.raises(CheckFailed, match=told) as raised:
+        guard.check(ASKED)
+    assert len(requests) == 1
+    assert raised.value.status == (None if told == "no check" else response.status_code)
 
 
 def test_text_that_is_no_unicode_is_not_sent() -> None:
@@ -140,22 +160,12 @@ def test_a_client_of_the_caller_s_own_is_left_open(engine: Censor) -> None:
     assert guard._http.is_closed
 
 
-@pytest.mark.parametrize("body", [{}, {"verdict": "allow"}, [], "allow"])
-def test_a_response_that_is_no_check_is_no_allow(body: object) -> None:
-    guard, _ = answering([httpx.Response(200, json=body)])
-    with pytest.raises(CheckFailed, match="no check"):
-        guard.check(ASKED)
-
-
-def test_a_server_that_is_gone_is_no_allow() -> None:
-    with httpx.Client(trust_env=False) as own:
-        guard = GuardClient("http://127.0.0.1:9", http_client=own, deadline_s=2)
-        with pytest.raises(CheckFailed, match="no response"):
-            guard.check(ASKED)
-
-
-def test_a_response_that_drips_in_ends_at_the_deadline() -> None:
-    with dripping() as address, httpx.Client(trust_env=False) as own:
-        guard = GuardClient(address, http_client=own, deadline_s=2)
-        with pytest.raises(CheckFailed, match="before the deadline"):
-            guard.check(ASKED)
+def test_a_server_that_is_gone_or_drips_its_response_in_is_no_allow() -> None:
+    for server, why in (
+        (contextlib.nullcontext("http://127.0.0.1:9"), "no response"),
+        (dripping(), "before the deadline"),
+    ):
+        with server as address, httpx.Client(trust_env=False) as own:
+            guard = GuardClient(address, http_client=own, deadline_s=1)
+            with pytest.raises(CheckFailed, match=why):
+                guard.check(ASKED)

@@ -1,4 +1,4 @@
-"""`REPLICAS=1-2`: as many replicas as the load needs, on a Ray of this file's own."""
+"""Replicas that start, or do not: as many as the load needs, on a Ray of each test's own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from guard.errors import GuardError
 from serve.cluster.size import ReplicaRange, ScalingPace
 from tests.serve.cluster.words_cluster import REPLICA, alone, body, ray_cluster, trained
-from tests.serve.cluster.words_engine import SLOWLY, VIOLATES
+from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
 from tests.serve.serving import serving
 from tests.waiting import wait_until
 
@@ -74,3 +75,14 @@ def test_a_second_replica_starts_under_load_and_nothing_goes_on_after_the_end(
     time.sleep(3 * AT_ONCE.every_s)
     serve_log.removeHandler(caplog.handler)
     assert caplog.text == ""
+
+
+def test_a_replica_that_does_not_start_is_an_error_with_its_words() -> None:
+    with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
+        folders = trained(Path(folder))
+        save_words(folders["manners"], BAD)
+        with (
+            pytest.raises(GuardError, match=r"a replica does not start: .*these weights are bad"),
+            ray_cluster(Path(folder), ReplicaRange(1, 1), folders),
+        ):
+            pytest.fail("it started")

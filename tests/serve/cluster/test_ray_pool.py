@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.cluster.pool import ReplicaLost
+from serve.cluster.messages import ReplicaLost
 from serve.cluster.size import ReplicaRange
 from tests.serve.cluster.words_cluster import (
     REPLICA,
@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-KILLS = 3
+KILLS = 2
 
 
 @dataclass(frozen=True)

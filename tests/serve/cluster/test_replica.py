@@ -11,7 +11,7 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.cluster.pool import RelayedCheck
+from serve.cluster.messages import RelayedCheck
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import as_json, asked, noted, p_of, trained

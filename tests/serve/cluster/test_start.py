@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from guard.home import ROOT
-from tests.serve.cards import save_card
 from tests.serve.cluster.words_cluster import REPLICA, p_of
 from tests.serve.guarded import CONVERSATION, save_adapter
 
@@ -146,20 +145,6 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
     errors = cluster.errors.read_text()
     assert "the rule pii_leak" in errors  # the log says why
     assert re.findall(r"\braylet\b|ServeReplica|INFO", errors) == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-def test_a_replica_that_does_not_start_ends_the_command_with_its_words(tmp_path: Path) -> None:
-    save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=1, text="another")
-    save_card(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", prompt_hash="0" * 64)
-    command = [sys.executable, "-m", "serve.up", "--runs", str(tmp_path), "--replicas", "1"]
-    done = subprocess.run(
-        [*command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 2
-    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert "a replica does not start" in error and "wording or layout of the prompt" in error
 
 
 def test_without_ray_replicas_say_what_to_do_and_one_process_serves(tmp_path: Path) -> None:

@@ -17,8 +17,14 @@ from fastapi import FastAPI
 
 from serve.api.observe.record import Observer
 from serve.cluster.front.ingress import create_ingress
-from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
+from serve.cluster.messages import (
+    RelayedCheck,
+    RelayedRequest,
+    RelayedResponse,
+    ReplicaAnswer,
+    ReplicaLost,
+    Replicas,
+)
 from serve.cluster.replica import GuardReplica
 from serve.cluster.shards.placement import placed, split
 from serve.cluster.shards.service import ClusterService

@@ -6,22 +6,19 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from guard.layout import Runs
-from guard.method import METHODS, PEFT_WEIGHTS
+from guard.method import PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
 from guard.weights.card import load_card
-from guard.weights.head import Head
+from serve.api.formats.table import wire_formats
 from serve.doctor import rules
 from serve.doctor.finding import Finding
 from tests.serve.cards import save_card
 from tests.serve.guarded import save_adapter
-
-HIDDEN_SIZE = 384  # of the tiny base
+from tests.serve.heads import save_head
 
 
 @pytest.fixture(autouse=True)
@@ -88,16 +85,11 @@ def test_good_weights_are_not_to_be_deleted(
 
 
 def test_a_head_is_listed_as_adapters_are(tmp_path: Path) -> None:
-    recipe = load_recipe("tiny")
-    folder = Runs(tmp_path).adapter("tiny", "pii_leak", "head")
-    folder.mkdir(parents=True)
-    head = Head(np.zeros(HIDDEN_SIZE, np.float32), 0.0)
-    save_file(head.tensors(), folder / METHODS["head"].weights)
-    text = load_rule("pii_leak").text(recipe.rule_turn)
-    save_card(folder, "pii_leak", "head", rule_text=text, rule_hash=text_hash(text))
+    text = load_rule("pii_leak").text(load_recipe("tiny").rule_turn)
+    hashed = {"rule_text": text, "rule_hash": text_hash(text)}
+    folder = save_head(tmp_path / "tiny/pii_leak/head", "pii_leak", seed=1, **hashed)
     (finding,) = rules.weights()
-    version = load_card(folder).version
-    assert finding.text == f"tiny/pii_leak/head: ready; version {version}"
+    assert finding.text == f"tiny/pii_leak/head: ready; version {load_card(folder).version}"
     assert finding.remedy is None
 
 
@@ -116,17 +108,31 @@ def test_a_base_without_weights_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     base.mkdir()
     shutil.copy(MODELS / "tiny" / "tokenizer.json", base)
     recipe = (MODELS / "tiny.yaml").read_text(encoding="utf-8")
-    (tmp_path / "tiny.yaml").write_text(
-        recipe.replace("base: recipes/models/tiny", "base: base"), encoding="utf-8"
-    )
+    (tmp_path / "tiny.yaml").write_text(recipe.replace("base: recipes/models/tiny", "base: base"))
     monkeypatch.setattr("guard.recipe.MODELS", tmp_path / "recipes" / "models")
     monkeypatch.setattr(rules, "MODELS", tmp_path)
     monkeypatch.setattr(rules, "RULES", tmp_path / "none")
     assert [problem.remedy for problem in problems(rules.recipes())] == [
-        "Restore it: `git checkout base`, if it came with the checkout"
+        "Save them there in safetensors; `git checkout` restores a base of the checkout"
     ]
     (base / "model.safetensors").touch()
     assert problems(rules.recipes()) == []
+
+
+def test_own_formats_are_told_and_a_faulty_one_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def formats() -> list[Finding]:
+        wire_formats.cache_clear()
+        return list(rules.formats())
+
+    monkeypatch.setattr("serve.api.formats.table.HOME", tmp_path)
+    assert formats() == [Finding("formats", "your own: none")]
+    (tmp_path / "formats").mkdir()
+    (tmp_path / "formats" / "mine.py").write_text("")
+    (problem,) = problems(iter(formats()))
+    assert "has no FORMAT" in problem.text
+    wire_formats.cache_clear()
 
 
 def test_weights_of_another_rule_or_of_other_turns_are_not_ready(tmp_path: Path) -> None:

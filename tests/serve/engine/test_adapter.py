@@ -38,9 +38,7 @@ def configure(folder: Path, **fields: object) -> None:
     sign(folder)
 
 
-def test_a_trained_folder_is_admitted_with_its_card(
-    requirements: Requirements, folder: Path
-) -> None:
+def test_a_trained_folder_is_admitted(requirements: Requirements, folder: Path) -> None:
     adapter = requirements.admit("renamed", folder)
     assert (adapter.name, adapter.card.rule) == ("renamed", "medical_advice")
 
@@ -148,9 +146,7 @@ def test_a_malformed_configuration_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["card.json", PEFT_CONFIG, PEFT_WEIGHTS])
-def test_a_file_that_is_a_link_out_of_its_folder_is_refused(
-    requirements: Requirements, folder: Path, name: str
-) -> None:
+def test_a_link_out_of_it_is_refused(requirements: Requirements, folder: Path, name: str) -> None:
     outside = folder.with_name("outside")
     (folder / name).rename(outside)
     (folder / name).symlink_to(outside)

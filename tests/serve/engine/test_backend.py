@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from safetensors.numpy import save_file
 
 from guard.errors import GuardError
@@ -16,7 +17,7 @@ from guard.weights.card import load_card
 from guard.weights.head import Head
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.engine.backend import EngineOutput
-from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card
+from tests.serve.cards import RULE_TEXTS, recipe, save_card
 from tests.serve.encoder_rules import recipe as encoder_recipe
 from tests.serve.encoder_rules import save_encoder_rule
 from tests.serve.engine.toy import STATE_SIZE, ToyBackend
@@ -42,49 +43,6 @@ def save_toy_head(folder: Path, name: str) -> Path:
     return folder
 
 
-def test_a_check_is_answered_by_any_backend(toy: ToyBackend) -> None:
-    with started(toy, adapter_folders()) as engine:
-        check = engine.check(CONVERSATION)
-    lengths = [len(prompts().build(CONVERSATION, text).token_ids) for text in RULE_TEXTS.values()]
-    assert [verdict.rule for verdict in check.verdicts] == list(RULE_TEXTS)
-    assert [verdict.logit for verdict in check.verdicts] == lengths
-
-
-def test_a_request_names_the_adapter_and_where_it_becomes_active(toy: ToyBackend) -> None:
-    engine = started(toy, adapter_folders())
-    engine.check(CONVERSATION, ["pii_leak", "plain"], cache_salt="salt")
-    alora, lora = toy.submitted
-    prefix = len(prompts().prefix_ids(CONVERSATION))
-    assert (alora.activation_start, lora.activation_start) == (prefix, 0)
-    assert alora.cache_salt == lora.cache_salt == "salt"
-    assert alora.adapter is not None and toy.loaded[alora.adapter.adapter_id].startswith("pii_leak")
-    assert not alora.wants_state
-
-
-def test_heads_are_answered_from_the_state_and_submitted_as_the_base(
-    toy: ToyBackend, tmp_path: Path
-) -> None:
-    folders = {name: save_toy_head(tmp_path / name, name) for name in ("pii_leak", "plain")}
-    engine = started(toy, folders)
-    check = engine.check(CONVERSATION)
-    assert [verdict.logit for verdict in check.verdicts] == [STATE_SIZE * 0.5 + 1] * 2
-    assert all(request.adapter is None and request.wants_state for request in toy.submitted)
-    assert toy.loaded == {}
-    engine.remove("plain")
-    assert list(engine.rules) == ["pii_leak"]
-
-
-def test_those_in_a_slot_are_submitted_first(toy: ToyBackend) -> None:
-    rules = list(RULE_TEXTS)
-    toy.slots = 2
-    engine = started(toy, adapter_folders())
-    ids = [engine._rules._loaded[name].adapter_id for name in rules]
-    toy.slotted = frozenset(ids[2:])
-    engine.check(CONVERSATION, rules)
-    order = [request.adapter.adapter_id for request in toy.submitted if request.adapter]
-    assert order == [*ids[2:], *ids[:2]]
-
-
 def test_what_the_backend_refuses_is_refused_and_moves_virtual_time_on(toy: ToyBackend) -> None:
     engine = started(toy, adapter_folders())
     toy.is_refusing = True
@@ -95,29 +53,8 @@ def test_what_the_backend_refuses_is_refused_and_moves_virtual_time_on(toy: ToyB
     assert isinstance(engine.score([ScoreRequest(CONVERSATION, "Be nice.", None)])[0], Score)
 
 
-def test_an_adapter_has_only_layers_that_the_backend_prepared(toy: ToyBackend) -> None:
-    folders = dict(adapter_folders())
-    added = folders.pop("plain")
-    started(toy, folders).add("plain", added)
-    toy.adapted_layers = frozenset(["up_proj"])
-    with pytest.raises(GuardError, match="without adapters of these layers"):
-        started(toy, folders).add("plain", added)
-
-
-def test_a_step_that_fails_is_followed_by_a_scrub(
-    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = started(toy, adapter_folders())
-    usable: list[bool] = []  # while it is cleared away
-    monkeypatch.setattr(toy, "step", lambda: 1 / 0)
-    monkeypatch.setattr(toy, "scrub", lambda: usable.append(engine.is_usable))
-    with pytest.raises(ZeroDivisionError):
-        engine.check(CONVERSATION)
-    assert usable == [True] and engine.is_usable and not engine._dispatcher.in_flight
-
-
 def test_an_output_that_cannot_be_read_leaves_nobody_waiting_for_those_behind_it(
-    toy: ToyBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: ToyBackend, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     heads = {"pii_leak": save_toy_head(tmp_path / "pii_leak", "pii_leak")}
     engine = started(toy, heads | {"plain": adapter_folders()["plain"]})
@@ -145,35 +82,27 @@ def test_an_encoder_s_adapter_with_a_head_of_another_width_is_refused_and_not_lo
 
 
 def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBackend) -> None:
-    card = load_card(adapter_folders()["plain"])
-    with started(toy, {}, merged=card) as engine:
-        for change in (engine.serve, engine.remove):
-            with pytest.raises(GuardError, match=r"'plain' is part of the base.*make merge"):
-                change("plain")
-        assert engine.rules == {"plain": card}
-
-
-def test_no_weights_take_the_card_of_a_rule_that_is_part_of_the_base(toy: ToyBackend) -> None:
-    """The base would go on answering, by a calibration that is not its own."""
-    merged, folders = load_card(adapter_folders()["plain"]), adapter_folders()
-    is_part = r"'plain' is part of the base.*make merge"
+    """No other weights take its card: the base would go on answering, by their calibration."""
+    folder = adapter_folders()["plain"]
+    merged, is_part = load_card(folder), r"'plain' is part of the base.*make merge"
     with started(toy, {}, merged=merged) as engine:
-        for change in (engine.serve, engine.add):
+        changes: list[Callable[[], object]] = [
+            lambda: engine.serve("plain"),
+            lambda: engine.remove("plain"),
+            lambda: engine.serve("plain", folder),
+            lambda: engine.add("plain", folder),
+        ]
+        for change in changes:
             with pytest.raises(GuardError, match=is_part):
-                change("plain", folders["plain"])
-        engine.add("candidate", folders["plain"])
-        with pytest.raises(GuardError, match=is_part):
-            engine._rules.replace("plain", "candidate")
-        assert engine.rules["plain"] is merged
-        engine.remove("candidate")
-        assert toy.loaded == {}
+                change()
+        assert toy.loaded == {} and engine.rules == {"plain": merged}
     start: Any = lambda *_: pytest.fail("it started")  # noqa: E731
     with pytest.raises(GuardError, match=is_part):
-        GuardEngine(recipe(), {"plain": folders["plain"]}, merged=merged, start_backend=start)
+        GuardEngine(recipe(), {"plain": folder}, merged=merged, start_backend=start)
 
 
 def test_weights_that_give_no_verdict_are_not_served_though_they_cannot_be_unloaded(
-    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+    toy: ToyBackend, monkeypatch: MonkeyPatch
 ) -> None:
     with started(toy, adapter_folders()) as engine:
         with monkeypatch.context() as patch:
@@ -200,22 +129,19 @@ def test_a_folder_that_cannot_be_served_starts_no_backend(tmp_path: Path) -> Non
 
 
 def test_a_rule_that_cannot_be_unloaded_is_served_as_before_and_never_by_the_bare_base(
-    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
+    toy: ToyBackend, monkeypatch: MonkeyPatch
 ) -> None:
-    def broken(_: object) -> None:
-        raise RuntimeError("the backend broke")
-
     with started(toy, adapter_folders()) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(toy, "unload", broken)
-            with pytest.raises(RuntimeError, match="the backend broke"):
+            patch.setattr(toy, "unload", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
                 engine.remove("pii_leak")
         engine.check(CONVERSATION, ["pii_leak"])
         assert toy.submitted[-1].adapter is not None
 
 
 def test_with_a_head_among_its_rules_an_engine_computes_as_the_head_was_fitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     """In bfloat16 a head's logit is off by some tenths of a nat."""
     monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)

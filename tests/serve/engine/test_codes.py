@@ -46,7 +46,5 @@ def test_every_code_is_given_somewhere() -> None:
         (SystemExit(2), "engine_failed"),  # whose own `code` is none of ours
     ],
 )
-def test_an_error_has_the_code_that_it_names_or_that_of_its_status(
-    error: BaseException, code: str
-) -> None:
+def test_an_error_has_its_own_code_or_that_of_its_status(error: BaseException, code: str) -> None:
     assert code_of(error) == code

@@ -1,6 +1,4 @@
-"""The guard engine on the real vLLM: the right verdicts, the work done once, and no answer where
-there is none.
-"""
+"""The guard engine on the real vLLM: right verdicts, work done once, no answer from nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
 
 from guard.conversation.example import Message
@@ -21,29 +20,28 @@ from guard.verdict import Calibration
 from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
 from tests.serve.adapters import save_random_adapter, save_variant
 from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
-from tests.serve.engine.shared import logits, long_conversation, runner
+from tests.serve.engine.shared import (
+    NATS,
+    assert_peft,
+    finish,
+    logits,
+    logits_of,
+    long_conversation,
+    runner,
+)
 from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
 
 BLOCK = 32
-NATS = 2e-3  # float32: two ways to compute the same logit
-SAME_NATS = 1e-4  # more is another type's rounding
-NARROW_NATS = 0.1  # bfloat16 against float32
-
-
-def expected_logit(rule: str) -> float:
-    """What plain PEFT says of CONVERSATION."""
-    return peft_logit(CONVERSATION, RULE_TEXTS[rule], adapter_folders()[rule])
+WEIGHTS = "adapter_model.safetensors"
 
 
 def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
-    conversations = [CONVERSATION[:turns] for turns in (1, 2, 3)]
-    requests = [
-        ScoreRequest(conversation, text, name)
-        for conversation in conversations
-        for name, text in [*RULE_TEXTS.items(), (None, "The assistant must not whistle.")]
-    ]
+    requests = []
+    for turns in (1, 2, 3):
+        for name, text in [*RULE_TEXTS.items(), (None, "The assistant must not whistle.")]:
+            requests.append(ScoreRequest(CONVERSATION[:turns], text, name))
     random.Random(0).shuffle(requests)
     expected = []
     for messages, text, name, _ in requests:
@@ -54,59 +52,35 @@ def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
     assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
 
 
-def test_an_adapter_that_is_told_nothing_computes_the_assistant_s_header_alone(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    names = ["untold", "untold too"]
-    try:
-        for seed, name in enumerate(names, start=40):
-            engine.add(name, save_adapter(tmp_path / name, name, seed=seed, text=""))
-        engine.check(CONVERSATION, ["medical_advice"])
-        for turns in (3, 1, 2):
-            conversation = CONVERSATION[:turns]
-            outcomes = engine.score([ScoreRequest(conversation, "", name) for name in names])
-            expected = [peft_logit(conversation, "", tmp_path / name) for name in names]
-            assert logits(outcomes) == pytest.approx(expected, abs=NATS)
-            assert outcomes[1].computed_tokens == len(prompts().suffix_ids("")) == 3  # type: ignore[union-attr]
-    finally:
-        for name in names:
-            engine.remove(name)
-
-
-def test_a_check_gives_one_verdict_a_rule_in_the_order_asked_with_the_card_s_calibration(
-    engine: GuardEngine,
-) -> None:
+def test_a_check_has_a_verdict_a_rule_in_order_by_its_card_s_values(engine: GuardEngine) -> None:
     rules = ["refund_promise", "pii_leak", "medical_advice"]
     check = engine.check(CONVERSATION, rules)
     assert [verdict.rule for verdict in check.verdicts] == rules and not check.refused
     calibration = Calibration(temperature=2.0, threshold=0.25, uncertainty_band=(0.2, 0.3))
     for verdict in check.verdicts:
-        assert verdict.logit == pytest.approx(expected_logit(verdict.rule), abs=NATS)
         assert verdict == calibration.verdict(verdict.rule, verdict.logit)
     shared = len(prompts().prefix_ids(CONVERSATION))
     lengths = [len(prompts().build(CONVERSATION, RULE_TEXTS[rule]).token_ids) for rule in rules]
     assert check.cached_tokens == 2 * shared
     assert check.computed_tokens == sum(lengths) - 2 * shared
-    assert [verdict.rule for verdict in engine.check(CONVERSATION).verdicts] == list(RULE_TEXTS)
+    assert list(assert_peft(engine)) == list(RULE_TEXTS)
 
 
-def test_aloras_share_the_conversation_the_base_its_whole_blocks_and_a_lora_nothing(
+def test_aloras_share_a_conversation_the_base_its_blocks_a_lora_nothing(
     engine: GuardEngine,
 ) -> None:
     shared = len(prompts().prefix_ids(CONVERSATION))
     blocks = shared // BLOCK * BLOCK
     names = ["medical_advice", "pii_leak", None, "plain", "refund_promise"]
-    outcomes = engine.score(
-        [ScoreRequest(CONVERSATION, f"Rule of {name} is this.", name) for name in names]
-    )
+    texts = [f"Rule of {name} is this." for name in names]
+    outcomes = engine.score(list(map(ScoreRequest, [CONVERSATION] * 5, texts, names)))
     assert shared > blocks > 0
     cached = [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)]
     assert cached == [0, shared, blocks, 0, shared]
-    for name, outcome in zip(names, outcomes, strict=True):
-        assert isinstance(outcome, Score)
-        length = len(prompts().build(CONVERSATION, f"Rule of {name} is this.").token_ids)
+    for text, outcome in zip(texts, outcomes, strict=True):
+        assert isinstance(outcome, Score) and outcome.latency_ms > 0
+        length = len(prompts().build(CONVERSATION, text).token_ids)
         assert outcome.cached_tokens + outcome.computed_tokens == length
-        assert outcome.latency_ms > 0
 
 
 STATES = 24
@@ -126,6 +100,25 @@ def silent_adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
     return folders
 
 
+@pytest.fixture
+def silent(engine: GuardEngine, silent_adapters: dict[str, Path]) -> Iterator[GuardEngine]:
+    """The shared engine with these adapters beside its own."""
+    for name, folder in silent_adapters.items():
+        engine.add(name, folder)
+    yield engine
+    for name in SILENT:
+        engine.remove(name)
+
+
+def test_an_adapter_that_is_told_nothing_computes_the_header_alone(silent: GuardEngine) -> None:
+    silent.check(CONVERSATION, ["medical_advice"])
+    for turns in (3, 1, 2):
+        assert_peft(silent, SILENT[:2], CONVERSATION[:turns])
+        (third,) = silent.score([ScoreRequest(CONVERSATION[:turns], "", SILENT[2])])
+        assert isinstance(third, Score)
+        assert third.computed_tokens == len(prompts().suffix_ids("")) == 3
+
+
 def grown(words: list[str]) -> tuple[Message, ...]:
     """A conversation of these words, thirty a turn."""
     messages = []
@@ -135,47 +128,29 @@ def grown(words: list[str]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def alike(first: list[int], second: list[int]) -> int:
-    """How many tokens both begin with."""
-    for index, (left, right) in enumerate(zip(first, second, strict=False)):
-        if left != right:
-            return index
-    return min(len(first), len(second))
-
-
 # A turn at a time; a reply that is judged while it streams.
 @pytest.mark.parametrize("words", [30, 3])
-def test_a_conversation_that_grows_computes_what_is_new_and_its_rules(
-    engine: GuardEngine, silent_adapters: dict[str, Path], words: int
-) -> None:
+def test_a_conversation_that_grows_computes_what_is_new(silent: GuardEngine, words: int) -> None:
     """20 rules of three tokens, an adapter each: the new tokens and the suffixes, within 5 %."""
-    for name, folder in silent_adapters.items():
-        engine.add(name, folder)
     chosen = random.Random(3).choices(CONVERSATION[0].content.split(), k=STATES * words)
     computed = needed = 0
     before: list[int] = []
-    try:
-        for state in range(1, STATES + 1):
-            messages = grown(chosen[: state * words])
-            computed += engine.check(messages, SILENT).computed_tokens
-            prefix = prompts().prefix_ids(messages)
-            needed += len(prefix) - alike(before, prefix)
-            needed += len(SILENT) * len(prompts().suffix_ids(""))
-            before = prefix
-    finally:
-        for name in SILENT:
-            engine.remove(name)
+    for state in range(1, STATES + 1):
+        messages = grown(chosen[: state * words])
+        computed += silent.check(messages, SILENT).computed_tokens
+        prefix = prompts().prefix_ids(messages)
+        alike = [left == right for left, right in zip(before, prefix, strict=False)]
+        needed += len(prefix) - [*alike, False].index(False)
+        needed += len(SILENT) * len(prompts().suffix_ids(""))
+        before = prefix
     assert computed == pytest.approx(needed, rel=0.05)
 
 
 def test_forgetting_empties_the_prefix_cache(engine: GuardEngine) -> None:
-    request = [ScoreRequest(CONVERSATION, "Be nice.", None)]
-    engine.score(request)
-    again = engine.score(request)[0]
+    assert_peft(engine, ["pii_leak"])
+    assert engine.check(CONVERSATION, ["pii_leak"]).cached_tokens > 0
     engine.forget()
-    after = engine.score(request)[0]
-    assert isinstance(again, Score) and isinstance(after, Score)
-    assert again.cached_tokens > 0 and after.cached_tokens == 0
+    assert engine.check(CONVERSATION, ["pii_leak"]).cached_tokens == 0
     opened = engine.open_check(CONVERSATION, None)
     with pytest.raises(GuardError, match="while requests are in flight"):
         engine.forget()
@@ -195,10 +170,7 @@ def test_adapters_are_counted_by_themselves(engine: GuardEngine, tmp_path: Path)
     assert ids[1] == ids[0] + 1
 
 
-BAD_CONVERSATIONS = {
-    "does not fit the context": long_conversation(3000),
-    "no conversation": (),
-}
+BAD_CONVERSATIONS = {"does not fit the context": long_conversation(3000), "no conversation": ()}
 
 
 @pytest.mark.parametrize("why", BAD_CONVERSATIONS)
@@ -209,38 +181,26 @@ def test_a_conversation_that_cannot_be_judged_is_refused_for_every_rule_and_the_
     assert list(check.refused) == list(RULE_TEXTS) and not check.verdicts
     assert all(why in refusal.why for refusal in check.refused.values())
     assert check.outcome == "unjudged"
-    good, bad = (
-        ScoreRequest(messages, "Be nice.", "plain")
-        for messages in (CONVERSATION, BAD_CONVERSATIONS[why])
-    )
+    good = ScoreRequest(CONVERSATION, "Be nice.", "plain")
+    bad = good._replace(messages=BAD_CONVERSATIONS[why])
     assert [type(outcome) for outcome in engine.score([good, bad, good])] == [Score, Refusal, Score]
 
 
 def test_checks_that_are_under_way_together_do_not_cross(engine: GuardEngine) -> None:
-    first, second = CONVERSATION[:1], CONVERSATION
-    alone = [
-        engine.check(first, ["pii_leak", "plain"]),
-        engine.check(second, ["plain", "medical_advice"]),
-    ]
+    asked = ((CONVERSATION[:1], ["pii_leak", "plain"]), (CONVERSATION, ["plain", "medical_advice"]))
+    alone = [assert_peft(engine, rules, messages) for messages, rules in asked]
     engine.forget()
-    open_checks = [
-        engine.open_check(first, ["pii_leak", "plain"]),
-        engine.open_check(second, ["plain", "medical_advice"]),
-    ]
-    while not all(check.call.done for check in open_checks):
-        engine.step()
-    for opened, expected in zip(open_checks, alone, strict=True):
-        for together, by_itself in zip(opened.result().verdicts, expected.verdicts, strict=True):
-            assert together.rule == by_itself.rule
-            assert together.logit == pytest.approx(by_itself.logit, abs=NATS)
+    opened = [engine.open_check(messages, rules) for messages, rules in asked]
+    finish(engine, *(check.call for check in opened))
+    for check, expected in zip(opened, alone, strict=True):
+        together = {verdict.rule: verdict.logit for verdict in check.result().verdicts}
+        assert together == pytest.approx(expected, abs=NATS)
 
 
-def test_weights_whose_products_overflow_spoil_no_other_answer(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_weights_that_overflow_spoil_no_other_answer(engine: GuardEngine, tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "huge", "huge", seed=9)
-    file = folder / "adapter_model.safetensors"
-    save_file({name: tensor * 1e25 for name, tensor in load_file(file).items()}, file)
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name: tensor * 1e25 for name, tensor in tensors.items()}, folder / WEIGHTS)
     save_card(folder, "huge")
     engine.add("huge", folder)
     try:
@@ -249,30 +209,26 @@ def test_weights_whose_products_overflow_spoil_no_other_answer(
         # reaches its answer.
         assert all(bool(cache.isfinite().all()) for cache in runner(engine).kv_caches)
         assert list(check.refused) == ["huge"]
-        for verdict in check.verdicts:
-            assert verdict.logit == pytest.approx(expected_logit(verdict.rule), abs=NATS)
+        expected = list(assert_peft(engine, list(RULE_TEXTS)).values())
+        assert logits_of(check) == pytest.approx(expected, abs=NATS)
     finally:
         engine.remove("huge")
 
 
-def test_conversations_of_different_salts_share_nothing_and_are_judged_alike(
-    engine: GuardEngine,
-) -> None:
+def test_conversations_of_two_salts_share_nothing_and_are_judged_alike(engine: GuardEngine) -> None:
     """Neither whole blocks nor partial ones; nor does one without a salt."""
     rules, conversation = ["pii_leak", "medical_advice"], long_conversation(300)
     first = engine.check(conversation, rules, cache_salt="one")
     for salt in ("two", None):
         other = engine.check(conversation, rules, cache_salt=salt)
         assert other.computed_tokens == first.computed_tokens
-        assert [verdict.logit for verdict in other.verdicts] == pytest.approx(
-            [verdict.logit for verdict in first.verdicts], abs=NATS
-        )
+        assert logits_of(other) == pytest.approx(logits_of(first), abs=NATS)
     again = engine.check(conversation, rules, cache_salt="one")
     assert again.computed_tokens < first.computed_tokens / 4
 
 
 def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_conversation_s_header(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+    engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     text = RULE_TEXTS["pii_leak"]
     whole, header = prompts().suffix_ids(text), len(prompts().invocation("a rule"))
@@ -282,99 +238,67 @@ def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_con
     assert [verdict.rule for verdict in check.verdicts] == ["medical_advice", "plain"]
 
 
-def test_slots_have_room_for_the_layers_of_the_adapters_that_are_served_and_for_no_others(
-    tmp_path: Path,
-) -> None:
-    folders = {}
-    for name in ("rule-1", "rule-2"):
-        folders[name] = tmp_path / name
-        save_random_adapter(
-            folders[name],
-            seed=int(name[-1]),
-            rank=8,
-            targets=["q_proj", "o_proj"],
-            invocation=prompts().invocation(text_of(name)),
-        )
-        save_card(folders[name], name)
+def test_slots_have_room_for_the_layers_that_adapters_have_and_no_others(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("rule-1", "rule-2")}
+    for seed, (name, folder) in enumerate(folders.items()):
+        layers, invocation = ["q_proj", "o_proj"], prompts().invocation(text_of(name))
+        save_random_adapter(folder, seed=seed, targets=layers, invocation=invocation)
+        save_card(folder, name)
     with GuardEngine(recipe(), folders, **ENGINE) as small:
-        wrapped = {
-            name.rpartition(".")[2] for name in runner(small).lora_manager._adapter_manager.modules
-        }
-        assert wrapped == {"qkv_proj", "o_proj"}
-        check = small.check(CONVERSATION)
-        expected = [
-            peft_logit(CONVERSATION, text_of(name), folder) for name, folder in folders.items()
-        ]
-        assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
-        with pytest.raises(
-            GuardError, match=r"without adapters of these layers.*down_proj.*lora_target_modules"
-        ):
-            small.add("rule-3", save_adapter(tmp_path / "rule-3", "rule-3", seed=3))
+        modules = runner(small).lora_manager._adapter_manager.modules
+        assert {name.rpartition(".")[2] for name in modules} == {"qkv_proj", "o_proj"}
+        assert_peft(small)
+        third = save_adapter(tmp_path / "rule-3", "rule-3", seed=3)
+        problem = r"without adapters of these layers.*down_proj.*lora_target_modules"
+        with pytest.raises(GuardError, match=problem):
+            small.add("rule-3", third)
         assert not small.check(CONVERSATION).refused
 
 
-def test_a_base_served_in_bfloat16_is_peft_within_its_rounding() -> None:
-    with GuardEngine(recipe(), adapter_folders(), **ENGINE | {"dtype": "bfloat16"}) as narrow:
-        verdicts = narrow.check(CONVERSATION).verdicts
-    differences = [abs(verdict.logit - expected_logit(verdict.rule)) for verdict in verdicts]
-    assert len(differences) == len(RULE_TEXTS)
-    # A product rounded to 8 bits a layer; the last layer's are not rounded.
-    assert SAME_NATS < max(differences) < NARROW_NATS
-
-
 @pytest.fixture(scope="module")
-def two_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardEngine, Path]]:
-    """An engine of five rules with two slots, and no host memory but what the slots need.
-
-    And the folder that the adapters lie in, by the last letters of their names.
-    """
-    root = tmp_path_factory.mktemp("rules")
-    folders = {
-        f"rule-{seed}": save_adapter(root / str(seed), f"rule-{seed}", seed=seed)
-        for seed in range(5)
-    }
+def two_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
+    """An engine of five rules with two slots, and no host memory but what the slots need."""
+    root, names = tmp_path_factory.mktemp("rules"), [f"rule-{seed}" for seed in range(5)]
+    folders = {name: save_adapter(root / name, name, seed=int(name[-1])) for name in names}
     no_host_memory = recipe().model_copy(update={"serving_memory": ServingMemory(host_gib=0)})
     with GuardEngine(no_host_memory, folders, **ENGINE | {"max_loras": 2}) as engine:
-        yield engine, root
+        yield engine
 
 
-def test_more_adapters_are_served_than_fit_into_memory(
-    two_slots: tuple[GuardEngine, Path],
+def test_more_adapters_are_served_than_fit_into_memory_and_those_in_a_slot_are_asked_first(
+    two_slots: GuardEngine, tmp_path: Path
 ) -> None:
-    small, root = two_slots
-    small.add("rule-5", save_adapter(root / "5", "rule-5", seed=5))
-    for _ in range(2):
-        verdicts = small.check(CONVERSATION).verdicts
-        expected = [
-            peft_logit(CONVERSATION, small.rules[name].rule_text, root / name[-1])
-            for name in small.rules
-        ]
-        assert [verdict.logit for verdict in verdicts] == pytest.approx(expected, abs=NATS)
-    assert small.counters.swap_ins > 6
-    small.remove("rule-5")
+    """Of four rules on two slots each check copies the two that are not there."""
+    two_slots.add("rule-5", save_adapter(tmp_path / "rule-5", "rule-5", seed=5))
+    assert len(assert_peft(two_slots)) == 6
+    assert not two_slots.check(CONVERSATION).refused
+    assert two_slots.counters.swap_ins > 6
+    two_slots.remove("rule-5")
+    rules, swapped_in = list(two_slots.rules)[:4], []
+    for turns in (1, 2, 3):
+        before = two_slots.counters.swap_ins
+        check = two_slots.check(CONVERSATION[:turns], rules)
+        assert [verdict.rule for verdict in check.verdicts] == rules
+        swapped_in.append(two_slots.counters.swap_ins - before)
+    assert swapped_in[1:] == [2, 2]
+    assert_peft(two_slots, rules)
 
 
-def test_an_adapter_that_cannot_be_read_again_is_refused_and_no_other(
-    two_slots: tuple[GuardEngine, Path],
-) -> None:
-    small, root = two_slots
-    in_memory = runner(small).lora_manager._adapter_manager._registered_adapters
-    gone = next(
-        name for name in small.rules if small._rules._loaded[name].adapter_id not in in_memory
-    )
-    weights = root / gone[-1] / "adapter_model.safetensors"
-    stat = weights.stat()
-    whole = weights.read_bytes()
-    weights.write_bytes(bytes(stat.st_size))
-    # So that nobody looks at it before it is read.
-    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    for _ in range(2):
-        check = small.check((*CONVERSATION, Message("user", "Well?")))
-        assert list(check.refused) == [gone]
-        assert len(check.verdicts) == 4
-    weights.write_bytes(whole)
-    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert small.check((*CONVERSATION, Message("user", "Well?"))).refused == {}
+def test_an_adapter_that_cannot_be_read_again_is_refused_alone(two_slots: GuardEngine) -> None:
+    in_memory = runner(two_slots).lora_manager._adapter_manager._registered_adapters
+    loaded = two_slots._rules._loaded
+    gone = next(name for name in loaded if loaded[name].adapter_id not in in_memory)
+    weights = two_slots.folder(gone) / WEIGHTS
+    stat, whole = weights.stat(), weights.read_bytes()
+    more = (*CONVERSATION, Message("user", "Well?"))
+    for content, refused in ((bytes(stat.st_size), [gone]), (whole, [])):
+        weights.write_bytes(content)
+        # So that nobody looks at it before it is read.
+        os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        for _ in range(2):
+            check = two_slots.check(more)
+            assert list(check.refused) == refused
+            assert len(check.verdicts) == 5 - len(refused)
 
 
 def test_the_code_that_decides_answers_is_all_but_that_of_the_thread() -> None:

@@ -14,19 +14,21 @@ from typing import Any
 
 import httpx
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.weights.card import Card, check_rule, load_card, read_card
+from guard.weights.card import check_rule, load_card, read_card
 from serve.api.app import create_app
 from serve.engine import GuardEngine
 from serve.engine.backend import EngineOutput, Loaded
-from serve.engine.engines import GuardEngines, StartEngines
+from serve.engine.engines import GuardEngines
 from serve.engine.refusals import Overloaded
 from serve.engine.thread.engine_thread import EngineThread
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import RULE_TEXTS, recipe, save_card
 from tests.serve.encoder_rules import ENGINE, reference_logit, save_encoder_rule
 from tests.serve.encoder_rules import recipe as encoder_recipe
+from tests.serve.engine.shared import runner
 from tests.serve.engine.toy import ToyBackend
 from tests.serve.guarded import (
     CONVERSATION,
@@ -45,22 +47,33 @@ BODY = {"messages": MESSAGES, "rules": ["replaced", "moved"]}
 
 
 def save_rules(root: Path, *names: str) -> dict[str, Path]:
-    return {name: save_adapter(root / name, name, seed=1) for name in names}
+    """One adapter's weights under these names."""
+    for name in names:
+        shutil.copytree(adapter_folders()["pii_leak"], root / name)
+        save_card(root / name, name)
+    return {name: root / name for name in names}
 
 
 def toy_engine(folders: Mapping[str, Path], toy: ToyBackend | None = None) -> GuardEngine:
     return GuardEngine(recipe(), folders, start_backend=lambda *_: toy or ToyBackend())
 
 
-def restarted(folders: Mapping[str, Path]) -> StartEngines:
-    """Starts an engine of these folders, and again of what they are by then."""
-    return lambda moved: [toy_engine(moved or folders)]
-
-
 @pytest.fixture
 def mixed(tmp_path: Path) -> GuardEngines:
     parts = (("pii_leak", "a"), ("refund_promise", "b"))
     return GuardEngines(lambda _: [toy_engine(save_rules(tmp_path, *names)) for names in parts])
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """Of the rules that `restarted` serves."""
+    return save_rules(tmp_path, "good", "bad")
+
+
+@pytest.fixture
+def restarted(folders: dict[str, Path]) -> GuardEngines:
+    """An engine of these folders, and when it is started again of what they are by then."""
+    return GuardEngines(lambda moved: [toy_engine(moved or folders)])
 
 
 def test_verdicts_come_in_the_order_asked_whichever_engine_answers(mixed: GuardEngines) -> None:
@@ -75,36 +88,23 @@ def test_verdicts_come_in_the_order_asked_whichever_engine_answers(mixed: GuardE
     assert {verdict.rule for verdict in verdicts} == set(mixed.rules)
 
 
-class CountingEngine(GuardEngine):
-    """Counts how often its rules are asked for."""
-
-    times = 0
-
-    @property
-    def rules(self) -> Mapping[str, Card]:
-        self.times += 1
-        return super().rules
-
-
-def test_an_engine_is_asked_for_its_rules_as_often_for_many_as_for_one(tmp_path: Path) -> None:
-    engines = []
-    for part in ("a", "b"):
-        folders = save_rules(tmp_path, *(f"{part}{number}" for number in range(4)))
-        engines.append(CountingEngine(recipe(), folders, start_backend=lambda *_: ToyBackend()))
-    mixed = GuardEngines(lambda _: engines)
-    times: list[list[int]] = []
-    for names in (["a0", "b0"], list(mixed.rules)):
-        for engine in engines:
-            engine.times = 0
+def test_an_engine_is_asked_for_its_rules_as_often_for_many_as_for_one(
+    mixed: GuardEngines, monkeypatch: MonkeyPatch
+) -> None:
+    asked: list[GuardEngine] = []
+    rules = GuardEngine.rules.fget  # type: ignore[attr-defined]
+    counting = property(lambda engine: asked.append(engine) or rules(engine))
+    monkeypatch.setattr(GuardEngine, "rules", counting)
+    times = []
+    for names in (["a", "b"], ["pii_leak", "a", "refund_promise", "b"]):
+        asked.clear()
         mixed.check(CONVERSATION, names)
-        times.append([engine.times for engine in engines])
+        times.append(len(asked))
     assert times[0] == times[1]
 
 
-def test_rules_are_served_and_removed_in_the_engine_of_their_model(
-    mixed: GuardEngines, tmp_path: Path
-) -> None:
-    new = save_adapter(tmp_path / "new", "new", seed=2)
+def test_rules_change_in_the_engine_of_their_model(mixed: GuardEngines, tmp_path: Path) -> None:
+    new = save_rules(tmp_path, "new")["new"]
     mixed.serve("new", new)
     check = mixed.check(CONVERSATION, ["b", "new"])
     assert [verdict.rule for verdict in check.verdicts] == ["b", "new"]
@@ -125,11 +125,8 @@ def test_rules_are_served_and_removed_in_the_engine_of_their_model(
 def test_a_rule_that_none_serves_is_refused_and_the_others_answer(mixed: GuardEngines) -> None:
     check = mixed.check(CONVERSATION, ["b", "pii_leek", "a"])
     assert [verdict.rule for verdict in check.verdicts] == ["b", "a"]
-    assert "not served" in str(check.refused["pii_leek"])
-    assert "Did you mean 'pii_leak'" in check.refused["pii_leek"].why
-
-
-def test_its_counters_are_those_of_all_engines_together(mixed: GuardEngines) -> None:
+    why = str(check.refused["pii_leek"])
+    assert "not served" in why and "Did you mean 'pii_leak'" in why
     counted = [engine.counters for engine in mixed._engines]
     assert mixed.counters == counted[0] + counted[1]
     assert mixed.counters.adapters == 4
@@ -168,8 +165,8 @@ def test_a_check_that_is_cancelled_leaves_nothing_in_any_engine(mixed: GuardEngi
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_where_one_engine_cannot_be_closed_the_other_is(
-    mixed: GuardEngines, monkeypatch: pytest.MonkeyPatch, broken: int
+def test_one_that_cannot_be_closed_stops_no_other(
+    mixed: GuardEngines, monkeypatch: MonkeyPatch, broken: int
 ) -> None:
     closed: list[str] = []
     monkeypatch.setattr(mixed._engines[broken].backend, "close", lambda: 1 / 0)
@@ -182,35 +179,31 @@ def test_where_one_engine_cannot_be_closed_the_other_is(
 @pytest.mark.slow
 def test_an_encoder_s_rule_and_a_decoder_s_answer_one_check(tmp_path: Path) -> None:
     folder = save_encoder_rule(tmp_path / "of_encoder", seed=1)
+    expected = {"of_encoder": reference_logit(CONVERSATION, folder)}
+    for name in ("plain", "pii_leak"):
+        expected[name] = peft_logit(CONVERSATION, RULE_TEXTS[name], adapter_folders()[name])
     with GuardEngine(encoder_recipe(), {"of_encoder": folder}, **ENGINE) as of_encoder:
         mixed = GuardEngines(lambda _: [guard_engine(), of_encoder])
         check = mixed.check(CONVERSATION, ["plain", "of_encoder", "pii_leak"])
     logits = {verdict.rule: verdict.logit for verdict in check.verdicts}
     assert list(logits) == ["plain", "of_encoder", "pii_leak"]
-    assert logits["of_encoder"] == pytest.approx(reference_logit(CONVERSATION, folder), abs=1e-5)
-    for name in ("plain", "pii_leak"):
-        expected = peft_logit(CONVERSATION, RULE_TEXTS[name], adapter_folders()[name])
-        assert logits[name] == pytest.approx(expected, abs=2e-3)
+    assert logits.pop("of_encoder") == pytest.approx(expected.pop("of_encoder"), abs=1e-5)
+    assert logits == pytest.approx(expected, abs=2e-3)
 
 
-def test_engines_work_while_each_base_with_rules_answers_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toys = [ToyBackend(), ToyBackend()]
-    engines = [
-        toy_engine(save_rules(tmp_path, name), toy) for name, toy in zip("ab", toys, strict=True)
-    ]
-    with GuardEngines(lambda _: engines) as engine:
-        engine.remove("a")
-        assert engine.works()
-        step = toys[1].step
+def test_engines_work_while_all_bases_answer(mixed: GuardEngines, monkeypatch: MonkeyPatch) -> None:
+    for name in ("pii_leak", "a"):
+        mixed.remove(name)
+    assert mixed.works()
+    backend = mixed._engines[1].backend
+    step = backend.step
 
-        def nan_step() -> list[EngineOutput]:
-            return [output._replace(logit=math.nan) for output in step()]
+    def nan_step() -> list[EngineOutput]:
+        return [output._replace(logit=math.nan) for output in step()]
 
-        for broken in (lambda: 1 / 0, nan_step):  # which fails, or refuses every check
-            monkeypatch.setattr(toys[1], "step", broken)
-            assert not engine.works()
+    for broken in (lambda: 1 / 0, nan_step):  # which fails, or refuses every check
+        monkeypatch.setattr(backend, "step", broken)
+        assert not mixed.works()
 
 
 class Model:
@@ -221,7 +214,7 @@ class Model:
 
 
 def test_neither_a_dead_engine_nor_a_failed_start_is_in_memory_when_the_next_one_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve.engine.thread.engine_thread.PAUSES_S", (0.0, 0.0))
     folders = save_rules(tmp_path, "rule")
@@ -264,23 +257,21 @@ def other_rule(folder: Path) -> None:
 
 
 def test_a_rule_whose_new_weights_cannot_be_served_is_left_out_and_no_other(
-    tmp_path: Path,
+    restarted: GuardEngines, folders: dict[str, Path]
 ) -> None:
-    folders = save_rules(tmp_path, "good", "bad")
-    with GuardEngines(restarted(folders)) as engine:
-        weights = folders["bad"] / "adapter_model.safetensors"
-        served_before = weights.read_bytes()
-        empty_weights(folders["bad"])
-        for _ in range(2):
-            engine.restart()
-            assert list(engine.rules) == ["good"] and engine.folder("bad") == folders["bad"]
-            with pytest.raises(GuardError, match="the weights are not those of the card"):
-                engine.serve("bad")
-        check = engine.check(CONVERSATION, ["good", "bad"])
-        assert list(check.refused) == ["bad"] and len(check.verdicts) == 1
-        weights.write_bytes(served_before)
-        engine.serve("bad")
-        assert list(engine.rules) == ["good", "bad"]
+    weights = folders["bad"] / "adapter_model.safetensors"
+    served_before = weights.read_bytes()
+    empty_weights(folders["bad"])
+    for _ in range(2):
+        restarted.restart()
+        assert list(restarted.rules) == ["good"] and restarted.folder("bad") == folders["bad"]
+        with pytest.raises(GuardError, match="the weights are not those of the card"):
+            restarted.serve("bad")
+    check = restarted.check(CONVERSATION, ["good", "bad"])
+    assert list(check.refused) == ["bad"] and len(check.verdicts) == 1
+    weights.write_bytes(served_before)
+    restarted.serve("bad")
+    assert list(restarted.rules) == ["good", "bad"]
 
 
 @pytest.mark.parametrize("spoil", [empty_weights, other_prompt, other_rule])
@@ -309,22 +300,20 @@ def test_a_rule_that_was_trained_well_meanwhile_is_among_those_of_the_second_sta
         assert engine.folder("bad") == folders["bad"]
 
 
-def test_where_no_rule_has_what_it_had_before_those_that_can_be_served_are(tmp_path: Path) -> None:
-    folders = save_rules(tmp_path, "again", "bad")
-    with GuardEngines(restarted(folders)) as engine:
-        save_card(folders["again"], "again", threshold=0.75)
-        empty_weights(folders["bad"])
-        engine.restart()
-        assert list(engine.rules) == ["again"]
-        empty_weights(folders["again"])
-        with pytest.raises(GuardError, match="the weights are not those of the card"):
-            engine.restart()
+def test_where_no_rule_has_what_it_had_before_those_that_can_be_served_are(
+    restarted: GuardEngines, folders: dict[str, Path]
+) -> None:
+    save_card(folders["good"], "good", threshold=0.75)
+    empty_weights(folders["bad"])
+    restarted.restart()
+    assert list(restarted.rules) == ["good"]
+    empty_weights(folders["good"])
+    with pytest.raises(GuardError, match="the weights are not those of the card"):
+        restarted.restart()
 
 
 class BrittleBackend(ToyBackend):
-    """Does not take the rule "bad" amid others, by an error of vLLM's; by itself neither, or, if
-    `is_mortal`, it dies of it.
-    """
+    """Does not take the rule "bad" amid others; by itself neither, or dies of it."""
 
     is_mortal = False
 
@@ -343,40 +332,36 @@ class BrittleBackend(ToyBackend):
 
 @pytest.mark.parametrize("is_mortal", [False, True])
 def test_a_rule_that_breaks_vllm_is_left_out_unless_the_engine_is_dead_of_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folders: dict[str, Path],
+    monkeypatch: MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    *,
     is_mortal: bool,
 ) -> None:
     monkeypatch.setattr(BrittleBackend, "is_mortal", is_mortal)
-    folders = save_rules(tmp_path, "good", "bad")
     backends: list[type[ToyBackend]] = [ToyBackend, BrittleBackend, BrittleBackend, ToyBackend]
-    with GuardEngines(lambda moved: [toy_engine(moved or folders, backends.pop(0)())]) as engine:
-        save_card(folders["bad"], "bad", threshold=0.75)
-        if is_mortal:
-            with pytest.raises(RuntimeError, match="the device is gone"):
-                engine.restart()
-        else:
+    engine = GuardEngines(lambda moved: [toy_engine(moved or folders, backends.pop(0)())])
+    save_card(folders["bad"], "bad", threshold=0.75)
+    if is_mortal:
+        with pytest.raises(RuntimeError, match="the device is gone"):
             engine.restart()
-            (record,) = [record for record in caplog.records if record.exc_info]
-            assert record.getMessage() == "the rule bad is left out"
-        assert engine.is_usable == (not is_mortal)
-        assert list(engine.rules) == ["good"] and engine.folder("bad") == folders["bad"]
+    else:
         engine.restart()
-        assert engine.is_usable and set(engine.rules) == {"good", "bad"}
+        (record,) = [record for record in caplog.records if record.exc_info]
+        assert record.getMessage() == "the rule bad is left out"
+    assert engine.is_usable == (not is_mortal)
+    assert list(engine.rules) == ["good"] and engine.folder("bad") == folders["bad"]
+    engine.restart()
+    assert engine.is_usable and set(engine.rules) == {"good", "bad"}
 
 
-def test_a_rule_that_was_left_out_can_be_removed(tmp_path: Path) -> None:
-    folders = save_rules(tmp_path, "good", "bad")
-    with GuardEngines(restarted(folders)) as engine:
-        shutil.rmtree(folders["bad"])
-        engine.restart()
-        engine.remove("bad")
-        with pytest.raises(GuardError, match="not served"):
-            engine.folder("bad")
-        engine.restart()
-        assert list(engine.rules) == ["good"]
+def test_a_rule_left_out_can_be_removed(restarted: GuardEngines, folders: dict[str, Path]) -> None:
+    shutil.rmtree(folders["bad"])
+    restarted.restart()
+    restarted.remove("bad")
+    with pytest.raises(GuardError, match="not served"):
+        restarted.folder("bad")
+    restarted.restart()
+    assert list(restarted.rules) == ["good"]
 
 
 def test_an_engine_that_does_not_start_leaves_its_rules_and_folders_known(tmp_path: Path) -> None:
@@ -407,11 +392,9 @@ def test_an_engine_that_does_not_start_leaves_its_rules_and_folders_known(tmp_pa
 
 def kill(engine: GuardEngine, *, is_clearable: bool) -> None:
     """Take the model from the engine's worker, or its cache too: no batch succeeds any more."""
-    backend = engine.backend
-    runner = backend._engine.model_executor.driver_worker.worker.model_runner  # type: ignore[attr-defined]
-    runner.model = None
+    runner(engine).model = None
     if not is_clearable:
-        runner.kv_caches = None
+        runner(engine).kv_caches = None
 
 
 def check_until_served(client: httpx.Client) -> httpx.Response:

@@ -1,32 +1,34 @@
-"""Heads: which folders are admitted, and on the real vLLM plain transformers' logits, from one
-request for all.
-"""
+"""Heads: which are admitted, what they read, and plain transformers' logits on real vLLM."""
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from safetensors.numpy import load_file, save_file
 
-from guard.conversation.example import Message
+from guard.conversation.example import ROLES, Message
 from guard.errors import GuardError
 from guard.method import METHODS, Method
-from guard.prompt.ngrams import NgramVocabulary
-from guard.rule import text_hash
-from guard.weights.head import Head, WordWeights
-from serve.engine import GuardEngine, Score, ScoreRequest
+from guard.prompt.encoder import EncoderPromptBuilder
+from guard.prompt.ngrams import ngram_rows
+from guard.prompt.windows import Window, judged_of
+from guard.recipe import load_recipe
+from guard.rule import Reads, text_hash
+from guard.weights.head import Head
+from serve.engine import GuardEngine, ScoreRequest
 from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
-from serve.engine.head import HeadInput, ServableHead
-from tests.plain_words import plain_word_logit
+from serve.engine.head import MOST_COUNTED, CountedTexts, HeadInput, ServableHead
+from tests.plain_words import plain_keys
 from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
-from tests.serve.engine.shared import runner, steps_of
+from tests.serve.engine.shared import logits, logits_of, long_conversation, runner, steps_of
 from tests.serve.guarded import CONVERSATION, adapter_folders, guard_engine, peft_logit
 from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_head
 
@@ -56,24 +58,23 @@ def silent() -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def serving(folders: Mapping[str, Path]) -> Iterator[GuardEngine]:
-    """The shared engine with heads beside its adapters."""
-    engine = guard_engine()
+def with_heads(folders: Mapping[str, Path]) -> Iterator[None]:
+    """The shared engine has heads beside its adapters."""
     for name, folder in folders.items():
-        engine.add(name, folder)
-    yield engine
+        guard_engine().add(name, folder)
+    yield
     for name in folders:
-        engine.remove(name)
+        guard_engine().remove(name)
 
 
 @pytest.fixture
-def engine(serving: GuardEngine) -> GuardEngine:
+def engine(with_heads: None) -> GuardEngine:
     """It, with an empty prefix cache."""
-    serving.forget()
-    return serving
+    guard_engine().forget()
+    return guard_engine()
 
 
-def submitted(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> list[BackendRequest]:
+def submitted(engine: GuardEngine, monkeypatch: MonkeyPatch) -> list[BackendRequest]:
     """What the backend is given from here on."""
     requests: list[BackendRequest] = []
     submit = engine.backend.submit
@@ -95,33 +96,25 @@ def requirements() -> Requirements:
     return Requirements(recipe().base, recipe().base_revision, 16, prompts())
 
 
-def test_a_head_folder_is_admitted_with_its_weights(tmp_path: Path) -> None:
-    folder = save_head(tmp_path / "head", "head", seed=1)
+@pytest.mark.parametrize("method", ["head", "ridge"])
+def test_a_head_or_another_method_of_its_tensors_is_admitted_with_its_weights(
+    tmp_path: Path, monkeypatch: MonkeyPatch, method: str
+) -> None:
+    """Another method is served from its entry alone."""
+    file = f"{method}.safetensors"
+    monkeypatch.setitem(METHODS, "ridge", Method("ridge", "ridge", "output", file, is_seeded=False))
+    folder = save_head(tmp_path / method, method, seed=1)
+    (folder / HEAD_FILE).rename(folder / file)
+    save_card(folder, "rule", method)
     head = requirements().admit("renamed", folder)
     assert isinstance(head, ServableHead)
-    tensors = load_file(folder / HEAD_FILE)
-    assert (head.name, head.card.rule) == ("renamed", "head")
-    read = head.head.tensors()
+    assert (head.name, head.card.rule) == ("renamed", "rule")
+    tensors, read = load_file(folder / file), head.head.tensors()
     assert read.keys() == tensors.keys()
     assert all(np.array_equal(read[key], tensors[key]) for key in tensors)
 
 
-def test_another_method_of_a_head_s_tensors_is_served_from_its_entry_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
-    monkeypatch.setitem(METHODS, another.name, another)
-    folder = save_head(tmp_path / "ridge", "ridge", seed=1)
-    (folder / HEAD_FILE).rename(folder / another.weights)
-    save_card(folder, "ridge", "ridge")
-    admitted = requirements().admit("ridge", folder)
-    assert isinstance(admitted, ServableHead)
-    assert np.array_equal(admitted.head.weight, load_file(folder / another.weights)["weight"])
-
-
-def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_judges(
-    tmp_path: Path,
-) -> None:
+def test_a_head_takes_the_highest_state_of_whom_its_rule_judges(tmp_path: Path) -> None:
     rows = np.zeros((4, HIDDEN_SIZE), np.float32)
     rows[:, 0] = 3.0, 1.0, 2.0, 1.5
     speakers = ("user", "assistant", "assistant", "assistant")
@@ -131,22 +124,6 @@ def test_of_several_speakers_states_a_head_takes_the_highest_of_whom_its_rule_ju
         head = head_that_reads(tmp_path / reads, reads)
         assert head.logit(read(rows, speakers)) == pytest.approx(highest)
         assert head.logit(read(rows[2])) == pytest.approx(2.0)  # a decoder's: one state, of nobody
-
-
-def test_heads_on_one_output_read_each_the_words_of_whom_it_judges(tmp_path: Path) -> None:
-    texts = {"user": (11, 12, 13), "assistant": (12, 14), "silent": (13,)}
-    spans = tuple(SpokenSpan(speaker, 0, text) for speaker, text in texts.items())
-    output = EngineOutput("1", math.nan, 0, 6, np.zeros((3, HIDDEN_SIZE), np.float32), spans)
-    vocabulary = NgramVocabulary(np.arange(11, 15, dtype=np.uint64), np.ones(4, np.float32))
-    weights = np.array([4.0, 2.0, 1.0, 3.0], np.float32)
-    shared = HeadInput(output, [])
-    of_nobody = head_that_reads(tmp_path / "tool", "tool")  # which judges none of them
-    assert not len(shared.words("tool").keys) and of_nobody.logit(shared) == 0.0
-    for reads in ("user", "assistant", "user"):
-        head = head_that_reads(tmp_path / reads, reads)
-        words = Head(np.zeros(HIDDEN_SIZE, np.float32), 0.0, WordWeights(vocabulary, weights))
-        expected = plain_word_logit(words.tensors(), texts[reads])
-        assert replace(head, head=words).logit(shared) == pytest.approx(expected)
 
 
 def read(states: np.ndarray, speakers: tuple[str, ...] = ()) -> HeadInput:
@@ -218,13 +195,10 @@ def test_a_head_that_is_no_safetensors_file_or_not_the_card_s_is_refused(tmp_pat
         requirements().admit("head", folder)
 
 
-def test_a_head_of_another_width_is_refused_and_not_served(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_a_head_of_another_width_is_not_served(engine: GuardEngine, tmp_path: Path) -> None:
     folder = save_head(tmp_path / "wide", "wide", seed=1)
-    tensors = load_file(folder / HEAD_FILE)
-    tensors["weight"] = np.ones(HIDDEN_SIZE + 1, np.float32)
-    save_file(tensors, folder / HEAD_FILE)
+    wide = load_file(folder / HEAD_FILE) | {"weight": np.ones(HIDDEN_SIZE + 1, np.float32)}
+    save_file(wide, folder / HEAD_FILE)
     save_card(folder, "wide", "head")
     with pytest.raises(GuardError, match=f"does not fit the base's states of {HIDDEN_SIZE}"):
         engine.add("wide", folder)
@@ -235,13 +209,16 @@ def test_a_head_of_another_width_is_refused_and_not_served(
 def test_a_head_s_logit_is_that_of_plain_transformers(
     engine: GuardEngine, folders: Mapping[str, Path], words: int
 ) -> None:
-    """Whatever part of a block the prompt ends in, and whether or not its start is cached."""
-    messages = (Message("user", " ".join(["word"] * words)),)
-    names = [*TOLD, *SILENT[:2]]
+    """Whatever part of a block the prompt ends in; its start cached, or prefilled in chunks."""
+    messages, names = long_conversation(words), [*TOLD, *SILENT[:2]]
     expected = [reference_logit(messages, told(name), folders[name]) for name in names]
     for _ in range(2):
         check = engine.check(messages, names)
-        assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
+        assert logits_of(check) == pytest.approx(expected, abs=NATS)
+    engine.forget()
+    with steps_of(engine, 30 + words // 4):
+        check = engine.check(messages, [*names, "medical_advice"])
+    assert logits_of(check)[:-1] == pytest.approx(expected, abs=NATS)
     assert nothing_is_kept(engine)
 
 
@@ -250,58 +227,41 @@ def told(name: str) -> str:
     return "" if name in SILENT else text_of(name)
 
 
-def test_a_prompt_that_is_prefilled_in_chunks_gives_the_state_at_its_end(
-    engine: GuardEngine, folders: Mapping[str, Path]
-) -> None:
-    messages = (Message("user", " ".join(["word"] * 700)),)
-    with steps_of(engine, 100):
-        check = engine.check(messages, [TOLD[0], SILENT[0], "medical_advice"])
-    heads = [TOLD[0], SILENT[0]]
-    expected = [reference_logit(messages, told(name), folders[name]) for name in heads]
-    logits = [verdict.logit for verdict in check.verdicts]
-    assert logits[:2] == pytest.approx(expected, abs=NATS)
-    assert nothing_is_kept(engine)
-
-
 def test_heads_aloras_loras_and_the_base_are_answered_in_one_call(
     engine: GuardEngine, folders: Mapping[str, Path]
 ) -> None:
-    conversations = [CONVERSATION[:turns] for turns in (1, 2, 3)]
     requests, expected = [], []
-    for messages in conversations:
+    for messages in (CONVERSATION[:1], CONVERSATION[:2], CONVERSATION):
         for name in (TOLD[0], "medical_advice", SILENT[3], "plain", None, SILENT[4], TOLD[1]):
-            text = RULE_TEXTS.get(str(name), "The assistant must not whistle.")
             if name in folders:
                 text = told(str(name))
                 expected.append(reference_logit(messages, text, folders[str(name)]))
             else:
+                text = RULE_TEXTS.get(str(name), "The assistant must not whistle.")
                 folder = adapter_folders()[name] if name else None
                 expected.append(peft_logit(messages, text, folder))
             requests.append(ScoreRequest(messages, text, name))
-    outcomes = engine.score(requests)
-    logits = [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
-    assert logits == pytest.approx(expected, abs=2 * NATS)
+    assert logits(engine.score(requests)) == pytest.approx(expected, abs=2 * NATS)
     assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
 
 
 def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_once(
-    engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+    engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: MonkeyPatch
 ) -> None:
     requests = submitted(engine, monkeypatch)
     before, clock = engine.counters.scheduled_tokens, engine._dispatcher.virtual_time
     check = engine.check(CONVERSATION, SILENT)
-    (request,) = requests
-    length = request.tokens
+    (length,) = [request.tokens for request in requests]
     assert [verdict.rule for verdict in check.verdicts] == SILENT
     expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT]
-    assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
+    assert logits_of(check) == pytest.approx(expected, abs=NATS)
     assert check.computed_tokens == engine.counters.scheduled_tokens - before == length
     assert check.cached_tokens == (len(SILENT) - 1) * length
     assert engine._dispatcher.virtual_time - clock == length
 
 
 def test_heads_share_a_request_only_on_the_same_conversation_suffix_and_salt(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+    engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     requests = submitted(engine, monkeypatch)
     other = CONVERSATION[:2]
@@ -320,20 +280,18 @@ def test_heads_share_a_request_only_on_the_same_conversation_suffix_and_salt(
     assert len(requests) == 5
 
 
-def test_a_prompt_that_cannot_be_judged_is_a_refusal_for_every_head_of_it(
-    engine: GuardEngine,
-) -> None:
-    check = engine.check((Message("user", "word " * 3000),), [*SILENT[:3], TOLD[0]])
+def test_a_prompt_that_cannot_be_judged_is_refused_for_every_head(engine: GuardEngine) -> None:
+    check = engine.check(long_conversation(3000), [*SILENT[:3], TOLD[0]])
     assert list(check.refused) == [*SILENT[:3], TOLD[0]] and check.outcome == "unjudged"
     assert check.refused[SILENT[1]].subject == f"rule '{SILENT[1]}'"
 
 
 def test_what_is_cancelled_leaves_nothing_behind(engine: GuardEngine) -> None:
     """Before its first step, and between the steps of its prefill."""
-    messages = (Message("user", " ".join(["word"] * 700)),)
+    long = long_conversation(700)
     with steps_of(engine, 100):
         for steps in (0, 1, 3):
-            call = engine.submit([ScoreRequest(messages, "", name) for name in SILENT])
+            call = engine.submit([ScoreRequest(long, "", name) for name in SILENT])
             for _ in range(steps):
                 engine.step()
             assert not call.done
@@ -343,9 +301,7 @@ def test_what_is_cancelled_leaves_nothing_behind(engine: GuardEngine) -> None:
     assert nothing_is_kept(engine)
 
 
-def test_a_step_that_fails_after_its_states_were_kept_leaves_none(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_leaves_no_kept_states(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         assert runner(engine).kept_states  # or this tests nothing
         raise RuntimeError("out of memory")
@@ -359,7 +315,7 @@ def test_a_step_that_fails_after_its_states_were_kept_leaves_none(
 
 
 def test_where_no_state_can_be_given_a_head_is_refused_and_adapters_are_answered(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
+    engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine.backend, "_gives_states", False)
     check = engine.check(CONVERSATION, [SILENT[0], "plain", SILENT[1]])
@@ -370,7 +326,7 @@ def test_where_no_state_can_be_given_a_head_is_refused_and_adapters_are_answered
 
 @pytest.mark.parametrize("state", [None, np.full(HIDDEN_SIZE, math.nan, np.float32)])
 def test_a_state_that_is_missing_or_nan_is_refused_the_third_time_and_never_an_allow(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch, state: Any
+    engine: GuardEngine, monkeypatch: MonkeyPatch, state: Any
 ) -> None:
     def step() -> list[EngineOutput]:
         (request_id,) = engine._dispatcher.in_flight
@@ -388,25 +344,72 @@ def test_a_state_that_is_missing_or_nan_is_refused_the_third_time_and_never_an_a
     assert check.outcome == "unjudged"
 
 
-def test_a_nan_state_of_a_batch_is_answered_when_it_begins_again(
-    engine: GuardEngine, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step, times = engine.backend.step, []
-
-    def once_nan() -> list[EngineOutput]:
-        times.append(1)
-        outputs = step()
-        if len(times) > 1:
-            return outputs
-        nan = np.full(HIDDEN_SIZE, math.nan, np.float32)
-        return [EngineOutput(output.request_id, output.logit, 0, 10, nan) for output in outputs]
-
-    monkeypatch.setattr(engine.backend, "step", once_nan)
-    check = engine.check(CONVERSATION, SILENT[:2])
-    expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT[:2]]
-    assert [verdict.logit for verdict in check.verdicts] == pytest.approx(expected, abs=NATS)
-    assert len(times) > 1
-
-
 def test_heads_take_no_slots(engine: GuardEngine) -> None:
     assert engine._rules.adapter_count == len(RULE_TEXTS) < engine.backend.slots < len(SILENT)
+
+
+def conversation(rng: random.Random) -> list[Message]:
+    """Some turns are empty, some longer than a window."""
+    messages: list[Message] = []
+    for _ in range(rng.randint(1, 6)):
+        words = rng.choices(["word", "hurt", "a"], k=rng.choice([0, 0, 1, 3, 10, 60, 120]))
+        messages.append(Message(rng.choice(list(ROLES)), " ".join(words)))
+    return messages
+
+
+def spoken(builder: EncoderPromptBuilder, windows: list[Window]) -> list[SpokenSpan]:
+    spans: list[SpokenSpan] = []
+    for window in windows:
+        for start, end, speaker, turn in builder.spans(window):
+            spans.append(SpokenSpan(speaker, turn, window.token_ids[start:end]))
+    return spans
+
+
+@pytest.mark.parametrize("reads", get_args(Reads))
+def test_serving_reads_the_spans_and_words_of_training(reads: Reads) -> None:
+    builder, rng = EncoderPromptBuilder.of(load_recipe("minilm")), random.Random(0)
+    for _ in range(60):
+        builder.window_tokens = rng.choice([16, 24, 40, 64])
+        token_ids = builder.prefix_ids(conversation(rng))
+        windows = builder.windows(token_ids, "conversation")
+        rng.shuffle(windows)
+        spans = spoken(builder, windows)
+        states = np.arange(len(spans), dtype=np.float32)[:, None]
+        read = HeadInput(EngineOutput("1", math.nan, 0, 0, states, tuple(spans)), token_ids)
+        got = read.states(reads)
+        assert got is not None
+        served = sorted(spans[int(index)] for index in got[:, 0])
+        trained_on = spoken(builder, builder.windows(token_ids, reads))
+        assert served == sorted(trained_on)
+        keys: list[int] = []
+        for span in trained_on:
+            if judged_of([span.speaker], reads):
+                keys += set(plain_keys(span.token_ids))
+        assert sorted(read.words(reads).keys.tolist()) == sorted(keys)
+
+
+def test_the_words_of_one_conversation_are_counted_once_in_a_call() -> None:
+    """An encoder's adapters have an output each, on the same spans."""
+    counted = CountedTexts()
+    texts = ((11, 12), (12, 13)), ((11, 12), (12, 13)), ((11, 12), (12, 14))
+    words = []
+    for first, second in texts:
+        spans = SpokenSpan("user", 0, first), SpokenSpan("user", 1, second)
+        output = EngineOutput("1", math.nan, 0, 0, np.zeros((2, 4), np.float32), spans)
+        words.append(HeadInput(output, [], counted).words("user"))
+    assert words[0] is words[1] and words[2].keys.tolist() != words[0].keys.tolist()
+    for token in range(MOST_COUNTED):
+        counted.of(((token,),))
+    assert counted.of(texts[0]) is not words[0]  # of a call's many conversations few are kept
+
+
+def test_the_words_of_a_decoder_s_conversation_are_counted_once_whatever_rules_are_told() -> None:
+    """An output for each rule turn; what training counts, bit for bit."""
+    counted, prefix = CountedTexts(), [11, 12, 11, 12, 13]
+    words = []
+    for number in range(3):
+        output = EngineOutput(str(number), 0.0, 0, 0, np.zeros(4, np.float32))
+        words.append(HeadInput(output, prefix, counted).words("user"))
+    assert all(each is words[0] for each in words)
+    for served, trained_on in zip(words[0], ngram_rows([prefix]), strict=True):
+        assert np.array_equal(served, trained_on)

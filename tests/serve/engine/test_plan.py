@@ -1,68 +1,75 @@
-"""Virtual-time fair queueing on the real vLLM: who is answered when, and that nobody waits for
-ever.
-"""
+"""Virtual-time fair queueing: on the real vLLM, who is answered when; nobody waits for ever."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.conversation.example import Message
 from serve.engine import Call, GuardEngine, ScoreRequest
+from serve.engine.plan import FairQueue
 from tests.serve.cards import RULE_TEXTS, prompts
-from tests.serve.engine.shared import long_conversation, steps_of
+from tests.serve.engine.shared import finish, long_conversation, steps_of
 from tests.serve.guarded import CONVERSATION
 
 pytestmark = pytest.mark.slow
 
-STEP_TOKENS = 512
+Conversation = tuple[Message, ...]
+
+
+def asked_of(messages: Conversation, name: str = "plain", salt: str | None = None) -> ScoreRequest:
+    return ScoreRequest(messages, RULE_TEXTS[name], name, salt)
+
+
+def numbered(number: int, words: int = 0) -> Conversation:
+    """A conversation that no other begins with."""
+    return (Message("user", f"Number {number}. {'word ' * words}"),)
 
 
 @pytest.fixture
-def short_turns(engine: GuardEngine, monkeypatch: pytest.MonkeyPatch) -> GuardEngine:
+def short_turns(engine: GuardEngine, monkeypatch: MonkeyPatch) -> GuardEngine:
     """The shared engine, taking turns after every few requests."""
     monkeypatch.setattr(engine.backend, "step_tokens", 64)
     return engine
 
 
+def test_a_conversation_comes_in_one_turn_until_its_own_tokens_fill_a_quantum() -> None:
+    queue = FairQueue(now=1000, quantum=100)
+    starts = [queue.next("a", tokens=90, shared_tokens=60) for _ in range(8)]
+    assert starts == [(1000, 90), *[(1000, 30)] * 3, *[(1100, 30)] * 3, (1200, 30)]
+    queue = FairQueue(now=7, quantum=100)  # what shares nothing comes a quantum after a quantum
+    assert [queue.next("a", 60, 0) for _ in range(4)] == [(7, 60), (7, 60), (107, 60), (107, 60)]
+
+
 def test_a_rule_behind_a_long_call_is_answered_before_its_end(short_turns: GuardEngine) -> None:
-    """Whether it comes before the first batch or between batches; and the long call goes on in its
-    turn.
-    """
-    engine = short_turns
-    many = [ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")] * 300
-    one = [ScoreRequest((Message("user", "Short."),), RULE_TEXTS["plain"], "plain")]
-    long, first = engine.submit(many), engine.submit(one)
-    engine.step()
-    second = engine.submit(one)
-    while not second.done:
-        engine.step()
+    """Before the first batch or between batches; and the long call goes on in its turn."""
+    long = short_turns.submit([asked_of(CONVERSATION)] * 150)
+    first = short_turns.submit([asked_of(numbered(0))])
+    short_turns.step()
+    second = short_turns.submit([asked_of(numbered(0))])
+    finish(short_turns, second)
     assert first.done and not long.done
-    answered = sum(outcome is not None for outcome in long.outcomes)
-    assert 1 <= answered <= 290
-    while not long.done:
-        engine.step()
-    assert len(long.results()) == 300
+    assert 1 <= sum(outcome is not None for outcome in long.outcomes) <= 140
+    finish(short_turns, long)
+    assert len(long.results()) == 150
 
 
-def test_a_long_call_is_answered_although_others_never_stop_asking(
-    short_turns: GuardEngine,
-) -> None:
+def test_a_long_call_is_answered_while_others_never_stop_asking(short_turns: GuardEngine) -> None:
     engine, asked, number = short_turns, list[Call](), 0
-    long = engine.submit([ScoreRequest(long_conversation(60), RULE_TEXTS["plain"], "plain")] * 300)
+    long = engine.submit([asked_of(long_conversation(60))] * 150)
     most = engine.backend._engine.vllm_config.scheduler_config.max_num_seqs
     while not long.done and number < 4000:
         asked = [each for each in asked if not each.done]
         while len(asked) < most:  # as many as a batch holds, each with a conversation of its own
             number += 1
-            messages = (Message("user", f"Number {number}."),)
-            asked.append(engine.submit([ScoreRequest(messages, RULE_TEXTS["plain"], "plain")]))
+            asked.append(engine.submit([asked_of(numbered(number))]))
         engine.step()
     for each in asked:
         engine.cancel(each)
-    assert long.done
-    assert len(long.results()) == 300
+    assert long.done and len(long.results()) == 150
 
 
 @pytest.mark.parametrize("clock", [0, 100, 250])
@@ -72,9 +79,7 @@ def test_a_long_call_is_answered_although_others_never_stop_asking(
 def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversation_each(
     short_turns: GuardEngine, name: str | None, is_shared: bool, clock: int
 ) -> None:
-    """What is parted may find its conversation gone from the cache, wherever the clock stands. The
-    base reads it as aLoRAs do.
-    """
+    """What is parted may find its conversation gone. The base reads it as aLoRAs do."""
     conversation, text = long_conversation(200), RULE_TEXTS[name or "plain"]
     prefix, suffix = len(prompts().prefix_ids(conversation)), len(prompts().suffix_ids(text))
     short_turns._dispatcher.virtual_time = clock
@@ -90,44 +95,48 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     assert short_turns._dispatcher.virtual_time == clock + prefix + suffix + (begun - 1) * own
 
 
-def test_what_is_not_in_the_cache_is_answered_although_what_is_never_stops_coming(
-    engine: GuardEngine,
-) -> None:
-    resident = (Message("user", "word " * 375),)
-    new = (Message("user", f"Another one. {'word ' * 375}"),)
+@pytest.mark.parametrize("salts", [(None,), ("one", "two")])
+def test_turns_are_always_bounded(short_turns: GuardEngine, salts: tuple[str | None, ...]) -> None:
+    """And what is not shared, of other salts say, is counted each time."""
+    conversations = [numbered(number) for number in range(20)]
+    requests = []
+    for messages in conversations * 15:
+        requests += [asked_of(messages, "pii_leak", salt) for salt in salts]
+    asked, tokens = short_turns.submit(requests), Counter[int]()
+    for each in short_turns._dispatcher.in_flight.values():
+        tokens[each.request.virtual_start] += each.own_tokens
+    short_turns.cancel(asked)
+    suffix = len(prompts().suffix_ids(RULE_TEXTS["pii_leak"]))
+    longest = max(len(prompts().prefix_ids(each)) for each in conversations)
+    assert tokens.total() > len(requests) * suffix
+    assert max(tokens.values()) < 3 * 256 + longest + suffix
 
-    def submit(messages: tuple[Message, ...]) -> Call:
-        return engine.submit([ScoreRequest(messages, RULE_TEXTS["pii_leak"], "pii_leak")])
 
-    with steps_of(engine, STEP_TOKENS):
-        engine.score([ScoreRequest(resident, RULE_TEXTS["pii_leak"], "pii_leak")])
-        calls: list[Call] = []
+def test_what_is_not_cached_is_answered_while_cached_ones_keep_coming(engine: GuardEngine) -> None:
+    resident, calls = numbered(1, words=375), list[Call]()
+    with steps_of(engine, 512):
+        engine.score([asked_of(resident, "pii_leak")])
         for step in range(20):
             for number in range(8):  # more than a step's tokens
                 longer = Message("assistant", f"{step} {number} " + "more " * 75)
-                calls.append(submit((*resident, longer)))
+                calls.append(engine.submit([asked_of((*resident, longer), "pii_leak")]))
             if step == 0:
-                waiting = submit(new)
+                waiting = engine.submit([asked_of(numbered(2, words=375), "pii_leak")])
             engine.step()
-            if step == 1:
-                assert not waiting.done
+            assert step != 1 or not waiting.done
         for call in calls:
             engine.cancel(call)
     assert waiting.done
 
 
-def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
-    short_turns: GuardEngine,
-) -> None:
+def test_a_conversation_has_all_its_verdicts_before_the_next_one(short_turns: GuardEngine) -> None:
     """Else its keys and values would have to stay, and its verdicts wait, until all of them are."""
     engine = short_turns
     tokens = engine.backend._engine.vllm_config.scheduler_config.max_num_batched_tokens
     assert 1600 < tokens < 3000  # no two in one step
     asked: list[Call] = []
     for number in range(3):
-        conversation = (Message("user", f"Number {number}. {'word ' * 1500}"),)
-        requests = [ScoreRequest(conversation, RULE_TEXTS["pii_leak"], "pii_leak")] * 5
-        asked.append(engine.submit(requests))
+        asked.append(engine.submit([asked_of(numbered(number, words=1500), "pii_leak")] * 5))
     done: list[list[bool]] = []
     while not all(each.done for each in asked):
         engine.step()
@@ -135,17 +144,12 @@ def test_a_conversation_has_all_its_verdicts_before_the_next_is_computed(
     assert [True, False, False] in done and [True, True, False] in done
 
 
-def test_the_clock_goes_on_by_what_a_call_was_counted_for_whatever_the_cache_held(
-    short_turns: GuardEngine,
-) -> None:
-    """Else a LoRA's second check of a conversation, which computes little, would wait behind all
-    who come later.
-    """
-    requests = [ScoreRequest(long_conversation(200), RULE_TEXTS["plain"], "plain")] * 20
+def test_the_clock_goes_on_by_what_a_call_was_counted_for(short_turns: GuardEngine) -> None:
+    """Else a LoRA's second check, which computes little, would wait behind all later ones."""
+    dispatcher = short_turns._dispatcher
     for _ in range(2):
-        before = short_turns._dispatcher.virtual_time
-        asked = short_turns.submit(requests)
-        counted = sum(request.own_tokens for request in short_turns._dispatcher.in_flight.values())
-        while not asked.done:
-            short_turns.step()
-        assert short_turns._dispatcher.virtual_time - before == counted > 20 * 200
+        before = dispatcher.virtual_time
+        asked = short_turns.submit([asked_of(long_conversation(200))] * 20)
+        counted = sum(request.own_tokens for request in dispatcher.in_flight.values())
+        finish(short_turns, asked)
+        assert dispatcher.virtual_time - before == counted > 20 * 200

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from guard.prompt.decoder import PromptBuilder
 from serve.engine import GuardEngine, Refusal, Score, ScoreRequest
 from serve.engine.prompts import Prompts
 from tests.serve.cards import RULE_TEXTS, prompts
@@ -15,66 +17,57 @@ from tests.serve.guarded import CONVERSATION, ENGINE
 pytestmark = pytest.mark.slow
 
 
-def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenised: list[Message] = []
-    turn_ids = engine._prompts.builder.turn_ids
-    monkeypatch.setattr(
-        engine._prompts.builder,
-        "turn_ids",
-        lambda message: tokenised.append(message) or turn_ids(message),
-    )
-    engine.check(CONVERSATION)
-    assert tokenised == list(CONVERSATION)
+Tokenised = list[tuple[Message, int]]
 
 
-def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        engine._prompts.builder, "prefix_pieces", lambda _: pytest.fail("it was tokenised")
-    )
-    check = engine.check((Message("user", "x" * 100_000),))
-    assert set(check.refused) == set(RULE_TEXTS)
-    assert "100,000 characters" in check.refused["plain"].why
-
-
-def test_of_a_text_that_is_too_long_only_so_much_is_tokenised(
-    engine: GuardEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what just fits is judged (above)."""
-    turn_ids, seen = engine._prompts.builder.turn_ids, list[int]()
-
-    def counted(message: Message) -> list[int]:
-        seen.append(len(message.content))
-        return turn_ids(message)
-
-    monkeypatch.setattr(engine._prompts.builder, "turn_ids", counted)
-    check = engine.check((Message("user", "\u4f60" * 30_000),))  # a token each
-    assert (
-        "more than" in check.refused["plain"].why and "does not fit" in check.refused["plain"].why
-    )
-    assert sum(seen) <= 4 * ENGINE["max_model_len"]
-
-
-def test_of_many_short_messages_only_so_many_are_tokenised_as_are_too_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    builder, seen = prompts(), list[int]()
+def tokenised_by(builder: PromptBuilder, monkeypatch: MonkeyPatch) -> Tokenised:
+    """The messages that are tokenised from now on, and how many tokens each has."""
+    seen: Tokenised = []
     turn_ids = builder.turn_ids
 
     def counted(message: Message) -> list[int]:
         ids = turn_ids(message)
-        seen.append(len(ids))
+        seen.append((message, len(ids)))
         return ids
 
     monkeypatch.setattr(builder, "turn_ids", counted)
+    return seen
+
+
+def test_the_conversation_is_tokenised_once_whatever_the_number_of_rules(
+    engine: GuardEngine, monkeypatch: MonkeyPatch
+) -> None:
+    seen = tokenised_by(engine._prompts.builder, monkeypatch)
+    engine.check(CONVERSATION)
+    assert [message for message, _ in seen] == list(CONVERSATION)
+
+
+def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenised(
+    engine: GuardEngine, monkeypatch: MonkeyPatch
+) -> None:
+    seen = tokenised_by(engine._prompts.builder, monkeypatch)
+    check = engine.check((Message("user", "x" * 100_000),))
+    assert set(check.refused) == set(RULE_TEXTS)
+    assert "100,000 characters" in check.refused["plain"].why and not seen
+
+
+def test_too_long_a_text_is_tokenised_in_part(
+    engine: GuardEngine, monkeypatch: MonkeyPatch
+) -> None:
+    seen = tokenised_by(engine._prompts.builder, monkeypatch)
+    why = engine.check((Message("user", "\u4f60" * 30_000),)).refused["plain"].why  # a token each
+    assert "more than" in why and "does not fit" in why
+    assert sum(len(message.content) for message, _ in seen) <= 4 * ENGINE["max_model_len"]
+
+
+def test_of_too_many_messages_only_as_many_as_fit_are_tokenised(monkeypatch: MonkeyPatch) -> None:
+    builder = prompts()
+    seen = tokenised_by(builder, monkeypatch)
     messages = [Message("user", "\u00e9 " * 20)] * 500
     with pytest.raises(GuardError, match="does not fit the context") as error:
         Prompts(builder, 2048).prefix(messages)
     assert error.value.got == "more than 2,048 tokens"
-    assert 1900 < sum(seen) < 2100 and len(seen) < len(messages) / 4
+    assert 1900 < sum(tokens for _, tokens in seen) < 2100 and len(seen) < len(messages) / 4
     assert Prompts(builder, 2048).prefix(messages[:9]) == builder.prefix_ids(messages[:9])
 
 

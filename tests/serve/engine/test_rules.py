@@ -8,31 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
 
 from guard.errors import GuardError
 from guard.method import PEFT_WEIGHTS
-from guard.weights.card import load_card
 from serve.engine import GuardEngine
 from serve.engine.backend import Loaded
 from serve.engine.backends import vllm_engine
-from tests.serve.cards import RULE_TEXTS, recipe, save_card
+from tests.serve.cards import RULE_TEXTS, recipe, save_card, text_of
+from tests.serve.engine.shared import NATS, assert_peft, finish, logits_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
-
-NATS = 2e-3  # float32: two ways to compute the same logit
-
-
-def peft_of(folder: Path) -> float:
-    """What plain PEFT says of CONVERSATION by the weights in a folder."""
-    return peft_logit(CONVERSATION, load_card(folder).rule_text, folder)
-
-
-def logit_of(engine: GuardEngine, rule: str) -> float:
-    """What the engine says of it."""
-    (verdict,) = engine.check(CONVERSATION, [rule]).verdicts
-    return verdict.logit
 
 
 @pytest.mark.parametrize("method", ["alora", "lora"])
@@ -41,19 +29,20 @@ def test_an_adapter_trained_again_answers_by_what_was_loaded_until_it_is_added_a
 ) -> None:
     folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
     newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
-    expected = [peft_of(folder), peft_of(newer)]
-    assert abs(expected[0] - expected[1]) > 5 * NATS
     engine.add("again", folder)
+    expected = assert_peft(engine, ["again"])["again"]
     shutil.copytree(newer, folder, dirs_exist_ok=True)
-    assert logit_of(engine, "again") == pytest.approx(expected[0], abs=NATS)
+    assert logits_of(engine.check(CONVERSATION, ["again"])) == pytest.approx([expected], abs=NATS)
     engine.remove("again")
     engine.add("again", folder)
-    assert logit_of(engine, "again") == pytest.approx(expected[1], abs=NATS)
+    (logit,) = logits_of(engine.check(CONVERSATION, ["again"]))
     engine.remove("again")
+    assert logit == pytest.approx(peft_logit(CONVERSATION, text_of("again"), newer), abs=NATS)
+    assert abs(logit - expected) > 5 * NATS
 
 
 def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_engine, "LOOK_S", 0.0)
     names = ["again", "second", "third"]
@@ -65,7 +54,7 @@ def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
         refused = engine.check(CONVERSATION, names).refused
         assert list(refused) == ["again"] and "files changed" in refused["again"].why
         engine.serve("again")
-        assert logit_of(engine, "again") == pytest.approx(peft_of(newer), abs=NATS)
+        assert_peft(engine, ["again"])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +64,7 @@ def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
 def test_a_folder_replaced_between_its_check_and_its_loading_is_refused_and_does_not_stay(
     engine: GuardEngine,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
     replaced: str,
     problem: str,
 ) -> None:
@@ -87,8 +76,7 @@ def test_a_folder_replaced_between_its_check_and_its_loading_is_refused_and_does
     def replace_and_load(name: str, folder: Path) -> Loaded:
         for path in newer.glob(replaced):
             shutil.copy(path, folder)
-        loaded: Loaded = load(name, folder)
-        return loaded
+        return load(name, folder)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(backend, "load", replace_and_load)
     with pytest.raises(GuardError, match=problem):
@@ -96,34 +84,22 @@ def test_a_folder_replaced_between_its_check_and_its_loading_is_refused_and_does
     assert "moving" not in engine.rules and set(backend._loras) == resident
 
 
-def test_an_adapter_can_be_added_and_removed_while_the_engine_runs(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_a_removed_adapter_ends_the_checks_under_way(engine: GuardEngine, tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "new", "new", seed=20)
     engine.add("new", folder)
     with pytest.raises(GuardError, match="served already"):
         engine.add("new", folder)
-    assert logit_of(engine, "new") == pytest.approx(peft_of(folder), abs=NATS)
-    engine.remove("new")
-    assert "new" in engine.check(CONVERSATION, ["new"]).refused
-    with pytest.raises(GuardError, match="not served"):
-        engine.remove("new")
-
-
-def test_a_check_under_way_ends_with_the_rule_that_is_removed_meanwhile(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
-    engine.add("new", save_adapter(tmp_path / "new", "new", seed=20))
-    expected = logit_of(engine, "new")
+    expected = assert_peft(engine, ["new"])["new"]
     engine.forget()
-    loads = engine.counters.adapters
+    adapters = engine.counters.adapters
     under_way = engine.open_check(CONVERSATION, ["new", "plain"])
     engine.remove("new")
     assert "new" in engine.check(CONVERSATION, ["new"]).refused
-    while not under_way.call.done:
-        engine.step()
-    assert under_way.result().verdicts[0].logit == pytest.approx(expected, abs=NATS)
-    assert engine._retired == [] and engine.counters.adapters == loads - 1
+    finish(engine, under_way.call)
+    assert logits_of(under_way.result())[0] == pytest.approx(expected, abs=NATS)
+    assert engine._retired == [] and engine.counters.adapters == adapters - 1
+    with pytest.raises(GuardError, match="not served"):
+        engine.remove("new")
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -141,5 +117,4 @@ def test_an_adapter_that_vllm_cannot_load_is_refused_and_the_engine_lives_on(
     save_card(folder, "broken")
     with pytest.raises(GuardError, match="cannot load the adapter"):
         engine.add("broken", folder)
-    assert "broken" not in engine.rules
-    assert len(engine.check(CONVERSATION).verdicts) == len(RULE_TEXTS)
+    assert list(assert_peft(engine)) == list(RULE_TEXTS)

@@ -1,7 +1,4 @@
-"""A backend without a model: it answers by virtual starts, and records what it was asked.
-
-Tests only.
-"""
+"""A backend without a model: it answers by virtual starts, and records all. Tests only."""
 
 from __future__ import annotations
 

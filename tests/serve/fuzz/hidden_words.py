@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
+from httpx import Client
 
 from serve.api.app import create_app
 from serve.api.wire_format import RULE
@@ -140,7 +140,7 @@ def hide_words(seed: int, conversations: int) -> list[str]:
     return wrong
 
 
-def _asked(client: httpx.Client, sequence: list[WireRequest], source: HiddenWords) -> Iterator[str]:
+def _asked(client: Client, sequence: list[WireRequest], source: HiddenWords) -> Iterator[str]:
     for request in sequence:
         plain = outcome(request, request.send(client))
         if plain != "allow":

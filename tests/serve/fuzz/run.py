@@ -18,9 +18,9 @@ import time
 from guard.home import ROOT
 from serve.api.app import create_app
 from tests.serve.fuzz.hidden_words import hide_words
-from tests.serve.fuzz.never_allows import NeverAllows
 from tests.serve.fuzz.sequences import fuzz_sequences
 from tests.serve.serving import serving
+from tests.serve.toy_engine import NeverAllows
 
 CHECKS = "not_a_server_error,nothing_is_allowed"
 ROUND_S = 120.0  # a round of its own seed

@@ -16,8 +16,8 @@ from http.client import HTTPResponse, RemoteDisconnected
 from typing import NamedTuple
 
 from serve.api.app import create_app
-from tests.serve.fuzz.never_allows import NeverAllows
 from tests.serve.serving import MESSAGES, serving
+from tests.serve.toy_engine import NeverAllows
 
 Address = tuple[str, int]
 
@@ -45,7 +45,6 @@ def request(
 
 
 def check(body: bytes, *fields: bytes, version: str = "1.1") -> bytes:
-    """A check with this body."""
     return request("POST", "/v1/check", body, *fields, version=version)
 
 
@@ -108,7 +107,6 @@ class Received(io.BytesIO):
     """All bytes of a connection, as http.client reads a socket."""
 
     def makefile(self, _: str) -> Received:
-        """The same bytes for one more answer."""
         return self
 
     def close(self) -> None:
@@ -138,7 +136,6 @@ def answers(address: Address, methods: Sequence[str], pieces: Sequence[bytes]) -
 
 
 def _received(address: Address, pieces: Sequence[bytes]) -> bytes:
-    """All that the server says, until it closes the connection."""
     received = b""
     with socket.create_connection(address, timeout=60) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -158,7 +155,6 @@ def _received(address: Address, pieces: Sequence[bytes]) -> bytes:
 
 
 def method_of(content: bytes) -> str:
-    """The method of a request."""
     return content.lstrip().split(b" ")[0].decode("latin-1")
 
 

@@ -1,7 +1,4 @@
-"""A whole engine on runner V2 with Triton's low-rank kernels, float16, against PEFT in float16.
-
-On a GPU, or interpreted on a CPU.
-"""
+"""Runner V2 with Triton's kernels in float16 against PEFT, on a GPU or interpreted."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from vllm.platforms import current_platform
 from vllm_alora.adapter import read_adapter
 from vllm_alora.kv.partial_block_seams import in_step_above
@@ -83,9 +81,7 @@ def test_it_is_runner_v2_with_triton_s_kernels(served: Served) -> None:
     assert wrappers == {"PunicaWrapperGPU"}
 
 
-def test_prefill_in_chunks_on_shared_and_partial_blocks_answers_as_in_peft(
-    served: Served, folders: list[str]
-) -> None:
+def test_chunks_on_shared_and_partial_blocks_are_peft_s(served: Served, folders: list[str]) -> None:
     """One conversation of two blocks and a part, cut by the step; every adapter, and the base."""
     served.reset()
     asked_of: list[str | None] = [*folders, None]
@@ -117,20 +113,14 @@ def test_only_a_step_larger_than_every_graph_is_shared_and_all_answer_as_in_peft
     assert_peft(answers, asked, asked_of)
 
 
-def test_all_layers_of_runner_v2_write_what_is_shared(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_layers_of_runner_v2_share(served: Served, monkeypatch: MonkeyPatch) -> None:
     """As the scheduler asks on a GPU; here nothing is captured."""
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     assert in_step_above(served.core.vllm_config) == 0
 
 
-def test_alone_is_together_bit_for_bit(
-    served: Served, folders: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that adapters act on. The output layer's sums may have another order for another number
-    of rows.
-    """
+def test_alone_is_together(served: Served, folders: list[str], monkeypatch: MonkeyPatch) -> None:
+    """All that adapters act on: the output layer may sum rows in another order."""
     model = served.runner.model
     compute_logits, given = model.compute_logits, list[torch.Tensor]()
 
@@ -153,9 +143,7 @@ def test_alone_is_together_bit_for_bit(
         torch.testing.assert_close(one.log_probs, other.log_probs, atol=1e-5, rtol=0)
 
 
-def test_adapters_that_have_no_slot_are_swapped_in_again_and_again(
-    served: Served, folders: list[str]
-) -> None:
+def test_adapters_without_a_slot_are_swapped_in_again(served: Served, folders: list[str]) -> None:
     served.reset()
     order = random.Random(0).choices(folders, k=8)
     invocation = read_adapter(folders[1]).invocation
@@ -199,9 +187,7 @@ def assert_verdicts(engine: Any) -> None:
 
 
 def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
-    """The sampler of runner V2 knows nothing of two columns: every verdict was 0.0 nats. And the
-    runner keeps no state by itself, which a head reads.
-    """
+    """Runner V2's sampler knows no two columns, and it keeps no state, which a head reads."""
     assert engine.counters.scheduled_tokens == 0  # vLLM's warm-up does not count
     assert_verdicts(engine)
     assert engine.counters.scheduled_tokens > 0
@@ -209,7 +195,7 @@ def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
 
 @pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
 def test_a_batch_that_fails_leaves_no_blocks_behind(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+    engine: Any, monkeypatch: MonkeyPatch, failure: BaseException
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise failure

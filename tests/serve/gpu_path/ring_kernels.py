@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from vllm.lora.layers.utils import LoRAMapping
 from vllm.lora.ops.triton_ops import lora_expand_op, lora_shrink_op
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
@@ -133,7 +134,7 @@ def test_a_bounded_launch_gives_the_same_bits_with_fewer_programs(
     wrapper: Any,
     weights: Any,
     grids: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
     seed: int,
 ) -> None:
     tokens = step_of(10 + seed, 3)
@@ -149,7 +150,7 @@ def test_a_bounded_launch_gives_the_same_bits_with_fewer_programs(
     assert few < sum(map(math.prod, grids))
 
 
-def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_there(
+def test_a_launch_has_the_longest_adapter_s_tiles_and_the_ids(
     wrapper: Any, weights: Any, grids: list[tuple[int, ...]]
 ) -> None:
     tokens = [0] * 90 + [2] * 40 + [5] * 3
@@ -167,9 +168,7 @@ def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_ther
     assert expand == (math.ceil(40 / TILE_TOKENS["expand"]) * out_tiles, 2, ids)
 
 
-def test_a_step_without_adapters_launches_nothing(
-    wrapper: Any, weights: Any, grids: list[tuple[int, ...]]
-) -> None:
+def test_no_adapters_no_launch(wrapper: Any, weights: Any, grids: list[tuple[int, ...]]) -> None:
     update(wrapper, [1] * 20)
     update(wrapper, [0] * 20)
     x, y = half(20, IN), half(20, sum(OUT))
@@ -186,9 +185,7 @@ def test_the_kernels_are_wrapped_once(wrapper: Any) -> None:
         assert isinstance(kernel, BoundedKernel) and not isinstance(kernel.kernel, BoundedKernel)
 
 
-def test_vllms_kernel_writes_a_shared_partial_block_into_all_blocks_that_begin_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_vllms_kernel_writes_a_shared_partial_block_into_all(monkeypatch: MonkeyPatch) -> None:
     """Keys and values of a step's nine tokens, five of which two other blocks begin with."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     heads, size, block = 2, 16, 16

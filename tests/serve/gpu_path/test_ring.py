@@ -1,8 +1,4 @@
-"""The quick part of the ring in every run: vLLM's own kernels, on a CPU interpreted, in their own
-process.
-
-All of it: `make test-gpu-path`.
-"""
+"""vLLM's own kernels in their own process: the quick part of `make test-gpu-path`."""
 
 from __future__ import annotations
 

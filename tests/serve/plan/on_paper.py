@@ -1,19 +1,28 @@
-"""Replicas and traffic small enough to reckon by hand. Tests only."""
+"""Replicas, traffic and plans small enough to reckon by hand. Tests only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from serve.plan.device.calibration import FEATURES, SUBMIT_FEATURES, FittedCost
-from serve.plan.device.step_cost import StepWork
-from serve.plan.replay.replica import ReplicaSizes
-from serve.plan.replay.scheduler import StepLimits
+from guard.files.yaml_file import validate
+from serve.plan.batching import ReplicaSizes
+from serve.plan.calibration import (
+    FEATURES,
+    SUBMIT_FEATURES,
+    DeviceCalibration,
+    EngineSizes,
+    FittedCost,
+)
+from serve.plan.device import StepWork
+from serve.plan.plan_file import Plan
 from serve.plan.traffic import CheckArrival
 
 
 @dataclass(frozen=True)
 class ByTokens:
-    """A StepCost that knows tokens, swap-ins and loads alone; ms each."""
+    """The cost of a step in tokens, swap-ins and loads alone; ms each."""
 
     token_ms: float = 1.0
     swap_in_ms: float = 0.0
@@ -28,14 +37,11 @@ class ByTokens:
         return 0.0
 
 
-def limits(**replaced: int) -> StepLimits:
-    """Of steps that hold 100 tokens, 50 sequences and 50 adapters, with blocks of one token."""
+def sizes(**replaced: int) -> ReplicaSizes:
+    """Steps of 100 tokens, 50 sequences and 50 adapters; a cache of all, in blocks of a token."""
     fields = {"step_tokens": 100, "max_sequences": 50, "slots": 50, "block_size": 1}
-    return StepLimits(**(fields | replaced))
-
-
-def sizes(adapters: int = 50, host: int = 50, cache: int = 10**9, **replaced: int) -> ReplicaSizes:
-    return ReplicaSizes(limits(**replaced), cache, adapters, host)
+    fields |= {"cache_tokens": 10**9, "adapters": 50, "host_adapters": 50}
+    return ReplicaSizes(**(fields | replaced))
 
 
 def check(due_s: float, tokens: int, rules: int = 1, session: int = 0) -> CheckArrival:
@@ -47,3 +53,44 @@ def linear(**step: float) -> FittedCost:
     return FittedCost(
         step=dict.fromkeys(FEATURES, 0.0) | step, submit=dict.fromkeys(SUBMIT_FEATURES, 0.0)
     )
+
+
+def calibration(**costs: FittedCost) -> DeviceCalibration:
+    """A calibration of the tiny base with these costs by method."""
+    return DeviceCalibration(
+        commit="c0ffee",
+        hardware="a core of a test",
+        versions={},
+        model="tiny",
+        peak_memory_mib=1.0,
+        engine=EngineSizes(
+            step_tokens=2048,
+            max_sequences=512,
+            block_size=32,
+            cache_tokens=100_000,
+            scaffold_tokens=0,
+            suffix_tokens=3,
+        ),
+        methods=costs,
+        bursts=(),
+    )
+
+
+def calibrated(runs: Path) -> Path:
+    """Write a calibration: a millisecond a token, so that 100 tokens ten times fill a second."""
+    cost = linear(tokens=1.0).model_copy(update={"swap_in_ms": 4.0})
+    path = runs / "calibration.json"
+    path.write_text(calibration(alora=cost, lora=cost).model_dump_json(), encoding="utf-8")
+    return path
+
+
+def plan(**replaced: Any) -> Plan:
+    """Conversations of 97 tokens and a rule each, on this machine at a dollar an hour."""
+    content: dict[str, Any] = {
+        "name": "small",
+        "price_an_hour": 3.6,
+        "p95_ms": 400.0,
+        "checks": 400,
+        "traffic": {"rate": 20.0, "lengths": [97, 97], "rules_a_check": [1, 1], "rules": 1},
+    }
+    return validate(content | replaced, Plan, where="a test's plan")

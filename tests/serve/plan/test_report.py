@@ -1,3 +1,5 @@
+"""A whole plan, on coefficients that are written down; its tables and its picture."""
+
 from __future__ import annotations
 
 import json
@@ -5,28 +7,38 @@ from pathlib import Path
 
 import pytest
 
+from serve.plan.plan_file import JudgePricing
+from serve.plan.replica import RatePoint
 from serve.plan.report import (
-    CurvePoint,
     Figure,
-    FigureRow,
     PlanReport,
     Section,
-    rounded,
-    section_lines,
-    table,
+    build,
+    draw,
+    judge_prices,
+    per_million_checks,
 )
+from tests.serve.bench.drawn import drawn, lines_of, points_of
+from tests.serve.plan.on_paper import calibrated, plan
+
+JUDGE = {"input": 0.4, "cached_input": 0.1, "output": 1.6, "policy_tokens": 100}
+SEVERAL = {"rate": 20.0, "lengths": [100, 300], "rules_a_check": [4, 8], "rules": 20}
+
+
+def point(rate: float, p50_ms: float, p95_ms: float) -> RatePoint:
+    return RatePoint(
+        rate=rate, p50_ms=p50_ms, p95_ms=p95_ms, utilisation=0.1, hit_rate=0, swap_ins=0, loads=0
+    )
 
 
 def report() -> PlanReport:
     given = Figure(value=3, unit="USD an hour", basis="given", source="a list")
     usd = Figure(value=85.4, unit="USD", basis="computed", source="simulated")
-    rows = (
-        FigureRow(label="aLoRA", figures={"price": given, "a million checks": usd}),
-        FigureRow(label="a judge", figures={"a million checks": usd}),
-    )
-    point = CurvePoint(
-        method="alora", rate=1, p50_ms=10, p95_ms=20, utilisation=0.1, usd_per_million_checks=9
-    )
+    rows = {
+        "aLoRA": {"price": given, "a million checks": usd},
+        "LoRA": {"price": given},
+        "a judge": {"a million checks": usd},
+    }
     return PlanReport(
         name="small",
         commit="c0ffee",
@@ -36,45 +48,162 @@ def report() -> PlanReport:
         rate=10,
         p95_target_ms=100,
         sections=(Section(title="cost", rows=rows, note="A note."),),
-        curve=(point, point.model_copy(update={"rate": 2.0})),
+        curves={
+            "aLoRA": (point(1.0, 10.0, 20.0), point(2.0, 15.0, 40.0)),
+            "LoRA": (point(1.0, 30.0, 60.0),),
+        },
     )
 
 
-def test_the_table_has_a_column_a_key_and_a_mark_at_every_number() -> None:
-    lines = section_lines(report().section("cost"))
-    assert lines[0].split() == [
-        "cost",
-        "price,",
-        "USD",
-        "an",
-        "hour",
-        "a",
-        "million",
-        "checks,",
-        "USD",
-    ]
-    assert lines[2].split() == ["aLoRA", "3", "g", "85.4", "c"]
-    assert lines[3].split() == ["a", "judge", "85.4", "c"]
-    assert lines[4] == "A note."
-    assert "m measured here, e measured elsewhere, c computed, g given" in table(report())
+def value(report: PlanReport, title: str, label: str, column: str) -> float:
+    return report.rows(title)[label][column].value
+
+
+def test_the_table_has_a_line_a_figure_and_a_mark_at_every_number() -> None:
+    heads, price, usd, note = report().sections[0].text.splitlines()
+    assert heads.split() == ["cost", "aLoRA", "LoRA", "a", "judge"]
+    assert price.split() == ["price,", "USD", "an", "hour", "3", "g", "3", "g"]
+    assert usd.split() == ["a", "million", "checks,", "USD", "85.4", "c", "85.4", "c"]
+    assert note == "A note."
+    assert "m measured here, e measured elsewhere, c computed, g given" in report().text
 
 
 def test_the_file_says_of_every_number_how_it_is_known(tmp_path: Path) -> None:
     path = tmp_path / "new" / "plan.json"
     report().save(path)
     kept = json.loads(path.read_text(encoding="utf-8"))
-    for row in kept["sections"][0]["rows"]:
-        assert all(figure["basis"] and figure["source"] for figure in row["figures"].values())
+    for figures in kept["sections"][0]["rows"].values():
+        assert all(figure["basis"] and figure["source"] for figure in figures.values())
     assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == report()
 
 
-def test_what_is_not_there_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        report().section("none")
-    with pytest.raises(KeyError):
-        report().section("cost").value("none", "price")
-
-
 def test_a_number_is_shown_with_three_digits() -> None:
-    texts = [rounded(value) for value in (0.01234, 1.234, 12.34, 1234.5, 40.0, float("inf"))]
-    assert texts == ["0.0123", "1.23", "12.3", "1,234", "40", "-"]
+    texts = []
+    for number in (0.01234, 1.234, 12.34, 99.96, 1234.5, -1234.5, 40.0):
+        texts.append(Figure(value=number, unit="", basis="given").text.removesuffix(" g"))
+    assert texts == ["0.0123", "1.23", "12.3", "100", "1,234", "-1,234", "40"]
+
+
+def test_latency_and_cost_are_drawn_against_the_rate_for_every_method(tmp_path: Path) -> None:
+    latency, cost = drawn(draw, report(), tmp_path / "plan.png").axes
+    lines = lines_of(latency)
+    assert list(lines) == ["aLoRA, p50", "aLoRA, p95", "LoRA, p50", "LoRA, p95", "p95 target"]
+    assert points_of(lines["aLoRA, p50"]) == [(1.0, 10.0), (2.0, 15.0)]
+    assert points_of(lines["aLoRA, p95"]) == [(1.0, 20.0), (2.0, 40.0)]
+    assert points_of(lines["LoRA, p95"]) == [(1.0, 60.0)]
+    assert lines["LoRA, p95"].get_color() != lines["aLoRA, p95"].get_color()
+    assert set(lines["p95 target"].get_ydata()) == {100}
+    costs = lines_of(cost)
+    assert list(costs) == ["aLoRA", "LoRA", "a judge"]
+    points = [(rate, per_million_checks(3.0, 1, rate)) for rate in (1.0, 2.0)]
+    assert points_of(costs["aLoRA"]) == points
+    assert set(costs["a judge"].get_ydata()) == {85.4}
+    assert cost.get_ylabel() == "USD for a million checks"
+
+
+def test_a_plan_is_priced_by_the_replicas_that_its_rate_needs(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    built = build(plan(), tmp_path)
+    rate = value(built, "one replica", "aLoRA", "within target")
+    assert (
+        rate < value(built, "one replica", "aLoRA", "saturates at") == pytest.approx(10, rel=0.01)
+    )
+    replicas = value(built, "cost", "aLoRA", "replicas")
+    assert replicas - 1 < 20 / rate <= replicas
+    # 3.6 USD an hour: a thousandth a second, for 20 checks of one rule.
+    assert value(built, "cost", "aLoRA", "a million checks") == pytest.approx(replicas * 1000 / 20)
+    assert value(built, "cost", "aLoRA", "a million verdicts") == value(
+        built, "cost", "aLoRA", "a million checks"
+    )
+    assert value(built, "cost", "aLoRA", "checks, always full") == pytest.approx(100, rel=0.01)
+
+
+def test_loras_cost_a_prefill_a_rule_and_a_judge_its_tokens(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    built = build(plan(traffic=SEVERAL, judge=JUDGE, p95_ms=10_000.0), tmp_path)
+    ratio = value(built, "one replica", "aLoRA", "saturates at") / value(
+        built, "one replica", "LoRA", "saturates at"
+    )
+    assert 4 < ratio < 8, "six rules, each with a conversation of its own"
+    judged = [label for label, row in built.rows("cost").items() if "price" not in row]
+    assert len(judged) == 3
+    dear, cached, one = (value(built, "cost", label, "a million checks") for label in judged)
+    assert dear > cached > one
+    assert dear == pytest.approx(6 * ((60 + 200 + 100) * 0.4 + 5 * 1.6), rel=0.1)
+
+
+def test_every_number_says_how_it_is_known_and_only_coefficients_are_measured(
+    tmp_path: Path,
+) -> None:
+    calibrated(tmp_path)
+    built = build(plan(traffic=SEVERAL), tmp_path)
+    for section in built.sections:
+        for figures in section.rows.values():
+            for column, figure in figures.items():
+                assert figure.basis in ("measured here", "computed", "given")
+                if figure.basis == "measured here":
+                    assert section.title == "coefficients", column
+    assert "ms" in built.text
+
+
+def test_a_time_for_an_adapter_that_is_not_told_from_zero_is_named(tmp_path: Path) -> None:
+    path = calibrated(tmp_path)
+    assert "Not told from 0" not in build(plan(), tmp_path).sections[0].note
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["methods"]["alora"] |= {"load_ms": 0.0, "load_error_ms": 0.4}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    note = build(plan(), tmp_path).sections[0].note
+    assert note.endswith("standard error, aLoRA: disk: 0.00 ms, standard error 0.40.")
+
+
+def test_a_target_that_nothing_keeps_has_no_price(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    figures = build(plan(p95_ms=50.0), tmp_path).rows("cost")["aLoRA"]
+    assert "replicas" not in figures and "checks, always full" in figures
+
+
+def test_copies_and_reads_of_adapters_without_a_slot_are_told(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    built = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
+    assert (
+        value(built, "one replica", "aLoRA", "swap-ins") > 1
+        and value(built, "one replica", "aLoRA", "reads") == 0
+    )
+
+
+def test_devices_cost_by_the_hour() -> None:
+    # 3 devices at 2 USD answer 50 checks a second: 180,000 an hour for 6 USD.
+    assert per_million_checks(2.0, 3, 50.0) == pytest.approx(6 / 180_000 * 1e6)
+
+
+def test_a_judge_costs_by_the_token() -> None:
+    judge = JudgePricing(
+        input=0.4,
+        cached_input=0.1,
+        output=1.6,
+        policy_tokens=150,
+        scaffold_tokens=50,
+        output_tokens=5,
+    )
+    prices = judge_prices(judge, tokens=1000, rules=10)
+    # A million checks: each token at a price a million costs that price.
+    answers = 10 * 5 * 1.6
+    cached = 1050 * 0.4 + 9 * 1050 * 0.1 + 10 * 150 * 0.4
+    expected = [10 * 1200 * 0.4, cached, (1050 + 1500) * 0.4]
+    assert list(prices.values()) == pytest.approx([usd + answers for usd in expected])
+    assert len(judge_prices(judge.model_copy(update={"cached_input": None}), 100, 2)) == 2
+
+
+def test_a_trace_brings_its_own_rate_and_rules(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    path = tmp_path / "trace.jsonl"
+    lines = []
+    for number in range(200):
+        check = {"time": 0.5 * number, "tokens": 97, "rules": [f"rule_{number % 3}"]}
+        lines.append(json.dumps(check))
+    path.write_text("\n".join(lines), encoding="utf-8")
+    built = build(plan(traffic={"trace": str(path)}), tmp_path)
+    assert built.rate == pytest.approx(2.0, rel=0.01)
+    # Evenly spaced, so there is no queue: one replica of ten a second.
+    assert value(built, "cost", "aLoRA", "replicas") == 1
+    assert value(built, "one replica", "aLoRA", "p95") == pytest.approx(100, rel=0.02)

@@ -9,7 +9,7 @@ import pytest
 
 from guard.errors import GuardError
 from serve.plan.run import main, replaced_keys
-from tests.serve.plan.deployments import calibrated
+from tests.serve.plan.on_paper import calibrated
 
 SMALL = "traffic.rate=5 traffic.rules_a_check=[1,2] traffic.rules=3 checks=100 p95_ms=900"
 

@@ -1,14 +1,36 @@
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from serve.plan.traffic import TrafficShape, draw_traffic
+from guard.errors import GuardError
+from guard.verdict import Verdict
+from serve.api.observe.audit import AuditLog
+from serve.api.observe.record import CheckRecord, RequestFacts
+from serve.engine import Check
+from serve.plan.plan_file import PlannedTraffic
+from serve.plan.traffic import TrafficSource, draw_traffic, read_trace, trace_rate, warm_up_s
+from serve.policy.rule_set import RuleSet
+from tests.serve.plan.on_paper import check
 
-ONE_TURN = TrafficShape(lengths=(100, 200, 400), rules_a_check=(2, 6), rules=20)
-TURNS = TrafficShape((100, 400), (1, 3), 10, zipf=1.0, turns=4, think_s=5.0)
+SUFFIX = 3
+RULES = ("pii", "toxicity")
+
+
+def planned(
+    lengths: tuple[int, ...], asked: tuple[int, int], rules: int, **more: Any
+) -> PlannedTraffic:
+    return PlannedTraffic(lengths=lengths, rules_a_check=asked, rules=rules, **more)
+
+
+ONE_TURN = planned((100, 200, 400), (2, 6), 20, zipf=0.0)
+TURNS = planned((100, 400), (1, 3), 10, zipf=1.0, turns=4.0, think_s=5.0)
 
 
 def test_conversations_of_one_turn_come_at_the_rate_with_the_lengths() -> None:
@@ -20,15 +42,10 @@ def test_conversations_of_one_turn_come_at_the_rate_with_the_lengths() -> None:
     assert gaps.min() >= 0 and gaps.std() == pytest.approx(gaps.mean(), rel=0.1), "exponential"
     tokens = [arrival.tokens for arrival in arrivals]
     assert np.median(tokens) == pytest.approx(200, rel=0.1)
+    assert np.mean(tokens) == pytest.approx((150 + 300) / 2, rel=0.02), "evenly between quantiles"
     assert min(tokens) >= 100 and max(tokens) <= 400
     assert {len(arrival.rules) for arrival in arrivals} == {2, 3, 4, 5, 6}
     assert all(len(set(arrival.rules)) == len(arrival.rules) for arrival in arrivals)
-
-
-def test_lengths_between_two_quantiles_are_drawn_evenly() -> None:
-    arrivals = draw_traffic(ONE_TURN, rate=20.0, checks=4000, seed=1).arrivals
-    drawn = np.mean([arrival.tokens for arrival in arrivals])
-    assert drawn == pytest.approx((150 + 300) / 2, rel=0.02)
 
 
 def test_the_same_seed_draws_the_same_and_another_others() -> None:
@@ -52,7 +69,7 @@ def test_conversations_grow_from_turn_to_turn_and_keep_their_rules() -> None:
 
 @pytest.mark.parametrize("zipf", [0.0, 1.5])
 def test_popular_rules_are_asked_more_by_zipfs_law(zipf: float) -> None:
-    shape = TrafficShape((100, 200), (1, 1), 50, zipf=zipf)
+    shape = planned((100, 200), (1, 1), 50, zipf=zipf)
     drawn = draw_traffic(shape, 100.0, 20_000, seed=4)
     counts = Counter(arrival.rules[0] for arrival in drawn.arrivals)
     assert counts[0] / counts[3] == pytest.approx(4**zipf, rel=0.15)
@@ -64,15 +81,115 @@ def test_99_percent_of_the_conversations_end_within_the_warm_up(turns: float) ->
     durations_s = []
     for count in draw.geometric(1 / turns, 50_000):
         durations_s.append(draw.exponential(5.0, count - 1).sum())
-    shape = TrafficShape((100, 400), (1, 3), 10, turns=turns, think_s=5.0)
-    assert np.mean(np.asarray(durations_s) <= shape.session_s) == pytest.approx(0.99, abs=0.002)
+    ended = np.asarray(durations_s) <= warm_up_s(turns, 5.0)
+    assert np.mean(ended) == pytest.approx(0.99, abs=0.002)
 
 
-@pytest.mark.parametrize("turns", [1.0, 1.01])
-def test_conversations_of_one_turn_need_no_warm_up(turns: float) -> None:
-    assert TrafficShape((100, 400), (1, 3), 10, turns=turns).session_s == 0
+def test_conversations_of_one_turn_need_no_warm_up() -> None:
+    assert warm_up_s(1.0, 20.0) == warm_up_s(1.01, 20.0) == 0
 
 
 def test_all_rules_are_all_rules() -> None:
-    shape = TrafficShape((100, 200), (5, 5), 5)
+    shape = planned((100, 200), (5, 5), 5)
     assert draw_traffic(shape, 1.0, 10, seed=0).arrivals[0].rules == (0, 1, 2, 3, 4)
+
+
+def test_a_trace_is_stretched_to_the_rate() -> None:
+    trace = tuple(check(due_s, 100, session=number) for number, due_s in enumerate((0, 1, 4)))
+    source = TrafficSource(planned((1, 1), (1, 1), 1), 10, 0, trace)
+    assert trace_rate(trace) == pytest.approx(0.75)
+    drawn = source.at(1.5)
+    assert [arrival.due_s for arrival in drawn.arrivals] == pytest.approx([0, 0.5, 2])
+    assert {arrival.due_s for arrival in source.backlog(1.5)} == {0.0}
+
+
+def written(path: Path, *lines: object) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def test_lines_are_read_in_order_of_time_with_rules_by_popularity(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "trace.jsonl",
+        {"time": 112.0, "session": "b", "tokens": 80, "rules": ["toxicity"]},
+        {"time": 100.5, "session": "a", "tokens": 50, "rules": ["pii", "toxicity"]},
+        "",
+        {"time": 110.0, "session": "a", "tokens": 90, "rules": ["toxicity"], "cached_tokens": 32},
+    )
+    trace = read_trace(path, SUFFIX)
+    assert trace.rules == ("toxicity", "pii") and trace.left_out == 0
+    assert [arrival.due_s for arrival in trace.arrivals] == [0.0, 9.5, 11.5]
+    assert [arrival.session for arrival in trace.arrivals] == [0, 0, 1]
+    assert [arrival.rules for arrival in trace.arrivals] == [(1, 0), (0,), (0,)]
+    assert [arrival.cached_tokens for arrival in trace.arrivals] == [None, 32, None]
+
+
+def test_a_number_stands_for_the_most_popular_rules(tmp_path: Path) -> None:
+    lines = [{"time": number, "tokens": 50, "rules": 3 - number} for number in range(2)]
+    trace = read_trace(written(tmp_path / "trace.jsonl", *lines), SUFFIX)
+    assert [arrival.rules for arrival in trace.arrivals] == [(0, 1, 2), (0, 1)]
+    assert trace.arrivals[0].session != trace.arrivals[1].session
+
+
+def test_an_audit_log_of_the_server_is_a_trace(tmp_path: Path) -> None:
+    """Lines as the server writes them: of a conversation of 100 tokens, 64 of them in the cache."""
+    log = AuditLog(tmp_path / "audit.jsonl")
+    for began_s, failure in ((1000.0, None), (1001.5, None), (1002.0, "too_late")):
+        log.checked(_record(began_s, failure))
+    log.close()
+    trace = read_trace(tmp_path / "audit.jsonl", SUFFIX)
+    assert trace.left_out == 1 and len(trace.arrivals) == 2
+    first, second = trace.arrivals
+    assert (first.tokens, first.cached_tokens) == (100, 64)
+    assert second.due_s == pytest.approx(1.5) and len(second.rules) == 2
+
+
+def _record(began_s: float, failure: str | None) -> CheckRecord:
+    check = None
+    if failure is None:
+        verdicts = tuple(Verdict(rule, -2.0, 0.1, 0.5) for rule in RULES)
+        prompts, computed = 2 * (100 + SUFFIX), 100 - 64 + 2 * SUFFIX
+        check = Check(verdicts, {}, prompts - computed, computed, 10.0)
+    facts, rule_set = RequestFacts("id", "check"), RuleSet.any_of(RULES)
+    return CheckRecord(facts, rule_set, {}, began_s, 0.01, check, None, failure)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["{"], r":1: not a line of JSON"),
+        (["[1]"], r":1: .*object"),
+        ([{"time": 1, "tokens": 5, "rules": 1}, {"time": 1}], r":2: missing key 'tokens'"),
+        ([{"request_id": "a", "rules": [{"rule": "pii"}]}], r":1: .*audit log: 'computed_tokens'"),
+        ([{"request_id": "a", "rules": ["pii"]}], r":1: not a line of an audit log"),
+        ([{"time": 1, "tokens": 0, "rules": 1}], "'tokens'.*greater than or equal to 1"),
+        ([{"time": 1, "tokens": 9, "rules": ["a", "a"]}], "each only once"),
+        ([{"time": 1, "tokens": 9, "rules": 0}], "at least one"),
+        ([{"time": 1, "tokens": 9, "rules": 1}], "at least two checks.*got 1 checks"),
+        ([{"time": 1, "tokens": 9, "rules": 1}] * 2, "every check has the same timestamp"),
+        ([{"time": "noon", "tokens": 9, "rules": 1}], "'time'.*got 'noon'"),
+        ([{"time": 1, "tokens": 9, "rules": "toxic"}], r":1: 'rules.*toxic"),
+        ([{"time": 1, "tokens": 9, "rules": {"pii": 1}}], "'rules"),
+        ([{"time": 1, "tokens": 9, "rules": True}], "'rules"),
+        ([{"time": math.nan, "tokens": 9, "rules": 1}], r":1: 'time'.*finite number"),
+        ([{"time": math.inf, "tokens": 9, "rules": 1}], "'time'.*finite number"),
+        ([{"time": 1, "tokens": math.inf, "rules": 1}], r":1: 'tokens'"),
+        ([{"time": 1, "tokens": 9, "rules": 1, "cached_tokens": -1}], r":1: 'cached_tokens'"),
+        ([{"time": 1, "tokens": 9, "rules": 1, "cached_tokens": 10}], "from 0 to tokens"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_line(
+    tmp_path: Path, lines: list[object], words: str
+) -> None:
+    with pytest.raises(GuardError, match=words):
+        read_trace(written(tmp_path / "trace.jsonl", *lines), SUFFIX)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(GuardError, match="no such trace"):
+        read_trace(path, SUFFIX)
+    path.write_bytes("{}".encode("utf-16"))
+    with pytest.raises(GuardError, match=r"trace.jsonl: UTF-16 or UTF-32 text"):
+        read_trace(path, SUFFIX)

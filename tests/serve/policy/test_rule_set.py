@@ -31,26 +31,24 @@ def load_text(folder: Path, text: str) -> dict[str, RuleSet]:
     return load_rule_sets(path, SERVED)
 
 
-def test_a_set_without_logic_is_violated_by_any_of_its_rules(tmp_path: Path) -> None:
-    rule_set = load_text(tmp_path, FILE)["everything"]
-    assert (rule_set.name, rule_set.rules) == ("everything", ("medical_advice", "pii_leak"))
-    rulings = {"medical_advice": Ruling.ALLOW, "pii_leak": Ruling.VIOLATION}
-    assert rule_set.decide(rulings, {}) == (Ruling.VIOLATION, ("pii_leak",))
-
-
-def test_a_set_s_logic_reads_verdicts_and_metadata(tmp_path: Path) -> None:
-    rule_set = load_text(tmp_path, FILE)["support"]
-    rulings = {"pii_leak": Ruling.VIOLATION, "refund_promise": Ruling.ALLOW}
-    decided = {
-        audience: rule_set.decide(rulings, {"audience": audience}).ruling
-        for audience in ("internal", "customers")
+def test_a_set_is_violated_by_any_rule_or_by_its_logic(tmp_path: Path) -> None:
+    rule_sets = load_text(tmp_path, FILE)
+    everything, support = rule_sets["everything"], rule_sets["support"]
+    assert (everything.name, everything.rules) == ("everything", ("medical_advice", "pii_leak"))
+    rulings = {
+        "medical_advice": Ruling.ALLOW,
+        "pii_leak": Ruling.VIOLATION,
+        "refund_promise": Ruling.ALLOW,
     }
-    assert decided == {"internal": Ruling.ALLOW, "customers": Ruling.VIOLATION}
-    assert rule_set.decide(rulings, {}).ruling is Ruling.UNJUDGED
-
-
-def test_rules_that_are_named_twice_in_a_request_are_one() -> None:
+    assert everything.decide(rulings, {}) == (Ruling.VIOLATION, ("pii_leak",))
+    assert support.decide(rulings, {"audience": "internal"}).ruling is Ruling.ALLOW
+    assert support.decide(rulings, {"audience": "customers"}).ruling is Ruling.VIOLATION
+    assert support.decide(rulings, {}).ruling is Ruling.UNJUDGED
     assert RuleSet.any_of(["a", "b", "a"]).rules == ("a", "b")
+
+
+def one(rules: str, logic: str = "") -> str:
+    return f"rule_sets: {{a: {{rules: [{rules}]{logic and f', violated_if: {logic}'}}}}}"
 
 
 @pytest.mark.parametrize(
@@ -59,28 +57,25 @@ def test_rules_that_are_named_twice_in_a_request_are_one() -> None:
         ("rules: []", r"sets\.yaml: .*unknown key 'rules'"),
         ("rule_sets: {}", r"'rule_sets'.*at least 1"),
         ("rule_sets: {A: {rules: [pii_leak]}}", r"rule_sets\.A"),
-        ("rule_sets: {a: {rules: []}}", r"'rule_sets\.a\.rules'.*at least 1"),
+        (one(""), r"'rule_sets\.a\.rules'.*at least 1"),
         ("rule_sets: {a: {rules: [pii_leak], if: x}}", r"unknown key 'rule_sets\.a\.if'"),
         (
-            "rule_sets: {a: {rules: [pi_leak]}}",
+            one("pi_leak"),
             r"sets\.yaml: rule_sets\.a\.rules: the rule is not served \(got pi_leak\)\. "
             "Did you mean 'pii_leak'",
         ),
-        ("rule_sets: {a: {rules: [pii_leak, pii_leak]}}", r"rules: named twice \(got pii_leak\)"),
+        (one("pii_leak, pii_leak"), r"rules: named twice \(got pii_leak\)"),
+        ("rule_sets: {pii_leak: {rules: [pii_leak]}}", "and a served rule share this name"),
         (
-            "rule_sets: {pii_leak: {rules: [pii_leak]}}",
-            "a rule set and a served rule share this name",
-        ),
-        (
-            "rule_sets: {a: {rules: [pii_leak], violated_if: {any_of: [pii_leek, pii_leak]}}}",
+            one("pii_leak", "{any_of: [pii_leek, pii_leak]}"),
             r"violated_if: not one of the set's rules \(got pii_leek\)\. Did you mean 'pii_leak'",
         ),
         (
-            "rule_sets: {a: {rules: [pii_leak, refund_promise], violated_if: pii_leak}}",
+            one("pii_leak, refund_promise", "pii_leak"),
             r"violated_if: listed in `rules` but not used in `violated_if` \(got refund_promise\)",
         ),
         (
-            "rule_sets: {a: {rules: [pii_leak], violated_if: {some_of: [pii_leak]}}}",
+            one("pii_leak", "{some_of: [pii_leak]}"),
             r"rule_sets\.a\.violated_if: unknown key \(got some_of\)",
         ),
     ],
@@ -91,17 +86,14 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, error: str)
     assert raised.value.remedy
 
 
-def with_conditions(keys: int) -> str:
-    conditions = [f"metadata: {{k{number}: v}}" for number in range(keys)]
-    exception = ", ".join(f"{{{condition}}}" for condition in conditions)
-    logic = f"{{rule: pii_leak, unless: {{any_of: [{exception}]}}}}"
-    return f"rule_sets: {{a: {{rules: [pii_leak], violated_if: {logic}}}}}"
-
-
 def test_no_set_reads_more_metadata_than_a_request_can_state(tmp_path: Path) -> None:
-    assert load_text(tmp_path, with_conditions(MAX_METADATA))["a"].rules == ("pii_leak",)
+    def conditions(keys: int) -> str:
+        exception = ", ".join(f"{{metadata: {{k{number}: v}}}}" for number in range(keys))
+        return one("pii_leak", f"{{rule: pii_leak, unless: {{any_of: [{exception}]}}}}")
+
+    assert load_text(tmp_path, conditions(MAX_METADATA))["a"].rules == ("pii_leak",)
     with pytest.raises(GuardError, match=r"violated_if: conditions on more than.*\(got 33\)"):
-        load_text(tmp_path, with_conditions(MAX_METADATA + 1))
+        load_text(tmp_path, conditions(MAX_METADATA + 1))
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

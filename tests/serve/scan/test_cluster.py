@@ -19,8 +19,8 @@ import pytest
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import Runs
-from serve.scan.manifest import manifest_of
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, manifest_of
+from serve.scan.run import main
 from serve.scan.scan import scan
 from serve.selection import Selection, open_engines, served_parts
 from tests.serve.cluster.words_engine import WordsEngine, save_words
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
-ENGINE_ROWS, ENGINE_ROWS_A_PART = 48, 8
+ENGINE_ROWS, ENGINE_ROWS_A_PART = 24, 8
 WORDS_PARTS = 12
 
 
@@ -45,7 +45,12 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def test_two_actors_write_what_one_engine_writes(tmp_path: Path, uncompiled: None) -> None:
+def test_two_actors_write_what_one_engine_writes(
+    tmp_path: Path,
+    uncompiled: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for seed, rule in enumerate(("mild", "stern"), start=1):
         save_adapter(tmp_path / "runs" / "tiny" / rule / "alora", rule, seed=seed)
     opening = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
@@ -65,7 +70,10 @@ def test_two_actors_write_what_one_engine_writes(tmp_path: Path, uncompiled: Non
     command += ["--out", str(tmp_path / "actors"), "--actors", "2"]
     assert f"{ENGINE_ROWS} conversations, 2 rules" in run(command)
     assert content(tmp_path / "actors") == content(tmp_path / "engine")
-    assert run(command).startswith("nothing changed")
+    monkeypatch.setattr("sys.argv", command[2:])
+    capsys.readouterr()
+    main()
+    assert capsys.readouterr().out.startswith("nothing changed")
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:

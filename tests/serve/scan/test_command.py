@@ -12,8 +12,7 @@ from guard.errors import GuardError
 from guard.recipe import load_recipe
 from guard.weights.card import read_card
 from serve.scan.command import add_scan_options, cluster_actors, judge_all
-from serve.scan.manifest import manifest_of
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, manifest_of
 from serve.selection import ServedPart
 from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.scan.test_scan import write_rows

@@ -1,4 +1,4 @@
-"""A folder of parts: whole or not there, of one scan and no other."""
+"""A folder of parts: whole or not there, of one scan and no other, whatever changes a verdict."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from serve.scan.manifest import Format, ScanManifest
-from serve.scan.parts import PartFolder, ScanRow, delete_scan
+from guard.method import PEFT_WEIGHTS
+from guard.weights.card import load_card
+from serve.scan.parts import Format, PartFolder, ScanManifest, ScanRow, delete_scan, manifest_of
+from tests.serve.cards import save_card
+from tests.serve.scan.test_scan import write_rows
 
 SOURCES = {"a.jsonl": (5, 7), "b.jsonl": (5, 7)}
 MANIFEST = ScanManifest("tiny", SOURCES, {"fine": "abc"}, 10, "jsonl")
@@ -160,3 +163,27 @@ def test_a_file_a_foreign_folder_or_a_broken_manifest_is_refused(tmp_path: Path)
     (tmp_path / "scan.json").write_text("{")
     with pytest.raises(GuardError, match=r"the file is broken.*FORCE=1"):
         PartFolder(tmp_path, MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "change", [{"reads": "last tool"}, {"threshold": 0.5}, {"bias": 0.25}, {"temperature": 3.0}]
+)
+def test_another_version_is_not_scanned_on(tmp_path: Path, change: dict[str, object]) -> None:
+    (tmp_path / PEFT_WEIGHTS).touch()
+    save_card(tmp_path, "fine")
+    card = load_card(tmp_path)
+    manifest = ScanManifest("tiny", {"a.jsonl": (5, 7)}, {"fine": card.version}, 10, "jsonl")
+    manifest.check_served({"fine": card})
+    with pytest.raises(GuardError, match="trained again since"):
+        manifest.check_served({"fine": card.model_copy(update=change)})
+
+
+def test_a_data_set_that_has_changed_is_another_scan(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "a.jsonl", 18)
+    before = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
+    assert manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl") == before
+    write_rows(file, 19)
+    after = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
+    PartFolder(tmp_path / "out", before)
+    with pytest.raises(GuardError, match="changed: sources"):
+        PartFolder(tmp_path / "out", after)

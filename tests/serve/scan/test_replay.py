@@ -1,13 +1,12 @@
-"""Two versions on recorded traffic: what each says alone, over one prefill, killed or not."""
+"""Two versions on recorded traffic: what each says over one prefill, and the page on it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,24 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.scan.manifest import manifest_of
-from serve.scan.parts import PartFolder, ScanRow
-from serve.scan.replay import main, report_replay
+from serve.engine.engines import GuardEngines
+from serve.scan.parts import PartFolder, ScanRow, manifest_of
+from serve.scan.replay import (
+    ELLIPSIS,
+    LAST_CHARACTERS,
+    excerpts,
+    main,
+    page,
+    report_replay,
+    rule_section,
+    shortened,
+)
 from serve.scan.versions import Versions, find_versions, replayed_parts
-from serve.selection import open_engines
+from serve.selection import ServedPart, open_engines
 from tests.serve.cards import prompts, save_card, text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
+from tests.serve.scan.test_flips import tallied
+from tests.serve.scan.test_versions import weights
 
 ROWS = 40
 
@@ -49,28 +59,37 @@ def traffic(tmp_path: Path) -> Path:
     return file
 
 
-def command(versions: list[Path], traffic: Path, *more: str) -> list[str]:
+def replay(
+    monkeypatch: pytest.MonkeyPatch, versions: list[Path], traffic: Path, *more: str
+) -> None:
     named = [*map(str, versions), "--files", str(traffic), "--runs", str(traffic.parent)]
-    return [sys.executable, "-m", "serve.scan.replay", *named, "--rows-a-part", "8", *more]
+    monkeypatch.setattr("sys.argv", ["replay", *named, "--rows-a-part", "8", *more])
+    main()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
-def test_a_killed_replay_goes_on_and_reports_what_peft_says(
-    versions: list[Path], traffic: Path
+def test_a_replay_prefills_once_for_both_and_reports_what_peft_says(
+    versions: list[Path],
+    traffic: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = command(versions, traffic)
-    first = subprocess.Popen(arguments)
-    out = traffic.parent / "replay"
-    while not (out / "part-000000.jsonl").exists():
-        assert first.poll() is None, "it ended before it was killed"
-        time.sleep(0.002)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    kept = (out / "part-000000.jsonl").stat().st_mtime_ns
-    done = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    computed: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def opened(parts: Sequence[ServedPart]) -> Iterator[GuardEngines]:
+        with open_engines(parts) as engine:
+            for names in (["mild@A"], ["mild@A", "mild@B"]):
+                engine.forget()
+                computed[len(names)] = engine.check(CONVERSATION, names).computed_tokens
+            yield engine
+
+    monkeypatch.setattr("serve.scan.command.open_engines", opened)
+    replay(monkeypatch, versions, traffic)
+    assert computed[2] == computed[1] + len(prompts().suffix_ids(text_of("mild")))
+    done, out = capsys.readouterr().out, traffic.parent / "replay"
     assert f"{ROWS} conversations" in done and "verdicts that flip" in done
-    assert (out / "part-000000.jsonl").stat().st_mtime_ns == kept
     facts = json.loads((out / "replay.json").read_text())["rules"]["mild"]
     assert facts["judged"] == ROWS - 1 and facts["unjudged_a_and_b"] == 1
     row = facts["flipped"][0]
@@ -82,7 +101,8 @@ def test_a_killed_replay_goes_on_and_reports_what_peft_says(
     page = (out / "replay.html").read_text()
     assert page.count("<article>") == facts["flips"]["count"] == ROWS - 1
     assert "&lt;b&gt;0&lt;/b&gt;" in page and "<b>0</b>" not in page
-    again = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    replay(monkeypatch, versions, traffic)
+    again = capsys.readouterr().out
     assert "loading" not in again and "verdicts that flip" in again
 
 
@@ -127,18 +147,6 @@ def test_a_part_that_lost_rows_is_no_report(versions: list[Path], traffic: Path)
         report_replay(folder, found, 50)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-def test_a_conversation_is_prefilled_once_for_both(versions: list[Path]) -> None:
-    with open_engines(replayed_parts(find_versions(*versions))) as engine:
-        computed: dict[int, int] = {}
-        for names in (["mild@A"], ["mild@A", "mild@B"]):
-            engine.forget()
-            computed[len(names)] = engine.check(CONVERSATION, names).computed_tokens
-    suffix = len(prompts().suffix_ids(text_of("mild")))
-    assert computed[2] == computed[1] + suffix
-
-
 def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     versions: list[Path],
     traffic: Path,
@@ -147,24 +155,65 @@ def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
 ) -> None:
     monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
     nowhere = traffic.parent / "nowhere"
-    wrong = {
-        "no such folder": command([versions[0], nowhere], traffic),
-        "no file of stored conversations": command(versions, nowhere),
-        "A and B are the same weights": command([versions[0], versions[0]], traffic),
-        "folders of weights say their method themselves": [
-            *command(versions, traffic),
-            "--method",
-            "alora",
-        ],
-    }
-    for problem, arguments in wrong.items():
-        monkeypatch.setattr("sys.argv", arguments[2:])
+
+    def refused(versions: list[Path], files: Path = traffic, *more: str) -> str:
         with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2 and problem in capsys.readouterr().err
+            replay(monkeypatch, versions, files, *more)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    assert "no such folder" in refused([versions[0], nowhere])
+    assert "no file of stored conversations" in refused(versions, nowhere)
+    assert "A and B are the same weights" in refused([versions[0], versions[0]])
+    by_method = refused(versions, traffic, "--method", "alora")
+    assert "folders of weights say their method themselves" in by_method
     save_card(versions[1], "mild", prompt_hash="another")
-    monkeypatch.setattr("sys.argv", command(versions, traffic)[2:])
-    with pytest.raises(SystemExit):
-        main()
-    assert "another wording or layout of the prompt" in capsys.readouterr().err
+    assert "another wording or layout of the prompt" in refused(versions)
     assert not (traffic.parent / "replay").exists()
+
+
+class Tags(HTMLParser):
+    """The names of all tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+
+
+def test_the_rows_that_are_named_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": f"number {it}"}) + "\n" for it in range(10)))
+    assert excerpts([(str(file), 7), (str(file), 2)]) == {
+        (str(file), 2): (Message("user", "number 2"),),
+        (str(file), 7): (Message("user", "number 7"),),
+    }
+    assert excerpts([]) == {}
+
+
+def test_a_long_conversation_keeps_its_last_turns_and_their_ends() -> None:
+    last = Message("assistant", "the last turn")
+    long = Message("user", "y" * 2 * LAST_CHARACTERS + "its end")
+    turns = shortened([*[Message("system", "x")] * 9, long, last])
+    assert len(turns) == 4 and turns[-1] == last
+    assert turns[2].content.startswith(ELLIPSIS) and turns[2].content.endswith("its end")
+    assert len(turns[2].content) == LAST_CHARACTERS + 1
+
+
+def test_flips_stand_on_the_page_with_their_text_and_nothing_is_loaded(tmp_path: Path) -> None:
+    a = weights(tmp_path / "a", "mild", "before")
+    (pair,) = find_versions(a, weights(tmp_path / "b", "mild", "after", threshold=0.5)).pairs
+    texts = {("a.jsonl", 1): (Message("user", "</pre><script>alert(1)</script>"),)}
+    tally = tallied([(0.1, 0.2), (0.1, 0.9), (0.7, 0.3), (None, 0.9)])
+    html = page("Replay", ["only in B: <new>"], [rule_section(pair, tally, texts)])
+    tags = Tags()
+    tags.feed(html)
+    assert "&lt;script&gt;" in html and not tags.names & {"script", "img", "link", "iframe"}
+    assert "default-src 'none'" in html
+    assert html.index("allow 0.100 → violation 0.900") < html.index("violation 0.700 → allow 0.300")
+    assert "a.jsonl, row 1, id c1" in html and "2 of 2 flips, largest change first" in html
+    assert "The conversation is no longer there." in html  # of row 2
+    for text in ("it does not fit", "only in B: &lt;new&gt;", "The threshold differs"):
+        assert text in html

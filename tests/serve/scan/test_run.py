@@ -32,7 +32,9 @@ def command(runs: Path, *more: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
-def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: Path) -> None:
+def test_a_killed_process_goes_on_and_says_what_peft_says(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     messages = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
     file = tmp_path / "a.jsonl"
     rows = [{"id": str(number), "messages": messages} for number in range(ROWS)]
@@ -48,8 +50,9 @@ def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: 
     times = {path: path.stat().st_mtime_ns for path in out.glob("part-*.jsonl")}
     assert 0 < len(times) < ROWS // ROWS_A_PART  # it was killed amid them
     assert not json.loads((out / "scan.json").read_text())["is_finished"]
-    done = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
-    assert f"{ROWS} conversations, 1 rules" in done
+    monkeypatch.setattr("sys.argv", arguments[2:])
+    main()
+    assert f"{ROWS} conversations, 1 rules" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in times} == times  # none is judged again
     lines = [line for path in sorted(out.glob("part-*")) for line in path.read_text().splitlines()]
     verdicts = [json.loads(line) for line in lines]
@@ -58,8 +61,8 @@ def test_a_killed_process_goes_on_and_says_what_peft_says(runs: Path, tmp_path: 
     p_violation = 1 / (1 + 2.718281828 ** -(logit / 2))
     for verdict in verdicts:  # in the dtype of this machine
         assert verdict["p_violation"] == pytest.approx(p_violation, abs=0.02)
-    again = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
-    assert again.startswith("nothing changed")
+    main()
+    assert capsys.readouterr().out.startswith("nothing changed")
 
 
 def test_bad_input_is_found_before_an_engine_starts(

@@ -11,8 +11,7 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.scan.manifest import ScanManifest
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.run import summary
 from serve.scan.scan import read_parts, scan
 from serve.scan.sources import size_of, state_of

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.recipe import load_recipe
-from serve.scan.manifest import manifest_of
-from serve.scan.parts import PartFolder
+from serve.scan.parts import PartFolder, manifest_of
 from serve.selection import ServedPart
 from tests.serve.cluster.words_engine import SLOWLY, VIOLATES, WordsEngine
 

@@ -43,41 +43,30 @@ def test_tenants_are_found_by_any_of_their_keys_and_the_admin_by_its_own(tmp_pat
     assert bank.rule_sets == ("support", "strict")
 
 
+def shop(keys: str = f"'{KEY}'", rule_sets: str = "support", more: str = "") -> str:
+    return f"tenants: {{a: {{keys_sha256: [{keys}], rule_sets: [{rule_sets}]{more}}}}}"
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("tenants: {}", "'tenants'.*at least 1"),
         ("tenants: {a: {rule_sets: [support]}}", "missing key 'tenants.a.keys_sha256'"),
-        ("tenants: {a: {keys_sha256: [secret], rule_sets: [support]}}", "keys_sha256.0"),
-        (f"tenants: {{A: {{keys_sha256: ['{KEY}'], rule_sets: [support]}}}}", r"tenants\.A"),
-        (f"tenants: {{a: {{keys_sha256: ['{KEY}'], rule_sets: []}}}}", "rule_sets.*at least 1"),
+        (shop().replace("{a:", "{A:"), r"tenants\.A"),
+        (shop("secret"), "keys_sha256.0"),
+        (shop(rule_sets=""), "rule_sets.*at least 1"),
         (
-            f"tenants: {{a: {{keys_sha256: ['{KEY}'], rule_sets: [suport]}}}}",
-            r"tenants\.a\.rule_sets: there is no such rule set \(got suport\)\. "
-            "Did you mean 'support'",
+            shop(rule_sets="suport"),
+            r"a\.rule_sets: there is no such rule set \(got suport\)\. Did you mean 'support'",
         ),
+        (shop(f"'{KEY}', '{KEY}'"), r"tenants\.a\.keys_sha256: a key has two owners"),
+        (f"admin_keys_sha256: ['{KEY}']\n{shop()}", "a key has two owners"),
+        (shop(f"'{key_hash('')}'"), "this is the SHA-256 of an empty key.*sha256sum"),
         (
-            f"tenants: {{a: {{keys_sha256: ['{KEY}', '{KEY}'], rule_sets: [support]}}}}",
-            r"tenants\.a\.keys_sha256: a key has two owners",
-        ),
-        (
-            f"admin_keys_sha256: ['{KEY}']\n"
-            f"tenants: {{a: {{keys_sha256: ['{KEY}'], rule_sets: [support]}}}}",
-            "a key has two owners",
-        ),
-        (
-            f"tenants: {{a: {{keys_sha256: ['{key_hash('')}'], rule_sets: [support]}}}}",
-            "this is the SHA-256 of an empty key.*sha256sum",
-        ),
-        (
-            f"tenants: {{a: {{keys_sha256: ['{KEY}'], rule_sets: [support], "
-            "limits: {concurrent_checks: 0}}}",
+            shop(more=", limits: {concurrent_checks: 0}"),
             "concurrent_checks.*greater than or equal to 1",
         ),
-        (
-            f"tenants: {{a: {{keys_sha256: ['{KEY}'], rule_sets: [support], limits: {{x: 1}}}}}}",
-            "unknown key",
-        ),
+        (shop(more=", limits: {x: 1}"), "unknown key"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, error: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import pytest
 import torch
+from pytest import MonkeyPatch
 from vllm_alora.adapter import read_adapter
 from vllm_alora.kv.partial_block import Copies
 
@@ -76,7 +76,7 @@ class CheckedEngine:
         self.served.llm.llm_engine.add_request(request_id, inputs, params, lora_request=lora)
 
 
-def steps_of(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[Copies]:
+def steps_of(served: Served, monkeypatch: MonkeyPatch) -> list[Copies]:
     """The copies of every step that computes anything from now on."""
     planned, connector = list[Copies](), served.scheduler.connector
     build = connector.build_connector_meta

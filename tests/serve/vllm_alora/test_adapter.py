@@ -1,6 +1,4 @@
-"""What is wrong with an adapter is said before an engine sees it: what, where, what was found, what
-to do.
-"""
+"""What is wrong with an adapter is said before an engine sees it, with a remedy."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ import pytest
 import torch
 import vllm_alora
 from peft import LoraConfig, get_peft_model
+from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 from vllm_alora import adapter
@@ -87,9 +86,7 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_named(folder: Path, name: s
     assert "cannot be read" in refusal(folder)
 
 
-def test_a_hub_id_is_looked_up_once_and_one_that_is_not_found_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_that_is_found_is_looked_up_once(folder: Path, monkeypatch: MonkeyPatch) -> None:
     asked: list[str] = []
     found: dict[str, str] = {}
 
@@ -119,9 +116,7 @@ NO_IDS = "must be a non-empty list of token ids"
         ("use_dora", True, "PEFT acts on the adapter's use_dora, and the engine does not"),
     ],
 )
-def test_a_configuration_that_is_not_served_is_refused(
-    folder: Path, field: str, value: Any, message: str
-) -> None:
+def test_an_unserved_setting_is_refused(folder: Path, field: str, value: Any, message: str) -> None:
     change_config(folder, **{field: value})
     assert message in refusal(folder)
 
@@ -188,9 +183,7 @@ def test_a_layer_that_peft_would_leave_out_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["model.embed_tokens", "lm_head"])
-def test_an_adapter_of_the_embedding_or_the_output_layer_is_refused_on_a_cpu(
-    folder: Path, end: str
-) -> None:
+def test_an_adapter_of_embedding_or_output_is_refused_on_a_cpu(folder: Path, end: str) -> None:
     change_tensors(folder, lambda tensors: add_layer(tensors, end))
     change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
     assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
@@ -204,8 +197,8 @@ def test_an_embedding_is_known_by_its_class_and_not_by_its_name(tmp_path: Path) 
     assert "is not served (got transformer.wte)" in refusal(tmp_path, hf_config=config)
 
 
-def test_the_base_s_layers_are_listed_once(
-    folder: Path, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_layers_are_listed_once(
+    folder: Path, adapters: dict[str, str], monkeypatch: MonkeyPatch
 ) -> None:
     check(folder)
     monkeypatch.setattr(
@@ -214,9 +207,7 @@ def test_the_base_s_layers_are_listed_once(
     check(Path(adapters["second"]))
 
 
-def test_content_names_the_weights_and_the_configuration(
-    folder: Path, adapters: dict[str, str]
-) -> None:
+def test_content_names_weights_and_configuration(folder: Path, adapters: dict[str, str]) -> None:
     before = read_adapter(str(folder)).content
     assert before == read_adapter(adapters["first"]).content
     change_tensors(folder, lambda tensors: tensors[A].add_(1))

@@ -1,6 +1,4 @@
-"""Two columns of the output layer, and the same difference. That verdicts are PEFT's:
-tests/serve/engine/test_engine.py.
-"""
+"""Two columns of the output layer, and the same difference."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.platforms import current_platform
 from vllm_alora import answers
@@ -29,9 +28,7 @@ def logits_of(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return model.logits_processor(model.lm_head, states), states @ model.lm_head.weight.T
 
 
-def test_the_guard_engine_computes_the_two_verdicts_and_any_other_engine_all(
-    served: Served,
-) -> None:
+def test_the_guard_engine_computes_two_verdicts_and_any_other_engine_all(served: Served) -> None:
     found, every = logits_of(runner_of(guard_engine()).model)
     torch.testing.assert_close(found, every[:, [prompts().yes_id, prompts().no_id]])
     model = served.runner.model
@@ -81,16 +78,12 @@ def test_logits_of_the_whole_vocabulary_are_sampled_by_vllm() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{0: [7, 9], 1: [7, 8]}, {0: [7, 9]}, {}])
-def test_a_request_that_wants_other_tokens_is_an_error_and_not_a_wrong_answer(
-    wanted: dict[int, list[int]],
-) -> None:
+def test_a_request_that_wants_other_tokens_is_an_error(wanted: dict[int, list[int]]) -> None:
     with pytest.raises(RuntimeError, match=ANSWERS):
         sampled(wanted, torch.zeros(2, 2), [7, 9])
 
 
-def test_where_a_vocabulary_is_shared_out_or_another_runner_samples_all_of_it_is_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_elsewhere_the_whole_vocabulary_is_computed(monkeypatch: MonkeyPatch) -> None:
     config = runner({}, [7, 9]).vllm_config
     assert answers._answers_of(config) == [7, 9]
     for part, name, value in (

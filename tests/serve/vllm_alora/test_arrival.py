@@ -54,9 +54,7 @@ def arriving(adapters: dict[str, str]) -> Arriving:
     return Arriving(adapters)
 
 
-def test_an_adapter_is_active_from_the_last_invocation_on_or_from_the_start(
-    arriving: Arriving, prompts: Any
-) -> None:
+def test_an_adapter_is_active_from_the_last_invocation_on(arriving: Arriving, prompts: Any) -> None:
     turn = prompts.invocation("a rule")
     request = arriving.request([5, *turn, 6, *turn, 7], "first")
     content = read_adapter(arriving.adapters["first"]).content
@@ -69,9 +67,7 @@ def test_an_adapter_is_active_from_the_last_invocation_on_or_from_the_start(
 CONVERSATION = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
 
 
-def test_a_prompt_that_lost_its_last_turn_is_told_by_what_is_expected(
-    adapters: dict[str, str], prompts: Any
-) -> None:
+def test_a_prompt_without_its_last_turn_is_refused(adapters: dict[str, str], prompts: Any) -> None:
     rule = "a rule"
     adapter, whole = read_adapter(adapters["first"]), prompts.build(CONVERSATION, rule)
     expected = whole.invocation_start

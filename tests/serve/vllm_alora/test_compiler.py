@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 from vllm_alora import compiler
 from vllm_alora.compiler import CompileError, compiled
 
@@ -16,7 +17,7 @@ ARGUMENTS = (ctypes.c_void_p,)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Path]:
     """A cache of compiled sources that is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled.cache_clear()
@@ -37,9 +38,7 @@ def load(source: Path) -> ctypes.CDLL:
     return compiled(source, ("increment",), ARGUMENTS)
 
 
-def test_what_is_compiled_is_kept_for_the_next_process(
-    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_compiled_is_kept(source: Path, cache: Path, monkeypatch: MonkeyPatch) -> None:
     number = ctypes.c_int(1)
     load(source).increment(ctypes.addressof(number))
     (library,) = cache.iterdir()
@@ -54,7 +53,7 @@ def test_what_is_compiled_is_kept_for_the_next_process(
 
 
 def test_another_source_is_compiled_anew_by_a_command_that_may_have_arguments(
-    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, cache: Path, monkeypatch: MonkeyPatch
 ) -> None:
     load(source)
     source.write_text(source.read_text() + "\n// changed\n")
@@ -63,9 +62,7 @@ def test_another_source_is_compiled_anew_by_a_command_that_may_have_arguments(
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_compiler_that_is_not_there_or_fails_says_so(
-    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_compiler_says_so(source: Path, cache: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "none")
     with pytest.raises(CompileError, match=r"no C\+\+ compiler"):
         load(source)
@@ -84,7 +81,7 @@ def test_a_compiler_that_is_not_there_or_fails_says_so(
 
 
 def test_what_is_kept_and_broken_is_compiled_anew(
-    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     load(source)
     (library,) = cache.iterdir()
@@ -96,9 +93,7 @@ def test_what_is_kept_and_broken_is_compiled_anew(
     assert other.stat().st_size == library.stat().st_size
 
 
-def test_a_home_that_cannot_be_written_is_no_broken_engine(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_is_a_file(source: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(CompileError, match="file"):

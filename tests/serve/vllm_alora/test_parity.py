@@ -1,21 +1,28 @@
-"""The served answer is PEFT's, whatever is batched, cached, cut or shared. Random adapters and
-prompts, real vLLM.
-"""
+"""The served answer is PEFT's, whatever is batched, cached, cut or shared, on the real vLLM."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 from vllm.v1.request import Request
-from vllm_alora.activation import activation_start
+from vllm_alora.adapter import AdapterError
+from vllm_alora.arrival import InvocationError
+from vllm_alora.handover import activation_start
 
+from guard.home import ROOT
 from tests.serve.adapters import peft_model, save_variant
-from tests.serve.served import BLOCK, MAX_SEQS, reference
+from tests.serve.served import BLOCK, MAX_SEQS, Served, reference
 from tests.serve.vllm_alora.checked_engine import (
     TOLERANCE,
     CheckedEngine,
@@ -50,15 +57,11 @@ def test_the_adapters_of_these_tests_answer_differently(checked: CheckedEngine) 
     assert (apart > 1000 * TOLERANCE).all()
 
 
-def test_base_lora_and_several_aloras_in_one_batch_answer_as_in_peft(
-    checked: CheckedEngine,
-) -> None:
+def test_base_lora_and_aloras_in_one_batch_answer_as_in_peft(checked: CheckedEngine) -> None:
     checked.ask(*mixed_batch(checked, sizes=[(5, 3), (33, 20), (0, 40), (150, 1), (63, 31)]))
 
 
-def test_the_answer_is_peft_s_wherever_the_invocation_falls_in_a_block(
-    checked: CheckedEngine,
-) -> None:
+def test_the_answer_is_peft_s_wherever_the_invocation_falls(checked: CheckedEngine) -> None:
     prompts = [checked.prompt(before, seed=5) for before in range(BLOCK - 4, 2 * BLOCK + 2)]
     for _ in range(2):  # again, from the cache
         checked.ask(prompts, ["first"] * len(prompts))
@@ -68,12 +71,6 @@ def test_the_answer_is_peft_s_wherever_the_invocation_falls_in_a_block(
 def test_prefill_may_be_cut_anywhere(checked: CheckedEngine, tokens: int) -> None:
     checked.served.limit_step(tokens)
     checked.ask(*mixed_batch(checked, sizes=[(30, 12), (50, 5)]))
-
-
-def test_an_answer_from_the_cache_is_the_answer_without_it(checked: CheckedEngine) -> None:
-    prompts, kinds = mixed_batch(checked, sizes=[(100, 45)])
-    checked.ask(prompts, kinds)
-    assert min(checked.ask(prompts, kinds)) >= 4 * BLOCK
 
 
 @pytest.mark.parametrize(
@@ -92,9 +89,7 @@ def test_a_prefix_is_computed_once_for_the_base_and_all_aloras(
     assert checked.ask_each([prompt] * len(kinds), kinds) == cached
 
 
-def test_one_batch_of_128_aloras_answers_as_one_at_a_time(
-    checked: CheckedEngine, tmp_path: Path
-) -> None:
+def test_128_aloras_in_a_batch_answer_as_each_alone(checked: CheckedEngine, tmp_path: Path) -> None:
     served, second = checked.served, checked.adapters["second"]
     folders = [save_variant(tmp_path / str(seed), second, seed=seed) for seed in range(MAX_SEQS)]
     conversation = [*text_ids(75, seed=8), *invocation_of(second)]
@@ -119,9 +114,7 @@ def key_values(checked: CheckedEngine, prompt: list[int], blocks: int) -> list[t
     return [layer[ids].clone() for layer in served.runner.kv_caches]
 
 
-def test_before_the_activation_point_k_and_v_are_the_bases_bit_for_bit_and_so_its_answers(
-    checked: CheckedEngine,
-) -> None:
+def test_before_the_activation_point_k_and_v_are_the_bases_bits(checked: CheckedEngine) -> None:
     prompt = checked.prompt(4 * BLOCK + 3, 20, seed=11)
     found, answers = [], []
     for kind in (None, "first"):
@@ -152,9 +145,7 @@ def test_an_adapter_trained_again_under_its_name_and_path_is_served_new(
     assert_peft(answers, [prompt] * 3, [source, again, source])
 
 
-def test_two_versions_of_one_adapter_in_one_batch_are_two_adapters(
-    checked: CheckedEngine, tmp_path: Path
-) -> None:
+def test_two_versions_in_one_batch_are_two_adapters(checked: CheckedEngine, tmp_path: Path) -> None:
     first = checked.adapters["first"]
     folders = [first, save_variant(tmp_path, first, seed=78)]
     prompts = [checked.prompt(40, seed=14)] * 2
@@ -162,9 +153,7 @@ def test_two_versions_of_one_adapter_in_one_batch_are_two_adapters(
     assert_peft(checked.served.ask_requests(prompts, requests), prompts, folders)
 
 
-def test_tokens_decoded_after_the_prompt_and_all_samples_are_the_adapter_s(
-    checked: CheckedEngine,
-) -> None:
+def test_tokens_decoded_later_and_all_samples_are_the_adapter_s(checked: CheckedEngine) -> None:
     served, first = checked.served, checked.adapters["first"]
     prompt, model = checked.prompt(40, seed=15), peft_model(first, torch.float32)
     assert activation_start(prompt, checked.invocation) == 40
@@ -185,3 +174,96 @@ def test_tokens_decoded_after_the_prompt_and_all_samples_are_the_adapter_s(
         (token,) = sample.token_ids
         found = sample.logprobs[0][token].logprob
         assert found == pytest.approx(float(expected[token]), abs=TOLERANCE)
+
+
+def changed(folder: Path, change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]) -> None:
+    weights = folder / "adapter_model.safetensors"
+    save_file(dict(change(*item) for item in load_file(weights).items()), weights)
+
+
+def still_answers(served: Served) -> bool:
+    """Whether the engine still answers, and rightly."""
+    prompt = list(range(30, 70))
+    difference = (served.ask_one(prompt, None).log_probs - reference(prompt, None)).abs().max()
+    return bool(difference < 1e-3) and not served.scheduler.has_unfinished_requests()
+
+
+def test_a_bad_adapter_is_one_requests_error(
+    served: Served, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(adapters["lora"], tmp_path / "adapter"))
+    changed(folder, lambda name, tensor: (name, torch.full_like(tensor, torch.nan)))
+    with pytest.raises(AdapterError, match="NaN"):
+        served.ask([list(range(30, 50)), list(range(30, 70))], [None, str(folder)])
+    assert still_answers(served)
+
+
+def test_no_invocation_is_one_requests_error(served: Served, adapters: dict[str, str]) -> None:
+    with pytest.raises(InvocationError, match="does not contain the invocation tokens"):
+        served.ask_one(list(range(30, 70)), adapters["first"])
+    assert still_answers(served)
+
+
+def test_preloading_an_adapter_with_a_tensor_that_has_no_place_is_an_error(
+    served: Served, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(adapters["lora"], tmp_path / "adapter"))
+    changed(folder, lambda name, tensor: (name.replace("layers.5", "layers.6"), tensor))
+    problem = r"layers that the engine cannot adapt \(got model\.layers\.6"
+    with pytest.raises(AdapterError, match=problem):
+        served.llm.llm_engine.add_lora(served.request(str(folder)))
+    assert still_answers(served)
+
+
+def test_a_preloaded_adapter_can_be_used(served: Served, adapters: dict[str, str]) -> None:
+    request = served.request(adapters["lora"])
+    served.llm.llm_engine.add_lora(request)
+    assert request.lora_int_id in served.llm.llm_engine.list_loras()
+    prompt = list(range(30, 70))
+    assert_peft(served.ask_requests([prompt], [request]), [prompt], [adapters["lora"]])
+
+
+ORDER = [None, "first", "second", "lora", "first"]
+
+
+def test_an_engine_in_its_own_process_serves_all(adapters: dict[str, str], prompts: Any) -> None:
+    prompt = [*range(30, 130), *prompts.invocation("a rule"), *range(200, 215)]
+    folders = [adapters[kind] if kind else None for kind in ORDER]
+    code = f"from tests.serve.vllm_alora import test_parity as t; t.serve({prompt!r}, {folders!r})"
+    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["in its own process"] and found["refusal"] == "InvocationError"
+    assert found["cached tokens"] == [0, 96, 100, 0, 100, 96]
+    for log_probs, folder in zip(found["log probs"], [*folders, None], strict=True):
+        exact = reference(prompt, folder)
+        noise = (reference(prompt, folder, torch.bfloat16) - exact).abs().max()
+        assert (torch.tensor(log_probs) - exact).abs().max() < 3 * noise + 0.01
+
+
+def serve(prompt: list[int], folders: list[str | None]) -> None:
+    """What runs in the other process: ask each, be refused once, ask again; print all."""
+    served = Served.start(dtype="bfloat16", max_loras=4, max_num_seqs=8, max_num_batched_tokens=512)
+    answers = [served.ask_one(prompt, folder) for folder in folders]
+    refusal = ""
+    try:
+        served.ask_one(prompt[:40], folders[1])
+    except ValueError as error:
+        refusal = type(error).__name__
+    answers.append(served.ask_one(prompt, None))
+    found = {
+        "in its own process": not hasattr(served.llm.llm_engine.engine_core, "engine_core"),
+        "refusal": refusal,
+        "cached tokens": [answer.cached_tokens for answer in answers],
+        "log probs": [answer.log_probs.tolist() for answer in answers],
+    }
+    served.close()
+    print(json.dumps(found))

@@ -1,6 +1,4 @@
-"""Rows of the step's hidden states, kept for those who ask. That a head's logit is right:
-test_head.py.
-"""
+"""Rows of the step's hidden states, kept for those who ask."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class ToyRunner(RunnerV1):
-    """Stands for a runner in the middle of a step: (key, computed before, scheduled, prompt) a
-    row.
-    """
+    """Stands for a runner amid a step: (key, computed before, scheduled, prompt) a row."""
 
     def __init__(self, rows: list[tuple[str | None, int, int, int]]) -> None:
         self.speculative_config = None
@@ -52,16 +48,12 @@ def sampled(runner: Any) -> dict[str, torch.Tensor]:
 
 
 def test_the_row_of_a_prompt_that_ends_in_the_step_is_kept_in_float32_for_who_asks() -> None:
-    runner = ToyRunner([("a", 0, 10, 10), (None, 0, 10, 10), ("b", 32, 8, 40)])
+    others = [("part", 0, 8, 40), ("generated", 40, 8, 40)]
+    runner = ToyRunner([("a", 0, 10, 10), (None, 0, 10, 10), ("b", 32, 8, 40), *others])
     kept = sampled(runner)
     found = {key: state.tolist() for key, state in kept.items()}
     assert found == {"a": [0, 1, 2, 3], "b": [8, 9, 10, 11]}
     assert all(state.dtype == torch.float32 for state in kept.values())
-
-
-@pytest.mark.parametrize("computed", [0, 8, 40])
-def test_a_part_of_a_prompt_and_what_is_generated_after_it_leave_nothing(computed: int) -> None:
-    assert sampled(ToyRunner([("a", computed, 8, 40)])) == {}
 
 
 def test_what_is_kept_is_a_copy_is_given_once_and_is_forgotten_with_the_next_step() -> None:

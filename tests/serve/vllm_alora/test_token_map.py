@@ -18,8 +18,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
-from vllm_alora.activation import ActivatedRequest
-from vllm_alora.shared_prompt import Prefix, SharedPrompt
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.token_map import base_token_mask, slots_of, slots_of_step
 
 pytestmark = pytest.mark.slow
@@ -36,9 +35,7 @@ def alora(adapter_id: int, start: int) -> ActivatedRequest:
 
 
 @given(rows=rows)
-def test_a_token_is_the_bases_exactly_if_it_lies_before_the_activation_point(
-    rows: list[tuple[int, int, int]],
-) -> None:
+def test_a_token_is_the_bases_before_the_activation_point(rows: list[tuple[int, int, int]]) -> None:
     starts, computed, scheduled = (np.array(column) for column in zip(*rows, strict=True))
     wanted = [done + offset < start for start, done, now in rows for offset in range(now)]
     assert base_token_mask(starts, computed, scheduled).tolist() == wanted
@@ -64,40 +61,9 @@ def add(batch: InputBatch, req_id: str, lora: LoRARequest | None, computed: int 
     batch.add_request(state)
 
 
-@pytest.mark.parametrize("shared", [0, 12, 19])
-def test_v1_has_the_tokens_of_a_prompt_that_says_what_it_shares(shared: int) -> None:
-    tokens = list(range(100, 120))
-    prompt = SharedPrompt(Prefix(tokens[:shared]), tokens[shared:])
-    batch = v1_batch()
-    params = SamplingParams(max_tokens=1)
-    state = CachedRequestState("one", prompt, [], params, None, ([0],), 0, [])
-    batch.add_request(state)
-    assert batch.token_ids_cpu[0, :20].tolist() == tokens
-    assert state.prompt_token_ids is prompt
-
-
 def v1_map(batch: InputBatch, scheduled: list[int]) -> list[int]:
     counts = np.array(scheduled, dtype=np.int32)
     return list(batch.make_lora_inputs(counts, np.ones_like(counts))[1])
-
-
-def test_v1_maps_base_lora_and_alora_of_one_batch() -> None:
-    batch = v1_batch()
-    add(batch, "base", None)
-    assert v1_map(batch, [3]) == [0, 0, 0]
-    add(batch, "lora", alora(3, start=0))
-    add(batch, "alora", alora(5, start=2))
-    add(batch, "later", alora(7, start=9))
-    assert v1_map(batch, [2, 2, 4, 3]) == [0, 0, 3, 3, 0, 0, 5, 5, 0, 0, 0]
-
-
-def test_v1_counts_from_the_tokens_already_computed_and_samples_with_the_adapter() -> None:
-    batch = v1_batch()
-    add(batch, "cut in the base part", alora(1, start=10), computed=8)
-    add(batch, "cut in the adapter's part", alora(2, start=10), computed=12)
-    assert v1_map(batch, [4, 3]) == [0, 0, 1, 1, 2, 2, 2]
-    counts = np.array([1, 1], dtype=np.int32)  # the first one's token is the base's
-    assert list(batch.make_lora_inputs(counts, np.ones_like(counts))[0]) == [1, 2]
 
 
 def test_v1_keeps_the_activation_point_of_a_row_that_moves_and_of_no_request_that_left() -> None:

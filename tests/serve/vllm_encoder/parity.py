@@ -1,6 +1,4 @@
-"""What must hold of every encoder that the plugin registers: its engine says what plain PEFT says.
-Tests only.
-"""
+"""What must hold of every encoder: its engine says what plain PEFT says. Tests only."""
 
 from __future__ import annotations
 
@@ -10,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from serve.engine import GuardEngine, Score, ScoreRequest
-from tests.serve.vllm_encoder.toy import LONGER, SHORT, WINDOWS, ToyEncoder
+from serve.engine import GuardEngine, ScoreRequest
+from tests.serve.encoder_rules import reference_logit
+from tests.serve.engine.shared import logits as logits_of
+from tests.serve.vllm_encoder.toy import SHORT, TEXTS, ToyEncoder
 
 PARITY = 1e-5
 HEAD = "head"
@@ -46,27 +46,22 @@ class ServedToy:
         self.rules = rules
 
     def logits(self, requests: Sequence[ScoreRequest]) -> list[float]:
-        outcomes = self.engine.score(list(requests))
-        assert all(isinstance(outcome, Score) for outcome in outcomes), outcomes
-        return [outcome.logit for outcome in outcomes if isinstance(outcome, Score)]
+        return logits_of(self.engine.score(list(requests)))
 
     def check(self) -> None:
-        """Every rule, adapters and base, on conversations of three lengths, in one batch; and a
-        logit alone, and among others of other lengths and adapters.
-        """
+        """Every rule on conversations of three lengths in one batch; and a logit alone."""
         requests: list[ScoreRequest] = []
         expected: list[float] = []
-        for messages in (SHORT, WINDOWS, LONGER):
+        for messages in TEXTS:
             for name, folder in self.rules.items():
                 requests.append(ScoreRequest(messages, "", name))
-                expected.append(self.toy.reference_logit(messages, folder))
+                expected.append(reference_logit(messages, folder, self.toy.recipe))
         logits = self.logits(requests)
         for request, logit, reference in zip(requests, logits, expected, strict=True):
             assert logit == pytest.approx(reference, abs=PARITY), request.adapter
 
         for name in ("all", HEAD):
             (alone,) = self.logits([ScoreRequest(SHORT, "", name)])
-            mates = [ScoreRequest(WINDOWS, "", mate) for mate in self.rules]
-            mates += [ScoreRequest(LONGER, "", mate) for mate in self.rules]
+            mates = [ScoreRequest(text, "", mate) for text in TEXTS[1:] for mate in self.rules]
             together = self.logits([*mates, ScoreRequest(SHORT, "", name), *mates])
             assert together[len(mates)] == pytest.approx(alone, abs=PARITY)

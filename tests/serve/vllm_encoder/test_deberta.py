@@ -1,6 +1,4 @@
-"""DeBERTa with adapters against transformers and PEFT: with shared and own projections of the
-distances, with and without buckets, with a convolution.
-"""
+"""DeBERTa of several kinds with adapters against transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DebertaV2Config
 
 from guard.errors import GuardError
+from tests.serve.encoder_rules import save_encoder_card
 from tests.serve.vllm_encoder.parity import ServedToy, served
 from tests.serve.vllm_encoder.toy import HIDDEN, VOCABULARY, ToyEncoder
 
@@ -61,7 +60,7 @@ def deberta(
         yield engine
 
 
-def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(deberta: ServedToy) -> None:
+def test_a_mixed_batch_is_peft_s_by_rule(deberta: ServedToy) -> None:
     deberta.check()
 
 
@@ -72,6 +71,6 @@ def test_a_tensor_that_has_no_place_is_refused(deberta: ServedToy, tmp_path: Pat
     tensors = load_file(weights)
     renamed = {key.replace(".self.", ".self_attn."): value for key, value in tensors.items()}
     save_file(renamed, weights)
-    deberta.toy.save_card(folder, "lora")
+    save_encoder_card(folder, "lora", deberta.toy.recipe)
     with pytest.raises(GuardError, match=r"layers that the engine cannot adapt.*self_attn"):
         deberta.engine.add("odd", folder)

@@ -1,6 +1,4 @@
-"""GLiNER2's classification in vLLM against gliner2 and PEFT: schemas of several labels, each text
-with its own adapter.
-"""
+"""GLiNER2 in vLLM against gliner2 and PEFT: several labels, each text its own adapter."""
 
 from __future__ import annotations
 
@@ -148,9 +146,7 @@ def logits(engine: Any, toy: Toy, requests: list[tuple[str, str | None]]) -> lis
     return [found[str(number)] for number in range(len(requests))]
 
 
-def test_a_mixed_batch_says_what_gliner2_says_with_each_adapter_alone(
-    engine: Any, toy: Toy
-) -> None:
+def test_a_mixed_batch_says_what_gliner2_says_with_each_alone(engine: Any, toy: Toy) -> None:
     assert len({len(prompt(toy, text)[0]) for text in TEXTS}) == LENGTHS
     for (text, name), of_labels in zip(mates(), logits(engine, toy, mates()), strict=True):
         assert len(of_labels) == 5
@@ -177,9 +173,7 @@ def test_labels_are_independent_of_batch_mates(engine: Any, toy: Toy) -> None:
     assert together[-1] == pytest.approx(alone, abs=PARITY)
 
 
-def test_states_that_are_not_finite_spoil_no_batch_mate(
-    engine: Any, toy: Toy, tmp_path: Path
-) -> None:
+def test_states_not_finite_spoil_no_batch_mate(engine: Any, toy: Toy, tmp_path: Path) -> None:
     """Although they are the step's first, which all shorter rows read behind their end."""
     folder = save_adapter(tmp_path / "broken", seed=1, rank=8, targets=ENCODER_TARGETS)
     tensors = load_file(folder / PEFT_WEIGHTS)

@@ -42,7 +42,7 @@ def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedToy]:
         yield engine
 
 
-def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(modernbert: ServedToy) -> None:
+def test_a_mixed_batch_is_peft_s_by_rule(modernbert: ServedToy) -> None:
     modernbert.check()
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 pytestmark = pytest.mark.slow  # vLLM is imported
 
@@ -44,9 +45,7 @@ def test_what_is_not_finite_stays_in_its_own_row() -> None:
     assert finite.flatten().tolist() == [1, 1, 1, 0, 0]
 
 
-def test_blocks_hold_rows_of_like_length_and_as_many_scores_as_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_blocks_hold_rows_of_like_length_and_few_enough_scores(monkeypatch: MonkeyPatch) -> None:
     from vllm_encoder import rows
 
     monkeypatch.setattr(rows, "BLOCK_SCORES", 2 * 10 * 10)

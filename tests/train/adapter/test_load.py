@@ -16,14 +16,14 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
 from peft import PeftModel
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from tests.train.conftest import ADAPTERS, MakeJob, data, weights, with_lora
 from train import run
 from train.adapter import trl
 from train.adapter.load import check_adapter, load_base, load_served_base
-from train.adapter.predict import verdict_logits
-from train.adapter.trained import TrainedAdapter
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.job import Job
 from train.prefix import trainer as shared_prefix
 
@@ -118,9 +118,7 @@ def test_an_evaluation_in_between_leaves_the_gradients_true(make_job: MakeJob) -
     torch.testing.assert_close(x.grad, dense.sum(1).expand(3, -1), rtol=1e-4, atol=1e-4)
 
 
-def test_a_machine_that_cannot_quantise_is_refused_before_any_training(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_that_cannot_quantise_stop(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = in_4_bits(make_job("alora"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     told = r"recipe toy: quantization: this machine cannot train in 4 bits"

@@ -108,48 +108,40 @@ def test_bad_settings_of_one_method_are_refused_where_they_stand(make_job: MakeJ
         ({"rank_pattern": None}, "LoraConfig rejected these values"),
         ({"r": 32}, "max_lora_rank.*32 > 16"),
         ({"rank_pattern": {"q_proj": 64}}, "could not be served.*64 > 16"),
-        ({"use_dora": True}, "could not be served"),
-        ({"bias": "all"}, "could not be served"),
-        ({"modules_to_save": ["lm_head"]}, "could not be served"),
-        ({"trainable_token_indices": [1]}, "could not be served"),
-        ({"init_lora_weights": "pissa"}, "could not be served"),
-        ({"init_lora_weights": "olora"}, "could not be served"),
-        ({"init_lora_weights": "pissa_niter_4"}, "could not be served"),
-        ({"init_lora_weights": "corda"}, "could not be served"),
+        *(
+            ({key: value}, "could not be served")
+            for key, value in (
+                *(("use_dora", True), ("bias", "all"), ("modules_to_save", ["lm_head"])),
+                *(("trainable_token_indices", [1]), ("init_lora_weights", "pissa")),
+                *(("init_lora_weights", "olora"), ("init_lora_weights", "pissa_niter_4")),
+                ("init_lora_weights", "corda"),
+            )
+        ),
     ],
 )
-def test_an_adapter_that_peft_or_the_engine_would_refuse_is_refused_before_training(
-    make_job: MakeJob, lora: dict[str, object], told: str
-) -> None:
+def test_what_is_not_served_stops(make_job: MakeJob, lora: dict[str, object], told: str) -> None:
     with pytest.raises(GuardError, match=rf"methods\.lora\.lora: .*{told}"):
         lora_config(with_lora(make_job(), **lora))
 
 
 @pytest.mark.parametrize(
-    "setting", [{"bias": "none"}, {"init_lora_weights": "orthogonal"}, {"init_lora_weights": False}]
+    ("key", "value"), [("bias", "none"), ("init_lora_weights", "orthogonal"), ("r", 1)]
 )
-def test_a_low_rank_update_of_an_unchanged_base_is_served_however_it_starts(
-    make_job: MakeJob, setting: dict[str, object]
-) -> None:
-    key, value = next(iter(setting.items()))
-    assert getattr(lora_config(with_lora(make_job(), **setting)), key) == value
+def test_low_rank_updates_are_served(make_job: MakeJob, key: str, value: object) -> None:
+    """However they start."""
+    assert getattr(lora_config(with_lora(make_job(), **{key: value})), key) == value
+    assert lora_config(with_lora(make_job(), init_lora_weights=False)).init_lora_weights is False
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"gradient_checkpointing": True},
-        {"neftune_noise_alpha": 5.0},
-        {"dataloader_num_workers": 1},
-    ],
-)
-def test_a_setting_that_an_alora_would_be_trained_without_is_left_to_the_lora(
-    make_job: MakeJob, setting: dict[str, object]
-) -> None:
-    ((key, value),) = setting.items()
-    assert getattr(trainer_config(make_job(**setting)), key) == value
+LEFT_TO_THE_LORA = {"gradient_checkpointing": True, "neftune_noise_alpha": 5.0}
+LEFT_TO_THE_LORA |= {"dataloader_num_workers": 1}
+
+
+@pytest.mark.parametrize(("key", "value"), LEFT_TO_THE_LORA.items())
+def test_an_alora_leaves_some_to_the_lora(make_job: MakeJob, key: str, value: object) -> None:
+    assert getattr(trainer_config(make_job(**{key: value})), key) == value
     with pytest.raises(GuardError, match=rf"aLoRA is trained without '{key}'.*lora\.trainer"):
-        trainer_config(make_job("alora", **setting))
+        trainer_config(make_job("alora", **{key: value}))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))

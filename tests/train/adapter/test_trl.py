@@ -12,24 +12,25 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import CaptureFixture, MonkeyPatch
 from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
 from guard.home import ROOT
-from tests.train.conftest import MakeJob, data, weights, with_settings
-from train.adapter.early_stopping import EarlyStopping
+from tests.train.conftest import MakeJob, calls_of, data, weights, with_settings
+from train.adapter.steps import EarlyStopping
 from train.adapter.trl import VerdictTrainer, fit, whole_checkpoint
 
 pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def spying_on_losses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def spying_on_losses(monkeypatch: MonkeyPatch) -> Iterator[list[float]]:
     losses: list[float] = []
     original = VerdictTrainer.compute_loss
 
-    def spy(self: VerdictTrainer, *args: Any, **kwargs: Any) -> Any:
-        loss = original(self, *args, **kwargs)
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        loss = original(*args, **kwargs)
         losses.append(float(loss.detach()))
         return loss
 
@@ -56,10 +57,7 @@ def test_nothing_is_reported_to_anyone() -> None:
 
 
 def test_training_lowers_the_loss_whose_mean_each_epoch_tells_and_changes_the_adapter_alone(
-    make_job: MakeJob,
-    toy_base: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, toy_base: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     job = make_job(max_steps=20)
     with spying_on_losses(monkeypatch) as losses:
@@ -76,9 +74,7 @@ def test_training_lowers_the_loss_whose_mean_each_epoch_tells_and_changes_the_ad
         assert torch.equal(weight, fresh[name]), name
 
 
-def test_a_step_s_loss_is_the_mean_cross_entropy_of_the_verdicts_however_its_rows_are_cut(
-    make_job: MakeJob, toy_base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_is_a_mean(make_job: MakeJob, toy_base: Path, monkeypatch: MonkeyPatch) -> None:
     """Of 64 rows the last of accumulated batches may have fewer."""
 
     def of_one_step(rows: int, accumulated: int = 1) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -112,33 +108,19 @@ def test_a_step_s_loss_is_the_mean_cross_entropy_of_the_verdicts_however_its_row
             assert torch.allclose(weight, expected[name], atol=2e-4), name
 
 
-def test_the_vocabulary_is_scored_once_per_row(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, scored = make_job(max_steps=2), []
-    original = torch.nn.functional.linear
-
-    def spy(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        if weight.shape[0] == 16384:
-            scored.append(x.shape[:-1].numel())
-        return original(x, weight, bias)
-
-    monkeypatch.setattr(torch.nn.functional, "linear", spy)
+def test_the_vocabulary_is_scored_once_a_row(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    job, products = make_job(max_steps=2), calls_of(monkeypatch, torch.nn.functional, "linear")
     fit(job, data(job))
+    scored = [x.shape[:-1].numel() for x, weight, *_ in products if weight.shape[0] == 16384]
     assert scored == [8, 8]
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_does_not(make_job: MakeJob) -> None:
-    first, again, other = (
-        weights(fit(job, data(job)))
-        for job in (
-            make_job(runs="a", max_steps=3),
-            make_job(runs="b", max_steps=3),
-            make_job(seed=1, max_steps=3),
-        )
-    )
+    found = []
+    for runs, seed in (("a", 0), ("b", 0), ("c", 1)):
+        job = make_job(runs=runs, seed=seed, max_steps=3)
+        found.append(weights(fit(job, data(job))))
+    first, again, other = found
     assert all(torch.equal(weight, again[name]) for name, weight in first.items())
     assert not any(torch.equal(weight, other[name]) for name, weight in first.items())
 
@@ -151,9 +133,7 @@ def test_a_run_killed_after_its_last_step_takes_no_other(make_job: MakeJob) -> N
     assert all(torch.equal(weight, resumed[name]) for name, weight in first.items())
 
 
-def test_a_run_killed_after_it_stopped_early_takes_no_other_step(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_after_it_stopped_early(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """It stops at step 15, whose checkpoint is due, before an epoch's end that would be better."""
     losses = {8: 0.5, 16: 0.1}
     record = EarlyStopping.record

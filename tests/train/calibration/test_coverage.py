@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from guard.conversation.example import LONG_TURN, Example, Message
+from guard.conversation.example import LONG_TURN, Example, Message, Split
 from guard.coverage import ConversationForm
 from guard.rule import load_rule
 from train.calibration.coverage import LONG_ROWS, MOST_UNKNOWN, coverage, long_rows, sure_logit
@@ -17,20 +17,14 @@ RULE = load_rule("medical_advice")
 TEXT = "ask a doctor about the pain in your head and take care of it today"
 
 
-def rows(count: int, split: str = "validation") -> list[Example]:
+def rows(count: int, split: Split = "validation") -> list[Example]:
     rng = random.Random(split)
-    return [
-        Example(
-            id=f"{split}-{number}",
-            rule=RULE.id,
-            messages=(Message("assistant", " ".join(rng.sample(TEXT.split(), 12))),),
-            label=number % 2,
-            split=split,  # type: ignore[arg-type]
-            source="own",
-            group=f"{number}",
-        )
-        for number in range(count)
-    ]
+    made = []
+    for number in range(count):
+        said = (Message("assistant", " ".join(rng.sample(TEXT.split(), 12))),)
+        name = f"{split}-{number}"
+        made.append(Example(name, RULE.id, said, number % 2, split, "own", str(number)))
+    return made
 
 
 def test_violating_validation_rows_are_written_with_long_turns() -> None:
@@ -80,14 +74,10 @@ def test_own_rows_that_are_long_are_covered_as_they_are() -> None:
 
 def test_tricks_make_no_unknown_text_usual() -> None:
     validation = rows(100)
-    spelled = [
-        replace(
-            row,
-            messages=(Message("assistant", " ".join(row.messages[0].content)),),
-            meta={"trick": "spaced"},
-        )
-        for row in rows(30)
-    ]
+    spelled = []
+    for row in rows(30):
+        said = (Message("assistant", " ".join(row.messages[0].content)),)
+        spelled.append(replace(row, messages=said, meta={"trick": "spaced"}))
     logits = [1.0] * 130
     assert coverage(rows(50, "train"), [*validation, *spelled], logits, [], []).unknown_share < 0.1
     told = [replace(row, meta={}) for row in spelled]
@@ -102,11 +92,6 @@ def test_where_an_allow_is_sure_rows_in_phrasings_of_training_say_nothing() -> N
     assert covered.sure_logit == -2.0
 
 
-def test_with_hardly_any_violating_rows_no_allow_is_sure() -> None:
-    covered = coverage(rows(50, "train"), rows(8), [0.0] * 8, [], [])
-    assert covered.sure_logit is None and covered.sure_logit_long is None
-
-
 @pytest.mark.parametrize("rows_", [5, 20, 100, 1_000])
 def test_the_fewer_rows_the_lower_is_a_sure_logit(rows_: int) -> None:
     """At most one in a hundred normal logits lies below it, in nearly every draw."""
@@ -119,6 +104,8 @@ def test_the_fewer_rows_the_lower_is_a_sure_logit(rows_: int) -> None:
     assert np.mean(below) >= 0.9
 
 
-def test_a_sure_logit_is_below_every_row_however_they_lie() -> None:
+def test_a_sure_logit_is_below_every_row_and_of_few_rows_there_is_none() -> None:
     assert sure_logit([5.0] * 99 + [-7.0]) == -7.0
     assert sure_logit([1.0] * 4) is None
+    covered = coverage(rows(50, "train"), rows(8), [0.0] * 8, [], [])
+    assert covered.sure_logit is None and covered.sure_logit_long is None

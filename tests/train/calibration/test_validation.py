@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 from sklearn.metrics import roc_auc_score
 
 from guard.calibrate import calibrate
@@ -43,12 +44,9 @@ def test_the_reliability_bins_hold_equally_many_rows_and_what_they_are_worth() -
 
 def test_metrics_of_a_hand_made_split() -> None:
     metrics = validation_metrics([-2.0, 1.0, 2.0, 3.0], [0, 0, 1, 1], Calibration())
-    assert metrics["n"] == 4
-    assert metrics["accuracy"] == 0.75
-    assert metrics["accuracy_ci95"] == [0.3006, 0.9544]  # Wilson's interval for 3 of 4
-    assert metrics["balanced_accuracy"] == 0.75
-    assert metrics["f1"] == 0.8
-    assert metrics["auroc"] == 1.0
+    expected = {"n": 4, "accuracy": 0.75, "balanced_accuracy": 0.75, "f1": 0.8, "auroc": 1.0}
+    expected["accuracy_ci95"] = [0.3006, 0.9544]  # Wilson's interval for 3 of 4
+    assert expected.items() <= metrics.items()
     assert metrics["nll"] == pytest.approx(0.4039, abs=1e-4)
 
 
@@ -74,11 +72,14 @@ def test_the_interval_of_the_auroc_is_as_wide_as_hanley_and_mcneil_s() -> None:
 
 
 def test_the_validation_loss_is_the_mean_negative_log_likelihood() -> None:
+    """A logit that is not finite is the worst loss after calibration."""
     probabilities = np.array([0.9, 0.2, 0.4])
     logits = np.log(probabilities / (1 - probabilities))
     expected = -np.log([0.9, 1 - 0.2, 0.4]).mean()
     assert validation_loss(logits, [1, 0, 1]) == pytest.approx(expected, abs=1e-6)
     assert validation_loss([1000.0, -1000.0], [0, 1]) == 1000.0
+    for broken in (float("nan"), float("inf")):
+        assert calibrated_loss([1.0, -1.0, broken, 0.5], [1, 0, 1, 0]) == float("inf")
 
 
 def test_a_loss_after_calibration_asks_neither_how_sure_logits_are_nor_where_they_turn() -> None:
@@ -92,12 +93,7 @@ def test_a_loss_after_calibration_asks_neither_how_sure_logits_are_nor_where_the
     assert loss < calibrated_loss(noise, labels) == pytest.approx(np.log(2), abs=0.001)
 
 
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_a_logit_that_is_not_finite_is_the_worst_loss(broken: float) -> None:
-    assert calibrated_loss([1.0, -1.0, broken, 0.5], [1, 0, 1, 0]) == float("inf")
-
-
-def test_resamples_of_many_rows_are_drawn_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resamples_of_many_rows_are_drawn_a_few_at_a_time(monkeypatch: MonkeyPatch) -> None:
     logits, labels = sample(0.0)
     fitted = calibrate(logits, labels)
     at_once = validation_metrics(logits, labels, fitted)

@@ -10,15 +10,17 @@ from typing import cast, get_args
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from guard.conversation.example import read_examples
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import KINDS, Kind
-from tests.gliner2_toy import adapted, gliner2_recipe, reference_logit, save_base
+from tests.gliner2_toy import adapted, fresh, gliner2_recipe, reference_logit, save_base
 from tests.train.conftest import RULE, data, mostly_generated, with_lora, write_toy_data
-from train.encoder.bases import BASES
+from train.encoder.bases import BASES, gliner2_config, load_gliner2
 from train.encoder.settings import check_adapter
 from train.encoder.trained import TrainedEncoder
 from train.encoder.trainer import fit
@@ -76,15 +78,13 @@ def test_gliner2_with_plain_peft_says_the_same(base: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(logits, expected(job, None), atol=1e-5)
 
 
-def test_settings_are_checked_without_the_weights(base: Path, tmp_path: Path) -> None:
+def test_bad_settings_and_a_rule_too_long_for_a_window_are_refused(
+    base: Path, tmp_path: Path
+) -> None:
     job = job_on(base, tmp_path)
     check_adapter(job)
     with pytest.raises(GuardError, match=r"methods\.lora\.lora: PEFT rejected.*q_proj"):
         check_adapter(with_lora(job, target_modules=["q_proj"]))
-
-
-def test_a_rule_too_long_for_a_window_is_refused(base: Path, tmp_path: Path) -> None:
-    job = job_on(base, tmp_path)
     long = RULE.model_copy(update={"title": "no " * 50})
     with pytest.raises(GuardError, match="too little of a window"):
         data(replace(job, rule=long))
@@ -97,3 +97,35 @@ def test_own_rows_and_generated_ones_are_one_training(base: Path, tmp_path: Path
     (of_mixed,) = fit([(job, mixed)])
     assert isinstance(of_mixed, TrainedEncoder), of_mixed
     assert of_mixed.validation_logits == trained(job).validation_logits
+
+
+def test_a_checkpoint_says_what_it_says_in_gliner2(tmp_path: Path) -> None:
+    model = load_gliner2(gliner2_recipe(save_base(tmp_path)))
+    reference = fresh()
+    ids = torch.randint(1, 30000, (2, 20), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 12:] = 0
+    with torch.inference_mode():
+        logits = model(ids, mask)
+        states = reference.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        expected = reference.classifier(states)
+    assert logits.shape == (2, 20, 1)
+    assert torch.allclose(logits[mask == 1], expected[mask == 1], atol=1e-6)
+    assert not any(weight.requires_grad for weight in model.parameters())
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    """Those of another shape, those that lack a layer, and none at all."""
+    file = save_base(tmp_path) / "model.safetensors"
+    recipe, tensors = gliner2_recipe(tmp_path), load_file(file)
+    config = gliner2_config(recipe)
+    assert config.model_type == "deberta-v2" and config.hidden_size == 64
+    lacking = {k: v for k, v in tensors.items() if not k.startswith("classifier")}
+    of_another_shape = tensors | {"classifier.2.weight": torch.zeros(2, 128)}
+    for content, told in ((lacking, r"no classifier\.0"), (of_another_shape, "size mismatch")):
+        save_file(content, file)
+        with pytest.raises(GuardError, match=rf"not those of a GLiNER2: .*{told}"):
+            load_gliner2(recipe)
+    file.unlink()
+    with pytest.raises(GuardError, match=r"model\.safetensors is not there.*Download it"):
+        load_gliner2(recipe)

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 from transformers import (
     AutoModel,
     AutoModelForTokenClassification,
@@ -27,12 +28,12 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.rule import Judged
 from guard.weights.head import NO_WORDS
 from tests.plain_words import plain_word_logit
-from tests.train.conftest import FILLER, data
-from tests.train.encoder.conftest import MakeEncoderJob, encoder_recipe
+from tests.train.conftest import FILLER, MakeEncoderJob, data, encoder_recipe
 from train.encoder.model import StateReader, device, load_encoder, mean_states, reader_of
 from train.encoder.trained import TrainedEncoder
-from train.examples import Row
+from train.examples import Row, Rows
 from train.head.fit import TrainedHead, fit_on
+from train.job import Job
 from train.methods import TRAINERS, Trained
 
 CONVERSATIONS = (
@@ -43,9 +44,7 @@ CONVERSATIONS = (
 
 
 @pytest.mark.parametrize("judged", ["conversation", "assistant"])
-def test_states_are_the_means_of_each_span_of_each_window_alone(
-    make_encoder_job: MakeEncoderJob, judged: Judged
-) -> None:
+def test_states_are_means_of_spans(make_encoder_job: MakeEncoderJob, judged: Judged) -> None:
     job = make_encoder_job()
     builder = cast(EncoderPromptBuilder, job.builder)
     base = AutoModel.from_pretrained(job.recipe.base_path).eval()
@@ -75,13 +74,8 @@ def test_heads_of_two_rules_read_each_its_own_turns(make_encoder_job: MakeEncode
         np.testing.assert_array_equal(narrow.words.keys, whole.words.keys[of_second])
 
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64}
+SMALL |= {"num_hidden_layers": 1, "num_attention_heads": 2}
 SHAPES = {
     "bert": BertConfig(**SMALL),
     "deberta": DebertaV2Config(**SMALL),
@@ -103,15 +97,20 @@ def test_the_frozen_encoder_gives_the_classifier_s_states(kind: str, tmp_path: P
         assert torch.allclose(whole.classifier(states), whole(input_ids=ids).logits, atol=1e-6)
 
 
+def with_answers(job: Job) -> Rows:
+    """Rows of two turns, in which both speakers say the word in every other row."""
+    for split, count in (("train", 128), ("validation", 64), ("test", 64)):
+        write_examples(job.data / f"{split}.jsonl", _answers(split, count))
+    return data(job)
+
+
 def test_a_head_does_not_learn_from_other_speakers(make_encoder_job: MakeEncoderJob) -> None:
     """Users say the word in every other row of both kinds; the label says whether the assistant
     does.
     """
     for judged, spans in (("assistant", 1), ("conversation", 2)):
         job = make_encoder_job("head", judged=judged, runs=judged)
-        for split, count in (("train", 128), ("validation", 64), ("test", 64)):
-            write_examples(job.data / f"{split}.jsonl", _answers(split, count))
-        rows = data(job)
+        rows = with_answers(job)
         (head,) = fit_on(reader_of, [(job, rows)])
         assert isinstance(head, TrainedHead)
         assert share_right(head, rows.test) > 0.95
@@ -127,14 +126,10 @@ def share_right(trained: Trained, rows: Sequence[Row]) -> float:
 
 
 @pytest.mark.parametrize("method", ["head", "lora"])
-def test_trained_on_last_turns_it_reads_no_other(
-    make_encoder_job: MakeEncoderJob, method: str
-) -> None:
+def test_last_turns_alone_are_read(make_encoder_job: MakeEncoderJob, method: str) -> None:
     """Users say the word in every other row's first turn as well, and it means nothing there."""
     job = make_encoder_job(method, turns="last", max_steps=40)
-    for split, count in (("train", 128), ("validation", 64), ("test", 64)):
-        write_examples(job.data / f"{split}.jsonl", _answers(split, count))
-    rows = data(job)
+    rows = with_answers(job)
     (trained,) = TRAINERS["encoder"][method].fit([(job, rows)])
     assert not isinstance(trained, GuardError)
     assert share_right(trained, rows.test) > 0.95
@@ -170,8 +165,8 @@ def _answers(split: Split, count: int) -> list[Example]:
     return rows
 
 
-def test_states_are_kept_up_to_a_size(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
+def test_states_stay_for_a_while(
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
 ) -> None:
     job = make_encoder_job()
     reader = StateReader(job.recipe)

@@ -24,21 +24,14 @@ from transformers import (
 from guard.errors import GuardError
 from guard.recipe import KINDS, Kind, load_recipe
 from serve.engine.backends.arguments import ENCODERS
-from tests.train.conftest import with_lora, with_settings
-from tests.train.encoder.conftest import MakeEncoderJob
+from tests.train.conftest import MakeEncoderJob, with_lora, with_settings
 from train.encoder.settings import SENTENCE_FILES, check_adapter
 from train.job import Job
 from train.methods import TRAINERS, trainer_of
 
 CHECKS = tuple(TRAINERS["encoder"])
-SMALL: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-}
+SMALL: dict[str, Any] = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
 
 
 def on(job: Job, base: Path, window: int) -> Job:
@@ -47,42 +40,36 @@ def on(job: Job, base: Path, window: int) -> Job:
     return replace(job, recipe=job.recipe.model_copy(update=update))
 
 
-@pytest.mark.parametrize("method", CHECKS)
-def test_a_window_beyond_positions_is_refused(
-    make_encoder_job: MakeEncoderJob, method: str
-) -> None:
-    job = make_encoder_job(method)
-    base = Path(job.recipe.base)
-    trainer_of(job).check(on(job, base, 64))
-    with pytest.raises(GuardError, match=r"window_tokens: .*fewer positions.*At most 64"):
-        trainer_of(job).check(on(job, base, 65))
+def check_windows(job: Job, base: Path, usable: int) -> None:
+    """Windows of so many tokens pass, and one token more does not."""
+    trainer_of(job).check(on(job, base, usable))
+    told = rf"window_tokens: .*fewer positions.*got {usable + 1}.*At most {usable}$"
+    with pytest.raises(GuardError, match=told):
+        trainer_of(job).check(on(job, base, usable + 1))
 
 
 @pytest.mark.parametrize("method", CHECKS)
-@pytest.mark.parametrize("kind", [RobertaConfig, XLMRobertaConfig])
-def test_the_positions_that_a_roberta_does_not_use_are_not_read_in(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path, kind: type[RobertaConfig], method: str
+def test_windows_beyond_positions_stop(
+    make_encoder_job: MakeEncoderJob, tmp_path: Path, method: str
 ) -> None:
+    """A RoBERTa does not use two of its positions. A sentence encoder is read as far as it says
+    that it was trained: vLLM refuses a longer window.
+    """
     job = make_encoder_job(method)
-    kind(**SMALL, pad_token_id=1).save_pretrained(tmp_path / "base")
-    trainer_of(job).check(on(job, tmp_path / "base", 62))
-    with pytest.raises(GuardError, match=r"window_tokens: .*got 63.*At most 62"):
-        trainer_of(job).check(on(job, tmp_path / "base", 63))
-
-
-@pytest.mark.parametrize("method", CHECKS)
-@pytest.mark.parametrize(("length", "usable"), [(40, 40), (100, 64)])
-def test_a_sentence_encoder_is_read_as_far_as_it_says_that_it_was_trained(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path, length: int, usable: int, method: str
-) -> None:
-    """vLLM refuses a longer window."""
-    job = make_encoder_job(method)
-    BertConfig(**SMALL).save_pretrained(tmp_path / "base")
-    file = tmp_path / "base" / "sentence_bert_config.json"
-    file.write_text(json.dumps({"max_seq_length": length, "do_lower_case": False}))
-    trainer_of(job).check(on(job, tmp_path / "base", usable))
-    with pytest.raises(GuardError, match=rf"window_tokens: .*At most {usable}$"):
-        trainer_of(job).check(on(job, tmp_path / "base", usable + 1))
+    check_windows(job, Path(job.recipe.base), 64)
+    for kind in (RobertaConfig, XLMRobertaConfig):
+        kind(**SMALL, pad_token_id=1).save_pretrained(tmp_path / kind.model_type)
+        check_windows(job, tmp_path / kind.model_type, 62)
+    for length, usable in ((40, 40), (100, 64)):
+        base = tmp_path / str(length)
+        BertConfig(**SMALL).save_pretrained(base)
+        stated = {"max_seq_length": length, "do_lower_case": False}
+        (base / "sentence_bert_config.json").write_text(json.dumps(stated))
+        check_windows(job, base, usable)
+    minilm = load_recipe("minilm")
+    trainer_of(job).check(replace(job, recipe=minilm))
+    with pytest.raises(GuardError, match=r"window_tokens: .*At most 256"):
+        trainer_of(job).check(on(replace(job, recipe=minilm), Path(minilm.base_path), 512))
 
 
 def test_the_files_of_sentence_encoders_are_those_that_vllm_reads() -> None:
@@ -91,25 +78,16 @@ def test_the_files_of_sentence_encoders_are_those_that_vllm_reads() -> None:
     assert tuple(re.findall(r'"(sentence_\S+_config\.json)"', source)) == SENTENCE_FILES
 
 
-def test_minilm_s_windows_are_no_longer_than_vllm_s(make_encoder_job: MakeEncoderJob) -> None:
-    minilm = load_recipe("minilm")
-    for method in CHECKS:
-        job = replace(make_encoder_job(method), recipe=minilm)
-        trainer_of(job).check(job)
-        with pytest.raises(GuardError, match=r"window_tokens: .*At most 256"):
-            trainer_of(job).check(on(job, Path(minilm.base_path), 512))
-
-
 @pytest.mark.parametrize("method", CHECKS)
 @pytest.mark.parametrize("kind", [CamembertConfig, ElectraConfig, DistilBertConfig])
 def test_an_encoder_of_a_type_that_is_not_served_is_not_trained(
     make_encoder_job: MakeEncoderJob, tmp_path: Path, kind: type[PreTrainedConfig], method: str
 ) -> None:
-    job = make_encoder_job(method)
     kind(max_position_embeddings=64).save_pretrained(tmp_path / "base")
+    job = on(make_encoder_job(method), tmp_path / "base", 32)
     told = rf"recipe toy: base: .*got {kind.model_type}.*bert, deberta-v2, .*serve/vllm_encoder"
     with pytest.raises(GuardError, match=told):
-        trainer_of(job).check(on(job, tmp_path / "base", 32))
+        trainer_of(job).check(job)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "gliner2"])

@@ -1,61 +1,68 @@
-"""What a trained encoder answers is what plain PEFT and its words say."""
+"""A trained encoder answers what plain PEFT and its words say. Own rows refit its head as that of a
+frozen base, and nothing else of the adapter changes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.numpy import load_file
+from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification
 
 from guard.conversation.example import Message, read_examples
 from guard.method import WORDS
+from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import SPAN_TOKENS
-from guard.rule import Judged
 from tests.plain_words import plain_word_logit
-from tests.train.conftest import data
-from tests.train.encoder.conftest import MakeEncoderJob
-from train.encoder.trained import TrainedEncoder
-from train.encoder.trainer import fit
+from tests.train.conftest import MakeEncoderJob, data, mostly_generated
+from train.encoder.bases import head_of
+from train.encoder.model import span_words
+from train.encoder.trained import TrainedEncoder, adapted_spans, with_head_of_own_rows
+from train.encoder.trainer import Training, fit
+from train.examples import Row
+from train.head.fit import FEWEST_OWN, fitted_to_own_rows
+from train.head.regression import RowSpans, head_logits, read_rows
+from train.job import Job
 
 pytestmark = pytest.mark.slow
+Words = dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize("judged", ["conversation", "assistant"])
-def test_what_is_written_says_the_same_in_plain_peft(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: Judged
-) -> None:
+def test_plain_peft_agrees(make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: str) -> None:
+    """And the head that is read from its classifier and words says the same of the same states."""
     job = make_encoder_job(judged=judged, max_steps=4, eval_steps=2)
-    (adapter,) = fit([(job, data(job))])
-    assert isinstance(adapter, TrainedEncoder), adapter
-    adapter.save(tmp_path / "adapter")
+    rows, folder = data(job), tmp_path / "adapter"
+    adapter = Training(job, rows).run()
+    adapter.save(folder)
     base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
-    model = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
-    builder = cast(EncoderPromptBuilder, job.builder)
-    examples = read_examples(job.data / "test.jsonl")
-    prompts = [row.prompt for row in data(job).test]
-    words = load_file(tmp_path / "adapter" / WORDS)
+    model = PeftModel.from_pretrained(base, str(folder)).eval()
+    words = load_file(folder / WORDS)
     assert np.abs(words["ngram_weights"]).max() > 0.1
-    expected = [_logit(model, words, builder, example.messages, judged) for example in examples]
-    np.testing.assert_allclose(adapter.logits(prompts), expected, atol=1e-5)
+    examples = read_examples(job.data / "test.jsonl")
+    logits = adapter.logits(prompts_of(rows.test))
+    expected = [_logit(job, model, words, example.messages) for example in examples]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    spans = adapted_spans(adapter, prompts_of(rows.test))
+    for ours, plain in zip(spans, plain_spans(job, folder, prompts_of(rows.test)), strict=True):
+        np.testing.assert_allclose(ours.states, plain.states, atol=1e-5)
+    head = head_of(classifier_of(adapter.model), adapter.words)
+    np.testing.assert_allclose(head_logits(head, spans), logits, atol=1e-5)
 
 
-def _logit(
-    model: PeftModel,
-    words: dict[str, np.ndarray],
-    builder: EncoderPromptBuilder,
-    messages: Sequence[Message],
-    judged: Judged,
-) -> float:
+def _logit(job: Job, model: PeftModel, words: Words, messages: Sequence[Message]) -> float:
     """Of a conversation of one window and short turns: of the judged turns, or of all. Words count
     of whom the rule judges.
     """
+    builder, judged = cast(EncoderPromptBuilder, job.builder), job.rule.judged
     ids = [builder.start_id]
     ends: list[int] = []
     for message in messages:
@@ -75,3 +82,89 @@ def _logit(
         if message.role == judged:
             of_judged.append(means[-1])
     return max(of_judged or means)
+
+
+def prompts_of(rows: Sequence[Row]) -> list[Prompt]:
+    return [row.prompt for row in rows]
+
+
+def weights_of(trained: TrainedEncoder) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in trained.model.named_parameters()}
+
+
+def classifier_of(model: PeftModel) -> nn.Linear:
+    base = cast(Any, model.get_base_model())
+    return cast(nn.Linear, base.classifier.modules_to_save["default"])
+
+
+def plain_spans(job: Job, folder: Path, prompts: Sequence[Prompt]) -> list[RowSpans]:
+    """What the classifier of the adapter in `folder` is given in plain PEFT, one window after
+    another.
+    """
+    base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
+    model = PeftModel.from_pretrained(base, str(folder)).eval()
+    given: list[Tensor] = []
+    classifier_of(model).register_forward_pre_hook(lambda layer, inputs: given.append(inputs[0]))
+    builder = cast(EncoderPromptBuilder, job.builder)
+    rows: list[RowSpans] = []
+    for prompt in prompts:
+        windows = builder.windows(prompt.token_ids, job.reads)
+        states: list[np.ndarray] = []
+        for window in windows:
+            with torch.no_grad():
+                model(input_ids=torch.tensor([window.token_ids]))
+            (tokens,) = given.pop()
+            for start, end, *_ in builder.spans(window):
+                states.append(tokens[start:end].mean(0).numpy())
+        rows.append(RowSpans(np.array(states), span_words(builder, windows, job.reads)))
+    return rows
+
+
+def test_own_rows_alone_refit_the_head(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:
+    job = make_encoder_job(max_steps=4, eval_steps=2)
+    rows = mostly_generated(data(job), own_training=24, own_validation=12)
+    before = Training(job, rows).run()
+    before.save(tmp_path / "before")
+    prior = head_of(classifier_of(before.model), before.words)
+    weights = weights_of(before)
+    after = with_head_of_own_rows(before, rows)
+
+    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+        return plain_spans(job, tmp_path / "before", prompts)
+
+    own = read_rows(job, reader, rows.own().train)
+    validation = read_rows(job, reader, rows.own().validation)
+    expected, expected_before = fitted_to_own_rows(job, prior, own, validation)
+    head = head_of(classifier_of(after.model), after.words)
+    np.testing.assert_allclose(head.weight, expected.weight, atol=1e-3)
+    np.testing.assert_allclose(head.words.weights, expected.words.weights, atol=1e-3)
+    assert np.abs(head.weight - prior.weight).max() > 0.01
+    for name, weight in weights_of(after).items():
+        is_head = ".classifier." in name
+        assert torch.equal(weight, weights[name]) != (is_head and "modules_to_save" in name), name
+    prompts = prompts_of(rows.validation)
+    spans = plain_spans(job, tmp_path / "before", prompts)
+    np.testing.assert_allclose(after.logits(prompts), head_logits(expected, spans), atol=1e-3)
+    logits = head_logits(expected_before, spans)
+    np.testing.assert_allclose(after.validation_logits, logits, atol=1e-3)
+
+
+def test_with_too_few_own_rows_the_trained_head_stays(make_encoder_job: MakeEncoderJob) -> None:
+    """Labels take turns, so of nine rows four are of one label."""
+    job = make_encoder_job(max_steps=4, eval_steps=2)
+    trained = Training(job, data(job)).run()
+    weights = weights_of(trained)
+    for own_training, own_validation in ((2 * FEWEST_OWN - 1, 12), (24, 3)):
+        rows = mostly_generated(data(job), own_training, own_validation)
+        assert with_head_of_own_rows(trained, rows) is trained
+    assert all(torch.equal(weights[name], w) for name, w in weights_of(trained).items())
+
+
+def test_training_ends_with_the_head_of_own_rows(make_encoder_job: MakeEncoderJob) -> None:
+    job = make_encoder_job(max_steps=4, eval_steps=2)
+    rows = mostly_generated(data(job), own_training=24, own_validation=12)
+    (trained,) = fit([(job, rows)])
+    assert isinstance(trained, TrainedEncoder)
+    alone = with_head_of_own_rows(Training(job, rows).run(), rows)
+    assert trained.validation_logits == alone.validation_logits
+    assert torch.equal(classifier_of(trained.model).weight, classifier_of(alone.model).weight)

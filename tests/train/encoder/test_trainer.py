@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from _pytest.capture import CaptureResult
 from peft import PeftModel
+from pytest import CaptureFixture, MonkeyPatch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -24,20 +25,17 @@ from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
-from tests.train.conftest import calls_of, data
-from tests.train.encoder.conftest import MakeEncoderJob
-from train.adapter.early_stopping import EarlyStopping
+from tests.train.conftest import MakeEncoderJob, calls_of, data
+from train.adapter.steps import EarlyStopping
 from train.calibration.validation import calibrated_loss, validation_loss
-from train.encoder.average import AveragedWeights
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
 from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trained import TrainedEncoder
-from train.encoder.trainer import CHECKPOINT, Training, fit
+from train.encoder.trainer import CHECKPOINT, AveragedWeights, Training, fit
 from train.examples import Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
-from train.run import _parts
 
 pytestmark = pytest.mark.slow
 
@@ -66,27 +64,23 @@ def evaluated(written: CaptureResult[str]) -> list[str]:
     return [line.split(": ")[1].split(",")[0] for line in lines]
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path
-) -> None:
+def test_a_seed_gives_the_same_bytes(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:
     contents, words = [], []
     for index, seed in enumerate((0, 0, 1)):
         job = make_encoder_job(seed=seed, max_steps=4, eval_steps=2, runs=f"runs{index}")
         weights, word_weights = files(trained(job), tmp_path / str(index))
         contents.append(weights)
         words.append(word_weights)
-    assert contents[0] == contents[1] != contents[2]
-    assert words[0] == words[1]
+    assert contents[0] == contents[1] != contents[2] and words[0] == words[1]
 
 
 def test_a_row_is_trained_on_what_its_rule_judges(make_encoder_job: MakeEncoderJob) -> None:
     job = make_encoder_job(judged="assistant", max_steps=5)
     training = Training(job, data(job))
-    adapter = training.run()
+    adapter, objective = training.run(), training.objective
     builder = cast(EncoderPromptBuilder, job.builder)
     batch: list[int] = []
     logits: list[float] = []
-    objective = training.objective
     for index, row in enumerate(objective.rows[:32]):
         if len(builder.windows(row.prompt.token_ids, job.reads)) == 1:
             words, offset = objective.held_out[index]
@@ -106,11 +100,10 @@ def test_words_of_a_training_row_are_of_other_groups(make_encoder_job: MakeEncod
     job = make_encoder_job()
     rows = data(job)
     pairs = [replace(row, group=f"pair {index // 2}") for index, row in enumerate(rows.train)]
-    rows = replace(rows, train=tuple(pairs))
-    start = BASES["encoder"].start(job, rows)
+    start = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
     other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
-    changed = replace(rows, train=(*pairs[:4], replace(pairs[4], prompt=other), *pairs[5:]))
-    of_changed = BASES["encoder"].start(job, changed)
+    pairs[4] = replace(pairs[4], prompt=other)
+    of_changed = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
     for index in (4, 5):  # a pair
         assert same(start.held_out[index].words, of_changed.held_out[index].words)
     assert not same(start.words, of_changed.words)
@@ -146,11 +139,8 @@ def first_head(job: Job, rows: Rows) -> TrainedHead:
 
 
 @pytest.mark.parametrize(("learning_rate", "best"), [(10.0, 0), (1e-2, 20)])
-def test_the_best_weights_are_kept_with_their_logits_and_the_head_is_not_read_again(
-    make_encoder_job: MakeEncoderJob,
-    monkeypatch: pytest.MonkeyPatch,
-    learning_rate: float,
-    best: int,
+def test_the_best_weights_are_kept_with_their_logits(
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, learning_rate: float, best: int
 ) -> None:
     """The logits before the first step are the head's: no validation row is read for them. With a
     learning rate that destroys, the head is kept.
@@ -176,7 +166,7 @@ def in_bfloat16(job: Job) -> Job:
 
 
 def test_on_a_base_in_bfloat16_the_head_begins_as_it_is_and_small_steps_change_it(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each is a thousandth of what bfloat16 tells apart in most of its weights."""
     job = in_bfloat16(make_encoder_job(learning_rate=10.0, runs="destroyed"))
@@ -206,7 +196,7 @@ def test_a_run_without_a_checkpoint_begins_anew(make_encoder_job: MakeEncoderJob
     np.testing.assert_array_equal(validation_logits(trained(job), rows), undisturbed)
 
 
-def kill(patch: pytest.MonkeyPatch, last_step: int | None) -> None:
+def kill(patch: MonkeyPatch, last_step: int | None) -> None:
     """After this step, or, of 20 steps after the last one; None: between the two files of step 20,
     when its best weights are recorded and its checkpoint is not written.
     """
@@ -233,7 +223,7 @@ def kill(patch: pytest.MonkeyPatch, last_step: int | None) -> None:
 
 
 def test_a_killed_run_goes_on_from_its_last_evaluation_to_the_same_weights(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     """In the middle of an epoch of 8 steps, dropout and all."""
     settings = {"max_steps": 20, "learning_rate": 3e-3, "lora_dropout": 0.3}
@@ -255,24 +245,20 @@ def test_a_killed_run_goes_on_from_its_last_evaluation_to_the_same_weights(
 
 
 def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_step(
-    make_encoder_job: MakeEncoderJob,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     job = make_encoder_job(learning_rate=10.0, max_steps=200, patience=2)
     rows = data(job)
     first = validation_logits(trained(job), rows)  # its scratch folder stays, as where it is killed
-    steps = ["step 0 of 200", "step 10 of 200", "step 20 of 200"]
+    steps = [f"step {step} of 200" for step in (0, 10, 20)]
     assert evaluated(capsys.readouterr()) == steps
     monkeypatch.setattr(Objective, "backward", lambda *_: pytest.fail("another step"))
     np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
 
 
-def test_a_checkpoint_is_gone_on_from_if_its_start_differs_by_no_more_than_rounding(
-    make_encoder_job: MakeEncoderJob, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As where other code, or another machine, fits the first head anew; or where states were read
-    in other batches.
+def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFixture[str]) -> None:
+    """A checkpoint is gone on from if its start differs by no more than rounding, as where other
+    code, or another machine, fits the first head anew; or where states were read in other batches.
     """
     job = make_encoder_job(max_steps=10)
     rows = data(job)
@@ -280,16 +266,17 @@ def test_a_checkpoint_is_gone_on_from_if_its_start_differs_by_no_more_than_round
     checkpoint = job.scratch / CHECKPOINT
     for other in ("words", "logits", "format", "no start", "rounding"):
         state = torch.load(checkpoint)
+        start = state["start"]
         if other == "words":
-            state["start"]["words"] = {name: 2 * t for name, t in state["start"]["words"].items()}
+            start["words"] = {name: 2 * tensor for name, tensor in start["words"].items()}
         elif other == "logits":
-            state["start"]["logits"][0] += 0.1
+            start["logits"][0] += 0.1
         elif other == "format":
-            state["start"]["format"] -= 1
+            start["format"] -= 1
         elif other == "no start":
             del state["start"], state["average"]  # as an older version wrote them
         else:
-            state["start"]["logits"] = [logit + 1e-5 for logit in state["start"]["logits"]]
+            start["logits"] = [logit + 1e-5 for logit in start["logits"]]
         torch.save(state, checkpoint)
         capsys.readouterr()
         np.testing.assert_array_equal(validation_logits(trained(job), rows), expected)
@@ -299,9 +286,7 @@ def test_a_checkpoint_is_gone_on_from_if_its_start_differs_by_no_more_than_round
         assert evaluated(written) == ["step 0 of 10", "step 10 of 10"] * starts_again
 
 
-def test_the_weights_that_are_kept_are_the_mean_of_all_steps_and_training_goes_on_from_its_own(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_means(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     before_steps: list[list[Tensor]] = []
     after_steps: list[list[Tensor]] = []
     update = AveragedWeights.update
@@ -330,9 +315,7 @@ def test_the_weights_that_are_kept_are_the_mean_of_all_steps_and_training_goes_o
     assert not torch.equal(kept[0].detach(), after_steps[-1][0])
 
 
-def test_an_adapter_that_ranks_better_is_kept_though_its_logits_are_off(
-    make_encoder_job: MakeEncoderJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_better_ranking_stays(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
     """What calibration mends does not count."""
     job = make_encoder_job(learning_rate=1e-2, max_steps=20)
     rows = data(job)
@@ -359,11 +342,8 @@ def test_an_adapter_that_ranks_better_is_kept_though_its_logits_are_off(
         ({"num_train_epochs": 1, "min_steps": 12, "eval_steps": 6}, [0, 6, 12]),
     ],
 )
-def test_weights_are_evaluated_when_the_recipe_says_and_training_ends_when_it_says(
-    make_encoder_job: MakeEncoderJob,
-    capsys: pytest.CaptureFixture[str],
-    settings: dict[str, float],
-    steps: list[int],
+def test_weights_are_evaluated_and_training_ends_when_the_recipe_says(
+    make_encoder_job: MakeEncoderJob, capsys: Any, settings: dict[str, float], steps: list[int]
 ) -> None:
     trained(make_encoder_job(**{"learning_rate": 10.0, "max_steps": -1} | settings))
     told = [line.split(" of ")[0] for line in evaluated(capsys.readouterr())]
@@ -371,9 +351,7 @@ def test_weights_are_evaluated_when_the_recipe_says_and_training_ends_when_it_sa
 
 
 @pytest.mark.parametrize(("dropout", "repeats"), [(0.0, True), (0.5, False)])
-def test_the_adapter_s_dropout_is_on_in_training_and_the_base_s_is_off(
-    make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool
-) -> None:
+def test_one_dropout_is_on(make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool) -> None:
     adapter = trained(make_encoder_job(lora_dropout=dropout)).model
     dropouts = [layer.p for layer in adapter.base_model.modules() if type(layer) is nn.Dropout]
     assert max(dropouts) > 0  # the base has some
@@ -384,30 +362,17 @@ def test_the_adapter_s_dropout_is_on_in_training_and_the_base_s_is_off(
     assert torch.equal(first, second) == repeats
 
 
-def test_a_row_of_several_windows_is_trained(make_encoder_job: MakeEncoderJob) -> None:
+def test_a_row_of_several_windows_is_trained_and_divergence_is_an_error(
+    make_encoder_job: MakeEncoderJob,
+) -> None:
     job = make_encoder_job(max_steps=5)
     rows = data(job)
     long = job.builder.build([Message("user", "we talk about music " * 6)] * 5, "")
     lengthened = tuple(replace(row, prompt=long) for row in rows.train[:3])
-    trained(job, Rows((*rows.train, *lengthened), rows.validation, rows.test))
-
-
-def test_a_loss_that_diverges_is_this_job_s_error(make_encoder_job: MakeEncoderJob) -> None:
+    trained(job, replace(rows, train=(*rows.train, *lengthened)))
     job = make_encoder_job(learning_rate=1e30, max_grad_norm=0.0)
-    (error,) = fit([(job, data(job))])
+    (error,) = fit([(job, rows)])
     assert isinstance(error, GuardError) and "NaN or infinite" in str(error)
-
-
-def test_an_adapter_is_trained_just_after_its_head(make_encoder_job: MakeEncoderJob) -> None:
-    """So that it finds the states that the frozen encoder gave for the head."""
-    jobs = [make_encoder_job(method) for method in ("head", "lora")]
-    work: list[tuple[Job, Rows]] = []
-    for rule in ("a", "b"):
-        for job in jobs:
-            renamed = job.rule.model_copy(update={"id": rule})
-            work.append((replace(job, rule=renamed), Rows((), (), ())))
-    order = [[(job.rule.id, job.method) for job, _ in part] for part in _parts(work)]
-    assert order == [[("a", "head")], [("a", "lora")], [("b", "head")], [("b", "lora")]]
 
 
 def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEncoderJob) -> None:
@@ -420,3 +385,17 @@ def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEnco
     shorter = job.recipe.model_copy(update={"context_tokens": longest - 1})
     with pytest.raises(GuardError, match="do not fit"):
         load(job.data, job.rule, shorter, job.builder)
+
+
+def test_the_weights_are_their_mean_for_a_while() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
+    average = AveragedWeights(weights)
+    for step in (1, 2):
+        for weight in weights:
+            weight.data.fill_(5.0 * step)
+        average.update(step)
+    with pytest.raises(KeyboardInterrupt), average.in_place():
+        assert [weight.tolist() for weight in weights] == [[9.0, 9.0], [9.0]]  # (5 + 4 x 10) / 5
+        raise KeyboardInterrupt
+    assert [weight.tolist() for weight in weights] == [[10.0, 10.0], [10.0]]
+    assert all(weight.requires_grad for weight in weights)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pytest import CaptureFixture, MonkeyPatch
 from safetensors.numpy import load_file
 from scipy.sparse import hstack
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -27,7 +28,7 @@ from guard.errors import GuardError
 from guard.layout import is_current
 from guard.method import METHODS, Method
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import ngram_rows
+from guard.prompt.ngrams import NgramVocabulary, ngram_rows
 from guard.weights.card import load_card
 from guard.weights.head import Head
 from tests.plain_words import plain_word_logit
@@ -37,13 +38,21 @@ from tests.train.conftest import (
     layers_by_onednn,
     mostly_generated,
     multiply_by_torch,
+    with_recipe,
     with_settings,
 )
 from train.examples import Row, Rows
-from train.head.fit import TrainedHead, fit, fitted, states
-from train.head.regression import PRIOR_SCALE
-from train.head.rows import RowSpans
-from train.head.settings import STRENGTHS, WORD_SCALES
+from train.head.fit import (
+    STRENGTHS,
+    WORD_SCALES,
+    TrainedHead,
+    check_head,
+    fit,
+    fitted,
+    settings_to_try,
+    states,
+)
+from train.head.regression import PRIOR_SCALE, RowSpans
 from train.job import Job
 from train.run import run
 
@@ -79,9 +88,7 @@ def plain_words(row: Row) -> list[str]:
     return [*tokens, *(f"{first} {second}" for first, second in itertools.pairwise(tokens))]
 
 
-def test_states_are_those_of_each_prompt_alone_where_mkl_is_slow_too(
-    job: Job, toy_base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_are_each_prompt_s_own(job: Job, toy_base: Path, monkeypatch: MonkeyPatch) -> None:
     base = AutoModelForCausalLM.from_pretrained(toy_base, dtype=torch.float32).eval()
     rows = data(job).train[:20]
     prompts = [row.prompt for row in rows]
@@ -178,10 +185,8 @@ def test_a_head_of_own_rows_is_a_mean_of_sklearn_s_regressions(job: Job, toy_bas
 @pytest.mark.parametrize(
     ("own_training", "own_validation", "is_one_fit"), [(9, 4, True), (10, 3, True), (10, 4, False)]
 )
-def test_with_few_own_rows_all_rows_are_one_fit(
-    job: Job, own_training: int, own_validation: int, is_one_fit: bool
-) -> None:
-    """Labels take turns, so of ten rows five are of either."""
+def test_few_own_rows(job: Job, own_training: int, own_validation: int, is_one_fit: bool) -> None:
+    """All rows are then one fit. Labels take turns, so of ten rows five are of either."""
     (head,) = fit([(job, mostly_generated(data(job), own_training, own_validation))])
     assert isinstance(head, TrainedHead)
     expected = trained(job).validation_logits
@@ -213,9 +218,7 @@ def test_a_stated_strength_is_kept_and_the_same_rows_give_the_same_weights(job: 
     assert np.abs(strong.head.weight).sum() < 0.2 * np.abs(weak.head.weight).sum()
 
 
-def test_another_method_of_a_head_s_tensors_is_written_where_its_entry_says(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_says_where_to_write(job: Job, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     another = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
     monkeypatch.setitem(METHODS, another.name, another)
     replace(trained(job), method="ridge").save(tmp_path / "ridge")
@@ -223,18 +226,13 @@ def test_another_method_of_a_head_s_tensors_is_written_where_its_entry_says(
 
 
 def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
-    job: Job, toy_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job: Job, toy_base: Path, tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
     run_head(job, tmp_path, seeds=(0, 1))
     assert [folder.name for folder in job.folder.parent.glob("head*")] == ["head"]
-    assert sorted(path.name for path in job.folder.iterdir()) == [
-        "card.json",
-        "head.safetensors",
-        "predictions.jsonl",
-        "stage.json",
-    ]
-    tensors = load_file(job.folder / "head.safetensors")
-    head = Head.of_tensors(tensors, "its file", "")
+    names = ["card.json", "head.safetensors", "predictions.jsonl", "stage.json"]
+    assert sorted(path.name for path in job.folder.iterdir()) == names
+    head = Head.of_tensors(load_file(job.folder / "head.safetensors"), "its file", "")
     assert len(head.weight) == 64 and head.words
     card = load_card(job.folder)
     assert (card.method, card.seed, card.recipe) == ("head", 0, {"dtype": "float32", "head": {}})
@@ -245,19 +243,49 @@ def test_the_folder_is_complete_and_its_predictions_are_those_of_its_weights(
     expected = plain_states(toy_base, both) @ head.weight + words_logits(head, both) + head.bias
     np.testing.assert_allclose(logits, expected, atol=1e-3)
     assert not job.scratch.exists()
-
     capsys.readouterr()
-    other_trainer = job.recipe.model_copy(update={"trainer": {"learning_rate": 1.0}})
-    run_head(replace(job, recipe=other_trainer), tmp_path)
+    run_head(with_recipe(job, trainer={"learning_rate": 1.0}), tmp_path)
     assert capsys.readouterr().out == "toy head seed 0: up to date\n"
     assert is_current(job.folder, job.inputs)
     assert with_head(job, C=1.0).inputs != job.inputs
 
 
-def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(
         "train.head.fit.states", lambda base, prompts: np.full((len(prompts), 64), np.nan)
     )
     (error,) = fit([(job, data(job))])
     assert isinstance(error, GuardError)
     assert "the base's states are not finite" in str(error)
+
+
+VOCABULARY = NgramVocabulary.of([ngram_rows([[1]]), ngram_rows([[1]]), ngram_rows([[2]])])
+
+
+POSITIVE = "methods.head.head: C must be a positive number"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head": {"CC": 1}}, "methods.head.head: unknown key 'CC' of a head"),
+        *(({"head": {"C": value}}, POSITIVE) for value in ("big", 0, True, math.inf)),
+        ({"lora": {"r": 8}}, "methods.head.lora: a head does not use lora settings"),
+        ({"trainer": {"optim": "sgd"}}, "head.trainer: a head does not use trainer settings"),
+        ({"early_stopping_patience": 2}, "methods.head.early_stopping_patience"),
+        ({"min_steps": 300}, "methods.head.min_steps"),
+    ],
+)
+def test_settings_of_others_stop(job: Job, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(GuardError, match=message):
+        check_head(with_settings(job, **{"lora": {}} | settings))
+
+
+def test_every_word_scale_is_tried_with_every_strength_unless_one_is_stated(job: Job) -> None:
+    """Without words one scale is enough."""
+    tried = settings_to_try(job, VOCABULARY)
+    assert tried == [(scale, strength) for scale in WORD_SCALES for strength in STRENGTHS]
+    stated = with_settings(job, lora={}, head={"C": 2.0})
+    assert settings_to_try(stated, VOCABULARY) == [(scale, 2.0) for scale in WORD_SCALES]
+    tried = settings_to_try(job, NgramVocabulary.of([]))
+    assert tried == [(WORD_SCALES[0], strength) for strength in STRENGTHS]

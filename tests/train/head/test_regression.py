@@ -5,15 +5,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix, hstack, random_array
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import NgramVocabulary, ngram_rows
+from guard.prompt.ngrams import ngram_rows
 from guard.weights.head import Head
-from train.examples import Row
-from train.head.regression import Regression
-from train.head.rows import ReadRows, RowSpans, head_logits
+from train.examples import Row, has_of_each_label
+from train.head.regression import (
+    TEMPERATURE,
+    Coefficients,
+    ReadRows,
+    Regression,
+    RowSpans,
+    SpanRows,
+    head_logits,
+    read_rows,
+)
+from train.job import Job
 
 WIDTH = 4
 
@@ -34,15 +48,9 @@ def train() -> ReadRows:
     return ReadRows(rows, spans)
 
 
-@pytest.fixture
-def vocabulary(train: ReadRows) -> NgramVocabulary:
-    return train.vocabulary()
-
-
-def test_a_good_prior_decides_at_strong_penalty(
-    train: ReadRows, vocabulary: NgramVocabulary
-) -> None:
+def test_a_good_prior_decides_at_high_penalty(train: ReadRows) -> None:
     """The prior is one number, so its weight costs the least penalty."""
+    vocabulary = train.vocabulary()
     prior = Regression(train, vocabulary).fitted(1.0, 100.0)
     alone = Regression(train, vocabulary).fitted(1.0, 0.1)
     with_prior = Regression(train, vocabulary, prior).fitted(1.0, 0.1)
@@ -50,3 +58,117 @@ def test_a_good_prior_decides_at_strong_penalty(
     assert train.loss(with_prior) < train.loss(alone)
     logits, prior_logits = head_logits(with_prior, train.spans), head_logits(prior, train.spans)
     assert np.corrcoef(logits, prior_logits)[0, 1] > 0.9
+
+
+LABELS = (0, 1, 0, 1, 0)
+
+
+def row(index: int) -> Row:
+    """The first two are generated."""
+    prompt = Prompt((index,), 1)
+    return Row(str(index), "train", LABELS[index], prompt, is_generated=index < 2)
+
+
+def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
+    """Two spans of one number each: the row's, and its negative."""
+    spans: list[RowSpans] = []
+    for prompt in prompts:
+        number = float(prompt.token_ids[0])
+        spans.append(RowSpans(np.array([[number], [-number]], np.float32), ngram_rows([[], []])))
+    return spans
+
+
+@pytest.fixture
+def rows(job: Job) -> ReadRows:
+    return read_rows(job, reader, [row(index) for index in range(len(LABELS))])
+
+
+def ids(rows: ReadRows) -> list[str]:
+    return [row.id for row in rows.rows]
+
+
+def test_own_and_generated_rows_are_all_rows(rows: ReadRows) -> None:
+    """The rarer label decides how many there are of each, and the highest span a row's logit."""
+    assert (ids(rows.generated()), ids(rows.own())) == (["0", "1"], ["2", "3", "4"])
+    joined = rows.own().joined_with(rows.generated())
+    assert ids(joined) == ["2", "3", "4", "0", "1"] and joined.labels == [0, 1, 0, 0, 1]
+    assert joined.spans[0].states.tolist() == [[2.0], [-2.0]]
+    assert has_of_each_label(rows.rows, 2) and not has_of_each_label(rows.rows, 3)
+    logits = head_logits(Head(np.array([-1.0], np.float32), 0.5), rows.spans)
+    assert logits == [0.5 + index for index in range(len(LABELS))]
+
+
+WIDTH, COLUMNS = 8, 40
+
+
+@pytest.fixture(params=range(3))
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    return np.random.default_rng(request.param)
+
+
+def random_rows(rng: np.random.Generator, rows: int, most_spans: int) -> SpanRows:
+    """Rows of 1 to `most_spans` spans, and labels that these have something to do with."""
+    counts = rng.integers(1, most_spans + 1, size=rows)
+    starts = np.cumsum(counts) - counts
+    dense = rng.standard_normal((counts.sum(), WIDTH))
+    sparse = random_array((counts.sum(), COLUMNS), density=0.1, rng=rng, format="csr")
+    told = dense[starts, 0] + sparse.sum(axis=1)[starts] - np.mean(sparse.sum(axis=1))
+    labels = (told + rng.standard_normal(rows) > 0).astype(float)
+    return SpanRows(dense, csr_matrix(sparse), starts, labels)
+
+
+def plain_loss(rows: SpanRows, of: Coefficients, strength: float) -> float:
+    """Row by row."""
+    logits = rows.dense @ of.dense + rows.sparse @ of.sparse
+    total = (of.dense @ of.dense + of.sparse @ of.sparse) / (2 * strength)
+    for spans, label in zip(np.split(logits, rows.starts[1:]), rows.labels, strict=True):
+        logit = TEMPERATURE * np.log(np.exp(spans / TEMPERATURE).sum()) + of.bias
+        total += np.logaddexp(0, -logit if label else logit)
+    return float(total)
+
+
+def highest(rows: SpanRows, of: Coefficients) -> np.ndarray:
+    logits = rows.dense @ of.dense + rows.sparse @ of.sparse
+    return np.maximum.reduceat(logits, rows.starts) + of.bias
+
+
+@pytest.mark.parametrize("strength", [0.1, 10.0])
+def test_of_one_span_a_row_it_is_sklearn_s(rng: np.random.Generator, strength: float) -> None:
+    rows = random_rows(rng, 200, most_spans=1)
+    inputs = hstack([csr_matrix(rows.dense), rows.sparse]).tocsr()
+    plain = LogisticRegression(C=strength, max_iter=5000, tol=1e-8).fit(inputs, rows.labels)
+    fitted = rows.fitted(strength)
+    np.testing.assert_allclose(fitted.dense, plain.coef_[0, :WIDTH], atol=2e-3)
+    np.testing.assert_allclose(fitted.sparse, plain.coef_[0, WIDTH:], atol=2e-3)
+    assert fitted.bias == pytest.approx(plain.intercept_[0], abs=2e-3)
+
+
+def test_of_several_spans_no_step_away_has_a_lower_loss(rng: np.random.Generator) -> None:
+    rows = random_rows(rng, 100, most_spans=6)
+    fitted = rows.fitted(1.0)
+    lowest = plain_loss(rows, fitted, 1.0)
+    for size in (1e-3, 1e-2, 0.1):
+        for _ in range(20):
+            away = Coefficients(
+                fitted.dense + size * rng.standard_normal(WIDTH),
+                fitted.sparse + size * rng.standard_normal(COLUMNS),
+                fitted.bias + size * float(rng.standard_normal()),
+            )
+            assert plain_loss(rows, away, 1.0) > lowest
+
+
+@pytest.mark.parametrize("rows_count", [60, 300])
+def test_the_one_deciding_span_is_found(rng: np.random.Generator, rows_count: int) -> None:
+    def documents() -> SpanRows:
+        """Of twenty spans of one; in every second row one says something else as well."""
+        labels = np.arange(rows_count) % 2
+        dense = rng.standard_normal((20 * rows_count, WIDTH))
+        starts = 20 * np.arange(rows_count)
+        planted = starts + rng.integers(0, 20, size=rows_count)
+        dense[planted[labels == 1], 1] += 6
+        sparse = random_array((len(dense), COLUMNS), density=0.1, rng=rng, format="csr")
+        return SpanRows(dense, csr_matrix(sparse), starts, labels.astype(float))
+
+    fitted = documents().fitted(1.0)
+    unseen = documents()
+    assert roc_auc_score(unseen.labels, highest(unseen, fitted)) > 0.95

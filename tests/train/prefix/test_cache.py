@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from pytest import MonkeyPatch
 from safetensors.torch import save
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from guard.errors import GuardError
-from tests.train.conftest import BASES, calls_of, layers_by_onednn, multiply_by_torch
+from guard.recipe import PrefixCacheSize
+from tests.train.conftest import BASES, MakeJob, calls_of, layers_by_onednn, multiply_by_torch
 from train.prefix import cache as prefix_cache
-from train.prefix.budget import Budget
-from train.prefix.cache import Prefix, PrefixCache, Read
+from train.prefix.cache import GIB, Budget, Prefix, PrefixCache, Read, budget_of, free_memory
 
 PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6, 7)]
 
@@ -43,20 +42,12 @@ def per_token(qwen: PreTrainedModel) -> int:
     return PrefixCache(qwen, Budget()).bytes_per_token
 
 
-@pytest.mark.parametrize(
-    "budget",
-    [
-        Budget(),
-        Budget(device=10**9),
-        Budget(host=10**9),
-        Budget(disk=10**9),
-        Budget(20_480, 10_240, 2_560),
-        Budget(host=30_000),
-    ],
-)
-def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
-    tmp_path: Path, model: PreTrainedModel, budget: Budget
-) -> None:
+BUDGETS = [Budget(), *(Budget(**{tier: 10**9}) for tier in ("device", "host", "disk"))]
+
+
+@pytest.mark.parametrize("budget", [*BUDGETS, Budget(20_480, 10_240, 2_560), Budget(host=30_000)])
+def test_rows_are_their_prefixes(tmp_path: Path, model: PreTrainedModel, budget: Budget) -> None:
+    """Each alone, whatever fits the budget."""
     prefixes = PrefixCache(model, budget, tmp_path)
     prefixes.fill(PREFIXES[:3])
     for chosen in (PREFIXES[:4], PREFIXES[3::-1], PREFIXES[2:4]):  # computed, and read again
@@ -67,9 +58,7 @@ def test_each_row_is_its_prefix_alone_whatever_fits_the_budget(
                 torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
 
 
-def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefixes_are_those_of_plain_mkl(model: PreTrainedModel, monkeypatch: MonkeyPatch) -> None:
     chosen = [tuple(torch.randint(128, (length,)).tolist()) for length in (3, 40, 1, 17)]
     multiply_by_torch(monkeypatch)
     plain = PrefixCache(model, Budget()).read(chosen)
@@ -81,8 +70,8 @@ def test_where_mkl_is_slow_prefixes_are_those_of_plain_products(
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
-    qwen: PreTrainedModel, per_token: int, monkeypatch: pytest.MonkeyPatch
+def test_tiers_take_by_room(
+    qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
 ) -> None:
     tiers: dict[str, list[int]] = {}
     for name in ("_on_device", "_on_host", "_on_disk"):
@@ -98,8 +87,8 @@ def test_each_tier_takes_what_it_has_room_for_the_longest_prefixes_first(
     assert tiers == {"_on_device": [40], "_on_host": [1, 17], "_on_disk": [3]}
 
 
-def test_files_of_the_disk_tier_never_have_a_name_and_are_gone_with_the_process(
-    tmp_path: Path, qwen: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+def test_files_are_nameless(
+    tmp_path: Path, qwen: PreTrainedModel, monkeypatch: MonkeyPatch
 ) -> None:
     named: list[list[Path]] = []
 
@@ -116,14 +105,8 @@ def test_files_of_the_disk_tier_never_have_a_name_and_are_gone_with_the_process(
     assert mapped and all(line.endswith("(deleted)") for line in mapped)
 
 
-def test_a_too_long_prefix_leaves_room_to_others(qwen: PreTrainedModel, per_token: int) -> None:
-    prefixes = PrefixCache(qwen, Budget(host=39 * per_token))
-    assert prefixes.fill(PREFIXES) == 40
-    assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
-
-
-def test_a_cache_computes_what_a_step_misses_in_one_pass_and_nothing_that_it_cannot_keep(
-    qwen: PreTrainedModel, per_token: int, monkeypatch: pytest.MonkeyPatch
+def test_misses_are_one_pass(
+    qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
 ) -> None:
     computed = calls_of(monkeypatch, PrefixCache, "_computed")
     empty, full = PrefixCache(qwen, Budget()), PrefixCache(qwen, Budget(host=40 * per_token))
@@ -149,19 +132,79 @@ def test_a_cache_that_is_let_go_of_is_gone_at_once(qwen: PreTrainedModel) -> Non
 
 
 def test_a_base_with_sliding_windows_is_refused() -> None:
-    config = Gemma3TextConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-        sliding_window=8, layer_types=["sliding_attention", "full_attention"],
-    )  # fmt: skip
+    small = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    layers = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(**small, sliding_window=8, layer_types=layers)
     with pytest.raises(GuardError, match="does not keep the keys and values of every position"):
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_a_prefix_has_to_be_fetched_where_it_lies_elsewhere(
+def test_what_lies_elsewhere_or_nowhere(
     tmp_path: Path, qwen: PreTrainedModel, per_token: int
 ) -> None:
+    """It has to be fetched; a prefix that is too long leaves room to others."""
     prefixes = PrefixCache(qwen, Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
     prefixes.fill(PREFIXES)
     tokens = [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]]
     assert tokens == [3, 0, 1, 17]
+    prefixes = PrefixCache(qwen, Budget(host=39 * per_token))
+    assert prefixes.fill(PREFIXES) == 40
+    assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
+
+
+def free(monkeypatch: MonkeyPatch, size: int) -> None:
+    memory = psutil.virtual_memory()._replace(available=size)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+
+def test_half_of_the_free_memory_is_taken(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    job = make_job("alora")
+    free(monkeypatch, 8 * GIB)
+    monkeypatch.setattr("train.prefix.cache.free_memory.__defaults__", (Path("/none"),) * 2)
+    disk = shutil.disk_usage(job.runs.root)._replace(free=8 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+
+    def stated(**gib: float) -> Budget:
+        recipe = job.recipe.model_copy(update={"prefix_cache_gib": PrefixCacheSize(**gib)})
+        return budget_of(replace(job, recipe=recipe), torch.device("cpu"))
+
+    assert stated() == Budget(host=4 * GIB)
+    assert stated(host=8.0, disk=8.0) == Budget(host=8 * GIB, disk=8 * GIB)
+    for tier, room in (("host", "8.0"), ("disk", "8.0"), ("device", "0.0")):
+        told = rf"recipe toy: prefix_cache_gib\.{tier}: .*got 9 GiB, {room} free"
+        with pytest.raises(GuardError, match=told):
+            stated(**{tier: 9.0})
+
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(text + "\n")
+
+
+def test_limits_of_control_groups_hold_too(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Pages of files count as free. A group over its limit leaves nothing."""
+    free(monkeypatch, 1000)
+    own, groups = tmp_path / "own", tmp_path / "groups"
+    assert free_memory(groups, own) == 1000
+    own.write_text("4:memory:/other\n0::/service/job\n")
+    group(groups / "service" / "job", max="max", current="100")
+    assert free_memory(groups, own) == 1000
+    group(groups / "service", max="500", current="300", stat="anon 200\ninactive_file 60")
+    assert free_memory(groups, own) == 260
+    group(groups, max="500", current="600")
+    assert free_memory(groups, own) == 0
+
+
+def test_limits_of_control_groups_of_version_1_hold_too(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    free(monkeypatch, 1000)
+    own, memory = tmp_path / "own", tmp_path / "groups" / "memory"
+    own.write_text("5:cpu,cpuacct:/other\n4:hugetlb,memory:/job\n1:name=systemd:/job\n")
+    used = {"usage_in_bytes": "300", "stat": "inactive_file 1\ntotal_inactive_file 60"}
+    group(memory / "job", limit_in_bytes="9223372036854771712", **used)
+    assert free_memory(tmp_path / "groups", own) == 1000
+    group(memory, limit_in_bytes="500", **used)
+    assert free_memory(tmp_path / "groups", own) == 260

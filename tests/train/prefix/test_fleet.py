@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from guard.prompt.decoder import PromptBuilder
-from tests.train.conftest import MakeJob, calls_of, data
-from tests.train.prefix.conftest import fitted, largest_difference
+from tests.train.conftest import MakeJob, calls_of, data, fitted, largest_difference
 from train.adapter.load import load_base
 from train.adapter.settings import trainer_config
 from train.job import Job
 from train.prefix import fleet
 from train.prefix import trainer as shared_prefix
-from train.prefix.budget import Budget
-from train.prefix.cache import PrefixCache
-from train.prefix.fleet import Fleet
+from train.prefix.cache import Budget, Prefix, PrefixCache
+from train.prefix.fleet import Fleet, Pack, Packer, longest_suffix, prefix_of
 from train.prefix.member import Member
-from train.prefix.packer import longest_suffix, prefix_of
 from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
 
 pytestmark = pytest.mark.slow
 
 
-def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And before the clock starts."""
-    order: list[str] = []
-    for owner, name in ((PrefixCache, "fill"), (Member, "begin")):
-        original = getattr(owner, name)
-        monkeypatch.setattr(
-            owner,
-            name,
-            lambda *args, name=name, original=original: (order.append(name), original(*args))[1],
-        )
+def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    """For all epochs, seeds and rules, and before the clock starts."""
+    filled = calls_of(monkeypatch, PrefixCache, "fill")
+    begun_after: list[int] = []
+    begin = Member.begin
+    monkeypatch.setattr(
+        Member, "begin", lambda *args: (begun_after.append(len(filled)), begin(*args))[1]
+    )
     computed = calls_of(monkeypatch, PrefixCache, "_computed")
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
     distinct = set()
@@ -46,14 +41,13 @@ def test_prefixes_go_through_the_base_once_for_all_epochs_seeds_and_rules(
     fitted(*jobs)
     # One alone measures what a token takes.
     assert sum(len(prefixes) for _, prefixes in computed if len(prefixes) > 1) == len(distinct)
-    assert order[:3] == ["fill", "begin", "begin"]
+    assert begun_after == [1, 1]
 
 
 def test_adapters_are_the_same_in_place_or_padded(make_job: MakeJob) -> None:
     def trained(*, in_place: bool) -> list[torch.Tensor]:
-        jobs = []
-        for seed in (0, 1):
-            jobs.append(make_job("alora", seed=seed, max_steps=8, runs=f"{in_place}{seed}"))
+        name = str(in_place)
+        jobs = [make_job("alora", seed=seed, max_steps=8, runs=f"{name}{seed}") for seed in (0, 1)]
         members = [Member(job, data(job), trainer_config(job)) for job in jobs]
         model = load_base(jobs[0].recipe, members[0].config.device)
         Fleet(model, members, Budget(host=10**9), in_place=in_place).train()
@@ -63,9 +57,7 @@ def test_adapters_are_the_same_in_place_or_padded(make_job: MakeJob) -> None:
         assert float((weight - expected).abs().max()) < 2e-3 * float(expected.abs().max())
 
 
-def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_at_rest_is_left_out(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     passes = calls_of(monkeypatch, StackedModel, "logits")
     seeds = calls_of(monkeypatch, torch, "manual_seed")
     fitted(
@@ -76,9 +68,7 @@ def test_an_adapter_at_rest_is_left_out_of_the_passes_and_of_the_masks_drawn(
     assert drawn == [1_000_003, 1_000_004, 2_000_008, 2_000_009]
 
 
-def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_suffix_bounds_the_last_pass(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     job = make_job("alora", max_steps=1, runs="runs")
     longest = longest_suffix(data(job).validation)
     monkeypatch.setattr(fleet, "SUFFIX_TOKENS", 2 * longest)
@@ -90,21 +80,18 @@ def test_the_last_pass_holds_as_many_adapters_as_the_longest_suffix_allows(
 
 @pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_passes_are_bounded_and_what_reads_the_same_shares_them(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, rows: int, limit: str
-) -> None:
+def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str) -> None:
+    """What reads the same shares them."""
+
     def job(seed: int, runs: str) -> Job:
-        return make_job(
-            "alora", seed=seed, max_steps=2, per_device_train_batch_size=rows, runs=runs
-        )
+        steps = {"max_steps": 2, "per_device_train_batch_size": rows}
+        return make_job("alora", seed=seed, runs=runs, **steps)
 
     (expected,) = fitted(job(1, "alone"))
     passes: list[tuple[int, int, int]] = []
     original = StackedModel.logits
 
-    def spy(
-        stacked: StackedModel, adapters: list[int], prefixes: Prefixes, suffixes: list[list[int]]
-    ) -> torch.Tensor:
+    def spy(stacked: StackedModel, adapters: Any, prefixes: Prefixes, suffixes: Any) -> Any:
         if torch.is_grad_enabled():
             read = sum(states.nbytes for states in prefixes.states)
             passes.append((len(adapters), len(suffixes), read))
@@ -128,9 +115,7 @@ def test_passes_are_bounded_and_what_reads_the_same_shares_them(
         assert min(adapters for adapters, _, _ in passes) == 2
 
 
-def test_the_validation_logits_of_a_bfloat16_base_are_float32(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """As the engine's and plain PEFT's are: thresholds are made of them."""
     job = make_job("alora", max_steps=1)
     dtypes: list[torch.dtype] = []
@@ -143,3 +128,24 @@ def test_the_validation_logits_of_a_bfloat16_base_are_float32(
     monkeypatch.setattr(fleet, "yes_minus_no", spy)
     fitted(replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"})))
     assert set(dtypes) == {torch.float32}
+
+
+Reader = tuple[str, list[Prefix]]
+
+
+def packed(readers: list[Reader], room: int) -> list[list[str]]:
+    def fits(pack: Pack[Reader], reader: Reader, more_bytes: int) -> bool:
+        return pack.prefix_bytes + more_bytes <= room
+
+    packer = Packer[Reader](prefixes=lambda reader: reader[1], size=len, fits=fits)
+    return [[name for name, _ in pack.items] for pack in packer.packs(readers)]
+
+
+def test_neighbours_are_packed_while_there_is_room() -> None:
+    """What is read already takes nothing, and what never fits is alone."""
+    readers = [("a", [(1, 2)]), ("b", [(3, 4)]), ("c", [(5, 6)])]
+    assert packed(readers, 4) == [["a", "b"], ["c"]]
+    assert packed(readers, 6) == [["a", "b", "c"]]
+    sharing = [("a", [(1, 2)]), ("b", [(1, 2), (1, 2)]), ("c", [(1, 2), (3,)])]
+    assert packed(sharing, 2) == [["a", "b"], ["c"]]
+    assert packed(readers[:2], 0) == [["a"], ["b"]] and packed([], 9) == []

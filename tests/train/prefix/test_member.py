@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from pytest import MonkeyPatch
 
-from tests.train.conftest import ADAPTERS, MakeJob, calls_of, data, with_lora, with_settings
-from tests.train.prefix.conftest import fitted, largest_difference
+from tests.train.conftest import (
+    ADAPTERS,
+    MakeJob,
+    calls_of,
+    data,
+    fitted,
+    largest_difference,
+    with_lora,
+    with_settings,
+)
 from train.adapter import trl
-from train.adapter.early_stopping import EarlyStopping
-from train.adapter.progress import Progress
+from train.adapter.steps import EarlyStopping, Progress
 from train.job import Job
 from train.prefix.member import CHECKPOINT, Member
 
@@ -25,13 +36,8 @@ pytestmark = pytest.mark.slow
         ((16,), None, 0.3, True),
     ],
 )
-def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_they_would_have_been(
-    make_job: MakeJob,
-    ranks: tuple[int, ...],
-    patience: int | None,
-    dropout: float,
-    alone: bool,
-    monkeypatch: pytest.MonkeyPatch,
+def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
+    make_job: MakeJob, monkeypatch: MonkeyPatch, ranks: Any, patience: Any, dropout: Any, alone: Any
 ) -> None:
     def jobs(runs: str) -> list[Job]:
         made: list[Job] = []
@@ -53,12 +59,7 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
         done.append(member.step)
         update(member, loss)
 
-    record = EarlyStopping.record
-    monkeypatch.setattr(
-        EarlyStopping,
-        "record",
-        lambda self, step, _, weights: record(self, step, 0.3 if step == 8 else 0.4, weights),
-    )
+    record_losses(monkeypatch, lambda step: 0.3 if step == 8 else 0.4)
     expected = fitted(*jobs("whole"))
     monkeypatch.setattr(Member, "update", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -67,26 +68,30 @@ def test_adapters_killed_at_different_steps_go_on_in_whatever_company_to_what_th
     left = jobs("killed")
     assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
     found = [fitted(job)[0] for job in left] if alone else fitted(*left)
-    assert 0 not in done
-    assert max(done) == (
-        15 if patience else 19
-    )  # the first epoch was the best, the second the last
+    # The first epoch was the best, the second the last.
+    assert 0 not in done and max(done) == (15 if patience else 19)
     for one, other in zip(found, expected, strict=True):
         largest = max(float(weight.abs().max()) for weight in other.values())
         assert largest_difference(one, other) < 2e-3 * largest
 
 
-def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
-    unbound, high = (
-        make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)) for norm in (0, 1e9)
+def record_losses(monkeypatch: MonkeyPatch, loss_at: Callable[[int], float]) -> None:
+    """The validation loss that early stopping is told at each step."""
+    record = EarlyStopping.record
+    monkeypatch.setattr(
+        EarlyStopping, "record", lambda self, step, _, best: record(self, step, loss_at(step), best)
     )
-    (found,), (expected,) = fitted(unbound), fitted(high)
+
+
+def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
+    found, expected = (
+        fitted(make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)))[0]
+        for norm in (0, 1e9)
+    )
     assert largest_difference(found, expected) == 0
 
 
-def test_a_checkpoint_every_share_of_the_steps(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_each_share_of_the_steps(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     saved: list[int] = []
     monkeypatch.setattr(
         torch, "save", lambda state, path: (saved.append(state["step"]), path.touch())
@@ -98,23 +103,13 @@ def test_a_checkpoint_every_share_of_the_steps(
 
 @pytest.mark.parametrize("method", ADAPTERS)
 @pytest.mark.parametrize(("epochs", "patience"), [(10, 1), (1, None)])
-def test_training_stops_after_the_least_steps_alone_and_few_rows_are_trained_as_long(
-    make_job: MakeJob,
-    method: str,
-    epochs: int,
-    patience: int | None,
-    monkeypatch: pytest.MonkeyPatch,
+def test_training_takes_the_least_steps(
+    make_job: MakeJob, monkeypatch: MonkeyPatch, method: str, epochs: int, patience: int | None
 ) -> None:
     """An epoch of 16 rows is two steps; the first is the best."""
     losses = calls_of(monkeypatch, Progress, "loss")
-    record = EarlyStopping.record
-    monkeypatch.setattr(
-        EarlyStopping, "record", lambda self, step, _, best: record(self, step, step, best)
-    )
+    record_losses(monkeypatch, float)
     job = make_job(method, n_train=16, num_train_epochs=epochs)
     job = with_settings(job, early_stopping_patience=patience, min_steps=7)
-    if method == "alora":
-        fitted(job)
-    else:
-        trl.fit(job, data(job))
+    fitted(job) if method == "alora" else trl.fit(job, data(job))
     assert len(losses) == 7

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from train.prefix import prefixes
 from train.prefix.prefixes import PADDING, Part, Prefixes, joined_parts, separate_parts
@@ -35,10 +36,8 @@ def padded_tokens(part: Part, lengths: list[int]) -> int:
 
 
 def needed_tokens(part: Part, lengths: list[int]) -> int:
-    needed = 0
-    for prefix, suffixes in zip(part.prefixes, part.suffixes, strict=True):
-        needed += lengths[prefix] * len(set(suffixes))
-    return needed
+    pairs = zip(part.prefixes, part.suffixes, strict=True)
+    return sum(lengths[prefix] * len(set(suffixes)) for prefix, suffixes in pairs)
 
 
 @pytest.mark.parametrize("most_readers", [1, 2, 12])
@@ -60,14 +59,14 @@ def test_joined_parts_are_few_waste_little_and_hold_all_suffixes(most_readers: i
     assert len(joined) < len(separate) / 2
 
 
-def test_parts_grow_with_unlike_prefixes_not_with_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_grow_with_unlike_prefixes_not_with_many(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MAX_WEIGHTS", 2**40)
     for count in (100, 1000):
         lengths = random_lengths(count)
         assert len(both_parts(lengths, [1] * count)[1]) < 10
 
 
-def test_a_prefix_of_too_many_readers_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_of_too_many_readers_is_read_in_parts(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MAX_WEIGHTS", 2 * 50 * WEIGHTS)
     separate, joined = both_parts([50, 200], [5, 1])
     assert [part.suffixes for part in separate] == [[[0, 1]], [[2, 3]], [[4]], [[5]]]
@@ -82,9 +81,7 @@ def test_prefixes_are_read_in_place_on_a_cpu_alone(device: str, in_place: bool) 
 
 
 @pytest.mark.parametrize(("copied_bytes", "copies"), [(2**30, 1), (1, 3 + 2)])
-def test_copies_are_made_once_a_pass_or_as_many_layers_at_a_time_as_there_is_room_for(
-    monkeypatch: pytest.MonkeyPatch, copied_bytes: int, copies: int
-) -> None:
+def test_copies_are_made_by_room(monkeypatch: MonkeyPatch, copied_bytes: int, copies: int) -> None:
     monkeypatch.setattr(prefixes, "COPIED_BYTES", copied_bytes)
     copied: list[range] = []
     padded = Prefixes._padded

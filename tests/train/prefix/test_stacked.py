@@ -9,8 +9,7 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from guard.errors import GuardError
-from tests.train.conftest import SHAPE
-from tests.train.prefix.launch_count import LaunchCount
+from tests.train.conftest import SHAPE, LaunchCount
 from train.prefix.stacked import Stacked, StackedModel, layers
 
 WHERE = "recipe toy: methods.second.lora"
@@ -29,9 +28,7 @@ def config(rank: int, *modules: str, scaling: int = 3) -> LoraConfig:
 
 
 @pytest.mark.parametrize("scalings", [(3, 3), (3, 7)])
-def test_each_half_of_the_rows_gets_the_update_of_its_adapter_whatever_its_rank(
-    model: Qwen3ForCausalLM, scalings: tuple[int, int]
-) -> None:
+def test_rows_get_their_own_update(model: Qwen3ForCausalLM, scalings: tuple[int, int]) -> None:
     base = model.get_submodule("model.layers.0.self_attn.q_proj")
     assert isinstance(base, nn.Linear)
     first, second = scalings
@@ -63,22 +60,18 @@ def test_a_layer_of_many_adapters_launches_no_more_than_one_of_two(model: Qwen3F
             a, b = layer.factors[adapter]
             assert a.grad is not None and b.grad is not None
             a.grad = b.grad = None
-        return sum(count.launches.values())
+        return count.launches
 
     assert launches(8) == launches(2)
     assert isinstance(base, nn.Linear) and base.weight.grad is None
 
 
 def test_the_layers_of_an_adapter_are_counted_and_the_base_stays(model: Qwen3ForCausalLM) -> None:
+    """A layer that is not linear is refused."""
     counts = layers(model, config(4, "q_proj"), WHERE)
-    assert counts == {
-        f"model.layers.{number}.self_attn.q_proj": 4 * (64 + 64) for number in range(2)
-    }
-    assert type(model.get_submodule("model.layers.0.self_attn.q_proj")) is nn.Linear
-
-
-def test_a_layer_that_is_not_linear_is_refused(model: Qwen3ForCausalLM) -> None:
-    with pytest.raises(
-        GuardError, match=r"methods\.second\.lora, target_modules: only linear layers.*embed_tokens"
-    ):
+    name = "model.layers.{}.self_attn.q_proj"
+    assert counts == {name.format(number): 4 * (64 + 64) for number in range(2)}
+    assert type(model.get_submodule(name.format(0))) is nn.Linear
+    told = r"methods\.second\.lora, target_modules: only linear layers.*embed_tokens"
+    with pytest.raises(GuardError, match=told):
         layers(model, config(4, "embed_tokens"), WHERE)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytest import CaptureFixture, MonkeyPatch
 from transformers import Trainer
 
 from guard.errors import GuardError
@@ -18,30 +19,26 @@ from tests.train.conftest import (
     BASES,
     RULE,
     MakeJob,
-    data,
-    weights,
-    with_lora,
-    write_toy_data,
-)
-from tests.train.prefix.conftest import (
     adapter_weights,
+    calls_of,
+    data,
     fitted,
     fitted_to,
     largest_difference,
     patient,
+    weights,
+    with_lora,
+    write_toy_data,
 )
 from train.adapter import trl
-from train.adapter.early_stopping import EarlyStopping
-from train.adapter.predict import verdict_logits
-from train.adapter.trained import TrainedAdapter
+from train.adapter.steps import EarlyStopping
+from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.job import Job
-from train.prefix import budget, fleet
+from train.prefix import cache, fleet
 from train.prefix import trainer as shared_prefix
-from train.prefix.budget import Budget
-from train.prefix.cache import PrefixCache
-from train.prefix.fleet import Fleet
+from train.prefix.cache import Budget, PrefixCache
+from train.prefix.fleet import Fleet, prefix_of
 from train.prefix.member import Member
-from train.prefix.packer import prefix_of
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +48,7 @@ def trained(job: Job) -> dict[str, torch.Tensor]:
     return fitted(job)[0] if job.method == "alora" else weights(trl.fit(job, data(job)))
 
 
-def groups_of(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def groups_of(monkeypatch: MonkeyPatch) -> list[list[int]]:
     """The seeds that are trained together, from here on."""
     groups: list[list[int]] = []
     original = Fleet.train
@@ -83,9 +80,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         {"optim": "sgd", "optim_args": "momentum=0.5", "learning_rate": 1.0},
     ],
 )
-def test_twenty_steps_give_the_adapter_that_trl_and_peft_train_on_whole_prompts(
-    make_job: MakeJob, settings: dict[str, object]
-) -> None:
+def test_twenty_steps_are_those_of_trl(make_job: MakeJob, settings: dict[str, object]) -> None:
     one, reference = (
         make_job("alora", **{"max_steps": 20, "learning_rate": 3e-3, "runs": runs} | settings)
         for runs in ("one", "reference")
@@ -111,9 +106,7 @@ def test_rules_and_ranks_in_one_pass_are_trl_s_one_by_one(make_job: MakeJob) -> 
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_gradients_are_those_of_peft_on_whole_prompts(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, base: str
-) -> None:
+def test_gradients_are_peft_s(make_job: MakeJob, monkeypatch: MonkeyPatch, base: str) -> None:
     """From a random second factor: PEFT starts it at zero, and the first factor's gradient is then
     zero too.
     """
@@ -143,14 +136,12 @@ def test_gradients_are_those_of_peft_on_whole_prompts(
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_what_has_no_room_together_is_trained_one_after_another(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_training_is_in_turn(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     groups = groups_of(monkeypatch)
     jobs = [make_job("alora", seed=seed, max_steps=3, runs=f"runs{seed}") for seed in (0, 1, 2)]
     rows = data(jobs[0])
     first = fitted(*jobs)
-    monkeypatch.setattr(budget, "FREE_SHARE", 1e-9)  # nothing is kept
+    monkeypatch.setattr(cache, "FREE_SHARE", 1e-9)  # nothing is kept
     again = [make_job("alora", seed=seed, max_steps=3, runs=f"again{seed}") for seed in (0, 1, 2)]
     parts = [replace(rows, train=rows.train[:40]), replace(rows, train=rows.train[20:]), rows]
     second = fitted_to(list(zip(again, parts, strict=True)))
@@ -158,9 +149,7 @@ def test_what_has_no_room_together_is_trained_one_after_another(
     assert largest_difference(first[2], second[2]) < 1e-3
 
 
-def test_a_loss_that_diverges_ends_its_adapter_alone(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divergence_ends_its_adapter_alone(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=6, runs=f"runs{seed}") for seed in (0, 1)]
     update = Member.update
 
@@ -191,9 +180,7 @@ def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, me
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_early_stopping_ends_after_its_patience_with_the_best_epoch_s_weights(
-    make_job: MakeJob, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_keeps_the_best(make_job: MakeJob, method: str, monkeypatch: MonkeyPatch) -> None:
     """Of epochs of two steps."""
     losses = [0.5, 0.3, 0.4, 0.2999, 0.35, 0.36]
     told = iter(losses)
@@ -221,10 +208,7 @@ def test_validation_logits_of_two_rules_are_plain_peft_s(make_job: MakeJob) -> N
 
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_early_stopping_measures_the_validation_split_where_the_rows_end(
-    make_job: MakeJob,
-    method: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, method: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     """An epoch of 64 rows is eight steps; the last ends within one."""
     job = patient(make_job(method, max_steps=12), 5)
@@ -236,13 +220,7 @@ def test_early_stopping_measures_the_validation_split_where_the_rows_end(
 
     for module in (fleet, trl):
         monkeypatch.setattr(module, "validation_loss", loss)
-    recorded: list[int] = []
-    record = EarlyStopping.record
-    monkeypatch.setattr(
-        EarlyStopping,
-        "record",
-        lambda self, step, *more: (recorded.append(step), record(self, step, *more))[1],
-    )
+    recorded = calls_of(monkeypatch, EarlyStopping, "record")
     validation = data(job).validation
     if method == "alora":
         (one,) = shared_prefix.fit([(job, data(job))])
@@ -251,7 +229,7 @@ def test_early_stopping_measures_the_validation_split_where_the_rows_end(
     else:
         prompts = [row.prompt for row in validation]
         found = verdict_logits(trl.fit(job, data(job)), prompts, job.builder)
-    assert recorded == [8, 12]
+    assert [step for _, step, *_ in recorded] == [8, 12]
     logits, labels = seen[-1]
     assert labels == [row.label for row in validation]
     assert logits == pytest.approx(found, abs=1e-5)
@@ -259,9 +237,7 @@ def test_early_stopping_measures_the_validation_split_where_the_rows_end(
     assert ["epoch 1 of 2" in told[0], "epoch 2 of 2" in told[1], len(told)] == [True, True, 2]
 
 
-def test_groups_count_what_their_adapters_take_and_let_go_of_it(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_let_go_of_what_they_take(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     jobs = [make_job("alora", seed=seed, max_steps=2, runs="runs") for seed in range(5)]
     # q, k, v, o, gate, up, down: in and out
     factors = [64, 64, 64, 32, 64, 32, 64, 64, 64, 128, 64, 128, 128, 64]
@@ -285,29 +261,24 @@ def test_groups_count_what_their_adapters_take_and_let_go_of_it(
     assert alive == [[], [False] * 2, [False] * 4]
 
 
-def test_what_reads_nothing_else_shares_prefixes_that_have_no_room_either(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_prefixes_are_shared_anyway(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    """What reads nothing else shares those that have no room either. Weights lie where the model
+    is, and not on disk.
+    """
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=10**7))
     groups = groups_of(monkeypatch)
-    monkeypatch.setattr(PrefixCache, "bytes_per_token", 10**6)
-    jobs = [make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(5)]
+    jobs = [make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(7)]
     rows = data(jobs[0])
     fewer = replace(rows, train=rows.train[:40])
     backwards = replace(rows, train=rows.train[39::-1])
-    fitted_to([(jobs[0], rows), (jobs[1], rows), (jobs[2], backwards)])
-    assert groups == [[0, 1, 2]]
-    fitted_to([(jobs[3], fewer), (jobs[4], rows)])
-    assert groups[1:] == [[3], [4]]
-
-
-def test_weights_lie_where_the_model_is_and_not_on_disk(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    with monkeypatch.context() as costly:
+        costly.setattr(PrefixCache, "bytes_per_token", 10**6)
+        fitted_to([(jobs[0], rows), (jobs[1], rows), (jobs[2], backwards)])
+        fitted_to([(jobs[3], fewer), (jobs[4], rows)])
+    assert groups == [[0, 1, 2], [3], [4]]
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=1, disk=10**9))
-    groups = groups_of(monkeypatch)
-    fitted(*(make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(3)))
-    assert groups == [[0], [1], [2]]
+    fitted(*jobs[5:])
+    assert groups[3:] == [[5], [6]]
 
 
 def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: MakeJob) -> None:

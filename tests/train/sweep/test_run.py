@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, read_examples, write_examples
@@ -19,20 +20,28 @@ from guard.files.yaml_file import load as load_yaml
 from guard.home import ROOT
 from guard.recipe import load_recipe
 from tests.train.conftest import RULE, MakeJob, data
-from train import process
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
 from train.examples import Rows
 from train.job import Job
 from train.prefix import trainer as shared_prefix
+from train.run import VISIBLE_GPUS
 from train.sweep import run as sweep
-from train.sweep.run import Combination, SweepGrid, SweepRuns
+from train.sweep.run import (
+    Combination,
+    SweepGrid,
+    SweepPoint,
+    SweepRuns,
+    advice,
+    by_combination,
+    table,
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def grid(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "load_rule", lambda name: RULE)
     file = tmp_path / "small.yaml"
     stated = {"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}
@@ -44,18 +53,13 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "stated", sorted((ROOT / "recipes" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_the_grids_that_come_along_fit_the_recipes_that_do(
-    make_job: MakeJob, model: str, stated: Path
-) -> None:
+def test_shipped_grids_fit_shipped_recipes(make_job: MakeJob, model: str, stated: Path) -> None:
     for combination in load_yaml(stated, SweepGrid).combinations():
         lora_config(replace(make_job("alora"), recipe=combination.recipe(load_recipe(model))))
 
 
 def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
-    make_job: MakeJob,
-    grid: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     job = make_job("alora", max_steps=4)
     grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
@@ -106,9 +110,7 @@ class Told:
 GOOD = [1.0, -1.0, 2.0, -0.5] * 8
 
 
-def test_beside_generated_rows_combinations_are_compared_on_the_others(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_rows_compare(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
     """Where only the generated rows are told apart, none is any good."""
     job = make_job("alora")
     file = job.data / "validation.jsonl"
@@ -124,16 +126,6 @@ def test_beside_generated_rows_combinations_are_compared_on_the_others(
         assert point.groups == [0, 0, *range(1, 19)]  # of rows 12 and 13, and each other
 
 
-def test_points_of_another_version_are_named_first(make_job: MakeJob, grid: Path) -> None:
-    job = make_job("alora")
-    points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
-    points.parent.mkdir(parents=True)
-    for content in ("not JSON", '[{"adapter": 1}]'):
-        points.write_text(content)
-        with pytest.raises(GuardError, match=rf"{points}: not the points .*Delete it, and sweep"):
-            sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-
-
 def interrupted_at(job: Job, combination: str) -> Path:
     """A checkpoint of the combination's seed 1, as a sweep leaves it that is stopped."""
     scratch = job.runs.root / "sweeps" / ".scratch" / "toy" / "toy"
@@ -142,9 +134,7 @@ def interrupted_at(job: Job, combination: str) -> Path:
     return checkpoint
 
 
-def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_sweeps_keep_and_drop(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
     job = make_job("alora")
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
@@ -178,10 +168,18 @@ def test_an_interrupted_or_forced_sweep_keeps_and_drops_what_it_should(
     assert [point["inputs"] for point in kept] == [other.inputs, points[0].inputs]
 
 
-def test_what_an_interrupted_sweep_left_of_finished_adapters_is_cleared(
-    make_job: MakeJob, grid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_are_cleared(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
+    """Those that an interrupted sweep left of finished adapters; first, points of another version
+    are named.
+    """
     job = make_job("alora")
+    points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
+    points.parent.mkdir(parents=True)
+    for content in ("not JSON", '[{"adapter": 1}]'):
+        points.write_text(content)
+        with pytest.raises(GuardError, match=rf"{points}: not the points .*Delete it, and sweep"):
+            sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    points.unlink()
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
     sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     left = interrupted_at(job, "r=2 learning_rate=0.01")
@@ -193,10 +191,7 @@ def test_what_an_interrupted_sweep_left_of_finished_adapters_is_cleared(
 
 
 def test_a_point_that_diverges_leaves_the_others(
-    make_job: MakeJob,
-    grid: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
         shared_prefix, "fit", Told(GOOD, [float("nan")] * 32, GuardError("the loss is NaN"), GOOD)
@@ -210,30 +205,68 @@ def test_a_point_that_diverges_leaves_the_others(
     assert "| 1 of 2 |" in told
 
 
-@pytest.mark.parametrize(
-    ("stated", "told"),
-    [
+def test_a_bad_grid_stops_the_sweep_before_training(make_job: MakeJob, grid: Path) -> None:
+    job = make_job("alora")
+    for stated, told in (
         ("lora: {r: [2, 4096]}", "max_lora_rank"),
         ("ranks: [1, 2]", r"small\.yaml.*ranks"),
         ("lora: {r: []}", r"small\.yaml.*lora\.r.*at least 1"),
-    ],
-)
-def test_a_bad_grid_stops_the_sweep_before_training(
-    make_job: MakeJob, grid: Path, stated: str, told: str
-) -> None:
-    grid.write_text(stated)
-    job = make_job("alora")
-    with pytest.raises(GuardError, match=told):
-        sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    ):
+        grid.write_text(stated)
+        with pytest.raises(GuardError, match=told):
+            sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     assert not (job.runs.root / "sweeps").exists()
 
 
-def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: MonkeyPatch) -> None:
     """Transformers would spread the batches of one trainer over all that are visible."""
-    monkeypatch.setenv(process.VISIBLE_GPUS, "2,3")
+    monkeypatch.setenv(VISIBLE_GPUS, "2,3")
     monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
     seen = []
-    see = lambda *_, **__: seen.append(os.environ[process.VISIBLE_GPUS])  # noqa: E731
-    monkeypatch.setattr(sweep, "sweep", see)
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS]))
     sweep.main()
     assert seen == ["2"]
+
+
+def sweep_point(name: str, rank: int, seed: int, right: int, group_rows: int = 1) -> SweepPoint:
+    rows = {"correct": [row < right for row in range(100)]}
+    rows["groups"] = [row // group_rows for row in range(100)]
+    figures = {"accuracy": right / 100, "auroc": 0.5, "nll": 0.7}
+    return SweepPoint(point=name, rank=rank, seed=seed, inputs=f"{name}{seed}", **figures, **rows)
+
+
+def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
+    ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
+    points = []
+    for rank, right in ranks.items():
+        points += [sweep_point(f"r={rank}", rank, seed, right) for seed in (0, 1)]
+    assert advice(points) == ("r=8", pytest.approx(0.02))
+    told = table(points, 2)
+    assert "100 validation rows): **r=8**, 2.0 points below it" in told
+    assert "| r=8 | 2 of 2 | 88.0 | 88.0 to 88.0 |" in told
+
+
+@pytest.mark.parametrize(("group_rows", "rank"), [(1, 8), (5, 4), (100, 4)])
+def test_rows_that_stand_or_fall_together_are_less_certain(group_rows: int, rank: int) -> None:
+    """Ten rows less are beyond chance, unless they are two groups of twenty, or all are one."""
+    points = [sweep_point(f"r={r}", r, 0, right, group_rows) for r, right in ((4, 80), (8, 90))]
+    assert advice(points)[0] == f"r={rank}"
+
+
+def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
+    points = [sweep_point("r=4", 4, 1, 99), *(sweep_point("r=8", 8, seed, 90) for seed in (0, 1))]
+    told = table(points, 2)
+    assert "| r=4 | 1 of 2 |" in told
+    assert "**r=8**, 0.0 points below it" in told
+    assert "No settings were trained with all seeds" in table(points[:1], 2)
+
+
+def test_each_rank_stands_by_its_best_point() -> None:
+    tried = (("r=4 lr=1", 4, 60), ("r=4 lr=2", 4, 89), ("r=8 lr=1", 8, 90))
+    points = [sweep_point(name, rank, 0, right) for name, rank, right in tried]
+    assert advice(points)[0] == "r=4 lr=2"
+
+
+def test_combinations_keep_the_order_of_the_grid_with_their_seeds_together() -> None:
+    points = [sweep_point("b", 1, 0, 3), sweep_point("a", 2, 0, 4), sweep_point("b", 1, 1, 5)]
+    assert by_combination(points) == {"b": [points[0], points[2]], "a": [points[1]]}

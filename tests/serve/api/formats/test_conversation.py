@@ -11,7 +11,7 @@ from guard.conversation.chat import ChatMessage, ContentPart, PartlyRead
 from guard.conversation.example import Message
 from serve.api.errors import NAMED_PROBLEMS, Unjudged
 from serve.api.formats.check import CheckRequest
-from serve.api.formats.conversation import from_chat, from_text
+from serve.api.formats.conversation import from_chat, from_text, openai_error
 from serve.api.input.limits import MAX_CHARACTERS
 
 
@@ -47,9 +47,12 @@ HI = {"role": "user", "content": "Hi"}
         ({"messages": [HI | {"x": "y"}] * 9}, ["value_error"]),  # of many, the first is named
     ],
 )
-def test_each_of_few_problems_is_named_and_many_are_one(
-    body: dict[str, Any], problems: list[str]
-) -> None:
+def test_few_problems_are_named_and_many_are_one(body: dict[str, Any], problems: list[str]) -> None:
     with pytest.raises(ValidationError) as error:
         CheckRequest.model_validate({"messages": [HI]} | body)
     assert [problem["type"] for problem in error.value.errors()] == problems
+
+
+def test_what_failed_is_openai_s_server_error_and_says_why() -> None:
+    wanted = {"message": "full", "type": "server_error", "param": None, "code": "overloaded"}
+    assert openai_error(503, "full", "overloaded") == {"error": wanted}

@@ -9,12 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 
 from guard.conversation.example import Message
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES
 from tests.serve.toy_engine import ToyEngine
 
+IMAGE = ["data:image/png;base64,"]
 URL = "/beta/litellm_basic_guardrail_api"
 CALL: dict[str, Any] = {
     "id": "call_1",
@@ -44,7 +46,7 @@ def body(input_type: str, call_id: str | None, *rules: str, **fields: Any) -> di
     return whole | fields
 
 
-def ask(client: httpx.Client, call_id: str, *rules: str, **fields: Any) -> httpx.Response:
+def ask(client: Client, call_id: str, *rules: str, **fields: Any) -> httpx.Response:
     """Check a request, which has MESSAGES, and beside them their texts."""
     fields = {"structured_messages": MESSAGES} | fields
     texts = []
@@ -55,14 +57,11 @@ def ask(client: httpx.Client, call_id: str, *rules: str, **fields: Any) -> httpx
     return client.post(URL, json=body("request", call_id, *rules, **fields))
 
 
-def answer(client: httpx.Client, call_id: str | None, *rules: str, **fields: Any) -> httpx.Response:
-    """Check a response."""
+def answer(client: Client, call_id: str | None, *rules: str, **fields: Any) -> httpx.Response:
     return client.post(URL, json=body("response", call_id, *rules, **fields))
 
 
-def test_a_violation_is_blocked_with_the_rule_s_name_whatever_is_beside_it(
-    client: httpx.Client,
-) -> None:
+def test_a_violation_is_blocked_with_the_rule_s_name_whatever_is_beside_it(client: Client) -> None:
     blocked = {"action": "BLOCKED", "blocked_reason": "violates flagged"}
     assert ask(client, "1").json() == blocked
     assert ask(client, "1", "fine").json() == {"action": "NONE"}
@@ -73,9 +72,7 @@ def test_a_violation_is_blocked_with_the_rule_s_name_whatever_is_beside_it(
         assert failed.status_code == status and set(failed.json()) == {"error", "code"}
 
 
-def test_an_answer_is_judged_as_the_end_of_its_own_conversation(
-    engine: ToyEngine, client: httpx.Client
-) -> None:
+def test_an_answer_ends_its_own_conversation(engine: ToyEngine, client: Client) -> None:
     ask(client, "mine", "fine")
     ask(client, "another", "fine", structured_messages=[{"role": "user", "content": "Bye"}])
     for text in ("Hel", "Hello"):  # a reply that streams comes several times
@@ -84,7 +81,7 @@ def test_an_answer_is_judged_as_the_end_of_its_own_conversation(
         assert engine.salts[-1] == "team 7"
 
 
-def test_every_reply_is_judged_with_the_tool_calls(engine: ToyEngine, client: httpx.Client) -> None:
+def test_every_reply_is_judged_with_the_tool_calls(engine: ToyEngine, client: Client) -> None:
     ask(client, "2", "fine")
     engine.conversations.clear()
     answer(client, "2", "fine", texts=["One.", "Two."], tool_calls=[CALL])
@@ -95,9 +92,7 @@ def test_every_reply_is_judged_with_the_tool_calls(engine: ToyEngine, client: ht
     assert engine.conversations[-1][-1] == Message("assistant", call)
 
 
-def test_of_many_replies_with_long_tool_calls_those_beyond_the_limit_are_unjudged(
-    engine: ToyEngine, client: httpx.Client
-) -> None:
+def test_replies_with_long_tool_calls_are_limited(engine: ToyEngine, client: Client) -> None:
     ask(client, "2l", "fine")
     call = {"function": {"name": "pay", "arguments": "\\u0041x" * 40_000}}
     engine.conversations.clear()
@@ -108,9 +103,7 @@ def test_of_many_replies_with_long_tool_calls_those_beyond_the_limit_are_unjudge
     assert flagged.json()["action"] == "BLOCKED"
 
 
-def test_a_request_that_is_no_chat_is_its_texts_after_its_tools(
-    engine: ToyEngine, client: httpx.Client
-) -> None:
+def test_a_request_without_messages_is_its_texts(engine: ToyEngine, client: Client) -> None:
     sent = {"texts": ["One.", "Two."], "tool_calls": [CALL]}
     tool = {"type": "function", "function": {"name": "pay"}}
     ask(client, "3", "fine", structured_messages=None, tools=[tool], **sent)
@@ -120,72 +113,63 @@ def test_a_request_that_is_no_chat_is_its_texts_after_its_tools(
     assert engine.conversations[-1] == said
 
 
-@pytest.mark.parametrize("call_id", ["never seen", None])
-def test_an_answer_without_its_conversation_has_no_action(
-    client: httpx.Client, call_id: str | None
-) -> None:
-    response = answer(client, call_id, "fine")
+def test_an_answer_without_its_conversation_or_with_an_image_has_no_action(client: Client) -> None:
+    response = answer(client, "never seen", "fine")
     assert response.status_code == 422
     assert "the reply's conversation is not known here" in response.json()["error"]
     ask(client, "5", "fine")
-    images = answer(client, "5", "fine", images=["data:image/png;base64,"])
+    images = answer(client, "5", "fine", images=IMAGE)
     assert images.status_code == 422 and "message 0 has an image" in images.json()["error"]
 
 
-def test_a_violation_blocks_beside_what_no_rule_reads(client: httpx.Client) -> None:
-    image = ["data:image/png;base64,"]
-    violating, fine = ["it violates"], ["it is fine"]
+def test_a_violation_blocks_beside_what_no_rule_reads(client: Client) -> None:
+    violating, fine, long = ["it violates"], ["it is fine"], "a" * 1_000_001
     ask(client, "5v", "fine")
-    for fields in ({"texts": [*violating, " "]}, {"texts": violating, "images": image}):
+    for fields in (
+        {"texts": [*violating, " "]},
+        {"texts": violating, "images": IMAGE},
+        {"texts": [*violating, long]},
+    ):
         assert answer(client, "5v", "flagged", **fields).json()["action"] == "BLOCKED"
-    unreadable = answer(client, "5v", "flagged", texts=[*violating, "a" * 1_000_001])
-    assert unreadable.json()["action"] == "BLOCKED"
-    request = ask(client, "5w", "flagged", texts=violating, structured_messages=None, images=image)
+    assert answer(client, "5v", "fine", texts=[*fine, " "]).json() == {"action": "NONE"}
+    assert answer(client, "5v", "fine", texts=[*fine, long]).status_code == 422
+    no_chat: dict[str, Any] = {"structured_messages": None, "images": IMAGE}
+    request = ask(client, "5w", "flagged", texts=violating, **no_chat)
     assert request.json()["action"] == "BLOCKED"
     for texts in (fine, []):
-        seen = ask(client, "5x", "fine", texts=texts, structured_messages=None, images=image)
+        seen = ask(client, "5x", "fine", texts=texts, **no_chat)
         assert seen.status_code == 422 and "has an image" in seen.json()["error"]
-    ask(client, "5f", "fine")
-    assert answer(client, "5f", "fine", texts=[*fine, " "]).json() == {"action": "NONE"}
-    assert answer(client, "5f", "fine", texts=[*fine, "a" * 1_000_001]).status_code == 422
 
 
 @pytest.mark.parametrize(
     ("rules", "status"), [(["no_such_rule"], 404), ([], 422), ("flagged", 422)]
 )
-def test_rules_that_are_not_served_or_no_list_are_an_error_that_blocks(
-    client: httpx.Client, rules: Any, status: int
-) -> None:
+def test_wrong_rules_are_an_error_that_blocks(client: Client, rules: Any, status: int) -> None:
     params = {"additional_provider_specific_params": {"rules": rules}}
     response = ask(client, "7", **params)
     assert response.status_code == status and set(response.json()) == {"error", "code"}
 
 
-def test_a_rule_set_and_its_metadata_are_the_gateway_s_parameters(client: httpx.Client) -> None:
-    def params(**values: Any) -> dict[str, Any]:
-        return {"additional_provider_specific_params": values}
+def test_a_rule_set_and_its_metadata_are_the_gateway_s_parameters(client: Client) -> None:
+    def asked(**params: Any) -> httpx.Response:
+        return ask(client, "sets", additional_provider_specific_params=params)
 
-    assert ask(client, "sets", **params(rule_set="both")).json() == {"action": "NONE"}
-    unstated = ask(client, "sets", **params(rule_set="staff"))
+    assert asked(rule_set="both").json() == {"action": "NONE"}
+    unstated = asked(rule_set="staff")
     assert unstated.status_code == 422 and "metadata.audience" in unstated.json()["error"]
-    staff = params(rule_set="staff", metadata={"audience": "staff"})
-    assert ask(client, "sets", **staff).json() == {"action": "NONE"}
-    others = params(rule_set="staff", metadata={"audience": "customers"})
-    blocked = {"action": "BLOCKED", "blocked_reason": "violates flagged"}
-    assert ask(client, "sets", **others).json() == blocked
-    assert ask(client, "sets", **params(rule_set="nobody")).status_code == 404
+    staff = asked(rule_set="staff", metadata={"audience": "staff"})
+    assert staff.json() == {"action": "NONE"}
+    others = asked(rule_set="staff", metadata={"audience": "customers"})
+    assert others.json() == {"action": "BLOCKED", "blocked_reason": "violates flagged"}
+    assert asked(rule_set="nobody").status_code == 404
 
 
-def test_an_id_that_is_no_call_s_is_refused_and_not_kept(client: httpx.Client) -> None:
-    response = client.post(URL, json=body("request", "x" * 201, "fine"))
-    assert response.status_code == 422 and "litellm_call_id" in response.json()["error"]
-    unknown = client.post(URL, json=body("response", "x" * 201, "fine"))
-    assert unknown.status_code == 422
+def test_an_id_that_is_no_call_s_is_refused_and_not_kept(client: Client) -> None:
+    for refused in (ask(client, "x" * 201, "fine"), answer(client, "x" * 201, "fine")):
+        assert refused.status_code == 422 and "litellm_call_id" in refused.json()["error"]
 
 
-def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(
-    client: httpx.Client,
-) -> None:
+def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(client: Client) -> None:
     """LiteLLM sends every message's text beside the messages."""
     messages = [{"role": "user", "content": f"Message {number}"} for number in range(300)]
     texts = [message["content"] for message in messages]
@@ -201,9 +185,7 @@ def tags(text: str) -> str:
     return "".join(chr(0xE0000 + ord(sign)) for sign in text)
 
 
-def test_a_reply_that_nobody_sees_and_models_read_is_judged(
-    engine: ToyEngine, client: httpx.Client
-) -> None:
+def test_a_reply_that_only_models_read_is_judged(engine: ToyEngine, client: Client) -> None:
     ask(client, "tags", "fine")
     engine.conversations.clear()
     answer(client, "tags", "fine", texts=["Hello.", tags("Take 800 mg."), " "])
@@ -212,9 +194,7 @@ def test_a_reply_that_nobody_sees_and_models_read_is_judged(
 
 
 @pytest.mark.parametrize(("text", "rule"), [("cannot be judged", "fine"), ("Hi", "flagged")])
-def test_the_conversation_of_a_request_that_was_not_let_pass_is_not_kept(
-    client: httpx.Client, text: str, rule: str
-) -> None:
+def test_what_was_not_let_pass_is_not_kept(client: Client, text: str, rule: str) -> None:
     """It has no reply, and would push out those that have one."""
     said = [{"role": "user", "content": text}]
     ask(client, "let pass", "fine")
@@ -228,9 +208,7 @@ def test_the_conversation_of_a_request_that_was_not_let_pass_is_not_kept(
     ("content", "status"),
     [("breaks", 503), ([{"type": "text", "text": "Hi"}, {"type": "image_url"}], 422)],
 )
-def test_the_conversation_of_a_request_that_a_gateway_may_let_pass_is_kept(
-    client: httpx.Client, content: Any, status: int
-) -> None:
+def test_what_a_gateway_may_let_pass_is_kept(client: Client, content: Any, status: int) -> None:
     said = [{"role": "user", "content": content}]
     call_id = f"let pass {status}"
     assert ask(client, call_id, "fine", structured_messages=said).status_code == status
@@ -240,7 +218,7 @@ def test_the_conversation_of_a_request_that_a_gateway_may_let_pass_is_kept(
 
 
 def test_what_is_too_long_is_not_looked_at(
-    engine: ToyEngine, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    engine: ToyEngine, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[str] = []
 

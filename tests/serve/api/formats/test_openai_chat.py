@@ -12,14 +12,12 @@ import openai
 import pytest
 
 from serve.api.app import create_app
-from serve.api.formats.openai_error import error_body
-from tests.serve.serving import MESSAGES, openai_client, serving
+from tests.serve.serving import MESSAGES, Serve, openai_client, serving
 from tests.serve.toy_engine import ToyEngine
 
 # Violation probabilities of 0.73, 0.27 and 0; the threshold is 0.25.
 LOGITS = {"likely": 1.0, "flagged": -1.0, "impossible": -100.0}
 P_FLAGGED = 1 / (1 + math.e)
-IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +31,12 @@ def client(engine: ToyEngine) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture
-def sdk(client: httpx.Client) -> Iterator[openai.OpenAI]:
-    with openai_client(client) as sdk:
-        yield sdk
-
-
 def complete(sdk: openai.OpenAI, model: str = "likely", **options: Any) -> Any:
     options.setdefault("messages", MESSAGES)
     return sdk.chat.completions.create(model=model, **options)
 
 
-def test_a_verdict_is_one_token_and_its_logprobs_are_the_calibrated_probability(
-    sdk: openai.OpenAI,
-) -> None:
+def test_a_verdict_is_a_token_with_the_calibrated_probability(sdk: openai.OpenAI) -> None:
     completion = complete(sdk, logprobs=True, top_logprobs=5, max_tokens=1)
     (choice,) = completion.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "yes")
@@ -62,21 +52,22 @@ def test_a_verdict_is_one_token_and_its_logprobs_are_the_calibrated_probability(
     assert completion.system_fingerprint == "fp_0123456789ab"
 
 
+@pytest.mark.parametrize(
+    ("model", "answer", "p_yes", "likeliest"),
+    [("flagged", "yes", P_FLAGGED, "no"), ("impossible", "no", 0.0, "no")],
+)
 def test_the_answer_is_by_the_threshold_of_the_card_and_not_the_likelier_word(
-    sdk: openai.OpenAI,
+    sdk: openai.OpenAI, model: str, answer: str, p_yes: float, likeliest: str
 ) -> None:
-    choice = complete(sdk, "flagged", logprobs=True, top_logprobs=1).choices[0]
-    assert choice.message.content == "yes"
-    (token,) = choice.logprobs.content
-    assert math.exp(token.logprob) == pytest.approx(P_FLAGGED)
-    assert [word.token for word in token.top_logprobs] == ["no"]
-
-
-def test_a_probability_of_zero_is_openai_s_least_logprob(sdk: openai.OpenAI) -> None:
-    choice = complete(sdk, "impossible", logprobs=True, top_logprobs=2).choices[0]
-    assert choice.message.content == "no"
-    no, yes = choice.logprobs.content[0].top_logprobs
-    assert no.logprob == pytest.approx(0) and yes.logprob < -50
+    """A probability of zero is OpenAI's least."""
+    choice = complete(sdk, model, logprobs=True, top_logprobs=2).choices[0]
+    assert choice.message.content == answer
+    first, second = choice.logprobs.content[0].top_logprobs
+    assert first.token == likeliest
+    (yes,) = [word for word in (first, second) if word.token == "yes"]
+    assert math.exp(yes.logprob) == pytest.approx(p_yes) and yes.logprob < -0.5
+    one = complete(sdk, model, logprobs=True, top_logprobs=1).choices[0].logprobs.content[0]
+    assert [word.token for word in one.top_logprobs] == [likeliest]
 
 
 def test_without_logprobs_there_are_none_and_n_answers_are_the_same(sdk: openai.OpenAI) -> None:
@@ -106,24 +97,11 @@ def test_the_client_s_own_helper_assembles_the_stream(sdk: openai.OpenAI) -> Non
     assert final.choices[0].message.content == "yes"
 
 
-def test_whole_messages_and_the_salt_reach_the_engine(
-    engine: ToyEngine, sdk: openai.OpenAI
-) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
-    messages = [
-        {"role": "developer", "content": "Be kind."},
-        {"role": "user", "content": [{"type": "text", "text": "Pay."}]},
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "Done."},
-    ]
-    complete(sdk, messages=messages, temperature=0, extra_body={"cache_salt": "tenant 7"})
+def test_the_salt_reaches_the_engine(engine: ToyEngine, sdk: openai.OpenAI) -> None:
+    complete(sdk, temperature=0, extra_body={"cache_salt": "tenant 7"})
     assert engine.salts[-1] == "tenant 7"
-    said = [(message.role, message.content) for message in engine.conversations[-1]]
-    assert said == [
-        ("system", "Be kind."),
-        ("user", "Pay."),
-        ("assistant", '{"name": "pay", "arguments": {}}'),
-        ("tool", "From pay:\nDone."),
+    assert [message.role for message in engine.conversations[-1]] == [
+        message["role"] for message in MESSAGES
     ]
 
 
@@ -142,18 +120,13 @@ def test_whole_messages_and_the_salt_reach_the_engine(
         ({"messages": [{"role": "root", "content": "Hi"}]}, "messages.0.role"),
     ],
 )
-def test_a_wrong_parameter_is_a_bad_request_that_is_named(
+def test_a_wrong_parameter_is_named(
     sdk: openai.OpenAI, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         complete(sdk, **options)
     assert raised.value.type == "invalid_request_error"
     assert message in raised.value.message
-
-
-def test_what_failed_is_the_server_s_error_and_says_why() -> None:
-    wanted = {"message": "full", "type": "server_error", "param": None, "code": "overloaded"}
-    assert error_body(503, "full", "overloaded") == {"error": wanted}
 
 
 def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.OpenAI) -> None:
@@ -164,22 +137,12 @@ def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.Open
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("model", "content", "why", "code"),
-    [
-        ("likely", "cannot be judged", "1 of 1 rules; likely: it does not fit", "too_long"),
-        ("impossible", [IMAGE], "impossible: message 0 has an image", "unread_content"),
-    ],
-    ids=["refused", "image"],
-)
-def test_what_cannot_be_judged_is_an_error_and_no_completion(
-    sdk: openai.OpenAI, model: str, content: Any, why: str, code: str, is_stream: bool
-) -> None:
-    messages = [{"role": "user", "content": content}]
+def test_what_cannot_be_judged_is_an_error(sdk: openai.OpenAI, is_stream: bool) -> None:
+    messages = [{"role": "user", "content": "cannot be judged"}]
     with pytest.raises(openai.UnprocessableEntityError) as raised:
-        complete(sdk, model, messages=messages, stream=is_stream)
-    assert raised.value.code == code
-    assert why in raised.value.message
+        complete(sdk, messages=messages, stream=is_stream)
+    assert raised.value.code == "too_long"
+    assert "1 of 1 rules; likely: it does not fit" in raised.value.message
 
 
 def test_the_models_are_the_rules(sdk: openai.OpenAI) -> None:
@@ -190,11 +153,11 @@ def test_the_models_are_the_rules(sdk: openai.OpenAI) -> None:
         sdk.models.retrieve("gpt-5")
 
 
-def test_the_fingerprint_is_of_the_weights_that_answered() -> None:
+def test_the_fingerprint_is_of_the_weights_that_answered(serve: Serve) -> None:
     engine = ToyEngine(LOGITS)
-    app = create_app(engine)  # type: ignore[arg-type]
+    client = serve(engine)
     # The engine has new weights, and the catalogue does not know yet.
     renewed = vars(engine.rules["likely"]) | {"version": "fedcba9876543210"}
     engine.rules["likely"] = SimpleNamespace(**renewed)
-    with serving(app) as client, openai_client(client) as sdk:
+    with openai_client(client) as sdk:
         assert complete(sdk).system_fingerprint == "fp_fedcba987654"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from httpx import Client
 
 from guard.errors import GuardError
 from serve.api.app import create_app
-from serve.api.formats.table import FORMATS, SHIPPED, all_formats
+from serve.api.formats.table import RESERVED, SHIPPED, all_formats, wire_formats
 from serve.api.wire_format import format_of
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
@@ -52,15 +53,23 @@ FORMAT = WireFormat(
 '''
 
 
+HEALTH = """
+@router.get("/health")
+def health() -> str:
+    return "mine"
+"""
+
+
 def test_an_own_format_is_answered_and_says_errors_in_its_own_body(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     own = all_formats(tmp_path)["mine"]
-    monkeypatch.setitem(FORMATS, "mine", own)
-    assert format_of(FORMATS, "/mine") == "mine" and format_of(FORMATS, "/nowhere") is None
+    monkeypatch.setitem(wire_formats(), "mine", own)
+    assert format_of(wire_formats(), "/mine") == "mine"
+    assert format_of(wire_formats(), "/nowhere") is None
 
-    def ask(client: httpx.Client, **changed: object) -> httpx.Response:
+    def ask(client: Client, **changed: object) -> httpx.Response:
         chat = [{"role": "user", "content": "Hi"}]
         return client.post("/mine", json={"chat": chat, "rule": "fine"} | changed)
 
@@ -88,6 +97,11 @@ def test_an_own_format_is_answered_and_says_errors_in_its_own_body(
     [
         ("check", OWN, "the name or a path of another one"),
         ("mine", OWN.replace('"/mine"', '"/v1/check"'), "the name or a path of another one"),
+        ("mine", OWN.replace('"/mine"', '"/{rule}/api/v1/text/chat"'), "the name or a path"),
+        ("mine", OWN + HEALTH, "server's own"),
+        ("mine", OWN.replace('"/mine"', '"/admin/rules/{rule}"'), "server's own"),
+        ("mine", "import nothing_of_this_name", "cannot be imported: ModuleNotFoundError"),
+        ("mine", "def", "cannot be imported: SyntaxError"),
         ("mine", "", "has no FORMAT"),
         ("mine", "FORMAT = 5", "has no FORMAT"),
     ],
@@ -102,3 +116,10 @@ def test_a_file_that_is_no_format_or_takes_another_s_place_is_refused(
 
 def test_without_a_folder_the_formats_are_the_shipped_ones(tmp_path: Path) -> None:
     assert all_formats(tmp_path / "none") == SHIPPED
+
+
+def test_the_server_s_own_paths_are_reserved() -> None:
+    app = create_app(ToyEngine())  # type: ignore[arg-type]
+    own = {route.path for one in wire_formats().values() for route in one.router.routes}  # type: ignore[attr-defined]
+    firsts = {route.path.split("/")[1] for route in app.routes if route.path not in own}  # type: ignore[attr-defined]
+    assert firsts == set(RESERVED)

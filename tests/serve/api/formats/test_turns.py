@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
+from httpx import Client
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
@@ -18,7 +18,7 @@ from tests.serve.api.observe.toy_record import Records
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import Censor
 from tests.serve.guarded import guard_engine
-from tests.serve.serving import serving
+from tests.serve.serving import Serve, serving
 
 pytestmark = pytest.mark.slow
 
@@ -32,16 +32,14 @@ def messages(*contents: str) -> list[dict[str, str]]:
     return turns
 
 
-def asked(client: httpx.Client, **body: Any) -> dict[str, Any]:
+def asked(client: Client, **body: Any) -> dict[str, Any]:
     response = client.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
 
 
-def test_every_turn_has_a_verdict_and_the_first_that_violates_is_named(
-    censored: httpx.Client,
-) -> None:
+def test_every_turn_has_a_verdict_and_the_first_that_violates_is_named(censored: Client) -> None:
     answer = asked(censored)
     assert [turn["turn"] for turn in answer["turns"]] == [0, 1, 2, 3, 4]
     assert [turn["verdict"] for turn in answer["turns"]] == ["allow"] * 2 + ["violation"] * 3
@@ -52,9 +50,7 @@ def test_every_turn_has_a_verdict_and_the_first_that_violates_is_named(
     assert answer["judged_alone"] == {} and answer["rule_set"] is None
 
 
-def test_an_old_violation_does_not_block_what_is_new(
-    censored: httpx.Client, censor: Censor
-) -> None:
+def test_an_old_violation_does_not_block_what_is_new(censored: Client, censor: Censor) -> None:
     answer = asked(censored, since=3)
     assert [turn["turn"] for turn in answer["turns"]] == [3, 4]
     assert list(answer["judged_alone"]) == ["words"] and answer["first_violation"] == {}
@@ -64,18 +60,13 @@ def test_an_old_violation_does_not_block_what_is_new(
     assert [message.content for message in censor.conversations[-1]] == TURNS[3:]
 
 
-def test_a_violation_that_is_new_counts_whatever_was_before(censored: httpx.Client) -> None:
+def test_a_new_violation_counts_whatever_was_before(censored: Client, censor: Censor) -> None:
     assert asked(censored, since=2)["verdict"] == "violation"
     again = messages(*TURNS, "forbidden again")
     answer = asked(censored, messages=again, since=4)
     assert answer["verdict"] == "violation" and answer["judged_alone"]["words"] > 0.9
     assert answer["decided_by"] == ["words"]
-
-
-def test_of_a_rule_violated_before_each_new_turn_is_judged_by_itself(
-    censored: httpx.Client, censor: Censor
-) -> None:
-    """One on the last turn alone is not satisfied by a later one."""
+    # Each new turn is judged: a rule on the last turn alone is not satisfied by a later one.
     said = messages("forbidden", "hello", "forbidden", "hello")
     assert asked(censored, messages=said, since=1)["judged_alone"]["words"] > 0.9
     alone = [[one.content for one in read] for read in censor.conversations[-3:]]
@@ -93,9 +84,7 @@ def test_a_turn_that_violates_by_itself_is_a_violation_whatever_excused_another(
     assert _together(decisions[:1]).ruling is Ruling.ALLOW
 
 
-def test_a_turn_that_could_not_be_judged_or_says_nothing_is_no_allow(
-    censored: httpx.Client,
-) -> None:
+def test_a_turn_that_could_not_be_judged_or_says_nothing_is_no_allow(censored: Client) -> None:
     answer = asked(censored, messages=messages("hello", "cannot be judged"))
     assert [turn["verdict"] for turn in answer["turns"]] == ["allow", "unjudged"]
     assert answer["verdict"] == "unjudged"
@@ -115,11 +104,7 @@ def test_a_turn_that_could_not_be_judged_or_says_nothing_is_no_allow(
     ],
 )
 def test_a_violation_that_is_known_is_answered_though_a_later_check_fails(
-    censored: httpx.Client,
-    contents: list[str],
-    since: int,
-    turns: list[int],
-    judged_alone: list[str],
+    censored: Client, contents: list[str], since: int, turns: list[int], judged_alone: list[str]
 ) -> None:
     answer = asked(censored, messages=messages(*contents), since=since)
     assert answer["verdict"] == "violation" and answer["decided_by"] == ["words"]
@@ -135,24 +120,22 @@ def test_a_violation_that_is_known_is_answered_though_a_later_check_fails(
         (["forbidden", "breaks", "forbidden"], 2),
     ],
 )
-def test_a_check_that_fails_before_a_violation_is_known_is_an_error(
-    censored: httpx.Client, contents: list[str], since: int
-) -> None:
+def test_a_check_that_fails_is_an_error(censored: Client, contents: list[str], since: int) -> None:
     body = {"messages": messages(*contents), "since": since}
     response = censored.post("/v1/check/turns", json=body)
     assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
 
 
-def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(censor: Censor) -> None:
+def test_checks_that_tell_what_is_new_are_not_counted(serve: Serve, censor: Censor) -> None:
     records = Records()
     rules = ("words", "fine")
     strict = RuleSet(rules, RuleSet.any_of(rules).violated_if, "strict")
-    with serving(create_app(censor, rule_sets={"strict": strict}, observers=[records])) as client:
-        asked(client, since=3, rule_set="strict")
-        counted = client.get("/metrics").text
+    client = serve(censor, rule_sets={"strict": strict}, observers=[records])
+    asked(client, since=3, rule_set="strict")
     purposes = [record.purpose for record in records.kept]
     assert purposes == ["since", "answer", "answer", "since", "since"]
     assert {record.rule_set.name for record in records.kept} == {"strict"}
+    counted = client.get("/metrics").text
     total = 'guard_checks_total{rule_set="strict",tenant="",verdict="violation"} 2.0'
     assert total in counted and 'guard_verdicts_total{rule="fine",verdict="allow"} 2.0' in counted
 
@@ -166,9 +149,7 @@ def test_what_only_tells_what_is_new_is_recorded_as_that_and_not_counted(censor:
         ({"rules": ["nobody"]}, "not served"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
-    censored: httpx.Client, censor: Censor, body: dict[str, Any], why: str
-) -> None:
+def test_faults_are_named(censored: Client, censor: Censor, body: dict[str, Any], why: str) -> None:
     response = censored.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
     assert response.status_code == 422 and why in response.text
     assert response.json()["verdict"] == "unjudged" and not censor.conversations
@@ -191,9 +172,7 @@ def test_a_conversation_is_computed_once_for_all_turns_and_rules() -> None:
     assert answer["usage"]["computed_tokens"] == pytest.approx(needed, rel=0.05)
 
 
-def test_tools_stand_before_every_turn_and_are_no_turn(
-    censored: httpx.Client, censor: Censor
-) -> None:
+def test_tools_stand_before_every_turn_and_are_no_turn(censored: Client, censor: Censor) -> None:
     tools = [{"type": "function", "function": {"name": "pay"}}]
     answer = asked(censored, messages=messages("hello", "forbidden", "bye"), tools=tools, since=2)
     assert [turn["turn"] for turn in answer["turns"]] == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+from httpx import Client
 
 from serve.api.formats.check import error_body
 from serve.api.wire_format import RULE
@@ -30,7 +31,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 VARYING = ("date", "x-request-id", "content-length", "x-guard-replica")
 
 
-def check_path(client: httpx.Client, path: str, rule: str) -> None:
+def check_path(client: Client, path: str, rule: str) -> None:
     """Ask the path by every method; `rule` is one that is served."""
     allowed, keys = PATHS[path]
     path = path.replace(RULE, rule)
@@ -48,7 +49,7 @@ def check_path(client: httpx.Client, path: str, rule: str) -> None:
             assert response.json().keys() == keys, said
 
 
-def _check_head(client: httpx.Client, path: str, head: httpx.Response) -> None:
+def _check_head(client: Client, path: str, head: httpx.Response) -> None:
     """Raise AssertionError where HEAD is answered in another way than GET."""
     got = client.get(path)
     assert (head.status_code, head.content) == (got.status_code, b""), path

@@ -46,7 +46,6 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 def server() -> Iterator[uvicorn.Server]:
-    """A server with these limits."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         hello,
@@ -66,13 +65,17 @@ def server() -> Iterator[uvicorn.Server]:
 
 @pytest.fixture
 def address(server: uvicorn.Server) -> tuple[str, int]:
-    """Of the server."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     return host, port
 
 
+def opened(address: tuple[str, int], sent: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(address, timeout=60)
+    connection.sendall(sent)
+    return connection
+
+
 def answer(connection: socket.socket) -> bytes:
-    """All that the server says until it closes."""
     said = b""
     try:
         while piece := connection.recv(65536):
@@ -97,8 +100,7 @@ CHUNKED = b"transfer-encoding: chunked\r\n"
     ids=["headers", "one header", "trailers", "one trailer"],
 )
 def test_what_has_no_end_is_refused(address: tuple[str, int], begins: bytes, piece: bytes) -> None:
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(begins)
+    with opened(address, begins) as connection:
         sent = 0
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             while sent < 64 * MAX_HEAD:
@@ -107,30 +109,24 @@ def test_what_has_no_end_is_refused(address: tuple[str, int], begins: bytes, pie
     assert sent < 64 * MAX_HEAD
 
 
-def test_a_request_that_comes_behind_a_large_body_does_not_end_the_one_before(
-    address: tuple[str, int],
-) -> None:
+def test_a_request_behind_a_large_body_does_not_end_it(address: tuple[str, int]) -> None:
     head = HEAD + b"content-length: 200000\r\n\r\n"
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(3 * (head + b" " * 200_000) + HEAD)
+    with opened(address, 3 * (head + b" " * 200_000) + HEAD) as connection:
         time.sleep(2 * HEAD_S)
         said = answer(connection)
     assert said.count(b"\r\n\r\nhi") == 3 and b"408" in said
 
 
-def test_what_is_too_large_is_said(
+def test_what_is_too_large_or_takes_too_long_is_said(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_HEAD", 100)
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(HEAD + b"x-more: " + b"a" * 200 + b"\r\nx-next: b\r\n")
-        assert answer(connection).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
-
-
-def test_a_head_that_takes_too_long_is_refused(address: tuple[str, int]) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "MAX_HEAD", 100)
+        with opened(address, HEAD + b"x-more: " + b"a" * 200 + b"\r\nx-next: b\r\n") as connection:
+            said = answer(connection)
+            assert said.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
     started = time.monotonic()
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(HEAD)
+    with opened(address, HEAD) as connection:
         assert answer(connection).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert time.monotonic() - started > HEAD_S - 0.1
 
@@ -138,8 +134,7 @@ def test_a_head_that_takes_too_long_is_refused(address: tuple[str, int]) -> None
 def test_a_connection_that_begins_no_request_is_closed(address: tuple[str, int]) -> None:
     asked = HEAD + b"content-length: 0\r\n\r\n"
     for before, said in ((b"", b""), (b"", b"\r\n"), (asked, b"\r\n")):
-        with socket.create_connection(address, timeout=60) as connection:
-            connection.sendall(before)
+        with opened(address, before) as connection:
             assert not before or connection.recv(65536).endswith(b"hi")
             connection.sendall(said)
             assert answer(connection) == b""
@@ -147,18 +142,16 @@ def test_a_connection_that_begins_no_request_is_closed(address: tuple[str, int])
 
 def test_a_body_that_nobody_reads_does_not_keep_a_connection(address: tuple[str, int]) -> None:
     began = time.monotonic()
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"GET /early HTTP/1.1\r\nhost: here\r\ncontent-length: 1000000\r\n\r\n")
-        with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            while time.monotonic() < began + 60:
-                connection.sendall(b" ")
-                time.sleep(0.05)
+    head = b"GET /early HTTP/1.1\r\nhost: here\r\ncontent-length: 1000000\r\n\r\n"
+    closed = pytest.raises((BrokenPipeError, ConnectionResetError))
+    with opened(address, head) as connection, closed:
+        while time.monotonic() < began + 60:
+            connection.sendall(b" ")
+            time.sleep(0.05)
 
 
-def test_bodies_and_further_requests_take_the_time_that_they_take(
-    address: tuple[str, int],
-) -> None:
-    with socket.create_connection(address, timeout=60) as connection:
+def test_bodies_and_further_requests_take_the_time_that_they_take(address: tuple[str, int]) -> None:
+    with opened(address) as connection:
         for _ in range(2):
             connection.sendall(HEAD + b"content-length: 200000\r\n\r\n" + b" " * 100_000)
             time.sleep(1.5 * HEAD_S)
@@ -167,14 +160,10 @@ def test_bodies_and_further_requests_take_the_time_that_they_take(
             time.sleep(1.5 * HEAD_S)
 
 
-def test_as_many_requests_wait_on_a_connection_as_may_and_with_more_it_is_closed(
-    address: tuple[str, int],
-) -> None:
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(NEXT * (1 + MAX_WAITING))
+def test_a_connection_on_which_too_many_wait_is_closed(address: tuple[str, int]) -> None:
+    with opened(address, NEXT * (1 + MAX_WAITING)) as connection:
         assert answer(connection).count(b"\r\n\r\nhi") == 1 + MAX_WAITING
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(NEXT * 1000)
+    with opened(address, NEXT * 1000) as connection:
         assert answer(connection).count(b"\r\n\r\nhi") <= 1 + MAX_WAITING
 
 
@@ -183,12 +172,9 @@ def test_as_many_requests_wait_on_a_connection_as_may_and_with_more_it_is_closed
 def test_a_client_that_does_not_read_its_answer_is_closed_too(
     server: uvicorn.Server, address: tuple[str, int], method: str, kept: str
 ) -> None:
-    head = (
-        f"{method} /long HTTP/1.1\r\nhost: here\r\nconnection: {kept}\r\ncontent-length: 0\r\n\r\n"
-    )
+    head = f"{method} /long HTTP/1.1\r\nhost: here\r\nconnection: {kept}\r\n"
     connections = server.server_state.connections
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(head.encode())
+    with opened(address, f"{head}content-length: 0\r\n\r\n".encode()):
         wait_until(lambda: connections, 10)
         wait_until(lambda: not connections, 10)
 
@@ -197,33 +183,28 @@ BODY = b"POST /smuggled HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n"
 LENGTH = b"content-length: %d\r\n" % len(BODY)
 CHUNKS = b"%x;a=b\r\n%b\r\n0\r\nx-more: a\r\n\r\n" % (len(BODY), BODY)
 CLOSE = b"GET / HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
+TUNNEL = b"CONNECT here:80 HTTP/1.1\r\nhost: here\r\n"
 ONE = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\n\r\n{}"
 WRONG = {  # heads and bodies that are refused, and by which status
     "no host": (b"GET / HTTP/1.1\r\n\r\n", b"400"),
     "two hosts": (HEAD + b"Host: there\r\n\r\n", b"400"),
     "two hosts and Upgrade": (HEAD + b"host: here\r\nupgrade: h2c\r\n\r\n", b"400"),
     "another version": (b"GET / HTTP/2.0\r\nhost: here\r\n\r\n", b"505"),
-    "a tunnel": (b"CONNECT here:80 HTTP/1.1\r\nhost: here\r\n" + LENGTH + b"\r\n" + BODY, b"501"),
-    "a tunnel and Upgrade": (
-        b"CONNECT here:80 HTTP/1.1\r\nhost: here\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
-        b"501",
-    ),
+    "a tunnel": (TUNNEL + LENGTH + b"\r\n" + BODY, b"501"),
+    "a tunnel and Upgrade": (TUNNEL + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n", b"501"),
     "another coding": (HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKS, b"501"),
     "two codings": (HEAD + b"transfer-encoding: gzip\r\n" + CHUNKED + b"\r\n" + CHUNKS, b"501"),
     "two lengths": (HEAD + LENGTH + LENGTH + b"\r\n" + BODY, b"400"),
     "length and chunks": (HEAD + LENGTH + CHUNKED + b"\r\n" + CHUNKS, b"400"),
     "a broken chunk": (HEAD + CHUNKED + b"\r\n5\r\nhelloworld", b"400"),
-    "a trailer that closes": (
-        HEAD + CHUNKED + b"\r\n0\r\nconnection: close\r\n\r\n",
-        b"400",
-    ),
+    "a trailer that closes": (HEAD + CHUNKED + b"\r\n0\r\nconnection: close\r\n\r\n", b"400"),
     "noise": (b"noise\r\n\r\n", b"400"),
 }
 
 
 def answer_to(address: tuple[str, int], sent: bytes, *, is_cut: bool) -> bytes:
     """All that the server says to these bytes, sent at once or one by one."""
-    with socket.create_connection(address, timeout=60) as connection:
+    with opened(address) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pieces = [sent[at : at + 1] for at in range(len(sent))] if is_cut else [sent]
         for piece in pieces:
@@ -234,24 +215,20 @@ def answer_to(address: tuple[str, int], sent: bytes, *, is_cut: bool) -> bytes:
 @pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "byte by byte"])
 @pytest.mark.parametrize("framing", [LENGTH, CHUNKED], ids=["length", "chunks"])
 @pytest.mark.parametrize(
-    ("method", "token"),
+    "asked",
     [
         ("POST", b"h2c"),
-        ("POST", b"websocket"),
         ("GET", b"WebSocket"),
         ("PUT", b"TLS/1.0, HTTP/1.1"),
         ("OPTIONS", b"h2c\r\nupgrade: none-such"),
     ],
 )
 def test_a_request_for_another_protocol_is_read_as_if_it_asked_for_none(
-    address: tuple[str, int], method: str, token: bytes, framing: bytes, is_cut: bool
+    address: tuple[str, int], asked: tuple[str, bytes], framing: bytes, is_cut: bool
 ) -> None:
-    head = (
-        f"{method} /echo HTTP/1.1\r\nhost: here\r\n".encode()
-        + framing
-        + b"connection: keep-alive, Upgrade\r\n"
-    )
-    head += b"upgrade: " + token + b"\r\nx-last: a\r\n\r\n"
+    method, token = asked
+    head = f"{method} /echo HTTP/1.1\r\nhost: here\r\n".encode() + framing
+    head += b"connection: keep-alive, Upgrade\r\nupgrade: " + token + b"\r\nx-last: a\r\n\r\n"
     body = BODY if framing == LENGTH else CHUNKS
     said = answer_to(address, 2 * (head + body) + CLOSE, is_cut=is_cut)
     first, second, last, *behind = said.split(b"HTTP/1.1 ")[1:]
@@ -262,9 +239,7 @@ def test_a_request_for_another_protocol_is_read_as_if_it_asked_for_none(
 
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_refusal_is_the_last_answer_and_comes_behind_those_before(
-    address: tuple[str, int], name: str, before: int
-) -> None:
+def test_a_refusal_is_the_last_answer(address: tuple[str, int], name: str, before: int) -> None:
     sent, status = WRONG[name]
     for behind in (b"", CLOSE):
         said = answer_to(address, before * ONE + sent + behind, is_cut=False)
@@ -274,8 +249,8 @@ def test_a_refusal_is_the_last_answer_and_comes_behind_those_before(
 
 
 def test_a_request_that_has_its_answer_gets_no_second_one(address: tuple[str, int]) -> None:
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"POST /early HTTP/1.1\r\nhost: here\r\n" + CHUNKED + b"\r\n")
+    head = b"POST /early HTTP/1.1\r\nhost: here\r\n" + CHUNKED + b"\r\n"
+    with opened(address, head) as connection:
         assert connection.recv(65536).endswith(b"hi")
         connection.sendall(b"no chunk\r\n" + CLOSE)
         assert answer(connection) == b""
@@ -287,20 +262,15 @@ def test_trailers_are_no_headers(address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("version", "count"), [("1.1", 1), ("1.0", 0)])
-def test_who_does_not_know_of_it_is_not_told_to_go_on(
-    address: tuple[str, int], version: str, count: int
-) -> None:
+def test_only_1_1_is_told_to_go_on(address: tuple[str, int], version: str, count: int) -> None:
     sent = f"POST / HTTP/{version}\r\nhost: here\r\nexpect: 100-continue\r\n".encode()
     sent += b"connection: close\r\n"
     said = answer_to(address, sent + LENGTH + b"\r\n" + BODY, is_cut=False)
     assert said.count(b"HTTP/1.1 100 ") == count and said.endswith(b"hi")
 
 
-def test_a_client_that_is_gone_is_seen_although_its_next_request_waits(
-    server: uvicorn.Server, address: tuple[str, int]
-) -> None:
+def test_a_client_that_is_gone_is_seen(server: uvicorn.Server, address: tuple[str, int]) -> None:
     tasks = server.server_state.tasks
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.sendall(b"GET /gone HTTP/1.1\r\nhost: here\r\n\r\n" + NEXT)
+    with opened(address, b"GET /gone HTTP/1.1\r\nhost: here\r\n\r\n" + NEXT):
         wait_until(lambda: tasks, 10)
     wait_until(lambda: not tasks, 10)

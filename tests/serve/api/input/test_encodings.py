@@ -6,54 +6,62 @@ import gzip
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from httpx import Client
 
-from serve.api.app import create_app
 from serve.api.input.limits import MAX_BYTES
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.api.tenants import HEADERS, LOGITS, RULE_SETS, shop_and_bank
-from tests.serve.serving import serving
+from tests.serve.serving import Serve
 from tests.serve.toy_engine import ToyEngine
 
 JSON = "application/json"
-# Packed as each header says.
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress,
-    "X-GZIP": gzip.compress,
-    "deflate": zlib.compress,
-    "identity": bytes,
-    "": bytes,
-    "gzip, identity": lambda body: b"".join(
-        gzip.compress(body[at : at + 99]) for at in range(0, len(body), 99)
-    ),
-    "deflate, identity, gzip": lambda body: gzip.compress(zlib.compress(body)),
-    "gzip,gzip": lambda body: gzip.compress(gzip.compress(body)),
-}
-NOT_WHOLE: dict[str, Callable[[bytes], bytes]] = {
-    "plain": bytes,
-    "empty": lambda body: b"",
-    "cut": lambda body: gzip.compress(body)[:-1],
-    "half": lambda body: gzip.compress(body)[:40],
-    "with more behind": lambda body: gzip.compress(body) + b"\n",
-    "with a member that breaks off": lambda body: gzip.compress(body) + gzip.compress(b"")[:-1],
-    "with more members than may be": lambda body: gzip.compress(body) + 100 * gzip.compress(b""),
-    "another sum": lambda body: gzip.compress(body)[:-8] + bytes(8),
-    "deflate": zlib.compress,
-}
-
-
 MESSAGES = [{"role": "user", "content": "Hello"}]
 BODY = json.dumps({"messages": MESSAGES}).encode()
+WHOLE = gzip.compress(BODY)
+# What each header says, and the body so packed.
+PACKED = {
+    "gzip": WHOLE,
+    "X-GZIP": WHOLE,
+    "deflate": zlib.compress(BODY),
+    "identity": BODY,
+    "": BODY,
+    "gzip, identity": b"".join(gzip.compress(BODY[at : at + 99]) for at in range(0, len(BODY), 99)),
+    "deflate, identity, gzip": gzip.compress(zlib.compress(BODY)),
+    "gzip,gzip": gzip.compress(WHOLE),
+}
+# Of each body what its header says of it, and how the answer names it.
+WRONG = {
+    "plain": ("gzip", BODY, "content-encoding gzip: the body"),
+    "empty": ("gzip", b"", "breaks off before its end"),
+    "cut": ("gzip", WHOLE[:-1], "breaks off before its end"),
+    "half": ("gzip", WHOLE[:40], "breaks off before its end"),
+    "with more behind": ("gzip", WHOLE + b"\n", "content-encoding gzip: the body"),
+    "a member that breaks off": ("gzip", WHOLE + gzip.compress(b"")[:-1], "breaks off"),
+    "more members than may be": ("gzip", WHOLE + 100 * gzip.compress(b""), "more than 100 members"),
+    "another sum": ("gzip", WHOLE[:-8] + bytes(8), "content-encoding gzip: the body"),
+    "zlib for gzip": ("gzip", zlib.compress(BODY), "not in gzip's format (RFC 1952), or damaged"),
+    "bare for zlib": (
+        "deflate",
+        zlib.compress(b"{}", wbits=-15),
+        "not in zlib's format (RFC 1950), or damaged",
+    ),
+    "zlib with more behind": ("deflate", 2 * zlib.compress(b"{}"), "goes on behind its end"),
+    "gzip unsaid": (
+        "",
+        WHOLE,
+        "a gzip file, not text in UTF-8; send it with `content-encoding: gzip`",
+    ),
+    "zstd unsaid": ("", b"\x28\xb5\x2f\xfd\xff", "a zstd file, not text in UTF-8"),
+    "half a character": ("", "{}".encode("utf-16") + b"\x00", "not Unicode"),
+}
 
 
-def posted(
-    client: httpx.Client, content: bytes | Iterator[bytes], **headers: str
-) -> httpx.Response:
-    """The answer to a check of this content."""
+def posted(client: Client, content: bytes | Iterator[bytes], **headers: str) -> httpx.Response:
     fields = {key.replace("_", "-"): value for key, value in headers.items()}
     return client.post("/v1/check", content=content, headers={"content-type": JSON} | fields)
 
@@ -64,51 +72,25 @@ def results(response: httpx.Response) -> Any:
 
 
 @pytest.mark.parametrize("encoding", PACKED)
-def test_a_packed_body_is_answered_as_it_is_unpacked(client: httpx.Client, encoding: str) -> None:
-    packed = posted(client, PACKED[encoding](BODY), content_encoding=encoding)
+def test_a_packed_body_is_answered_as_it_is_unpacked(client: Client, encoding: str) -> None:
+    packed = posted(client, PACKED[encoding], content_encoding=encoding)
     assert results(packed) == results(posted(client, BODY))
-    bytes_alone = (bytes([byte]) for byte in PACKED[encoding](BODY))
+    bytes_alone = (bytes([byte]) for byte in PACKED[encoding])
     assert results(posted(client, bytes_alone, content_encoding=encoding)) == results(packed)
 
 
-@pytest.mark.parametrize("damage", NOT_WHOLE)
-def test_what_is_not_packed_as_the_header_says_is_refused(
-    client: httpx.Client, damage: str
-) -> None:
-    content = NOT_WHOLE[damage](BODY)
-    response = posted(client, content, content_encoding="gzip")
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_body_that_is_not_what_the_header_says_is_named(client: Client, fault: str) -> None:
+    encoding, content, problem = WRONG[fault]
+    response = posted(client, content, content_encoding=encoding)
     assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
-    assert "content-encoding gzip: the body" in response.json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        (
-            "",
-            gzip.compress(b"{}"),
-            "a gzip file, not text in UTF-8; send it with `content-encoding: gzip`",
-        ),
-        ("", b"\x28\xb5\x2f\xfd\xff", "a zstd file, not text in UTF-8"),
-        ("", "{}".encode("utf-16") + b"\x00", "not Unicode"),
-        ("deflate", zlib.compress(b"{}", wbits=-15), "not in zlib's format (RFC 1950), or damaged"),
-        ("deflate", 2 * zlib.compress(b"{}"), "goes on behind its end"),
-        ("gzip", zlib.compress(b"{}"), "not in gzip's format (RFC 1952), or damaged"),
-    ],
-)
-def test_what_a_body_is_that_is_not_what_the_header_says_is_named(
-    client: httpx.Client, name: str, content: bytes, problem: str
-) -> None:
-    response = posted(client, content, content_encoding=name)
-    assert response.status_code == 400 and problem in response.json()["error"]
+    assert problem in response.json()["error"]
 
 
 @pytest.mark.parametrize(
     "encoding", ["br", "zstd", "gzip, br", "compress", "gzip;q=1", "gzip," * 5]
 )
-def test_another_encoding_is_refused_and_the_known_ones_named(
-    client: httpx.Client, encoding: str
-) -> None:
+def test_another_encoding_is_refused_and_known_ones_named(client: Client, encoding: str) -> None:
     response = posted(client, BODY, content_encoding=encoding)
     assert response.status_code == 415
     assert "content-encoding: known are gzip, deflate" in response.json()["error"]
@@ -116,9 +98,9 @@ def test_another_encoding_is_refused_and_the_known_ones_named(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_bomb_is_refused_before_it_is_unpacked(client: httpx.Client, times: int) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(client: Client, times: int) -> None:
     packing = zlib.compressobj(wbits=31)
-    bomb = b"".join(packing.compress(bytes(2**20)) for _ in range(500)) + packing.flush()
+    bomb = b"".join(packing.compress(bytes(2**20)) for _ in range(200)) + packing.flush()
     for _ in range(times - 1):
         bomb = gzip.compress(bomb)
     began = time.process_time()
@@ -128,7 +110,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(client: httpx.Client, times: in
     assert time.process_time() - began < 5
 
 
-def test_as_large_a_body_as_may_be_is_unpacked(client: httpx.Client) -> None:
+def test_as_large_a_body_as_may_be_is_unpacked(client: Client) -> None:
     whole = BODY.ljust(MAX_BYTES)
     status = {}
     for size, content in ((0, whole), (1, whole + b" ")):
@@ -137,49 +119,46 @@ def test_as_large_a_body_as_may_be_is_unpacked(client: httpx.Client) -> None:
     assert status == {0: 200, 1: 413}
 
 
-def test_a_tenant_s_limit_is_of_the_packed_body_and_of_the_unpacked_one() -> None:
-    app = create_app(ToyEngine(LOGITS), rule_sets=RULE_SETS, tenants=shop_and_bank())  # type: ignore[arg-type]
-    with serving(app) as client:
-        for size, status in ((2000, 200), (2001, 413)):
-            content = gzip.compress(BODY.ljust(size))
-            headers = HEADERS["shop"] | {"content_encoding": "gzip"}
-            assert posted(client, content, **headers).status_code == status
-        noise = gzip.compress(b" " * 2000, compresslevel=0)
-        assert posted(client, noise, **HEADERS["shop"]).status_code == 413
+def test_a_tenant_s_limit_is_of_the_packed_body_and_of_the_unpacked_one(serve: Serve) -> None:
+    client = serve(ToyEngine(LOGITS), rule_sets=RULE_SETS, tenants=shop_and_bank())
+    shop = HEADERS["shop"] | {"content_encoding": "gzip"}
+    noise = gzip.compress(b" " * 2000, compresslevel=0)
+    for content, status in (
+        (gzip.compress(BODY.ljust(2000)), 200),
+        (gzip.compress(BODY.ljust(2001)), 413),
+        (noise, 413),
+    ):
+        assert posted(client, content, **shop).status_code == status
 
 
 @pytest.mark.parametrize(
-    ("content_type", "is_read"),
+    ("parameters", "is_read"),
     [
-        ("application/json; charset=utf-8", True),
-        ('application/json;charset="UTF-8"', True),
-        ("application/json; charset=us-ascii", True),
-        ("application/json; charset=utf-16", False),
-        ("application/json; Charset = 'latin1'", False),
-        ("application/json; charset=utf-8; charset=utf-16", False),
-        ("application/json; charset*=utf-8''utf-16", False),
-        ("application/json; charset*0=utf-; charset*1=16", False),
-        ("application/json; x=';'; charset=utf-16", False),
-        (f"application/json; x={'x' * 1000}", False),
-        ("application/json; charset=", True),
-        ('application/json; charset=""', True),
-        ("application/json; charset=unicode-1-1-utf-8", True),
-        ("application/json; xcharset=latin1; boundary=charset=x", True),
-        ('application/json; x="; charset=latin1"', True),
+        ("charset=utf-8", True),
+        ('charset="UTF-8"', True),
+        ("charset=us-ascii", True),
+        ("charset=utf-16", False),
+        ("Charset = 'latin1'", False),
+        ("charset=utf-8; charset=utf-16", False),
+        ("charset*=utf-8''utf-16", False),
+        ("charset*0=utf-; charset*1=16", False),
+        ("x=';'; charset=utf-16", False),
+        (f"x={'x' * 1000}", False),
+        ("charset=", True),
+        ('charset=""', True),
+        ("charset=unicode-1-1-utf-8", True),
+        ("xcharset=latin1; boundary=charset=x", True),
+        ('x="; charset=latin1"', True),
     ],
 )
-def test_other_characters_than_utf_8_are_refused(
-    client: httpx.Client, content_type: str, is_read: bool
-) -> None:
-    response = posted(client, BODY, content_type=content_type)
+def test_no_charset_but_utf_8_is_read(client: Client, parameters: str, is_read: bool) -> None:
+    response = posted(client, BODY, content_type=f"{JSON}; {parameters}")
     assert response.status_code == (200 if is_read else 415), response.text
     assert is_read or "content-type" in response.text
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
-def test_json_in_other_characters_is_known_by_its_first_bytes(
-    client: httpx.Client, encoding: str
-) -> None:
+def test_json_in_utf_16_or_32_is_known_by_its_first_bytes(client: Client, encoding: str) -> None:
     body = BODY.decode().encode(encoding)
     assert results(posted(client, body)) == results(posted(client, BODY))
     for charset in ("utf-8", "us-ascii"):
@@ -188,7 +167,7 @@ def test_json_in_other_characters_is_known_by_its_first_bytes(
         assert charset in response.json()["error"] and encoding in response.json()["error"]
 
 
-def test_a_stream_is_unpacked_while_it_is_written(client: httpx.Client) -> None:
+def test_a_stream_is_unpacked_while_it_is_written(client: Client) -> None:
     packing = zlib.compressobj(wbits=31)
 
     def packed(line: dict[str, Any]) -> bytes:

@@ -9,76 +9,48 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
-from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
-from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.api.observe.toy_record import MARKER, record
-from tests.serve.serving import MESSAGES, serving
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.serving import MESSAGES, Serve
+from tests.serve.toy_engine import LOGITS, RULE_SETS, ToyEngine
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+LINE = (
+    '{"time": "2023-11-14T22:13:20.250+00:00", "request_id": "request-1", "tenant": "shop", '
+    '"format": "check", "rule_set": "support", "verdict": "violation", "decided_by": ["flagged"], '
+    '"purpose": "answer", "failure": null, "latency_ms": 125.0, "rules": [{"rule": "flagged", '
+    '"version": "0123abcd", "p_violation": 0.75, "threshold": 0.5, "verdict": "violation", '
+    '"confident": true}, {"rule": "fine", "version": "0123abcd", "p_violation": 0.45, '
+    '"threshold": 0.5, "verdict": "allow", "confident": false}], "unjudged": {"broken": "nan"}, '
+    '"cached_tokens": 30, "computed_tokens": 12}'
+)
+
+
 def test_a_line_says_which_weights_said_what_when_and_to_whom(tmp_path: Path) -> None:
-    log = AuditLog(tmp_path / "audit.jsonl")
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
     log.checked(record())
     log.checked(record(failure="too_late"))
     log.close()
-    answered, failed = lines(tmp_path / "audit.jsonl")
-    assert answered == {
-        "time": "2023-11-14T22:13:20.250+00:00",
-        "request_id": "request-1",
-        "tenant": "shop",
-        "format": "check",
-        "rule_set": "support",
-        "verdict": "violation",
-        "decided_by": ["flagged"],
-        "purpose": "answer",
-        "failure": None,
-        "latency_ms": 125.0,
-        "rules": [
-            {
-                "rule": "flagged",
-                "version": "0123abcd",
-                "p_violation": 0.75,
-                "threshold": 0.5,
-                "verdict": "violation",
-                "confident": True,
-            },
-            {
-                "rule": "fine",
-                "version": "0123abcd",
-                "p_violation": 0.45,
-                "threshold": 0.5,
-                "verdict": "allow",
-                "confident": False,
-            },
-        ],
-        "unjudged": {"broken": "nan"},
-        "cached_tokens": 30,
-        "computed_tokens": 12,
-    }
+    assert path.read_text().splitlines()[0] == LINE
+    failed = lines(path)[1]
     assert (failed["verdict"], failed["failure"]) == ("unjudged", "too_late")
-    assert "rules" not in failed
-    assert MARKER not in (tmp_path / "audit.jsonl").read_text()
+    assert "rules" not in failed and MARKER not in path.read_text()
 
 
-def test_every_check_over_http_has_its_line_and_no_content(tmp_path: Path) -> None:
+def test_every_check_over_http_has_its_line_and_no_content(tmp_path: Path, serve: Serve) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text('{"request_id": "of an earlier run"}\n')
-    app = create_app(
-        ToyEngine(LOGITS),  # type: ignore[arg-type]
-        rule_sets=RULE_SETS,
-        observers=[AuditLog(path)],
-    )
+    client = serve(ToyEngine(LOGITS), rule_sets=RULE_SETS, observers=[AuditLog(path)])
     staff = {"rule_set": "staff", "metadata": {"audience": MARKER}, "cache_salt": MARKER}
     secret = [{"role": "user", "content": MARKER}]
-    with serving(app) as client:
-        first = client.post("/v1/check", json={"messages": secret, **staff})
-        client.post("/v1/moderations", json={"input": [MARKER, MARKER]})
-        client.post("/v1/check", json={"messages": secret, "rules": [MARKER]})  # no check
+    first = client.post("/v1/check", json={"messages": secret, **staff})
+    client.post("/v1/moderations", json={"input": [MARKER, MARKER]})
+    client.post("/v1/check", json={"messages": secret, "rules": [MARKER]})  # no check
     written = lines(path)
     assert [line.get("format") for line in written] == [None, "check", *["moderations"] * 2]
     assert written[1]["request_id"] == first.headers["x-request-id"]
@@ -87,16 +59,15 @@ def test_every_check_over_http_has_its_line_and_no_content(tmp_path: Path) -> No
     assert MARKER not in path.read_text()
 
 
-def test_a_check_that_leaves_no_trace_is_not_answered(tmp_path: Path) -> None:
+def test_a_check_that_leaves_no_trace_is_not_answered(tmp_path: Path, serve: Serve) -> None:
     with pytest.raises(GuardError, match=r"no audit log.*can be written"):
         AuditLog(tmp_path / "no" / "such" / "folder")
     log = AuditLog(tmp_path / "audit.jsonl")
-    app = create_app(ToyEngine(LOGITS), observers=[log])  # type: ignore[arg-type]
-    with serving(app) as client:
-        assert client.post("/v1/check", json={"messages": MESSAGES}).status_code == 200
-        log.close()
-        refused = client.post("/v1/check", json={"messages": MESSAGES})
-        assert (refused.status_code, refused.json()["verdict"]) == (500, "unjudged")
+    client = serve(ToyEngine(LOGITS), observers=[log])
+    assert client.post("/v1/check", json={"messages": MESSAGES}).status_code == 200
+    log.close()
+    refused = client.post("/v1/check", json={"messages": MESSAGES})
+    assert (refused.status_code, refused.json()["verdict"]) == (500, "unjudged")
 
 
 def test_a_file_that_is_rotated_is_left_behind_and_without_one_checks_fail(tmp_path: Path) -> None:

@@ -42,9 +42,7 @@ def test_the_words_of_an_error_about_a_value_are_left_out_and_its_place_is_not()
     assert whole.index("ValidationError") < whole.index("GuardError: the disk is full")
 
 
-def test_the_configuration_sends_warnings_to_stderr_in_this_format(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_warnings_go_to_stderr_in_this_format(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

@@ -15,10 +15,9 @@ from opentelemetry.trace import StatusCode
 from serve.api.app import create_app
 from serve.api.observe.record import RequestFacts
 from serve.api.observe.traces import NS, SPAN, Traces
-from tests.serve.api.formats.toy_rule_sets import LOGITS, RULE_SETS
 from tests.serve.api.observe.toy_record import MARKER, record
 from tests.serve.serving import serving
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import LOGITS, RULE_SETS, ToyEngine
 
 
 def test_a_span_has_the_check_s_time_verdict_and_rules_and_its_caller_for_a_parent() -> None:
@@ -71,17 +70,12 @@ def receiver() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
         server.server_close()
 
 
-def test_spans_reach_a_receiver_before_the_server_ends_and_have_no_content(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_spans_reach_a_receiver_and_have_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with receiver() as (address, received):
-        app = create_app(
-            ToyEngine(LOGITS),  # type: ignore[arg-type]
-            rule_sets=RULE_SETS,
-            observers=[Traces.to_collector(address)],
-        )
+        traces = Traces.to_collector(address)
+        app = create_app(ToyEngine(LOGITS), rule_sets=RULE_SETS, observers=[traces])  # type: ignore[arg-type]
         body = {"messages": [{"role": "user", "content": MARKER}], "rule_set": "both"}
         headers = {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"}
         with serving(app) as client:
@@ -89,8 +83,5 @@ def test_spans_reach_a_receiver_before_the_server_ends_and_have_no_content(
     ((path, content),) = received
     assert path == "/v1/traces" and MARKER.encode() not in content
     (span,) = ExportTraceServiceRequest.FromString(content).resource_spans[0].scope_spans[0].spans
-    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == (
-        SPAN,
-        "c" * 32,
-        "d" * 16,
-    )
+    ids = (span.trace_id.hex(), span.parent_span_id.hex())
+    assert (span.name, *ids) == (SPAN, "c" * 32, "d" * 16)

@@ -52,9 +52,7 @@ class Records:
         self.is_closed = False
 
     def checked(self, record: CheckRecord) -> None:
-        """Keep it."""
         self.kept.append(record)
 
     def close(self) -> None:
-        """Remember that."""
         self.is_closed = True

@@ -1,9 +1,8 @@
-"""The fleet's servers: all answer the same requests, the bare base without adapters."""
+"""The fleet's servers: their slots, their memory, and a request that is refused."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,48 +12,14 @@ import pytest
 from guard.errors import GuardError
 from serve.bench import engines
 from serve.bench.workload import fleet_servers, peft_baseline
-from serve.bench.workload.fleet_servers import (
-    ALL_RESIDENT,
-    BARE_BASE,
-    ONE_SLOT,
-    PEFT,
-    EngineServer,
-    FleetServer,
-    servers,
-)
+from serve.bench.workload.fleet_servers import SERVERS, EngineServer, servers
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.guarded import CONVERSATION, guard_engine, save_adapter
-
-pytestmark = pytest.mark.slow
+from tests.serve.guarded import CONVERSATION, guard_engine
 
 TEXT = "The assistant must not be rude."
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FleetServer]]:
-    root: Path = tmp_path_factory.mktemp("servers")
-    folders = {
-        name: save_adapter(root / name, name, seed=seed, text=TEXT)
-        for seed, name in enumerate(("first", "second"))
-    }
-    with servers(small_recipe(), folders, (PEFT, ALL_RESIDENT, BARE_BASE)) as all_servers:
-        yield all_servers
-
-
-def test_every_server_answers_and_counts_what_it_computed(running: dict[str, FleetServer]) -> None:
-    assert list(running) == [PEFT, ALL_RESIDENT, BARE_BASE]
-    computed = set()
-    for server in running.values():
-        server.begin()
-        done = [server.submit(CONVERSATION, TEXT, name) for name in ("first", "second")]
-        while not all(answer.done for answer in done):
-            server.step()
-        computed.add(server.computed_tokens())
-        server.begin()
-        assert server.computed_tokens() == 0
-    assert len(computed) == 1
-
-
+@pytest.mark.slow
 def test_a_refused_request_stops_the_benchmark() -> None:
     server = EngineServer(guard_engine())
     server.submit(CONVERSATION, TEXT, "nobody's rule")
@@ -62,8 +27,8 @@ def test_a_refused_request_stops_the_benchmark() -> None:
         server.computed_tokens()
 
 
-@pytest.mark.parametrize(("device", "share"), [("cuda", 0.92 / 3), ("cpu", None)])
-def test_engines_and_peft_have_equal_parts_of_a_gpu_and_the_bare_base_needs_none(
+@pytest.mark.parametrize(("device", "share"), [("cuda", 0.92 / 5), ("cpu", None)])
+def test_engines_have_their_slots_and_with_peft_equal_parts_of_a_gpu_the_bare_base_none(
     device: str, share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -75,5 +40,9 @@ def test_engines_and_peft_have_equal_parts_of_a_gpu_and_the_bare_base_needs_none
     monkeypatch.setattr(engines, "installed_device", lambda: device)
     monkeypatch.setattr(fleet_servers, "GuardEngine", toy_engine)
     monkeypatch.setattr(peft_baseline, "PeftBaseline", lambda *_: None)
-    with servers(small_recipe(), {}, (PEFT, ONE_SLOT, ALL_RESIDENT, BARE_BASE)):
-        assert [args.get("gpu_memory_utilization") for args in asked] == [share, share]
+    folders = {f"rule {number}": Path("nowhere") for number in range(40)}
+    with servers(small_recipe(), folders, SERVERS) as running:
+        assert set(running) == set(SERVERS)
+        assert [args["max_loras"] for args in asked] == [1, 25, 32, 40]
+        assert {args.get("gpu_memory_utilization") for args in asked} == {share}
+        assert {args["enable_prefix_caching"] for args in asked} == {False}

@@ -69,7 +69,10 @@ def test_what_the_server_sheds_is_counted_and_has_no_latency_of_an_answer(
     assert len(run.answered_s) == run.count(200)
 
 
-def test_new_conversations_arrive_at_the_rate_and_saturate_when_they_come_at_once() -> None:
+def test_new_conversations_arrive_at_the_rate_and_saturate_when_they_come_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.bench.workload.server.SATURATING_CHECKS", 2 * AT_ONCE)
     engine = ToyEngine(dict.fromkeys(rule_names(RULES[1]), -2.0))
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         traffic = OpenLoopTraffic(load_recipe("tiny"), str(client.base_url))

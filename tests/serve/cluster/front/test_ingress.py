@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 
-from serve.cluster.messages import RelayedRequest, RelayedResponse
-from serve.cluster.pool import RelayedCheck, ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import (
+    RelayedCheck,
+    RelayedRequest,
+    RelayedResponse,
+    ReplicaAnswer,
+    ReplicaLost,
+)
 from serve.policy.rule_set import RuleSet
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed

@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from serve.cluster.size import ReplicaRange
-from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import (
     REPLICA,
     SIX_RULES,
@@ -132,25 +131,3 @@ def test_a_killed_shard_is_unjudged_while_the_other_judges_and_comes_back(
         assert client.post(f"/admin/rules/{SECOND[0]}").status_code == 409
     wait_for_both(client)
     assert client.post("/v1/check", json=body("a", *SECOND)).headers[REPLICA] != place
-
-
-def test_nothing_more_of_a_stream_is_released_once_a_shard_is_lost(shards: ServedShards) -> None:
-    opening = {
-        "messages": [{"role": "user", "content": "Tell me."}],
-        "every_tokens": 2,
-        "hold_back": 0,
-    }
-
-    async def use(stream: OpenStream) -> None:
-        stream.write({"append": "The sea is wide."})
-        first = await stream.read()
-        assert first["release"] == "The sea is wide."
-        assert len(first["p_violation"]) == len(SIX_RULES)
-        with lost_second(shards):
-            stream.write({"append": " And deep.", "end": True})
-            last = await stream.read()
-        assert last["judgement"]["verdict"] == "unjudged" and last["release"] == ""
-        assert len(last["judgement"]["results"]) == len(FIRST)
-
-    streamed(shards.client, opening, use)
-    wait_for_both(shards.client)

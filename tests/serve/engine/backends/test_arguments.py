@@ -1,6 +1,4 @@
-"""The memory that a recipe gives is filled and not exceeded; the sizes are those of real tensors
-and files.
-"""
+"""The memory that a recipe gives is filled and not exceeded, by real tensors' sizes."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -168,7 +167,7 @@ def decoder_args(of_base: Recipe, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_a_gpu(monkeypatch: MonkeyPatch) -> None:
     """As if torch were built for a GPU of 80 GiB."""
     monkeypatch.setattr(arguments, "installed_device", lambda: "cuda")
     monkeypatch.setattr(arguments, "_gpu_memory_bytes", lambda: 80 * GIB)
@@ -193,9 +192,7 @@ def test_on_a_gpu_float32_is_refused_with_the_line_to_write(of_base: Recipe, arg
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
-def test_every_recipe_has_a_dtype_that_a_gpu_s_kernels_read(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_recipe_has_a_dtype_that_a_gpu_reads(name: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
     assert load_recipe(name).serving_dtype != "float32"
 
@@ -215,7 +212,7 @@ def test_a_model_is_compiled_where_that_is_possible_and_not_refused(
     missing: str | None,
     stated: dict[str, bool],
     is_eager: bool | None,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arguments, "installed_device", lambda: device)
     monkeypatch.setattr(arguments, "missing_for_compiling", lambda: missing)
@@ -223,7 +220,7 @@ def test_a_model_is_compiled_where_that_is_possible_and_not_refused(
     assert engine_args(of_recipe, [], {}).get("enforce_eager") is is_eager
 
 
-def test_settings_that_make_wrong_verdicts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_make_wrong_verdicts_are_refused(monkeypatch: MonkeyPatch) -> None:
     with pytest.raises(GuardError, match=r"specialize_active_lora.*wrong.*Leave it out"):
         engine_args(with_engine(specialize_active_lora=True), [], {})
     sharded = {"fully_sharded_loras": True}
@@ -257,7 +254,7 @@ def test_two_engines_with_their_part_of_a_gpu_fit_into_it() -> None:
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_an_encoder_leaves_a_gpu_to_the_engine_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_leaves_a_gpu_to_the_engine_beside_it(monkeypatch: MonkeyPatch) -> None:
     """It keeps no keys and values; vLLM would want 92 % of all memory to be free."""
     monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
     minilm = load_recipe("minilm")
@@ -278,14 +275,6 @@ def test_host_memory_beside_a_gpu_is_counted_as_it_is_pinned() -> None:
     assert sizes.host_adapter == config.num_hidden_layers * sum(pinned) > sizes.adapter
     shared = shared_out(ServingMemory(host_gib=0.01), sizes, 10**6, CONTEXT)
     assert shared["max_cpu_loras"] * sizes.host_adapter <= 0.01 * GIB
-
-
-def test_vllm_reads_the_configuration_of_gliner2_s_encoder(tmp_path: Path) -> None:
-    args = gliner2_args(gliner2_recipe(save_base(tmp_path)), {"max_loras": 3})
-    assert args["hf_config_path"] == str(tmp_path / "encoder_config")
-    assert args["hf_overrides"] == {"architectures": ["GlinerForClassification"]}
-    assert (args["runner"], args["max_loras"]) == ("pooling", 3)
-    assert args["max_cpu_loras"] == ALL_ADAPTERS
 
 
 def test_a_base_that_is_no_gliner2_or_has_another_encoder_is_refused(tmp_path: Path) -> None:

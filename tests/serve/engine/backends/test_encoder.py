@@ -1,6 +1,4 @@
-"""The encoder's engine against plain transformers and PEFT: in mixed batches, with few slots, in
-windows, whoever is judged; and what it counts.
-"""
+"""The encoder's engine against plain transformers and PEFT, and what it counts."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ PARITY = 1e-5
 SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
 LONG = (
     Message("user", "Tell me a story."),
-    Message("assistant", "Once upon a time a knee hurt very much. " * 90),
+    Message("assistant", "Once upon a time a knee hurt very much. " * 60),
     Message("user", "And then?"),
 )
 EVERYBODY = (
@@ -48,7 +46,7 @@ EVERYBODY = (
         "system", "You answer questions. A note: knees hurt in the rain, as everybody says. " * 3
     ),
     Message("user", "What does my mail say?"),
-    Message("tool", "The doctor writes that you should rest your knee. " * 90),
+    Message("tool", "The doctor writes that you should rest your knee. " * 60),
     Message("assistant", "To rest."),
 )
 CONVERSATIONS = (SHORT, LONG, EVERYBODY)
@@ -89,9 +87,7 @@ def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
     return logits_of(engine.score(requests))
 
 
-def test_a_mixed_batch_says_what_each_rule_alone_says_in_peft(
-    engine: GuardEngine, folders: dict[str, Path]
-) -> None:
+def test_a_mixed_batch_is_peft_s_by_rule(engine: GuardEngine, folders: dict[str, Path]) -> None:
     requests: list[ScoreRequest] = []
     for messages in CONVERSATIONS:
         requests += [ScoreRequest(messages, "", name) for name in folders]
@@ -110,12 +106,19 @@ def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
         assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
 
 
+def test_the_order_of_the_rules_changes_nothing(engine: GuardEngine) -> None:
+    names, found = [*ADAPTERS, *HEADS], []
+    for rules in (names, names[::-1]):
+        verdicts = engine.check(EVERYBODY, rules).verdicts
+        assert [verdict.rule for verdict in verdicts] == rules
+        found.append({verdict.rule: verdict.logit for verdict in verdicts})
+    assert found[0] == pytest.approx(found[1], abs=PARITY)
+
+
 ADVICE = "Take 800 mg of ibuprofen every four hours."
 
 
-def test_a_violation_in_another_speaker_s_turn_does_not_change_the_verdict(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_another_speaker_s_violation_changes_nothing(engine: GuardEngine, tmp_path: Path) -> None:
     """The same weights, by who is judged."""
     for said_by, other in (("user", "assistant"), ("assistant", "user")):
         messages = (Message(other, "The sky is blue today."), Message(said_by, ADVICE))
@@ -144,9 +147,7 @@ def head_that_tells(messages: tuple[Message, Message]) -> tuple[np.ndarray, floa
     return weight, -float(weight @ (first + second) / 2)
 
 
-def test_where_nobody_is_judged_the_whole_conversation_is(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_where_nobody_is_judged_all_of_it_is(engine: GuardEngine, tmp_path: Path) -> None:
     """A violation that comes under another speaker's name is not lost."""
     messages = (Message("user", ADVICE),)
     readers: dict[str, Judged] = {"whole": "conversation", "narrow": "assistant"}
@@ -179,9 +180,7 @@ def test_heads_on_the_frozen_encoder_share_one_reading(engine: GuardEngine) -> N
     assert adapters.computed_tokens == 2 * one.computed_tokens
 
 
-def test_the_bare_encoder_and_a_conversation_beyond_the_context_are_refused(
-    engine: GuardEngine,
-) -> None:
+def test_the_bare_encoder_and_too_long_a_conversation_are_refused(engine: GuardEngine) -> None:
     (outcome,) = engine.score([ScoreRequest(SHORT, "", None)])
     assert "no verdict of its own" in str(outcome)
     too_long = (Message("user", "word " * 9000),)
@@ -243,7 +242,7 @@ def test_an_adapter_with_other_tensors_or_without_its_words_is_refused(
         engine.add("odd", folder)
 
 
-@pytest.mark.parametrize(("slots", "forwards"), [(1, 16), (4, 4), (16, 1)])
+@pytest.mark.parametrize(("slots", "forwards"), [(1, 16), (4, 4)])
 def test_64_requests_over_16_adapters_take_as_many_forwards_as_slots_leave(
     folders: dict[str, Path], slots: int, forwards: int
 ) -> None:

@@ -1,6 +1,4 @@
-"""GLiNER2's engine against the package gliner2 and plain PEFT: rules with adapters and without, in
-mixed batches and in windows.
-"""
+"""GLiNER2's engine against gliner2 and plain PEFT: in mixed batches and in windows."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
     return logits_of(engine.score(requests))
 
 
-def test_a_mixed_batch_says_what_gliner2_says_with_each_adapter_alone(
+def test_a_mixed_batch_says_what_gliner2_says_with_each_alone(
     engine: GuardEngine, recipe: Recipe, folders: dict[str, Path]
 ) -> None:
     """And without one: the base answers a rule that it is told."""

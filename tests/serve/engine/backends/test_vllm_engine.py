@@ -9,30 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
+from torch._inductor.exc import CppCompileError
+from vllm.lora.ops.triton_ops import utils
 
 from guard.errors import GuardError
 from serve.engine import GuardEngine
 from serve.engine.backends import vllm_engine
 from tests.serve.cards import recipe
-from tests.serve.engine.shared import runner
-from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit, save_adapter
+from tests.serve.engine.shared import NATS, assert_peft, runner
+from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, save_adapter
 from tests.serve.heads import reference_logit, save_head
 
 pytestmark = pytest.mark.slow
 
-NATS = 2e-3  # float32: two ways to compute the same logit
 
-
-def test_an_engine_without_the_plugin_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "serve.engine.backends.vllm_engine.patched", lambda: {"vllm.a:f": True, "vllm.b:g": False}
-    )
-    monkeypatch.setattr(
-        "serve.engine.backends.vllm_engine.LLMEngine.from_engine_args",
-        lambda _: SimpleNamespace(
-            engine_core=SimpleNamespace(shutdown=lambda: None), collective_rpc=lambda _: [0]
-        ),
-    )
+def test_an_engine_without_the_plugin_does_not_start(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "patched", lambda: {"vllm.a:f": True, "vllm.b:g": False})
+    core = SimpleNamespace(shutdown=lambda: None)
+    engine = SimpleNamespace(engine_core=core, collective_rpc=lambda _: [0])
+    monkeypatch.setattr(vllm_engine.LLMEngine, "from_engine_args", lambda _: engine)
     with pytest.raises(GuardError, match=r"without the aLoRA plugin.*vllm\.b:g.*make doctor"):
         GuardEngine(recipe(), adapter_folders(), **ENGINE)
 
@@ -42,9 +38,7 @@ def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest_on
         GuardEngine(recipe(), {}, blocksize=32)
 
 
-def test_an_engine_that_does_not_start_names_the_settings_of_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_does_not_start_names_memory_settings(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     with pytest.raises(GuardError, match=r"did not start.*kv_cache_memory_bytes"):
         GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)
@@ -59,9 +53,7 @@ def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
     assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
 
 
-def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(
-    engine: GuardEngine, tmp_path: Path
-) -> None:
+def test_a_closed_engine_leaves_those_beside_it_alone(engine: GuardEngine, tmp_path: Path) -> None:
     """The one beside serves heads only, and answers without any adapter."""
     folder = save_adapter(tmp_path / "beside", "beside", seed=30)
     head = save_head(tmp_path / "head", "head", seed=31)
@@ -70,49 +62,30 @@ def test_an_engine_that_is_closed_leaves_those_beside_it_as_they_are(
         expected = reference_logit(CONVERSATION, of_heads.rules["head"].rule_text, head)
         assert verdict.logit == pytest.approx(expected, abs=NATS)
     engine.add("beside", folder)
-    logit = engine.check(CONVERSATION, ["beside"]).verdicts[0].logit
-    assert logit == pytest.approx(
-        peft_logit(CONVERSATION, engine.rules["beside"].rule_text, folder), abs=NATS
-    )
+    assert_peft(engine, ["beside"])
     engine.remove("beside")
 
 
-def test_an_assertion_of_vllm_s_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("serve.engine.backends.vllm_engine.LLMEngine.from_engine_args", start)
-    with pytest.raises(GuardError, match=r"did not start: AssertionError\(\).*engine section"):
-        GuardEngine(recipe(), {}, **ENGINE)
-
-
-def test_a_compiler_that_fails_is_an_error_with_the_line_that_does_without(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (AssertionError(), r"did not start: AssertionError\(\).*engine section"),
+        (
+            CppCompileError(["g++"], "no space left"),
+            r"(?s)did not start: .*no space left.*enforce_eager: true",
+        ),
+    ],
+    ids=["an assertion of vLLM's", "a compiler that fails"],
+)
+def test_an_engine_that_does_not_start_is_an_error_with_a_remedy(
+    error: Exception, problem: str, monkeypatch: MonkeyPatch
 ) -> None:
-    from torch._inductor.exc import CppCompileError
-
     def start(_: object) -> None:
-        raise CppCompileError(["g++"], "no space left")
+        raise error
 
-    monkeypatch.setattr("serve.engine.backends.vllm_engine.LLMEngine.from_engine_args", start)
-    with pytest.raises(
-        GuardError, match=r"(?s)did not start: .*no space left.*enforce_eager: true"
-    ):
+    monkeypatch.setattr(vllm_engine.LLMEngine, "from_engine_args", start)
+    with pytest.raises(GuardError, match=problem):
         GuardEngine(recipe(), {}, **ENGINE)
-
-
-def test_an_engine_that_is_closed_leaves_nothing_in_the_kernels_tables() -> None:
-    from vllm.lora.ops.triton_ops import utils
-
-    engine = GuardEngine(recipe(), adapter_folders(), **ENGINE)
-    backend: Any = engine.backend
-    runner = backend._engine.engine_core.engine_core.model_executor.driver_worker.worker
-    manager = runner.model_runner.lora_manager._adapter_manager
-    for layer in manager.modules.values():
-        utils._get_lora_a_ptr(list(layer.lora_a_stacked), layer.lora_a_stacked[0].device)
-    assert utils._LORA_A_PTR_DICT
-    engine.close()
-    assert not utils._LORA_A_PTR_DICT
 
 
 def memory_of(engine: GuardEngine) -> list[weakref.ref[torch.Tensor]]:
@@ -125,28 +98,30 @@ def memory_of(engine: GuardEngine) -> list[weakref.ref[torch.Tensor]]:
 
 
 def test_an_engine_that_is_closed_gives_its_memory_back_though_it_is_still_held() -> None:
+    """And leaves nothing in the tables of vLLM's kernels."""
     engine = GuardEngine(recipe(), adapter_folders(), **ENGINE)
     held = memory_of(engine)
+    for layer in runner(engine).lora_manager._adapter_manager.modules.values():
+        utils._get_lora_a_ptr(list(layer.lora_a_stacked), layer.lora_a_stacked[0].device)
+    assert utils._LORA_A_PTR_DICT
+    del layer
     engine.close()
+    assert not utils._LORA_A_PTR_DICT
     assert sum(tensor() is not None for tensor in held) == 0
     engine.close()  # twice does no harm
     assert list(engine.rules) == list(adapter_folders())
 
 
-def test_tokens_of_vllm_s_warm_up_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_vllm_s_warm_up_do_not_count(monkeypatch: MonkeyPatch) -> None:
     """As many as if a step had run before the engine was ready."""
     started = vllm_engine._start
 
     def warmed_up(*args: Any) -> Any:
         engine = started(*args)
-        core = engine.engine_core.engine_core
-        runner = core.model_executor.driver_worker.worker.model_runner
-        runner.scheduled_tokens, runner.forward_passes = 1000, 10
+        worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
+        worker.model_runner.scheduled_tokens = worker.model_runner.forward_passes = 1000
         return engine
 
     monkeypatch.setattr(vllm_engine, "_start", warmed_up)
-    engine = GuardEngine(recipe(), {}, **ENGINE)
-    try:
+    with GuardEngine(recipe(), {}, **ENGINE) as engine:
         assert engine.counters.scheduled_tokens == engine.counters.forward_passes == 0
-    finally:
-        engine.close()

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from serve.engine import GuardEngine
 from serve.engine.backends import worker
+from tests.serve.engine.shared import runner
 from tests.serve.guarded import CONVERSATION
 
 pytestmark = pytest.mark.slow
 
 
-def of(engine: GuardEngine) -> Any:
-    backend: Any = engine.backend
-    return backend._engine.engine_core.engine_core.model_executor.driver_worker.worker
-
-
-def test_an_engine_s_worker_says_what_it_has_and_has_done(engine: GuardEngine) -> None:
-    before = worker.counts(of(engine))
-    engine.check(CONVERSATION)
-    counts = worker.counts(of(engine))
-    assert counts.scheduled_tokens > before.scheduled_tokens
-    assert counts.forward_passes > before.forward_passes
-    assert counts.swap_ins >= len(worker.in_slots(of(engine))) > 0
-    assert counts.adapter_loads > 0
-    assert worker.gives_states(of(engine)) and worker.take_states(of(engine)) == {}
-
-
 def test_keys_and_values_are_overwritten(engine: GuardEngine) -> None:
     engine.check(CONVERSATION)
-    caches = of(engine).model_runner.kv_caches
+    caches = runner(engine).kv_caches
     assert any(cache.any() for cache in caches)
-    worker.zero_kv(of(engine))
+    worker.zero_kv(SimpleNamespace(model_runner=runner(engine)))
     assert not any(cache.any() for cache in caches)
     engine.backend.forget()  # what it knows of the cache
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pytest import MonkeyPatch
 
 from serve.engine.thread.pace import LEAST_ANSWERS, REMEMBERED, Pace
 
@@ -47,7 +48,7 @@ def test_one_batch_with_more_answers_than_are_remembered_counts_whole() -> None:
         assert pace.seconds(REMEMBERED) == pytest.approx(0.2)
 
 
-def test_after_a_quiet_while_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_quiet_while_nothing_is_known(monkeypatch: MonkeyPatch) -> None:
     pace = Pace()
     for _ in range(20):
         pace.ran(5.0, 1, 2)

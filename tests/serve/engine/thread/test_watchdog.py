@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from pytest import MonkeyPatch
 
 from serve.engine.thread.watchdog import Watchdog
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def now(monkeypatch: MonkeyPatch) -> list[float]:
     """The clock, in seconds; to be moved."""
     clock = [1000.0]
     monkeypatch.setattr("serve.engine.thread.watchdog.time.monotonic", lambda: clock[0])
@@ -17,9 +18,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_a_batch_is_late_after_a_check_s_time_and_hangs_after_a_while_more(
-    now: list[float],
-) -> None:
+def test_a_batch_is_late_after_a_check_s_time_and_hangs_after_more(now: list[float]) -> None:
     watchdog = Watchdog(timeout_s=60.0)
     with watchdog.batch():
         now[0] += 60.0

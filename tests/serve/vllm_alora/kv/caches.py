@@ -21,9 +21,7 @@ kv_cache_utils.init_none_hash(sha256)
 
 
 def cache_of(blocks: int, *, watermark: float = 0.0) -> KVCacheManager:
-    """A cache of `blocks` KV blocks, one of which vLLM keeps for itself. `watermark`: the part of
-    them that stays free where a request is admitted beside others.
-    """
+    """A cache of `blocks` blocks, one of them vLLM's own; `watermark`: the part that stays free."""
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], spec)]
     return KVCacheManager(KVCacheConfig(blocks, [], groups), 64, BLOCK, BLOCK, watermark=watermark)

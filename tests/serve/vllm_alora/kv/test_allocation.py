@@ -132,18 +132,14 @@ class TwoCaches:
 
 @settings(deadline=None)
 @given(st.lists(allocations, min_size=2, max_size=12), st.sampled_from([0.0, 0.2]))
-def test_whatever_is_asked_the_blocks_are_vllms(
-    requests: list[Allocation], watermark: float
-) -> None:
+def test_whatever_is_asked_blocks_are_vllms(requests: list[Allocation], watermark: float) -> None:
     caches = TwoCaches(watermark)
     for number, asked in enumerate(requests):
         caches.admit(number, asked)
 
 
 def read(original: Any, *, gives_held_blocks: bool = True, **changed: Any) -> tuple[Any, Any, Any]:
-    """A cache in which a request of three blocks is held, and the blocks of another one that begins
-    with these; `original` is vLLM's allocation.
-    """
+    """A cache, a request that begins with another's three blocks, and what it is given."""
     cache, hasher = cache_of(16), new_hasher()
     cache.gives_held_blocks = gives_held_blocks  # type: ignore[attr-defined]
     asked = Allocation([0, 1, 2], behind=1)

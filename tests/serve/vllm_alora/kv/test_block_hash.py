@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.request import Request
-from vllm_alora.activation import ActivatedRequest
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.kv.block_hash import Hashed
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
@@ -69,7 +70,7 @@ def test_a_cache_salt_still_parts_the_base_blocks() -> None:
     assert hashes(alora(), cache_salt="tenant")[:3] == hashes(None, cache_salt="tenant")[:3]
 
 
-def test_a_conversation_is_hashed_once_whatever_the_number_of_adapters() -> None:
+def test_a_conversation_is_hashed_once_for_all_adapters() -> None:
     calls = list[Any]()
 
     def counted(block: Any) -> bytes:
@@ -117,9 +118,7 @@ asked = st.tuples(
 
 
 @given(st.lists(asked, min_size=2, max_size=8))
-def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(
-    requests: list[Any],
-) -> None:
+def test_whatever_was_asked_before_keys_are_of_the_request_alone(requests: list[Any]) -> None:
     hasher = new_hasher()
     for name, start, salt, blocks, beyond in requests:
         prompt = tokens_of(blocks, [7] * beyond)
@@ -129,9 +128,7 @@ def test_whatever_was_asked_before_the_keys_are_those_of_the_request_alone(
         assert hashes(lora, salt, prompt, hasher) == hashes(lora, salt, prompt)
 
 
-def test_a_conversation_is_looked_up_once_whatever_the_number_of_adapters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_conversation_is_looked_up_once_for_all_adapters(monkeypatch: MonkeyPatch) -> None:
     cache, hasher = cache_of(64), new_hasher()
     looked_up = list[bytes]()
     found = cache.block_pool.get_cached_block

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
@@ -32,9 +33,7 @@ KEY_HEADS, SIZE, BLOCK = 2, 64, 32
     [("vec", torch.float32), ("vec", torch.bfloat16), ("amx", torch.bfloat16)],
     ids=str,
 )
-def test_keys_and_values_are_read_out_of_the_cache_as_they_were_written(
-    isa: str, dtype: torch.dtype
-) -> None:
+def test_keys_and_values_are_read_as_they_were_written(isa: str, dtype: torch.dtype) -> None:
     if isa == "amx" and not torch.cpu._is_amx_tile_supported():
         pytest.skip("a CPU without AMX")
     kv_cache = torch.zeros(9, KEY_HEADS, BLOCK, 2 * SIZE, dtype=dtype)
@@ -48,10 +47,8 @@ def test_keys_and_values_are_read_out_of_the_cache_as_they_were_written(
 
 
 @pytest.fixture
-def contexts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Contexts are read once from a block on; those that were, one layer of each step: how many
-    requests read it, and whether the step computed it.
-    """
+def contexts(monkeypatch: MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of each context that one layer reads once: its readers, and whether the step computed it."""
     read: list[tuple[int, bool]] = []
 
     def build(*args: Any) -> Readers:
@@ -71,9 +68,7 @@ def builders(served: Served) -> list[Any]:
 
 
 @pytest.fixture(params=[True, False], ids=["in C++", "by PyTorch"])
-def attention(
-    request: pytest.FixtureRequest, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def attention(request: pytest.FixtureRequest, served: Served, monkeypatch: MonkeyPatch) -> None:
     """Shared contexts are attended to in one of the two ways."""
     for builder in builders(served):
         monkeypatch.setattr(builder, "native_attention", request.param)
@@ -132,7 +127,7 @@ def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_p
 
 
 def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
-    variants: dict[str, str], contexts: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+    variants: dict[str, str], contexts: list[tuple[int, bool]], monkeypatch: MonkeyPatch
 ) -> None:
     engine = Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26)
     try:
@@ -155,7 +150,7 @@ def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
 
 
 def test_layers_that_attend_otherwise_are_left_to_vllm(
-    checked: CheckedEngine, monkeypatch: pytest.MonkeyPatch, contexts: list[tuple[int, bool]]
+    checked: CheckedEngine, monkeypatch: MonkeyPatch, contexts: list[tuple[int, bool]]
 ) -> None:
     prompts = [[*text_ids(75, 8), *text_ids(4, number)] for number in range(4)]
     checked.ask(prompts, [None] * 4)
@@ -172,9 +167,7 @@ def test_layers_that_attend_otherwise_are_left_to_vllm(
 
 
 @pytest.mark.parametrize("runner", ["supports_mm_inputs", "enable_prompt_embeds"])
-def test_of_images_and_embeddings_the_ids_say_too_little(
-    served: Served, monkeypatch: pytest.MonkeyPatch, runner: str
-) -> None:
+def test_ids_say_little_of_images(served: Served, monkeypatch: MonkeyPatch, runner: str) -> None:
     tokens = dict.fromkeys(served.runner.input_batch.req_ids, 4)
     lent: list[Any] = []
     monkeypatch.setattr(served.runner, runner, True)
@@ -222,9 +215,7 @@ def test_a_builder_that_makes_requests_of_its_own_is_left_to_vllm(served: Served
         assert cascade._can_cascade(builder) and not cascade._can_cascade(other)
 
 
-def test_the_engine_attends_in_c_where_that_is_faster_and_compiles(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_attends_in_c_if_it_is_faster(served: Served, monkeypatch: MonkeyPatch) -> None:
     has_tiles = torch.cpu._is_amx_tile_supported()
     assert [builder.native_attention for builder in builders(served)] == [not has_tiles]
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
@@ -236,9 +227,7 @@ def test_the_engine_attends_in_c_where_that_is_faster_and_compiles(
     assert not is_native({}, torch.bfloat16, 128)
 
 
-def test_without_a_compiler_pytorch_attends_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_compiler_pytorch_attends_and_the_log_says_so(monkeypatch: MonkeyPatch) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))

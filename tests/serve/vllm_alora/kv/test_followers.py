@@ -1,6 +1,4 @@
-"""The rules of a conversation are admitted as a group, and answer as if each had come alone: real
-vLLM, random adapters and conversations.
-"""
+"""A conversation's rules are admitted as a group, and answer as if each had come alone."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from vllm import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 from vllm.v1.request import Request, RequestStatus
-from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import read_adapter
-from vllm_alora.handover import activated
+from vllm_alora.handover import ActivatedRequest, activated
 from vllm_alora.kv import followers
 from vllm_alora.kv.followers import FOLLOWERS, follow, groups_of
 from vllm_alora.kv.resident import RESIDENT_FIRST
@@ -210,9 +208,7 @@ def test_whatever_is_asked_a_group_answers_as_its_requests_do_alone(
     times: int,
     in_step_above: int | None,
 ) -> None:
-    """In one step or many, new and again, where a step may share what it computes and where it may
-    not.
-    """
+    """In one step or many, new and again, whether or not a step may share what it computes."""
     asked_ways = []
     states = []
     for in_groups in (True, False):
@@ -237,7 +233,7 @@ def test_whatever_is_asked_a_group_answers_as_its_requests_do_alone(
 
 
 def test_a_conversation_and_its_rules_are_one_step(
-    asking: Asking, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    asking: Asking, adapters: dict[str, str], monkeypatch: MonkeyPatch
 ) -> None:
     """And vLLM's scheduler plans the leader alone, or the group would have brought nothing."""
     looked_up: list[str] = []
@@ -273,7 +269,7 @@ def test_room_of_a_step_is_kept_for_the_followers_of_those_whose_turn_it_is(aski
 
 
 @pytest.fixture
-def by_priority(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> Asking:
+def by_priority(asking: Asking, monkeypatch: MonkeyPatch) -> Asking:
     """With the guard engine's policy: a virtual time, ahead by what is cached."""
     scheduler = asking.served.scheduler
     monkeypatch.setattr(scheduler, "policy", SchedulingPolicy.PRIORITY)
@@ -284,9 +280,7 @@ def by_priority(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> Asking:
     return asking
 
 
-def test_those_left_behind_go_with_the_next_step_before_whoever_came_later(
-    by_priority: Asking,
-) -> None:
+def test_those_left_behind_go_next_before_whoever_came_later(by_priority: Asking) -> None:
     """Of a conversation longer than a step, whose last part leaves room for one of five."""
     by_priority.served.limit_step(200)
     tail = tuple(range(300, 330))
@@ -314,9 +308,7 @@ def test_no_room_is_kept_for_followers_whose_turn_it_is_not(by_priority: Asking)
     by_priority.finish()
 
 
-def test_a_leader_that_is_cancelled_while_it_is_computed_leaves_its_followers_to_vllm(
-    asking: Asking,
-) -> None:
+def test_a_leader_cancelled_while_it_is_computed_leaves_followers_to_vllm(asking: Asking) -> None:
     asking.served.limit_step(40)
     asking.queue_each(23, 90, "first", "second", "third")
     asking.step()
@@ -327,8 +319,8 @@ def test_a_leader_that_is_cancelled_while_it_is_computed_leaves_its_followers_to
 
 
 @pytest.mark.parametrize("when", ["planned", "admitted"])
-def test_an_error_of_the_scheduler_leaves_nothing_behind(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch, when: str
+def test_scheduler_errors_leave_nothing(
+    asking: Asking, monkeypatch: MonkeyPatch, when: str
 ) -> None:
     """Neither a smaller step, nor a request that cannot be cancelled, nor its blocks."""
     scheduler = asking.served.scheduler
@@ -351,9 +343,7 @@ def test_an_error_of_the_scheduler_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("dropped", [["0.0"], ["0.1"], ["0.0", "0.2"], ["0.0", "0.1", "0.2"], None])
-def test_those_that_are_cancelled_take_nobody_with_them(
-    asking: Asking, dropped: list[str] | None
-) -> None:
+def test_those_cancelled_take_nobody_along(asking: Asking, dropped: list[str] | None) -> None:
     """None: all that is in the scheduler."""
     ids = asking.queue_each(7, 70, "first", "second", "first")
     asking.served.scheduler.finish_requests(dropped, RequestStatus.FINISHED_ABORTED)
@@ -368,7 +358,7 @@ def test_those_that_are_cancelled_take_nobody_with_them(
     ("waits", "steps", "answered"), [("0.0", 2, {"0.1", "0.2"}), ("0.1", 1, {"0.0", "0.2"})]
 )
 def test_who_waits_for_an_adapter_holds_nobody_up(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch, waits: str, steps: int, answered: set[str]
+    asking: Asking, monkeypatch: MonkeyPatch, waits: str, steps: int, answered: set[str]
 ) -> None:
     """Neither the leader nor a follower; it comes later."""
     connector = asking.served.scheduler.connector
@@ -393,7 +383,7 @@ def test_who_waits_for_an_adapter_holds_nobody_up(
     [("max_loras", {"0.0", "0.2"}), ("max_num_active_reqs", {"0.0", "0.1"}), ("blocks", {"0.0"})],
 )
 def test_no_more_go_into_a_step_than_it_has_room_for(
-    asking: Asking, monkeypatch: pytest.MonkeyPatch, limit: str, answered: set[str]
+    asking: Asking, monkeypatch: MonkeyPatch, limit: str, answered: set[str]
 ) -> None:
     scheduler = asking.served.scheduler
     manager = scheduler.kv_cache_manager
@@ -422,9 +412,7 @@ def leader_of(asking: Asking, adapters: dict[str, str]) -> tuple[Request, Shared
     return leader, prompt, asking.lora("second", 70)
 
 
-def test_a_follower_is_what_vllms_constructor_makes(
-    asking: Asking, adapters: dict[str, str]
-) -> None:
+def test_a_follower_is_what_vllm_itself_makes(asking: Asking, adapters: dict[str, str]) -> None:
     leader, prompt, lora = leader_of(asking, adapters)
     follower = followers._follower(leader, "1", prompt, lora, 70 // BLOCK)
     made = asking.request("1", prompt, lora)
@@ -466,7 +454,7 @@ def test_who_cannot_follow_is_not_queued(asking: Asking, adapters: dict[str, str
 
 @pytest.mark.parametrize("why", ["off", "nothing shared", "counted events", "asynchronous"])
 def test_an_engine_that_is_to_have_no_followers_has_none(
-    asking: Asking, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch, why: str
+    asking: Asking, adapters: dict[str, str], monkeypatch: MonkeyPatch, why: str
 ) -> None:
     leader, prompt, lora = leader_of(asking, adapters)
     scheduler = asking.served.scheduler

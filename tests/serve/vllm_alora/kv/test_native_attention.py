@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from vllm_alora.compiler import compiled
 from vllm_alora.kv.native_attention import NativeAttention, is_faster
 
@@ -60,7 +61,7 @@ def test_of_every_size(
 
 @pytest.fixture(params=["-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
 def lesser_machine(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> Iterator[None]:
     """A processor without these instructions."""
     monkeypatch.setenv("CXX", f"g++ {request.param}")
@@ -79,9 +80,7 @@ def test_with_shorter_vectors_it_is_the_same(dtype: torch.dtype) -> None:
 
 @TYPES
 def test_scores_may_be_large_and_far_apart(dtype: torch.dtype) -> None:
-    """The largest may be in any block, and the others' weights be nothing beside it. Scores of
-    hundreds are known to 1e-5.
-    """
+    """The largest may be in any block. Scores of hundreds are known to 1e-5."""
     step = Step.random(12, 600, dtype)
     step.query.mul_(30)
     assert_attention(step, [0, 3, 6, 9], [3] * 4, max(1e-4, TOLERANCES[dtype]))
@@ -90,9 +89,7 @@ def test_scores_may_be_large_and_far_apart(dtype: torch.dtype) -> None:
 @TYPES
 @pytest.mark.parametrize("spoilt", ["query", "key", "value"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_one_request_s_nan_reaches_nobody_else(
-    spoilt: str, number: float, dtype: torch.dtype
-) -> None:
+def test_one_request_s_nan_reaches_no_other(spoilt: str, number: float, dtype: torch.dtype) -> None:
     attention = attention_of([number * 3 for number in range(8)], [3] * 8)
     step = Step.random(24, 70, dtype)
     whole = step.attend(attention)
@@ -121,7 +118,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype: torch.dtype) -> None:
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
 
-def test_which_heads_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_heads_it_takes(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert is_faster(torch.bfloat16, 64) and is_faster(torch.float32, 256)
     assert not is_faster(torch.float16, 64)

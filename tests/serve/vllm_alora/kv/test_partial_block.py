@@ -1,6 +1,4 @@
-"""Partial blocks are computed once, and nobody's answer changes: real vLLM with the connector,
-random adapters and prompts, against PEFT.
-"""
+"""Partial blocks are computed once, and nobody's answer changes: toys, then vLLM against PEFT."""
 
 from __future__ import annotations
 
@@ -9,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 from vllm.v1.request import RequestStatus
-from vllm_alora.activation import ActivatedRequest
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.kv.partial_block import Copies, Share, SharedPartialBlocks
 from vllm_alora.kv.partial_block_seams import KEPT_PARTIAL_BLOCKS
 
@@ -29,9 +28,7 @@ BLOCKS = SimpleNamespace(blocks=([SimpleNamespace(block_id=number) for number in
 
 
 def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> Any:
-    """A stand-in for the scheduler's request of an aLoRA: `before` tokens of conversation, the same
-    for all, then 20 of its own.
-    """
+    """A stand-in for an aLoRA's request: `before` tokens that all share, then 20 of its own."""
     lora = ActivatedRequest(name, 1, f"/{name}", activation_start=before)
     hashes = [(salt, number) for number in range(before // BLOCK)]
     return SimpleNamespace(
@@ -74,21 +71,6 @@ def scheduled(one: Any, through: int, computed: int = 0) -> Any:
     one.status, one.computed_after_step = RequestStatus.RUNNING, through
     one.tokens_in_step = through - computed
     return one
-
-
-def test_the_first_computes_the_others_wait_and_then_copy() -> None:
-    shared, first, second = Sharing(), request("first"), request("second")
-    assert shared.found(first, 0) == 0
-    shared.admit(first)
-    assert shared.step(first=BLOCK + 8) == Copies()
-    assert shared.found(second) is None
-    first.num_computed_tokens = BLOCK + 8
-    assert shared.step(first=1) == Copies(saves={0: 8})
-    assert shared.found(second, 0) == 0  # the conversation is not cached
-    assert shared.found(second) == 9
-    shared.admit(second, 9)
-    assert shared.step() == Copies(loads={0: [18]})
-    assert shared.step() == Copies()
 
 
 def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
@@ -135,9 +117,7 @@ def test_a_step_that_a_captured_graph_may_compute_shares_nothing(computed: int) 
 def test_of_a_partial_block_that_was_begun_before_the_step_the_beginning_is_copied(
     computed: int, through: int, start: int
 ) -> None:
-    """All of it, where the first has found more than the partial block in the cache; the same for
-    who joins a step that is planned already.
-    """
+    """All of it, where the first found more in the cache; the same for who joins later."""
     share = Share(8, start, 9, (18,))
     shared, second = Sharing(in_step_above=0), request("second")
     shared.admit(scheduled(request("first"), through, computed))
@@ -180,24 +160,6 @@ def test_who_waits_for_a_preempted_request_has_no_adapter_read_before_its_own() 
     assert shared.found(follower) is None
     assert shared.found(leader, 0) == 0
     assert asked == ["follower", "leader"]
-
-
-def test_a_conversation_that_has_grown_begins_with_the_partial_block_it_had() -> None:
-    """Within its block, into the next ones, and only where it goes on as it was."""
-    shared = Sharing()
-    shared.admit(request("first"))
-    shared.step(first=60)
-    within = request("within", before=BLOCK + 12)
-    beyond, other = request("beyond", before=2 * BLOCK + 3), request("other")
-    other.prompt_token_ids[BLOCK + 4] = -1
-    for grown, tokens in ((within, 9), (beyond, 9), (other, 4)):
-        assert shared.found(grown) == tokens
-        shared.admit(grown, tokens)
-    as_within = request("as within", before=BLOCK + 12)
-    assert shared.found(as_within) is None  # it waits for the rest
-    copies = shared.step(within=60, beyond=90, other=60)
-    assert copies == Copies(loads={0: [18, 18, 18]}, saves={1: 8, 2: 9, 3: 8})
-    assert shared.found(as_within) == 12
 
 
 def test_of_two_partial_blocks_in_the_only_slot_the_later_is_kept() -> None:
@@ -246,17 +208,8 @@ def test_a_second_adapter_computes_only_its_suffix(checked: CheckedEngine, befor
     assert checked.ask(prompts, ["first", "second"]) == [0, before]
 
 
-def test_a_conversation_and_all_that_is_asked_about_it_are_one_step(checked: CheckedEngine) -> None:
-    for after in (5, 30, 12):
-        checked.queue(str(after), checked.prompt(2 * BLOCK + 13, after, seed=23), "first")
-    outputs = checked.served.llm.llm_engine.step()
-    assert [output.finished for output in outputs] == [True] * 3
-
-
 @pytest.mark.parametrize("tokens", [1, 7, BLOCK, 40, 45])
-def test_others_wait_for_a_partial_block_however_prefill_is_cut(
-    checked: CheckedEngine, tokens: int
-) -> None:
+def test_others_wait_however_prefill_is_cut(checked: CheckedEngine, tokens: int) -> None:
     prompts = [checked.prompt(BLOCK + 13, after, seed=22) for after in (5, 30, 12)]
     checked.served.limit_step(tokens)
     cached = checked.ask(prompts, ["first", "second", "second"])
@@ -273,14 +226,10 @@ def test_others_wait_for_a_partial_block_however_prefill_is_cut(
         (3 * BLOCK + 7, BLOCK + 5),
     ],
 )
-def test_a_conversation_that_goes_on_computes_what_is_new(
-    checked: CheckedEngine, before: int, known: int
-) -> None:
+def test_one_that_goes_on_computes_more(checked: CheckedEngine, before: int, known: int) -> None:
     """The second prompt goes on from the first's conversation; the third has its last two tokens
-    changed, as a reply that streams.
-
-    What of the third is `known` beyond two blocks: all but these two, unless they change a block
-    that was full.
+    changed, as a reply that streams. What of the third is `known` beyond two blocks: all but these
+    two, unless they change a block that was full.
     """
     conversation, end = text_ids(before, seed=24), [*checked.invocation, *text_ids(9, 25)]
     first, changed = conversation[: 2 * BLOCK + 9], [*conversation[:-2], *text_ids(2, 26)]
@@ -289,9 +238,7 @@ def test_a_conversation_that_goes_on_computes_what_is_new(
     assert cached == [0, 2 * BLOCK + 9, 2 * BLOCK + known]
 
 
-def test_a_conversation_that_goes_on_is_shared_in_the_step_that_computes_what_is_new(
-    checked: CheckedEngine,
-) -> None:
+def test_one_that_goes_on_is_shared_in_the_step_that_computes_it(checked: CheckedEngine) -> None:
     """The first copies the kept partial block, computes the rest, and the second has both."""
     conversation, end = text_ids(2 * BLOCK + 20, seed=27), [*checked.invocation, *text_ids(9, 28)]
     checked.ask([[*conversation[: 2 * BLOCK + 9], *end]], ["first"])
@@ -301,7 +248,7 @@ def test_a_conversation_that_goes_on_is_shared_in_the_step_that_computes_what_is
 
 @pytest.mark.parametrize(("graph_tokens", "steps"), [(60, 1), (200, 2)])
 def test_only_a_step_larger_than_every_graph_is_shared_and_the_others_answer_as_in_peft(
-    checked: CheckedEngine, monkeypatch: pytest.MonkeyPatch, graph_tokens: int, steps: int
+    checked: CheckedEngine, monkeypatch: MonkeyPatch, graph_tokens: int, steps: int
 ) -> None:
     """The first prompt alone has about a hundred tokens, all three have less than two hundred."""
     connector = checked.served.scheduler.connector
@@ -315,18 +262,14 @@ def test_only_a_step_larger_than_every_graph_is_shared_and_the_others_answer_as_
     assert len(planned) == steps
 
 
-def test_conversations_that_differ_only_in_their_partial_blocks_do_not_share_them(
-    checked: CheckedEngine,
-) -> None:
+def test_conversations_with_other_partial_blocks_do_not_share_them(checked: CheckedEngine) -> None:
     blocks, end = text_ids(2 * BLOCK, seed=30), [*checked.invocation, *text_ids(6, 33)]
     prompts = [[*blocks, *text_ids(11, seed), *end] for seed in (31, 32, 31, 32)]
     cached = checked.ask(prompts, ["first", "first", "second", "second"])
     assert cached == [0, 2 * BLOCK, 2 * BLOCK + 11, 2 * BLOCK + 11]
 
 
-def test_conversations_that_end_alike_do_not_share_their_partial_blocks(
-    checked: CheckedEngine,
-) -> None:
+def test_conversations_that_end_alike_share_no_partial_blocks(checked: CheckedEngine) -> None:
     end = [*text_ids(11, 41), *checked.invocation, *text_ids(6, 42)]
     prompts = [[*text_ids(2 * BLOCK, seed), *end] for seed in (43, 44)]
     checked.ask(prompts, [None, None])
@@ -342,7 +285,7 @@ def test_the_least_recently_used_partial_block_makes_room(small: CheckedEngine) 
 
 
 def test_one_who_finds_its_own_last_block_in_the_cache_shares_what_it_begins_with(
-    small: CheckedEngine, monkeypatch: pytest.MonkeyPatch
+    small: CheckedEngine, monkeypatch: MonkeyPatch
 ) -> None:
     """The partial block is not kept any more, the whole block that begins with it is."""
     fill(small)  # so that no block is empty
@@ -363,9 +306,7 @@ def test_base_requests_and_plain_loras_are_left_alone(checked: CheckedEngine) ->
     assert cached[1:4] == [BLOCK, 0, BLOCK + 9]
 
 
-def test_a_partial_block_whose_request_is_cancelled_is_computed_by_the_next(
-    checked: CheckedEngine,
-) -> None:
+def test_a_cancelled_request_s_partial_block_is_the_next_one_s(checked: CheckedEngine) -> None:
     engine = checked.served.llm.llm_engine
     prompt = checked.prompt(BLOCK + 9, seed=70)
     checked.served.limit_step(7)
@@ -403,9 +344,7 @@ def test_with_too_few_blocks_nobody_waits_for_ever(small: CheckedEngine) -> None
     small.ask(prompts, ["first", "second"] * 12)
 
 
-def test_without_a_connector_every_adapter_computes_its_own(
-    checked: CheckedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_connector_none_share(checked: CheckedEngine, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(checked.served.scheduler, "connector", None)
     prompts = [checked.prompt(BLOCK + 9, seed=95)] * 2
     assert checked.ask(prompts, ["first", "second"]) == [0, BLOCK]

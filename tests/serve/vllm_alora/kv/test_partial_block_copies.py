@@ -1,6 +1,4 @@
-"""A step's copies of partial blocks, on tensors that stand for a runner's cache. That answers
-are PEFT's: test_partial_block.py.
-"""
+"""A step's copies of partial blocks, on tensors that stand for a runner's cache."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ def test_a_runner_copies_whole_blocks_before_and_after_its_step(execute: Seam, p
 
 
 def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
-    """What a backend does with one layer's rows, [rows, heads, size]: in this one a layer is
-    [blocks, heads, slots, size].
-    """
+    """What a backend does with [rows, heads, size]; a layer is [blocks, heads, slots, size]."""
 
     def plain(_layer: Any, key: Any, _value: Any, cache: torch.Tensor, slot_mapping: Any) -> None:
         size = cache.shape[2]
@@ -85,12 +81,8 @@ def execute(
 @pytest.mark.parametrize(
     ("dtype", "size"), [(torch.float32, SIZE), (torch.bfloat16, SIZE), (torch.bfloat16, 6)]
 )
-def test_every_layer_copies_a_shared_tail_into_all_blocks_that_begin_with_it(
-    dtype: torch.dtype, size: int
-) -> None:
-    """Three partial blocks: one of the step, one with four tokens computed before, and one that was
-    complete before.
-    """
+def test_each_layer_copies_a_shared_tail_into_all_its_blocks(dtype: torch.dtype, size: int) -> None:
+    """Three partial blocks: of the step, with four tokens computed before, complete before."""
     layers = [torch.randn(8, HEADS, BLOCK, size).to(dtype) for _ in range(2)]
     old = [layer.clone() for layer in layers]
     of_first = range(BLOCK, BLOCK + 12)

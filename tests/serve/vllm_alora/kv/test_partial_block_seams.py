@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
@@ -37,9 +38,7 @@ def test_workers_outputs_are_not_gathered_for_partial_blocks() -> None:
 
 
 def configs(**changed: Any) -> tuple[Any, Any]:
-    """vLLM's configurations of an engine in which partial blocks can be shared, but for what is
-    `changed`.
-    """
+    """vLLM's configurations of an engine that may share, but for what is `changed`."""
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32)
     fine = {"lora": object(), "runner": "generate", "caching": True, "speculative": None}
     fine |= {"specs": [spec], "zeroing": False} | changed
@@ -110,7 +109,7 @@ def gpu_config(**changed: Any) -> Any:
     ],
 )
 def test_on_a_gpu_steps_share_that_are_larger_than_every_graph_if_every_layer_copies_it(
-    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], monkeypatch: MonkeyPatch
 ) -> None:
     assert in_step_above(gpu_config(**changed)) == 0  # a CPU has one backend, and no graphs
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
@@ -119,9 +118,7 @@ def test_on_a_gpu_steps_share_that_are_larger_than_every_graph_if_every_layer_co
     assert in_step_above(gpu_config(**changed)) is None
 
 
-def test_all_layers_of_a_real_engine_copy_what_is_shared(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_layers_of_a_real_engine_copy_shares(served: Served, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     assert in_step_above(served.core.vllm_config) == 0
 

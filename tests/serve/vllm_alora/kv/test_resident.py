@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pytest import MonkeyPatch
 from vllm_alora.kv.resident import RESIDENT_FIRST
 
 from guard.conversation.example import Message
@@ -26,9 +27,7 @@ ADAPTERS = {"lora": "plain", "alora": "pii_leak", None: None}
 
 
 @pytest.fixture(params=[True, False])
-def engine(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[GuardEngine]:
+def engine(request: pytest.FixtureRequest, monkeypatch: MonkeyPatch) -> Iterator[GuardEngine]:
     """The shared engine with short steps, with and without the seam's setting."""
     engine = guard_engine()
     settings = core_of(engine).vllm_config.additional_config
@@ -65,9 +64,7 @@ def priority(engine: GuardEngine, asked: Call) -> int:
     return int(scheduler.requests[request_id].priority)
 
 
-def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(
-    engine: GuardEngine,
-) -> None:
+def test_what_the_cache_holds_goes_ahead_of_what_came_with_it(engine: GuardEngine) -> None:
     answer(engine, ask(engine, 0))
     first, second, known = [ask(engine, number) for number in (1, 2, 0)]
     order: list[Call] = []
@@ -78,12 +75,8 @@ def test_what_the_cache_holds_goes_ahead_of_what_was_asked_at_the_same_time(
 
 
 @pytest.mark.parametrize("known_to", [None, "lora", "alora"])
-def test_it_goes_ahead_by_the_tokens_that_the_cache_holds_and_no_further(
-    engine: GuardEngine, known_to: str | None
-) -> None:
-    """The base and aLoRAs find each other's conversations, a LoRA its own, and nobody those of
-    another salt.
-    """
+def test_it_goes_ahead_by_the_cached_tokens(engine: GuardEngine, known_to: str | None) -> None:
+    """The base and aLoRAs find each other's, a LoRA its own, and nobody another salt's."""
     answer(engine, ask(engine, 0, known_to))
     for adapter in (None, "lora", "alora"):
         for salt in (None, "another"):

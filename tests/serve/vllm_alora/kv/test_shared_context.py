@@ -21,9 +21,7 @@ WORTH = Worth(6, 2 * 3 * CONTEXT)
 
 
 def batch(requests: int = 3, **changes: Any) -> Batch:
-    """Requests that have 10 tokens in common and compute 3 of their own, each with a last block of
-    its own.
-    """
+    """Requests with 10 tokens in common, 3 of their own, and a last block of their own."""
     blocks = np.tile(np.array([7, 5, 0, 0], np.int32), (requests, 1))
     blocks[:, 2] = 10 + np.arange(requests)
     token_ids = np.tile(np.arange(16, dtype=np.int32), (requests, 1))

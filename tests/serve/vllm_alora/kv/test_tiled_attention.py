@@ -36,7 +36,7 @@ def test_attention_in_two_parts_is_attention(
 
 
 @pytest.mark.parametrize("spoilt", ["key", "value"])
-def test_one_request_s_nan_reaches_nobody_else(spoilt: str) -> None:
+def test_one_request_s_nan_reaches_no_other(spoilt: str) -> None:
     attention = attention_of([number * 3 for number in range(8)], [3] * 8, torch.float32)
     step = Step.random(24, 70, torch.float32)
     whole = step.attend(attention)

@@ -1,6 +1,4 @@
-"""A launch covers the step's work, and a captured one vLLM's whole grid. That vLLM's own kernels
-give the same bits: tests/serve/gpu_path/ring_kernels.py.
-"""
+"""A launch covers the step's work, and a captured one vLLM's whole grid."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from vllm.config import CUDAGraphMode
 from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 from vllm_alora.low_rank import launch_grid
@@ -60,9 +59,7 @@ def metadata(slots: list[int], *, from_host: bool, counts: list[int] | None = No
     slots=st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=TOKENS),
     counts=st.sampled_from([[], [SLOTS + 1], [1, 2, 4, SLOTS + 1], [1, 2]]),
 )
-def test_the_kernels_metadata_from_the_host_is_the_device_s(
-    slots: list[int], counts: list[int]
-) -> None:
+def test_kernels_metadata_of_the_host_is_the_device_s(slots: list[int], counts: list[int]) -> None:
     """With the counts of vLLM's default, [slots + 1], too."""
     mine = metadata(slots, from_host=True, counts=counts)
     vllms = metadata(slots, from_host=False, counts=counts)
@@ -72,9 +69,7 @@ def test_the_kernels_metadata_from_the_host_is_the_device_s(
             assert ours.dtype == expected.dtype and torch.equal(ours, expected), name
 
 
-def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_launch_has_the_longest_adapter_s_tiles_and_the_ids(monkeypatch: MonkeyPatch) -> None:
     ids = torch.zeros(129, dtype=torch.int32)
     launch = BoundedKernel(ToyKernel())[(8 * 235, 3, 129)]
     assert launch("x", 7500, ids, 32) == ((8 * 235, 3, 129), 7500)  # nothing is known of the step
@@ -92,7 +87,7 @@ def test_a_launch_has_the_tiles_of_the_longest_adapter_and_the_ids_that_are_ther
     [(CUDAGraphMode.NONE, 0), (CUDAGraphMode.FULL_AND_PIECEWISE, 512), (CUDAGraphMode.FULL, 512)],
 )
 def test_a_wrapper_knows_the_largest_graph_of_its_engine(
-    mode: CUDAGraphMode, largest: int, monkeypatch: pytest.MonkeyPatch
+    mode: CUDAGraphMode, largest: int, monkeypatch: MonkeyPatch
 ) -> None:
     config = SimpleNamespace(
         compilation_config=SimpleNamespace(cudagraph_mode=mode, max_cudagraph_capture_size=512)

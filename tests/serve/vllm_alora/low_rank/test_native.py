@@ -42,9 +42,7 @@ def test_weights_and_rows_that_lie_otherwise_or_are_not_the_step_s_are_refused()
 
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_threads_share_the_work_and_the_bits_are_the_same(
-    dtype: torch.dtype, threads: int
-) -> None:
+def test_threads_share_the_work_and_bits_are_the_same(dtype: torch.dtype, threads: int) -> None:
     """Whoever computes a piece, and whether or not the next one's weights are fetched meanwhile:
     every sum is of one thread. Slices of unlike widths, adapters of unlike ranks, some of none.
     """

@@ -1,6 +1,4 @@
-"""Runs of tokens, and their products against the plain definition: every token times its own
-adapter's matrices.
-"""
+"""Runs of tokens, and their products against the plain definition, token by token."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ import torch
 import vllm_alora
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm_alora.compiler import compiled
@@ -50,9 +49,7 @@ def native(request: pytest.FixtureRequest) -> bool:
 def wrapper_for(
     segments: list[tuple[int, int]], native: bool = True, max_batches: int = 16
 ) -> PunicaWrapperCPU:
-    """A wrapper told about a batch of (slot, length) segments; slot -1 is the base; the adapter id
-    of slot i is i + 1.
-    """
+    """A wrapper told of (slot, length) segments; -1 is the base, slot i has adapter i + 1."""
     tokens = [slot + 1 for slot, length in segments for _ in range(length)]
     wrapper = PunicaWrapperCPU(12 * (LONG + 2), max_batches=max_batches, device="cpu")
     wrapper.native = native
@@ -87,9 +84,7 @@ def add(
 
 
 def stacked(dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Random A [slots, 1, rank, in] and B [slots, 1, out, rank] per slice, zero above each slot's
-    rank as vLLM leaves them.
-    """
+    """Random A [slots, 1, rank, in], B [slots, 1, out, rank] a slice, zero above a slot's rank."""
     torch.manual_seed(0)
     a = tuple(torch.randn(SLOTS, 1, MAX_RANK, INPUTS) for _ in OUTPUTS)
     b = tuple(torch.randn(SLOTS, 1, out, MAX_RANK) for out in OUTPUTS)
@@ -128,9 +123,7 @@ def test_sharded_adapters_are_refused() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(segments=segments, native=st.booleans())
-def test_every_token_is_multiplied_with_its_own_adapter(
-    segments: list[tuple[int, int]], native: bool
-) -> None:
+def test_every_token_has_its_own_adapter(segments: list[tuple[int, int]], native: bool) -> None:
     tokens = sum(length for _, length in segments)
     a, b = stacked(torch.float32)
     x, y = torch.randn(tokens, INPUTS), torch.randn(tokens, sum(OUTPUTS))
@@ -161,9 +154,7 @@ def test_base_tokens_are_not_touched_at_all(native: bool) -> None:
 
 
 def test_an_adapter_is_computed_at_its_own_rank_and_only_where_it_has_weights(native: bool) -> None:
-    """Neither in a layer that it has not, nor in a slice of one; beside adapters that have them
-    all.
-    """
+    """Neither in a layer nor in a slice that it has not; beside adapters that have them."""
     a, b = stacked(torch.float32)
     # What is never read cannot spoil the result.
     for index, (down, up) in enumerate(zip(a, b, strict=True)):
@@ -177,9 +168,7 @@ def test_an_adapter_is_computed_at_its_own_rank_and_only_where_it_has_weights(na
 
 
 def test_weights_that_vllm_deals_out_to_slices_itself_count_for_all_of_them() -> None:
-    """One A for a layer of three slices, as of a state-space layer's input; one A a slice says
-    which have weights.
-    """
+    """One A for three slices, as of a state-space layer; one A a slice says which have weights."""
     weights = SimpleNamespace(lora_a=torch.zeros(4, INPUTS))
     assert ranks_of(weights, 3) == [4, 4, 4]
     weights.lora_a = [torch.zeros(4, INPUTS), None]
@@ -232,9 +221,7 @@ def test_not_a_number_stays_one_and_large_numbers_stay_large(native: bool) -> No
 
 
 def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native: bool) -> None:
-    """x A, and the sum in every column: neighbours lie in one word, and the last ones are computed
-    one by one.
-    """
+    """x A, and the sum in every column, of neighbours in one word and of the last ones."""
     a, b = stacked(torch.bfloat16)
     for down, up in zip(a, b, strict=True):
         down.zero_()
@@ -250,9 +237,7 @@ def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native:
     assert rows == [[1.0], [1 + 4 * half], [1 + 2 * half], [2 * half]]
 
 
-def test_base_segments_are_nowhere_and_tokens_that_follow_one_another_are_used_where_they_lie() -> (
-    None
-):
+def test_base_segments_are_nowhere_and_neighbours_are_used_where_they_lie() -> None:
     assert plain(segments_of([-1, 2, -1], [5, 3, 1], native=False)) == [(2, [5, 6, 7])]
     (row,) = segments_of([-1, 2, -1], [5, 3, 1], native=True).pieces.table.tolist()
     assert row == [2, 0, 3]
@@ -298,7 +283,7 @@ def test_a_layer_that_no_adapter_was_placed_in_is_refused(native: bool) -> None:
 
 
 def test_an_engine_s_adapters_are_multiplied_in_cpp_and_elsewhere_by_pytorch(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By default, unless the type has no product there, the setting is off or nothing compiles."""
     config = SimpleNamespace(additional_config={})

@@ -10,8 +10,8 @@ import pytest
 import torch
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models.utils import PPMissingLayer
-from vllm_alora.activation import ActivatedRequest
 from vllm_alora.adapter import AdapterError, read_adapter
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.weights.placed import add_adapter, load_adapter, unplaced
 
 from tests.serve.adapters import save_random_adapter
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 class Worker:
-    """What of vLLM's worker-side manager the seams use: a model with one packed and one plain
-    layer, and the adapters loaded.
-    """
+    """vLLM's manager as the seams use it: a packed and a plain layer, and adapters."""
 
     def __init__(self, *, pools: bool = False) -> None:
         layer = torch.nn.Linear(1, 1)
@@ -70,9 +68,7 @@ def named(
     return ActivatedRequest("rule", adapter_id, adapters[which], content=content)
 
 
-def test_an_adapter_is_loaded_once_and_again_where_it_was_loaded_from_other_files(
-    adapters: dict[str, str],
-) -> None:
+def test_an_adapter_is_loaded_once_and_again_from_other_files(adapters: dict[str, str]) -> None:
     worker = Worker()
     for _ in range(2):
         worker.add(named(adapters, "lora", "lora"))
@@ -84,9 +80,7 @@ def test_an_adapter_is_loaded_once_and_again_where_it_was_loaded_from_other_file
     assert worker.loaded == [adapters["lora"], adapters["first"]]
 
 
-def test_files_other_than_those_checked_and_tensors_that_vllm_would_drop_are_refused(
-    adapters: dict[str, str],
-) -> None:
+def test_other_files_and_tensors_that_vllm_would_drop_are_refused(adapters: dict[str, str]) -> None:
     with pytest.raises(AdapterError, match="files changed after its request was checked"):
         Worker().add(named(adapters, "lora", "first"))
     dropped = ("layers.0.o_proj", "layers.9.q_proj")
@@ -118,9 +112,7 @@ def test_a_name_without_model_is_a_layer_where_the_model_pools_and_only_there() 
         assert unplaced([f"model.{name}" for name in short], manager) == []
 
 
-def test_on_a_cpu_layers_that_are_not_linear_are_refused_in_the_worker(
-    adapters: dict[str, str], tmp_path: Path
-) -> None:
+def test_on_a_cpu_no_other_layers_are_served(adapters: dict[str, str], tmp_path: Path) -> None:
     """By their class, whatever they are called; and the others of the same engine are served."""
     settings = {"max_loras": 1, "max_num_seqs": 4, "max_num_batched_tokens": 256}
     engine = Served.start(**settings, lora_target_modules=None, kv_cache_memory_bytes=2**26)

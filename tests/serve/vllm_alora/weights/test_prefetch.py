@@ -1,6 +1,4 @@
-"""Adapters are read beside the steps: the reader on its own, and real vLLM that keeps two of four
-adapters in memory, against PEFT.
-"""
+"""Adapters are read beside the steps: the reader by itself, and vLLM with two of four."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from vllm import SamplingParams
 from vllm.lora import model_manager
 from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
@@ -140,9 +139,7 @@ def small_engine() -> Iterator[Served]:
 
 
 @pytest.fixture(params=[True, False])
-def small(
-    request: pytest.FixtureRequest, small_engine: Served, monkeypatch: pytest.MonkeyPatch
-) -> Served:
+def small(request: pytest.FixtureRequest, small_engine: Served, monkeypatch: MonkeyPatch) -> Served:
     """The engine, and without prefetch: it then reads adapters in the step."""
     if not request.param:
         monkeypatch.setattr(small_engine.scheduler.connector, "prefetch", None)
@@ -176,12 +173,10 @@ def test_adapters_that_are_read_again_and_again_answer_as_peft_does(
     small.reset()
 
 
-def test_nobody_waits_for_an_adapter_of_another_request(
+def test_nobody_waits_for_others_adapters(
     small: Served, four: list[str], prompt: list[int]
 ) -> None:
-    """A cold adapter takes long to read: those that are in memory are answered meanwhile, if it is
-    read ahead.
-    """
+    """A cold adapter takes long to read: if it is read ahead, others are answered meanwhile."""
     is_ahead = small.scheduler.connector.prefetch is not None
     small.ask([prompt] * 2, four[:2])
     manager, engine = small.runner.lora_manager, small.llm.llm_engine
@@ -210,11 +205,8 @@ def test_nobody_waits_for_an_adapter_of_another_request(
 
 
 @pytest.fixture
-def made_ready_by(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The threads that pack, scale or pin weights from now on, a thread for each tensor or layer.
-
-    As on a machine that pins: here nothing is pinned.
-    """
+def made_ready_by(monkeypatch: MonkeyPatch) -> list[threading.Thread]:
+    """The threads that pack, scale or pin weights from now on, as on a machine that pins."""
     threads: list[threading.Thread] = []
 
     def noted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,9 +237,7 @@ def test_a_step_packs_scales_and_pins_nothing_that_was_read_ahead(
     assert len(in_steps) == (0 if is_ahead else len(made_ready_by))
 
 
-def test_what_is_packed_ahead_has_the_bits_of_what_a_step_packs(
-    small_engine: Served, four: list[str]
-) -> None:
+def test_what_is_packed_ahead_has_a_step_s_bits(small_engine: Served, four: list[str]) -> None:
     manager, request = small_engine.runner.lora_manager, small_engine.request(four[2])
     in_step = manager._load_adapter(request)
     manager._adapter_manager._create_merged_loras_inplace(in_step)

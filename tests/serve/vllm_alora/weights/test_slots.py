@@ -1,6 +1,4 @@
-"""The coldest adapter is evicted: the order on its own, and in a real engine with fewer slots than
-adapters, against PEFT.
-"""
+"""The coldest adapter is evicted: by itself, and in an engine with few slots, against PEFT."""
 
 from __future__ import annotations
 
@@ -8,10 +6,14 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from pytest import MonkeyPatch
+from vllm.lora.ops.triton_ops import utils
 from vllm_alora.weights import slots
-from vllm_alora.weights.slots import HALF_LIFE, Heat
+from vllm_alora.weights.slots import HALF_LIFE, Heat, forget_pointers
 
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import save_random_adapter
@@ -103,10 +105,7 @@ class Slots:
         self._invocation = invocation
 
     def ask(self, numbers: Sequence[int], *, seed: int | None = None) -> int:
-        """Ask these adapters at once, of one prompt, or each of its own; how many came into slots.
-
-        All answers are PEFT's.
-        """
+        """Ask these at once, against PEFT, of one prompt or each of its own; the swap-ins."""
         before = getattr(self.manager, "swap_ins", 0)  # there from the first one on
         prompts = []
         for number in numbers:
@@ -133,12 +132,8 @@ def small(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> I
     engine.close()
 
 
-def test_more_adapters_than_slots_and_than_fit_into_memory_answer_as_peft_does(
-    small: Slots,
-) -> None:
-    """All at once, in waves, in another order each time: what comes back was read again, and its
-    rank with it.
-    """
+def test_more_adapters_than_slots_and_memory_answer_as_peft_does(small: Slots) -> None:
+    """In waves, in another order each time: what comes back was read again, with its rank."""
     rng = random.Random(1)
     for _ in range(3):
         small.ask(rng.sample(range(ADAPTERS), ADAPTERS))
@@ -156,9 +151,7 @@ def test_a_step_copies_only_what_has_no_slot(small: Slots) -> None:
         assert small.ask(range(first, first + 4), seed=3) == 1
 
 
-def test_an_adapter_whose_swap_in_failed_is_copied_anew(
-    small: Slots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_not_swapped_in_is_copied_anew(small: Slots, monkeypatch: MonkeyPatch) -> None:
     """Half of it is in a slot that held another one."""
     small.ask(range(KEPT), seed=5)
     manager = small.manager
@@ -183,3 +176,32 @@ def test_a_pinned_adapter_stays(small: Slots) -> None:
         for number in range(1, ADAPTERS):
             small.ask([number], seed=4)
     assert small.ask([0], seed=4) == 0
+
+
+def manager(*layers: Any) -> Any:
+    modules = {str(number): layer for number, layer in enumerate(layers)}
+    return SimpleNamespace(_adapter_manager=SimpleNamespace(modules=modules))
+
+
+def layer(slices: int) -> Any:
+    """A layer with slots for two adapters of rank 4, for one projection or several packed."""
+    return SimpleNamespace(
+        lora_a_stacked=tuple(torch.zeros(2, 1, 4, 8) for _ in range(slices)),
+        lora_b_stacked=tuple(torch.zeros(2, 1, 8, 4) for _ in range(slices)),
+    )
+
+
+def test_the_slots_of_a_closed_engine_are_forgotten_and_those_of_another_stay() -> None:
+    tables = (utils._LORA_A_PTR_DICT, utils._LORA_B_PTR_DICT)
+    assert not any(tables)
+    closed, other = [layer(1), layer(3)], [layer(1)]
+    for each in (*closed, *other):
+        utils._get_lora_a_ptr(list(each.lora_a_stacked), torch.device("cpu"))
+        utils._get_lora_b_ptr(list(each.lora_b_stacked), 0, torch.device("cpu"))
+    assert [len(table) for table in tables] == [3, 3]
+    forget_pointers(manager(*closed))
+    (a,), (b,) = tables
+    assert a == (other[0].lora_a_stacked[0].data_ptr(),)
+    assert b == (other[0].lora_b_stacked[0].data_ptr(),)
+    forget_pointers(manager(*other))
+    assert not any(tables)

@@ -1,1 +1,0 @@
-"""Any OpenAI-compatible chat endpoint: its settings and its client."""

@@ -1,0 +1,188 @@
+"""A device's coefficients as `make bench NAME=calibrate` measured them: `runs/calibration.json`.
+
+Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
+
+from guard.errors import GuardError, choose_from
+from guard.files.yaml_file import Strict, validate
+from serve.plan.device import StepWork
+
+COMMAND = "make bench NAME=calibrate"
+FEATURES = ("steps", "tokens", "pairs", "sequences")  # of StepWork, each with a coefficient
+FIT_ROUNDS = 5
+TOLD_ERRORS = 2.0  # a coefficient is told from 0 if it is more than so many standard errors
+SUBMIT_FEATURES = ("checks", "conversation_tokens", "rules")
+
+
+class BurstRow(Strict):
+    """Checks that were submitted at once: the time they took, and the work of their steps.
+
+    `steps`: the steps that ran; `work["steps"]` is the planner's own count.
+    """
+
+    method: str
+    checks: int
+    conversation_tokens: int
+    rules: int
+    submit_ms: float
+    steps_ms: float
+    steps: int
+    work: dict[str, float]
+
+
+class FittedCost(Strict):
+    """The times of one method, linear in what its steps compute.
+
+    `swap_in_ms`, `load_ms`: for an adapter, with standard errors where the file states them.
+    `wake_ms`: the extra time of a check that finds the engine asleep. `error`: the median relative
+    error of the fit on its own bursts.
+    """
+
+    step: dict[str, float]
+    submit: dict[str, float]
+    swap_in_ms: float = 0.0
+    load_ms: float = 0.0
+    swap_in_error_ms: float | None = None
+    load_error_ms: float | None = None
+    wake_ms: float = 0.0
+    error: float = 0.0
+
+    @property
+    def table_row(self) -> dict[str, tuple[float, str]]:
+        """The coefficients as tables show them."""
+        return {
+            "step": (self.step["steps"], "ms"),
+            "1,000 tokens": (1000 * self.step["tokens"], "ms"),
+            "M pairs": (1e6 * self.step["pairs"], "ms"),
+            "a rule": (self.step["sequences"], "ms"),
+            "swap-in": (self.swap_in_ms, "ms"),
+            "disk": (self.load_ms, "ms"),
+            "wake": (self.wake_ms, "ms"),
+        }
+
+    @property
+    def indistinct(self) -> list[str]:
+        """The times for an adapter that are not told from 0 by their standard errors, in words."""
+        times = (
+            ("swap-in", self.swap_in_ms, self.swap_in_error_ms),
+            ("disk", self.load_ms, self.load_error_ms),
+        )
+        indistinct: list[str] = []
+        for name, ms, error_ms in times:
+            if error_ms is not None and ms <= TOLD_ERRORS * error_ms:
+                indistinct.append(f"{name}: {ms:.2f} ms, standard error {error_ms:.2f}")
+        return indistinct
+
+    def step_ms(self, work: StepWork) -> float:
+        computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
+        return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
+
+    def submit_ms(self, tokens: int, rules: int) -> float:
+        check_ms, token_ms, rule_ms = (self.submit[name] for name in SUBMIT_FEATURES)
+        return check_ms + token_ms * tokens + rule_ms * rules
+
+
+class EngineSizes(Strict):
+    """The sizes of the measured engine. `suffix_tokens`: what a rule adds.
+
+    `scaffold_tokens`: the length of the whole blocks that every conversation's prompt begins with.
+    """
+
+    step_tokens: int
+    max_sequences: int
+    block_size: int
+    cache_tokens: int
+    scaffold_tokens: int
+    suffix_tokens: int
+
+
+class DeviceCalibration(Strict):
+    """Everything in `runs/calibration.json`."""
+
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+    model: str
+    peak_memory_mib: float
+    engine: EngineSizes
+    methods: dict[str, FittedCost]
+    bursts: tuple[BurstRow, ...]
+
+    def cost(self, method: str) -> FittedCost:
+        """The coefficients of a method. Raises GuardError where it was not measured."""
+        if method not in self.methods:
+            remedy = choose_from(method, self.methods)
+            raise GuardError("the calibration has no such method", got=method, remedy=remedy)
+        return self.methods[method]
+
+
+def load_calibration(path: Path) -> DeviceCalibration:
+    """Read the file. Raises GuardError where there is none, or it has another version."""
+    remedy = f"Run `{COMMAND}`"
+    if not path.is_file():
+        raise GuardError("this machine was not calibrated", where=path, remedy=remedy)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise GuardError(f"not JSON: {error}", where=path, remedy=remedy) from error
+    return validate(content, DeviceCalibration, where=path)
+
+
+def fitted(rows: Sequence[BurstRow]) -> FittedCost:
+    """The coefficients with the smallest relative errors on one method's bursts, none below 0."""
+    step_rows = [[row.work[name] for name in FEATURES] for row in rows]
+    submit_rows = [[float(getattr(row, name)) for name in SUBMIT_FEATURES] for row in rows]
+    steps_ms = [row.steps_ms for row in rows]
+    step = non_negative(step_rows, steps_ms)
+    submit = non_negative(submit_rows, [row.submit_ms for row in rows])
+    predicted = np.asarray(step_rows) @ step
+    return FittedCost(
+        step=dict(zip(FEATURES, step.tolist(), strict=True)),
+        submit=dict(zip(SUBMIT_FEATURES, submit.tolist(), strict=True)),
+        error=float(np.median(np.abs(predicted / np.asarray(steps_ms) - 1))),
+    )
+
+
+def non_negative(
+    features: Sequence[Sequence[float]] | np.ndarray, measured: Sequence[float]
+) -> np.ndarray:
+    """A coefficient for each column, none below 0: least squares of relative errors.
+
+    Errors are relative to the prediction of the round before. If they were relative to the measured
+    times, a burst would count the less the slower the machine happened to be, and all coefficients
+    would come out low. Columns are scaled, so that small features count too.
+    """
+    counts, times = np.asarray(features, dtype=float), np.asarray(measured, dtype=float)
+    predicted = times
+    for _ in range(FIT_ROUNDS):
+        scaled = counts / predicted[:, None]
+        scale = np.maximum(scaled.max(axis=0), 1e-12)
+        solution, _ = nnls(scaled / scale, times / predicted)
+        coefficients = np.asarray(solution / scale)
+        predicted = np.maximum(counts @ coefficients, 1e-12)
+    return coefficients
+
+
+def standard_errors(
+    features: Sequence[Sequence[float]] | np.ndarray,
+    measured: Sequence[float],
+    coefficients: np.ndarray,
+) -> np.ndarray:
+    """The standard error of each coefficient that `non_negative` has fitted to more rows than
+    columns: that of least squares of errors relative to the prediction.
+    """
+    counts, times = np.asarray(features, dtype=float), np.asarray(measured, dtype=float)
+    predicted = counts @ coefficients
+    relative = counts / predicted[:, None]
+    errors = times / predicted - 1
+    variance = errors @ errors / (len(times) - len(coefficients))
+    return np.asarray(np.sqrt(variance * np.diag(np.linalg.pinv(relative.T @ relative))))

@@ -1,1 +1,0 @@
-"""How long a step takes, and what fits into memory, by device."""

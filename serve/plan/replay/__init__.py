@@ -1,1 +1,0 @@
-"""One replica on paper: arrivals go through the batching of the engine."""

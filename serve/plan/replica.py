@@ -1,0 +1,268 @@
+"""A replica on paper: arrivals in, latencies out; and so what one can do. Knows no prices.
+
+It works as `EngineThread` does: checks that have arrived are submitted, then a step runs, and those
+that arrive meanwhile wait for its end. Conversations stay in the cache until others need the room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from guard.files.yaml_file import Strict
+from serve.plan.batching import AdapterSlots, ReplicaSizes, StepScheduler
+from serve.plan.calibration import FittedCost
+from serve.plan.deployment import PlannedMethod
+from serve.plan.device import ComputedCost, StepWork
+from serve.plan.traffic import CheckArrival, TrafficSource
+
+
+@dataclass
+class Replay:
+    """What became of the counted arrivals, in their order; times in seconds.
+
+    `wall_s`: the time to the last answer, from time 0 or, after a warm-up, from the first counted
+    arrival. `busy_s`: the part of it at work.
+    """
+
+    latencies_s: np.ndarray
+    wall_s: float
+    busy_s: float
+    work: StepWork
+    cached_tokens: int
+    prompt_tokens: int
+
+    def percentile_ms(self, percent: float) -> float:
+        return float(np.percentile(self.latencies_s, percent)) * 1000
+
+    @property
+    def per_second(self) -> float:
+        return len(self.latencies_s) / self.wall_s
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of the conversations' tokens that the cache held."""
+        return self.cached_tokens / max(1, self.prompt_tokens)
+
+
+@dataclass
+class ConversationCache:
+    """How many tokens of each conversation the cache holds; evicts the least recently used."""
+
+    sizes: ReplicaSizes
+    _held: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
+    _used: int = 0
+
+    def held(self, session: int) -> int:
+        """How many tokens of the conversation it holds, in whole blocks."""
+        if not self._held:
+            return 0
+        tokens, _ = self._held.get(session, (0, 0))
+        block_size = self.sizes.block_size
+        return max(self.sizes.scaffold_tokens, tokens // block_size * block_size)
+
+    def put(self, session: int, tokens: int, copies: int) -> None:
+        """Note that the conversation was computed up to `tokens`, in as many copies."""
+        self._used -= self._held.pop(session, (0, 0))[1]
+        self._held[session] = (tokens, tokens * copies)
+        self._used += tokens * copies
+        while self._used > self.sizes.cache_tokens and len(self._held) > 1:
+            _, (_, evicted) = self._held.popitem(last=False)
+            self._used -= evicted
+
+
+class ReplicaSimulation:
+    """One run of arrivals, sorted by the time when they are due, through one replica.
+
+    `shares`: whether rules share the conversation.
+    """
+
+    def __init__(
+        self,
+        sizes: ReplicaSizes,
+        cost: FittedCost | ComputedCost,
+        suffix_tokens: int,
+        *,
+        shares: bool,
+    ) -> None:
+        self._sizes, self._cost, self._shares = sizes, cost, shares
+        self._slots = AdapterSlots(sizes)
+        self._scheduler = StepScheduler(sizes, suffix_tokens, shares=shares)
+        self._cache = ConversationCache(sizes)
+        self._left: dict[int, int] = {}  # check -> number of its rules without an answer
+        self._cached_tokens = 0
+
+    def run(self, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
+        """Answer all of them; the first `warm_up` fill the cache and are not counted."""
+        now = busy = counted_from_s = 0.0
+        work, latencies = StepWork(), np.zeros(len(arrivals))
+        submitted, is_asleep = 0, True
+        while submitted < len(arrivals) or self._scheduler.is_busy:
+            began = now
+            while self._may_submit(arrivals, submitted, now):
+                if submitted == warm_up > 0:
+                    work, busy, self._cached_tokens = StepWork(), 0.0, 0
+                    began = counted_from_s = now
+                now += self._submit(submitted, arrivals[submitted])
+                submitted += 1
+            if not self._scheduler.is_busy:
+                now, is_asleep = max(now, arrivals[submitted].due_s), True
+                continue
+            step_ms, finished = self._step(work)
+            now += (step_ms + (self._cost.wake_ms if is_asleep else 0.0)) / 1000
+            is_asleep = False
+            for check in finished:
+                latencies[check] = now - arrivals[check].due_s
+            busy += now - began
+        return Replay(
+            latencies_s=latencies[warm_up:],
+            wall_s=now - counted_from_s,
+            busy_s=busy,
+            work=work,
+            cached_tokens=self._cached_tokens,
+            prompt_tokens=sum(arrival.tokens for arrival in arrivals[warm_up:]),
+        )
+
+    def _may_submit(self, arrivals: Sequence[CheckArrival], number: int, now: float) -> bool:
+        if number == len(arrivals) or arrivals[number].due_s > now:
+            return False
+        return self._sizes.max_open is None or len(self._left) < self._sizes.max_open
+
+    def _submit(self, number: int, arrival: CheckArrival) -> float:
+        """Queue the check. Returns the seconds that this takes."""
+        # What is recorded is the cache of a server whose rules share conversations.
+        recorded = arrival.cached_tokens if self._shares else None
+        cached = self._cache.held(arrival.session) if recorded is None else recorded
+        cached = min(cached, arrival.tokens)
+        copies = 1 if self._shares else len(arrival.rules)
+        self._cache.put(arrival.session, arrival.tokens, copies)
+        self._cached_tokens += cached
+        self._left[number] = len(arrival.rules)
+        rules = self._slots.in_slots_first(arrival.rules)
+        self._scheduler.submit(number, arrival.tokens, cached, rules)
+        return self._cost.submit_ms(arrival.tokens, len(arrival.rules)) / 1000
+
+    def _step(self, total: StepWork) -> tuple[float, list[int]]:
+        """Run a step. Returns the ms that it takes, and the checks that it finishes."""
+        step = self._scheduler.next_step()
+        step.work.swap_ins, step.work.loads = self._slots.use(step.adapters)
+        total.add(step.work)
+        finished = []
+        for check, answered in step.answered:
+            self._left[check] -= answered
+            if not self._left[check]:
+                del self._left[check]
+                finished.append(check)
+        return self._cost.step_ms(step.work), finished
+
+
+BACKLOGS = 4  # so many find the rate of saturation to within a tenth, and rather too low
+BISECTIONS = 7  # so many find the greatest rate to within a hundredth
+LOWEST_SHARE = 0.02  # of the rate of saturation: then a replica is nearly idle
+CURVE_SHARES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+
+
+class RatePoint(Strict):
+    """A replica's figures at a rate, without the checks that fill its cache."""
+
+    rate: float
+    p50_ms: float
+    p95_ms: float
+    utilisation: float  # the share of its time that it is at work
+    hit_rate: float
+    swap_ins: float  # a check
+    loads: float  # a check
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A replica's limits.
+
+    `within_target`: its figures at the greatest rate that keeps the p95 target, None if no rate
+    does. `lone`: its figures when it is nearly idle.
+    """
+
+    saturation_per_second: float
+    lone: RatePoint
+    within_target: RatePoint | None
+    curve: tuple[RatePoint, ...]
+
+    def replicas(self, rate: float) -> int | None:
+        """How many replicas answer `rate` checks a second within the target; None: no number."""
+        if self.within_target is None:
+            return None
+        return math.ceil(rate / self.within_target.rate - 1e-9)
+
+
+def replay(method: PlannedMethod, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
+    """Send the arrivals through one replica whose cache is empty at first; the first `warm_up` do
+    not count.
+    """
+    simulation = ReplicaSimulation(
+        method.sizes, method.cost, method.suffix_tokens, shares=method.shares
+    )
+    return simulation.run(arrivals, warm_up)
+
+
+def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RatePoint:
+    """A replica's figures at a rate."""
+    drawn = traffic.at(rate)
+    result = replay(method, drawn.arrivals, drawn.warm_up)
+    checks = len(result.latencies_s)
+    return RatePoint(
+        rate=rate,
+        p50_ms=result.percentile_ms(50),
+        p95_ms=result.percentile_ms(95),
+        utilisation=result.busy_s / result.wall_s,
+        hit_rate=result.hit_rate,
+        swap_ins=result.work.swap_ins / checks,
+        loads=result.work.loads / checks,
+    )
+
+
+def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
+    """The rate, in checks per second, at which a queue that is never empty is answered.
+
+    The more checks a second come, the more conversations lie between two turns of one conversation,
+    and the less of it is still in the cache. So the queue is drawn again at the rate at which the
+    last one was answered.
+    """
+    rate = 1.0
+    for _ in range(BACKLOGS):
+        rate = replay(method, traffic.backlog(rate)).per_second
+    return rate
+
+
+def capacity(
+    method: PlannedMethod, traffic: TrafficSource, p95_ms: float, most_busy: float
+) -> Capacity:
+    """Find a replica's limits: within the target, and at most `most_busy` of saturation."""
+    most = saturation(method, traffic)
+    lone = at_rate(method, traffic, LOWEST_SHARE * most)
+    within = None
+    if lone.p95_ms <= p95_ms:
+        within = _greatest_rate(method, traffic, p95_ms, lone, most_busy * most)
+    curve = [at_rate(method, traffic, share * most) for share in CURVE_SHARES]
+    return Capacity(most, lone, within, tuple(curve))
+
+
+def _greatest_rate(
+    method: PlannedMethod, traffic: TrafficSource, p95_ms: float, lone: RatePoint, most: float
+) -> RatePoint:
+    """The figures at the greatest rate within the target, at most `most`: found by bisection."""
+    best, low, high = lone, lone.rate, most
+    rate = most
+    for _ in range(1 + BISECTIONS):
+        point = at_rate(method, traffic, rate)
+        if point.p95_ms > p95_ms:
+            high = rate
+        elif rate == most:
+            return point
+        else:
+            best, low = point, rate
+        rate = (low + high) / 2
+    return best
