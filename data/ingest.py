@@ -247,7 +247,9 @@ def _contradictions(parsed: list[Parsed]) -> Iterator[tuple[str, GuardError]]:
 
 def conversation(fields: dict[str, Any], rule: Rule) -> tuple[Message, ...]:
     """The row's conversation; a `text` is said by whom the rule judges. Raises GuardError."""
-    text_role = "user" if rule.judged == "conversation" else rule.judged
+    text_role = rule.judged
+    if rule.judged == "conversation":
+        text_role = "user"
     messages = conversation_of(fields, text_role)
     if unread := unread_parts(messages):
         raise BadRow(f"{unread[0]}, which no rule can read: say in words what it says or shows")

@@ -37,7 +37,9 @@ class LongTurns:
     @classmethod
     def amid_allowed(cls, rule: Rule, examples: Sequence[Example]) -> LongTurns:
         texts: dict[str, list[str]] = {}
-        allowed = [] if rule.depends_on_context else [row for row in examples if not row.label]
+        allowed = []
+        if not rule.depends_on_context:
+            allowed = [row for row in examples if not row.label]
         for message in itertools.chain.from_iterable(row.messages for row in allowed):
             texts.setdefault(message.role, []).append(message.content)
         return cls(rule, texts)

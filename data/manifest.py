@@ -76,7 +76,9 @@ def _debate_lines(manifest: dict[str, Any]) -> Iterator[str]:
     debate = manifest.get("debate")
     if not debate:
         return
-    cost = "" if debate["cost_usd"] is None else f", {debate['cost_usd']:.2f} USD"
+    cost = ""
+    if debate["cost_usd"] is not None:
+        cost = f", {debate['cost_usd']:.2f} USD"
     yield f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}"
     for outcome, count in debate["outcomes"].items():
         yield f"  {count:>6} {outcome}"

@@ -184,7 +184,9 @@ def _split_sizes(pool: Sequence[Example], rows: int) -> dict[Split, int]:
 
 
 def _inputs(request: StudyRequest) -> str:
-    files = [request.data] if request.data else list(split_files(request.own_rows))
+    files = [request.data]
+    if not request.data:
+        files = list(split_files(request.own_rows))
     if request.kind == "transfer":
         files += [*phrase_files(), *rules_with_phrases(RULES)]
     return fingerprint(

@@ -225,8 +225,12 @@ def read_completion(completion: Any, latency_ms: float) -> Completion:
 
 
 def _count(usage: Any, name: str) -> int | None:
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if type(count) is int and count >= 0 else None
+    count = None
+    if isinstance(usage, dict):
+        count = usage.get(name)
+    if type(count) is int and count >= 0:
+        return count
+    return None
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

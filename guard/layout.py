@@ -29,7 +29,9 @@ class Runs:
 
     def adapter(self, model: str, rule: str, method: str, seed: int = 0) -> Path:
         """The folder of a rule's weights; seed 0 is the one that is served."""
-        return self.root / model / rule / (f"{method}-seed{seed}" if seed else method)
+        if seed:
+            method = f"{method}-seed{seed}"
+        return self.root / model / rule / method
 
     @property
     def report(self) -> Path:

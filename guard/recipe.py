@@ -220,7 +220,9 @@ class Recipe(Strict):
 
     def reads(self, rule: Rule) -> Reads:
         """The turns that weights on this base read for the rule."""
-        return rule.reads if KINDS[self.kind].only_judged_turns else "conversation"
+        if KINDS[self.kind].only_judged_turns:
+            return rule.reads
+        return "conversation"
 
     def check_model_type(self, model_type: str) -> None:
         served = KINDS[self.kind].model_types

@@ -88,7 +88,9 @@ class Rule(Strict):
 
     @property
     def reads(self) -> Reads:
-        return LAST_OF[self.judged] if self.turns == "last" else self.judged
+        if self.turns == "last":
+            return LAST_OF[self.judged]
+        return self.judged
 
     def text(self, turn: RuleTurn = "title") -> str:
         return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())

@@ -68,7 +68,9 @@ class Study(Strict):
 
 
 def study_folder(root: Path, kind: StudyKind, rule: str, data: Path | None) -> Path:
-    name = rule if data is None else f"{rule}-{data.name.partition('.')[0]}"
+    name = rule
+    if data is not None:
+        name = f"{rule}-{data.name.partition('.')[0]}"
     return root / kind / name
 
 

@@ -79,8 +79,9 @@ def _path(problem: Mapping[str, Any], content: Any) -> tuple[Path, tuple[Path, s
 def _nearest(types: Mapping[str | int, list[WrongValue]]) -> list[WrongValue]:
     best = max(map(_nearness, types.values()))
     joined: dict[Path, WrongValue] = {}
-    for values in types.values():
-        for value in values if _nearness(values) == best else ():
+    nearest = [values for values in types.values() if _nearness(values) == best]
+    for values in nearest:
+        for value in values:
             before = joined.setdefault(value.path, value)
             if value.problem.removeprefix(SAY) not in before.problem:
                 problem = f"{before.problem} or {value.problem.removeprefix(SAY)}"

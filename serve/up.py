@@ -78,7 +78,9 @@ def main() -> None:
         arguments.audit_log,
         arguments.traces,
     )
-    running = _single_app if arguments.replicas is None else _cluster_app
+    running = _cluster_app
+    if arguments.replicas is None:
+        running = _single_app
     with _listening(arguments.host, arguments.port) as listener:
         _print_loading(parts)
         if line := left_out(selection, parts):

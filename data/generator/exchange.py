@@ -181,9 +181,9 @@ class Exchanges:
         context_name = rng.choice(context or act.context)
         for core in scene.shuffled(cores_of(act.cores, self.pool)):
             wording = grammar.resolve(core, rng)
-            found = around or self._surroundings(scene, context_name, act, wording)
-            if found is not None:
-                before, after = found
+            surroundings = around or self._surroundings(scene, context_name, act, wording)
+            if surroundings is not None:
+                before, after = surroundings
                 act_turn = scene.performed(name, core, wording, severity, terse)
                 return Exchange((*before, act_turn, *after), book.rule, len(before))
         return None

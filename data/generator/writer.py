@@ -86,7 +86,9 @@ class Writer:
         self.exchanges = Exchanges(corpus, pool)
         self._is_on_last_turn = corpus.rule.turns == "last"
         # The books of other rules whose acts may stand in this one's conversations.
-        self._borrowed = () if corpus.rule.depends_on_context else corpus.borrowed
+        self._borrowed = corpus.borrowed
+        if corpus.rule.depends_on_context:
+            self._borrowed = ()
 
     def group(self, dimensions: Dimensions, split: Split, key: str) -> list[Example]:
         if self._is_on_last_turn:
@@ -171,13 +173,13 @@ class Writer:
         )
         if allowed is None:
             raise self._nothing_supplied(dimensions)
-        place = allowed.act_index
+        index = allowed.act_index
         if not is_same_speaker:
             # The allowed act is what the other speaker says: the violating one takes the first turn
             # of its own speaker there.
             roles = [turn.role for turn in allowed.turns]
-            place = roles.index(violating_act.speaker)
-        around = allowed.surroundings(place)
+            index = roles.index(violating_act.speaker)
+        around = allowed.surroundings(index)
         violating = self.exchanges.act(
             book, dimensions.violating_act, severity, key, rng, terse=terse, around=around
         )
@@ -260,11 +262,11 @@ class Writer:
         domains: Iterable[str] = self.corpus.background.domains
         if self.corpus.rule.depends_on_context:  # its conversations keep to its own domains
             domains = self.corpus.book.domains
-        others = [name for name in domains if name != domain]
-        rng.shuffle(others)
+        foreign = [name for name in domains if name != domain]
+        rng.shuffle(foreign)
         written: list[Exchange] = []
         taken = set(taken)
-        for name in (domain, *others):
+        for name in (domain, *foreign):
             candidates = self.exchanges.everyday(name, rng.randint(4, 7), key, rng, taken)
             if room > 25 and rng.random() < 0.4:
                 candidates += self.exchanges.thanks(f"{key}/thanks/{name}", rng, taken)

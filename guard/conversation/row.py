@@ -178,7 +178,9 @@ def _after_system(turns: tuple[Message, ...], present: Mapping[str, Any]) -> tup
     if not present.get("system"):
         return turns
     (system,) = turns_of([_said(present, "system", "system")], where="system")
-    return turns if system in turns else (system, *turns)
+    if system in turns:
+        return turns
+    return (system, *turns)
 
 
 def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, ...]:
@@ -226,7 +228,9 @@ def _refuse_beside_the_messages(
     completion: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]
 ) -> None:
     for fields in (completion, *choices):
-        silent_keys = keys.COMPLETION if fields is completion else keys.CHOICE
+        silent_keys = keys.CHOICE
+        if fields is completion:
+            silent_keys = keys.COMPLETION
         for key in keys.unread_keys(fields, silent_keys, ("choices", "message")):
             problem = f"the response has the key {key!r}, which no rule reads"
             remedy = "Leave the key out, or have the message alone there"

@@ -99,7 +99,9 @@ def _read(path: Path) -> Any:
         return yaml.load(read_text(path), Loader=_Yaml12Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
+        line = ""
+        if mark:
+            line = f" line {mark.line + 1}"
         problem = f"not valid YAML{line}: {getattr(error, 'problem', error)}"
         remedy = "Correct the file; a text with ':' or '#' needs quotes"
         raise GuardError(problem, where=path, remedy=remedy) from error
@@ -138,9 +140,9 @@ def _in_words(value: WrongValue, model: type[BaseModel]) -> str:
     if value.kind == "extra_forbidden":
         names = _names(model, value.path[:-1])
         nearest = did_you_mean(str(value.path[-1]), names)
-        return f"unknown key '{key}'" + (
-            f". {nearest}" if nearest else f", known: {', '.join(names)}"
-        )
+        if nearest:
+            return f"unknown key '{key}'. {nearest}"
+        return f"unknown key '{key}', known: {', '.join(names)}"
     if value.kind == "missing":
         return f"missing key '{key}'"
     words = f"'{key}': {value.problem[0].lower()}{value.problem[1:]}"

@@ -31,7 +31,9 @@ def usable_cores() -> set[int]:
 def installed_device() -> Device:
     """The device that the installed torch was built for; the CPU where none is installed."""
     try:
-        return "cpu" if "+cpu" in importlib.metadata.version("torch") else "cuda"
+        if "+cpu" in importlib.metadata.version("torch"):
+            return "cpu"
+        return "cuda"
     except importlib.metadata.PackageNotFoundError:
         return "cpu"
 

@@ -46,7 +46,9 @@ def commit(repository: Path) -> str:
     head = _output(*git, "rev-parse", "--short", "HEAD")
     if not head:
         return "unknown"
-    return f"{head}-dirty" if _output(*git, "status", "--porcelain") else head
+    if _output(*git, "status", "--porcelain"):
+        return f"{head}-dirty"
+    return head
 
 
 def hardware() -> str:
@@ -94,8 +96,10 @@ def versions() -> dict[str, str]:
     for name, distributions in PACKAGES.items():
         for distribution in distributions:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                other = "" if distribution == name else f" ({distribution})"
-                installed.setdefault(name, importlib.metadata.version(distribution) + other)
+                version = importlib.metadata.version(distribution)
+                if distribution != name:
+                    version += f" ({distribution})"
+                installed.setdefault(name, version)
     return installed
 
 
@@ -112,4 +116,6 @@ def _output(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except subprocess.TimeoutExpired:
         return ""
-    return "" if done.returncode else done.stdout.strip()
+    if done.returncode:
+        return ""
+    return done.stdout.strip()

@@ -233,4 +233,6 @@ def _without_added_tokens(tokenizer: Tokenizer) -> tuple[Tokenizer, int | None]:
                 model["vocab"][token_id][0] = f"\0{token_id}"
     copy = Tokenizer.from_str(json.dumps(spec))
     unknown = model.get("unk_token")
-    return copy, model.get("unk_id") if unknown is None else copy.token_to_id(unknown)
+    if unknown is None:
+        return copy, model.get("unk_id")
+    return copy, copy.token_to_id(unknown)

@@ -139,7 +139,9 @@ def _without_controls(text: str) -> str:
         is_control = category in ("Cf", "Cc")
         if is_control and position not in joiners and character not in _BREAKS:
             continue  # marks on both sides of it are counted together
-        marks = marks + 1 if category.startswith("M") else 0
+        marks += 1
+        if not category.startswith("M"):
+            marks = 0
         if marks <= MARKS:
             characters.append(_plain(character))
     return "".join(characters)
@@ -159,12 +161,16 @@ def _plain(character: str) -> str:
 
 def _latin_where_mixed(match: re.Match[str]) -> str:
     word = match[0]
-    return _as_latin(word) if any(map(str.isascii, word)) else word
+    if any(map(str.isascii, word)):
+        return _as_latin(word)
+    return word
 
 
 def _latin_where_all_look_alike(match: re.Match[str]) -> str:
     word = match[0]
-    return _as_latin(word) if len(word) >= ALONE and set(word) <= _LOOK_ALIKES.keys() else word
+    if len(word) >= ALONE and set(word) <= _LOOK_ALIKES.keys():
+        return _as_latin(word)
+    return word
 
 
 def _as_latin(word: str) -> str:

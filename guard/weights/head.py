@@ -163,7 +163,9 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tenso
 
 
 def _word_shapes(tensors: Tensors) -> Shapes:
-    shape = (tensors["ngrams"].size,) if "ngrams" in tensors else (0,)
+    shape = (0,)
+    if "ngrams" in tensors:
+        shape = (tensors["ngrams"].size,)
     floats = dict.fromkeys(("ngram_idf", "ngram_weights"), ("float32", shape))
     return {"ngrams": ("uint64", shape), **floats}
 

@@ -75,10 +75,14 @@ class Caller:
         limit, under_way = self.shares.get(kind), self.under_way[kind]
         if self.limits.concurrent_checks is not None:
             limit, under_way = self.limits.concurrent_checks, sum(self.under_way.values())
-        return limit if limit is not None and under_way >= limit else None
+        if limit is not None and under_way >= limit:
+            return limit
+        return None
 
     def salted(self, cache_salt: str | None) -> str | None:
-        return self.tenant.salted(cache_salt) if self.tenant else cache_salt
+        if self.tenant:
+            return self.tenant.salted(cache_salt)
+        return cache_salt
 
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
         """Raise HTTPException 413 for more characters than the caller may send.
@@ -202,7 +206,9 @@ def _is_of_another_site(headers: Headers) -> bool:
     A browser on this machine sends requests for pages of any site, and says in a header for which.
     """
     site = headers.get("sec-fetch-site")
-    return "origin" in headers if site is None else site not in ("same-origin", "none")
+    if site is None:
+        return "origin" in headers
+    return site not in ("same-origin", "none")
 
 
 def _key(scope: Scope) -> str:

@@ -105,7 +105,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     metrics: Metrics = app.state.metrics
     collector = EngineCollector(service.thread, metrics.rules)
     metrics.registry.register(collector)
-    watching = asyncio.create_task(watch(service)) if app.state.is_watching else None
+    watching = None
+    if app.state.is_watching:
+        watching = asyncio.create_task(watch(service))
     yield
     if watching is not None:
         watching.cancel()

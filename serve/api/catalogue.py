@@ -85,5 +85,7 @@ class Catalogue:
 
 
 def _nearest(name: str, names: Iterable[str], path: str) -> str:
-    hint = did_you_mean(name, names) if len(name) <= LONGEST_HINTED else ""
+    hint = ""
+    if len(name) <= LONGEST_HINTED:
+        hint = did_you_mean(name, names)
     return f"{hint} GET {path} lists them".lstrip()

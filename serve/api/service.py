@@ -216,7 +216,9 @@ def not_trained(rule: str, cards: Mapping[str, Card]) -> HTTPException:
     if not commands:
         alone = "the merged base here answers its own rule alone"
         return HTTPException(404, f"the rule {rule!r} is not served: {alone}")
-    command = ("one of " if len(commands) > 1 else "") + ", ".join(commands)
+    command = ", ".join(commands)
+    if len(commands) > 1:
+        command = f"one of {command}"
     problem = f"the rule {rule!r} is not served, and not trained for what is served"
     return HTTPException(404, f"{problem}; {command} trains it")
 
@@ -246,12 +248,14 @@ def _unjudged(check: Check, decision: Decision, number: int, texts: int) -> Unju
     """How many rules of the check have no verdict, and why the first of them has none; where all
     have one, the metadata that are missing. Of several texts it says which one it was.
     """
-    place = f"text {number} of {texts}: " if texts > 1 else ""
+    of_text = ""
+    if texts > 1:
+        of_text = f"text {number} of {texts}: "
     for rule, refusal in check.refused.items():
         rules = len(check.verdicts) + len(check.refused)
-        why = f"{place}{len(check.refused)} of {rules} rules; {rule}: {refusal.why}"
+        why = f"{of_text}{len(check.refused)} of {rules} rules; {rule}: {refusal.why}"
         return Unjudged(why, refusal.code)
-    missing = f"{place}the request does not state {', '.join(decision.decided_by)}"
+    missing = f"{of_text}the request does not state {', '.join(decision.decided_by)}"
     return Unjudged(missing, "metadata_missing")
 
 

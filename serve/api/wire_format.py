@@ -85,8 +85,10 @@ class WireFormat:
                 content = holder.get(key)
             if isinstance(content, list) and content and isinstance(content[0], dict):
                 return Beginning(messages=content, tools=holder.get("tools"))
+            if content and isinstance(content, list):
+                return Beginning(text=content[0])
             if content:
-                return Beginning(text=content[0] if isinstance(content, list) else content)
+                return Beginning(text=content)
         return None
 
 

@@ -162,7 +162,9 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def path(self) -> Path:
         """Where the report is kept."""
         name = self.report_name or f"{self.name}_bench"
-        quick = "_quick" if self.options.quick else ""
+        quick = ""
+        if self.options.quick:
+            quick = "_quick"
         return self.runs.root / f"{name}{quick}.json"
 
     @abstractmethod

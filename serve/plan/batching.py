@@ -90,14 +90,13 @@ class StepScheduler:
             shared = tokens if self._shares else 0
             start, virtual_tokens = queue.next(check, tokens + self._suffix, shared)
             if start not in groups:
-                computed = tokens if groups and self._shares else cached
-                left = tokens - computed
-                groups[start] = WaitingRules(
-                    check,
-                    computed,
-                    shared=left if self._shares else 0,
-                    rule_tokens=self._suffix if self._shares else left + self._suffix,
-                )
+                computed = cached
+                if groups and self._shares:
+                    computed = tokens
+                left, rule_tokens = tokens - computed, self._suffix
+                if not self._shares:
+                    left, rule_tokens = 0, left + self._suffix
+                groups[start] = WaitingRules(check, computed, shared=left, rule_tokens=rule_tokens)
             groups[start].rules.append(rule)
             groups[start].virtual_tokens += virtual_tokens
         for start, group in groups.items():

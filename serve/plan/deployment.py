@@ -163,7 +163,9 @@ def sizes_by_shape(
     `is_pinned`: whether host memory is pinned, as it is beside a GPU: in powers of two.
     """
     tensors = [weights * width for weights in adapter_tensors]
-    host = [1 << (size - 1).bit_length() for size in tensors] if is_pinned else tensors
+    host = tensors
+    if is_pinned:
+        host = [1 << (size - 1).bit_length() for size in tensors]
     return Sizes(
         token=shape.key_value_width * width,
         adapter=sum(tensors),
@@ -177,7 +179,9 @@ def _replica_sizes(
 ) -> ReplicaSizes:
     """What a replica has room for, with its memory split as the engine splits it."""
     adapters, engine = plan.traffic.rules, recipe.engine
-    host_gib = recipe.serving_memory.host_gib if plan.host_gib is None else plan.host_gib
+    host_gib = plan.host_gib
+    if plan.host_gib is None:
+        host_gib = recipe.serving_memory.host_gib
     shared = shared_out(
         ServingMemory(device_gib=_memory_left(plan, recipe, bytes_of, device), host_gib=host_gib),
         bytes_of,

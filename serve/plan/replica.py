@@ -138,7 +138,9 @@ class ReplicaSimulation:
         recorded = arrival.cached_tokens if self._shares else None
         cached = self._cache.held(arrival.session) if recorded is None else recorded
         cached = min(cached, arrival.tokens)
-        copies = 1 if self._shares else len(arrival.rules)
+        copies = 1
+        if not self._shares:
+            copies = len(arrival.rules)
         self._cache.put(arrival.session, arrival.tokens, copies)
         self._cached_tokens += cached
         self._left[number] = len(arrival.rules)

@@ -49,7 +49,9 @@ class Figure(Strict):
     @property
     def text(self) -> str:
         """The number with three digits and its mark, as tables show it: `41.2 c`."""
-        number = f"{self.value:,.0f}" if abs(self.value) >= 100 else f"{self.value:.3g}"
+        number = f"{self.value:.3g}"
+        if abs(self.value) >= 100:
+            number = f"{self.value:,.0f}"
         return f"{number} {MARKS[self.basis]}"
 
 
@@ -168,10 +170,11 @@ def _step_section(deployment: Deployment) -> Section:
     for method in deployment.methods:
         figures = {}
         for column, (value, unit) in method.cost.table_row.items():
-            known: tuple[Basis, str] = (basis, deployment.source)
-            if device is not None and column in ("step", "a rule"):
-                known = ("measured elsewhere", device.host_source)  # the host's part
-            figures[column] = Figure(value=value, unit=unit, basis=known[0], source=known[1])
+            figure = Figure(value=value, unit=unit, basis=basis, source=deployment.source)
+            if device is not None and column in ("step", "a rule"):  # the host's part
+                from_host = {"basis": "measured elsewhere", "source": device.host_source}
+                figure = figure.model_copy(update=from_host)
+            figures[column] = figure
         figures["suffix"] = Figure(
             value=method.suffix_tokens, unit="tokens", basis="given", source="the recipe's prompt"
         )

@@ -205,7 +205,9 @@ def _content(line: str, suffix_tokens: int, where: str) -> Any:
         content = read_json(line)
         if not isinstance(content, dict) or "request_id" not in content:
             return content
-        return _audited(content, suffix_tokens) if content.get("rules") else None
+        if content.get("rules"):
+            return _audited(content, suffix_tokens)
+        return None
     except (ValueError, RecursionError) as error:
         problem = f"not a line of JSON: {in_words(error)}"
         raise GuardError(problem, where=where, remedy=REMEDY) from error

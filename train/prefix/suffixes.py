@@ -97,16 +97,16 @@ def _attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     prefixes: Prefixes | None = None,
-    **others: Any,
+    **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of `query` `[rows, heads, length, head_dim]` -> `[rows, length, heads, head_dim]`.
     Transformers' own without `prefixes`.
     """
     if prefixes is None:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **arguments
         )
-    unsupported = [name for name in NOT_PLAIN if others.get(name) is not None]
+    unsupported = [name for name in NOT_PLAIN if arguments.get(name) is not None]
     if dropout > 0:
         unsupported.append("dropout")
     if unsupported:

@@ -131,8 +131,8 @@ async def contents(
     located = []
     for text, detections in zip(body.contents, await _judge(request, rule, texts), strict=True):
         placed = []
-        for found in detections:
-            placed.append(TextDetection(end=len(text), text=text, **found.model_dump()))
+        for detection in detections:
+            placed.append(TextDetection(end=len(text), text=text, **detection.model_dump()))
         located.append(placed)
     return located
 
@@ -177,7 +177,8 @@ async def _judge(
     detections = []
     for check, _ in await CheckService.of(request).judge_each(request, conversations, question):
         version = check.versions[rule]
-        detections.append([_detection(one, version) for one in check.verdicts if one.violates])
+        violating = [verdict for verdict in check.verdicts if verdict.violates]
+        detections.append([_detection(verdict, version) for verdict in violating])
     return detections
 
 

@@ -157,7 +157,9 @@ def _choices(verdict: Verdict, body: ChatCompletionRequest) -> list[Choice]:
     """The verdict as the answer, as often as it was asked for."""
     answer = YES if verdict.violates else NO
     message = ChatCompletionMessage(role="assistant", content=answer, refusal=None)
-    logprobs = _logprobs(verdict, answer, body.top_logprobs or 0) if body.logprobs else None
+    logprobs = None
+    if body.logprobs:
+        logprobs = _logprobs(verdict, answer, body.top_logprobs or 0)
     choice = Choice(index=0, message=message, logprobs=logprobs, finish_reason="stop")
     return [choice.model_copy(update={"index": index}) for index in range(body.n or 1)]
 
@@ -171,7 +173,9 @@ def _logprobs(verdict: Verdict, answer: str, alternatives: int) -> ChoiceLogprob
 
 
 def _word(word: str, p: float) -> TopLogprob:
-    logprob = math.log(p) if p > 0 else LEAST_LOGPROB
+    logprob = LEAST_LOGPROB
+    if p > 0:
+        logprob = math.log(p)
     return TopLogprob(token=word, logprob=logprob, bytes=list(word.encode()))
 
 

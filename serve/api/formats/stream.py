@@ -303,7 +303,9 @@ class CheckedStream(Response):
 
     def _encoded(self, event: StreamEvent | StreamEnd) -> bytes:
         line = event.model_dump_json(exclude_none=True)
-        return (f"data: {line}\n\n" if self._is_sse else f"{line}\n").encode()
+        if self._is_sse:
+            line = f"data: {line}\n"
+        return f"{line}\n".encode()
 
 
 def _unjudged(message: str, code: Code) -> StreamEnd:

@@ -84,8 +84,8 @@ def unpacked(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
     _refuse_charsets(headers.getlist(TYPE))
     codings = _codings(headers)
     if ENCODING in headers:
-        said = (ENCODING.encode(), b"content-length")
-        scope["headers"] = [field for field in scope["headers"] if field[0] not in said]
+        dropped = (ENCODING.encode(), b"content-length")
+        scope["headers"] = [field for field in scope["headers"] if field[0] not in dropped]
     if not codings:
         return receive
     unpackings = [Unpacking(coding, max_bytes) for coding in reversed(codings)]

@@ -132,7 +132,9 @@ class BoundedBodies:
 
     def _admitted(self, kind: RequestKind, scope: Scope, receive: Receive) -> Receive:
         """The request's bounded body; `scope` has its deadline. Raises HTTPException."""
-        limit = MAX_STREAMS if kind == "stream" else self._max_requests or MAX_REQUESTS
+        limit = MAX_STREAMS
+        if kind != "stream":
+            limit = self._max_requests or MAX_REQUESTS
         if self._under_way[kind] >= limit:
             raise HTTPException(503, TOO_MANY, RETRY_AFTER)
         max_bytes = min(MAX_BYTES, scope["caller"].limits.body_bytes or MAX_BYTES)

@@ -49,7 +49,9 @@ class CheckRecord:
         """The version that judged the rule; empty for a rule that was removed before."""
         if self.check is not None and rule in self.check.versions:
             return self.check.versions[rule]
-        return self.cards[rule].version if rule in self.cards else ""
+        if rule in self.cards:
+            return self.cards[rule].version
+        return ""
 
     @property
     def verdict(self) -> str:

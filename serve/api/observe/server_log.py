@@ -28,7 +28,9 @@ class ContentFreeFormatter(logging.Formatter):
         error = ei[1]
         while error is not None:
             frames = "".join(traceback.format_tb(error.__traceback__))
-            words = "" if isinstance(error, QUOTES_VALUES) else f": {error}"
+            words = ""
+            if not isinstance(error, QUOTES_VALUES):
+                words = f": {error}"
             parts.append(f"{frames}{type(error).__name__}{words}")
             error = error.__cause__ or error.__context__
         return "\nwhich led to\n".join(reversed(parts))

@@ -104,6 +104,10 @@ def test_a_turn_computes_only_what_is_new_while_the_cache_holds_the_rest() -> No
     crowded = simulated(turns, sizes(cache_tokens=100))
     assert crowded.work.tokens == 50 + 30 + 60 + 90 + 4, "the second conversation evicts the first"
     assert crowded.cached_tokens == 50 and crowded.hit_rate == 50 / 280
+    by_lora = [check(0.0, 50, rules=2), check(1.0, 60, 2, session=1), check(2.0, 50, rules=2)]
+    for cache_tokens, cached in ((200, 0), (300, 50)):  # a copy a rule
+        found = simulated(by_lora, sizes(cache_tokens=cache_tokens), shares=False)
+        assert found.cached_tokens == cached
 
 
 def test_of_what_fills_the_cache_nothing_is_counted() -> None:

@@ -30,12 +30,19 @@ from train.adapter.steps import EarlyStopping
 from train.calibration.validation import calibrated_loss, validation_loss
 from train.encoder.bases import BASES
 from train.encoder.model import reader_of, token_logits
-from train.encoder.objective import Objective, train_adapter_alone
 from train.encoder.trained import TrainedEncoder
-from train.encoder.trainer import CHECKPOINT, AveragedWeights, Training, fit
+from train.encoder.trainer import (
+    CHECKPOINT,
+    AveragedWeights,
+    Objective,
+    Training,
+    fit,
+    train_adapter_alone,
+)
 from train.examples import Rows, load
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
+from train.run import _parts
 
 pytestmark = pytest.mark.slow
 
@@ -399,3 +406,42 @@ def test_the_weights_are_their_mean_for_a_while() -> None:
         raise KeyboardInterrupt
     assert [weight.tolist() for weight in weights] == [[10.0, 10.0], [10.0]]
     assert all(weight.requires_grad for weight in weights)
+
+
+def test_parts_add_up_to_all(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
+    job = make_encoder_job(max_steps=1)
+    training = Training(job, data(job))
+    model = training.run().model
+    objective = training.objective
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    parts: list[int] = []
+
+    def counted(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        parts.append(len(ids))
+        return token_logits(model, ids, mask)
+
+    objective = replace(objective, base=replace(objective.base, token_logits=counted))
+    losses: list[float] = []
+    gradients: list[list[torch.Tensor]] = []
+    for max_tokens in (8192, 64, 1):
+        monkeypatch.setattr("train.encoder.trainer.BATCH_TOKENS", max_tokens)
+        model.zero_grad()
+        losses.append(objective.backward(model, range(12)))
+        gradients.append([weight.grad.clone() for weight in weights if weight.grad is not None])
+    assert len(gradients[0]) == len(weights)
+    for loss, of_parts in zip(losses[1:], gradients[1:], strict=True):
+        assert loss == pytest.approx(losses[0], abs=1e-6)
+        torch.testing.assert_close(of_parts, gradients[0], atol=1e-6, rtol=1e-4)
+    assert parts[0] == 12 and parts[-12:] == [1] * 12 and len(parts) > 1 + 2 + 12
+
+
+def test_an_adapter_is_trained_just_after_its_head(make_encoder_job: MakeEncoderJob) -> None:
+    """So that it finds the states that the frozen encoder gave for the head."""
+    jobs = [make_encoder_job(method) for method in ("head", "lora")]
+    work: list[tuple[Job, Rows]] = []
+    for rule in ("a", "b"):
+        for job in jobs:
+            renamed = job.rule.model_copy(update={"id": rule})
+            work.append((replace(job, rule=renamed), Rows((), (), ())))
+    order = [[(job.rule.id, job.method) for job, _ in part] for part in _parts(work)]
+    assert order == [[("a", "head")], [("a", "lora")], [("b", "head")], [("b", "lora")]]
