@@ -196,7 +196,7 @@ transfer: $(ready) ##   trained on generated rows and a few real ones of DATA=fi
 curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA=file, or of make data -> plot, runs/curve
 	$(call study,curve,$(ROWS))
 
-sweep: $(ready) ##   ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
+sweep: $(ready) ##   layers, ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
 bench: $(ready) ##   lists the benchmarks; NAME=load runs one, NAME=FILE.py your own -> table, runs/*_bench.json, plot

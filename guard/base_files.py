@@ -27,7 +27,7 @@ FileState = tuple[int, int, int, int]
 def folder_or_hub_id(base: str, home: Path, where: str) -> str:
     """The local folder or that of a package, if it exists; else the hub id."""
     if base.startswith(IN_PACKAGE):
-        return str(_folder_in_package(base, where))
+        return str(folder_in_package(base, where))
     local = own_or_shipped(home / Path(base).expanduser())
     if local.is_dir():
         return str(local)
@@ -38,7 +38,8 @@ def folder_or_hub_id(base: str, home: Path, where: str) -> str:
     return base
 
 
-def _folder_in_package(base: str, where: str) -> Path:
+def folder_in_package(base: str, where: str) -> Path:
+    """The folder, or the file, that `package:MODULE/PATH` names."""
     module, _, folder = base.removeprefix(IN_PACKAGE).partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
@@ -61,6 +62,24 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
         raise GuardError(problem, where=where, got=path, remedy=remedy) from error
 
 
+def downloaded_base(path: str, commit: str | None, where: str) -> Path:
+    """The folder of a base: `path` itself, or what the hub has at the commit."""
+    if commit is None:
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    patterns = [f"*{suffix}" for suffix in READ_SUFFIXES]
+    try:
+        return Path(snapshot_download(path, revision=commit, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise GuardError(
+            f"the base cannot be downloaded: {error}",
+            where=f"{where}: base",
+            got=path,
+            remedy="Check the network and the disk, or download the base first",
+        ) from error
+
+
 def folder_digest(folder: Path, where: str) -> str:
     """SHA-256 over all files of a local base that decide what it computes."""
     for name in REQUIRED_FILES:
@@ -80,17 +99,25 @@ def folder_digest(folder: Path, where: str) -> str:
             remedy="Save it again with transformers' save_pretrained, which writes "
             "model.safetensors; rules that were trained on it are to be trained again then",
         )
-    # The state changes when a file is written again, even with its old time of modification.
     files: list[tuple[str, FileState]] = []
     for path in sorted(folder.rglob("*")):
         below = path.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in below.parts)
         is_read = path.suffix in READ_SUFFIXES and path.name not in RECORDS
         if is_read and not is_hidden and path.is_file():
-            status = path.stat()
-            state = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            files.append((str(below), state))
+            files.append((str(below), _state_of(path)))
     return _digest(folder, tuple(files))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 over the name and the content of one file."""
+    return _digest(path.parent, ((path.name, _state_of(path)),))
+
+
+def _state_of(path: Path) -> FileState:
+    """What changes when a file is written again, even with its old time of modification."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @functools.cache

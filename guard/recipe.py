@@ -10,11 +10,17 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from guard.base_files import folder_digest, folder_or_hub_id, hub_commit
+from guard.base_files import (
+    downloaded_base,
+    folder_digest,
+    folder_or_hub_id,
+    hub_commit,
+)
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load_named
 from guard.home import HOME
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
+from guard.made_base import GGUF, first_layers, gguf_file, made_from_gguf
 from guard.method import METHODS, ActsFrom
 from guard.rule import Reads, Rule, RuleTurn
 
@@ -107,7 +113,8 @@ class Recipe(Strict):
 
     name: str
     kind: Kind = "decoder"
-    base: str  # a folder, a hub id, or package:MODULE/FOLDER
+    base: str  # a folder, a hub id, package:MODULE/FOLDER, or gguf: and a file
+    layers: int | None = Field(default=None, ge=1)  # the first ones of a decoder; all by default
     revision: str | None = None  # of a hub base
     # The file may have a mapping such as {cpu: float32, cuda: bfloat16}: this device's counts.
     dtype: Dtype
@@ -176,6 +183,8 @@ class Recipe(Strict):
             raise ValueError(f"`kind: {self.kind}` needs `rule_turn: {turns}`")
         if kind.is_encoder and (self.answer_prefix or self.quantization):
             raise ValueError("an encoder needs no answer_prefix and no quantization")
+        if kind.is_encoder and self.layers is not None:
+            raise ValueError("`layers` is for decoders: an encoder reads from its last layer")
         if kind.is_encoder and self.serving_memory != ServingMemory():
             raise ValueError("an encoder keeps no keys and values: leave out serving_memory")
         return self
@@ -276,7 +285,17 @@ class Recipe(Strict):
 
     @property
     def base_path(self) -> str:
-        return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)
+        """The folder or hub id of what is loaded, made first where it is made of another base."""
+        if self.base.startswith(GGUF):
+            file = gguf_file(self.base, self.revision, HOME, self._where)
+            return str(made_from_gguf(file, self.layers, self._where))
+        path = folder_or_hub_id(self.base, HOME, self._where)
+        if self.layers is None:
+            return path
+        commit = hub_commit(path, self.revision, self._where)
+        folder = downloaded_base(path, commit, self._where)
+        digest = commit or folder_digest(folder, self._where)
+        return str(first_layers(folder, digest, self.layers, self._where))
 
     @property
     def commit(self) -> str | None:

@@ -1,6 +1,6 @@
-"""Settings of a rule's aLoRA against each other: ranks, learning rates, seeds. All are trained
-together on the same cached prefixes, so an adapter of the sweep costs its suffixes only. The table
-is of the validation split; the test split stays untouched.
+"""Settings of a rule's aLoRA against each other: layers, ranks, learning rates, seeds. What has the
+same layers is trained together on the same cached prefixes, so an adapter of the sweep costs its
+suffixes only. The table is of the validation split; the test split stays untouched.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 class SweepGrid(Strict):
     """What to try, each value a list: every combination, with every seed. `lora` and `trainer` are
-    the recipe's arguments. `rule_turn` is what the prompt says of the rule; an empty list: as in
-    the recipe.
+    the recipe's arguments, `layers` and `rule_turn` its keys; an empty list: as in the recipe.
     """
 
+    layers: list[int] = Field(default_factory=list)
     rule_turn: list[RuleTurn] = Field(default_factory=list)
     lora: dict[str, Values] = Field(default_factory=dict)
     trainer: dict[str, Values] = Field(default_factory=dict)
@@ -51,9 +51,10 @@ class SweepGrid(Strict):
         """Every combination, the last argument's values in turn first."""
         names: list[tuple[str, str]] = []
         values: list[list[Any]] = []
-        if self.rule_turn:
-            names.append(("", "rule_turn"))
-            values.append(list(self.rule_turn))
+        for key in ("layers", "rule_turn"):
+            if getattr(self, key):
+                names.append(("", key))
+                values.append(list(getattr(self, key)))
         for section, arguments in (("lora", self.lora), ("trainer", self.trainer)):
             names += [(section, argument) for argument in arguments]
             values += arguments.values()
@@ -198,17 +199,19 @@ def _trained(
 ) -> Iterator[SweepPoint]:
     from train.prefix import trainer
 
-    if not work:
-        return
-    jobs = [(job, rows[job.recipe.rule_turn]) for _, job in work]
-    for (combination, job), trained in zip(work, trainer.fit(jobs), strict=True):
-        try:
-            if isinstance(trained, GuardError):
-                raise trained
-            validation = rows[job.recipe.rule_turn].validation
-            yield _point(combination, job, _compared(validation, trained.validation_logits))
-        except GuardError as error:
-            print(f"{combination.name}: {error}", flush=True)
+    by_base: dict[int | None, list[tuple[Combination, Job]]] = {}
+    for combination, job in work:
+        by_base.setdefault(job.recipe.layers, []).append((combination, job))
+    for of_base in by_base.values():
+        jobs = [(job, rows[job.recipe.rule_turn]) for _, job in of_base]
+        for (combination, job), trained in zip(of_base, trainer.fit(jobs), strict=True):
+            try:
+                if isinstance(trained, GuardError):
+                    raise trained
+                validation = rows[job.recipe.rule_turn].validation
+                yield _point(combination, job, _compared(validation, trained.validation_logits))
+            except GuardError as error:
+                print(f"{combination.name}: {error}", flush=True)
 
 
 def _compared(validation: Sequence[Row], logits: Sequence[float]) -> list[tuple[Row, float]]:
@@ -234,6 +237,7 @@ def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, flo
     verdicts = [calibration.p_violation(logit) >= calibration.threshold for logit in logits]
     return SweepPoint(
         point=combination.name,
+        layers=job.recipe.layers,
         rank=job.settings.lora.get("r", 8),
         seed=job.seed,
         inputs=job.inputs,
@@ -252,6 +256,7 @@ class SweepPoint(Strict):
     """
 
     point: str
+    layers: int | None = None  # of the recipe; None: all
     rank: int
     seed: int
     inputs: str
@@ -260,6 +265,11 @@ class SweepPoint(Strict):
     nll: float
     correct: list[bool]
     groups: list[int]
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """What decides which of two settings is cheaper: the layers, then the rank."""
+        return self.layers or np.inf, self.rank
 
 
 def by_combination(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
@@ -271,22 +281,22 @@ def by_combination(points: Sequence[SweepPoint]) -> dict[str, list[SweepPoint]]:
 
 
 def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
-    """The combination of smallest rank that is not worse than the best one beyond noise. And how
-    much worse it is, in accuracy. Each rank stands by its best combination. Noise is that of the
+    """The cheapest combination that is not worse than the best one beyond noise. And how much worse
+    it is, in accuracy. Of several at one cost the best one stands for all. Noise is that of the
     validation rows: the 95 % interval of the mean paired difference of the rows' correctness, each
     averaged over the seeds; rows of one group stand or fall together.
     """
     correct: dict[str, np.ndarray] = {}
-    by_rank: dict[int, list[str]] = {}
+    by_cost: dict[tuple[float, int], list[str]] = {}
     for name, seeds in by_combination(points).items():
         correct[name] = np.mean([point.correct for point in seeds], axis=0)
-        by_rank.setdefault(seeds[0].rank, []).append(name)
+        by_cost.setdefault(seeds[0].cost, []).append(name)
     best = max(correct, key=lambda name: correct[name].mean())
-    for rank in sorted(by_rank):
-        best_of_rank = max(by_rank[rank], key=lambda name: correct[name].mean())
-        worse = correct[best] - correct[best_of_rank]
+    for cost in sorted(by_cost):
+        best_of_cost = max(by_cost[cost], key=lambda name: correct[name].mean())
+        worse = correct[best] - correct[best_of_cost]
         if worse.mean() <= 1.96 * _standard_error(worse, points[0].groups):
-            return best_of_rank, float(worse.mean())
+            return best_of_cost, float(worse.mean())
     raise AssertionError("the best combination is not worse than itself")
 
 
@@ -302,7 +312,7 @@ def _standard_error(values: np.ndarray, groups: Sequence[int]) -> float:
 
 def table(points: Sequence[SweepPoint], seeds: int) -> str:
     """Markdown: a line for each combination, with mean and range over the `seeds` that are trained,
-    and the rank to take.
+    and the cheapest of the good ones.
     """
     if not points:
         return "No adapter was trained; the errors stand above."
@@ -329,7 +339,8 @@ def _conclusion(complete: Sequence[SweepPoint]) -> str:
     name, worse = advice(complete)
     rows = len(complete[0].correct)
     return (
-        f"Smallest rank within noise of the best ({rows} validation rows): **{name}**, "
+        f"Fewest layers, then smallest rank, within noise of the best ({rows} validation rows): "
+        f"**{name}**, "
         f"{100 * worse:.1f} points below it."
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pytest import CaptureFixture, MonkeyPatch
+from sklearn.metrics import roc_auc_score
 
 from guard.calibrate import calibrate
 from guard.conversation.example import GENERATOR, read_examples, write_examples
@@ -47,6 +48,29 @@ def grid(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     stated = {"lora": {"r": [2, 4]}, "trainer": {"learning_rate": [1e-2]}, "seeds": [0, 1]}
     file.write_text(yaml.safe_dump(stated))
     return file
+
+
+def test_a_sweep_over_layers_trains_each_on_its_own_base(
+    make_job: MakeJob, grid: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guard.made_base.CACHE", tmp_path / "cache")
+    job = make_job("alora", max_steps=4)
+    grid.write_text(yaml.safe_dump({"layers": [1, 2], "lora": {"r": [4, 2]}, "seeds": [0]}))
+    points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
+    assert [(point.layers, point.rank) for point in points] == [(1, 4), (1, 2), (2, 4), (2, 2)]
+    assert [point.point for point in sorted(points, key=lambda point: point.cost)] == [
+        "layers=1 r=2",
+        "layers=1 r=4",
+        "layers=2 r=2",
+        "layers=2 r=4",
+    ]
+    recipe = Combination((("", "layers", 1), ("lora", "r", 2))).recipe(job.recipe)
+    alone = replace(job, recipe=recipe, runs=SweepRuns(job.runs.root, "alone"))
+    (fitted,) = shared_prefix.fit([(alone, data(alone))])
+    assert isinstance(fitted, TrainedAdapter)
+    auroc = points[1].auroc
+    labels = [row.label for row in data(alone).validation]
+    assert auroc == pytest.approx(roc_auc_score(labels, fitted.validation_logits))
 
 
 @pytest.mark.parametrize("model", ["tiny", "qwen3-0.6b", "qwen3-4b"])

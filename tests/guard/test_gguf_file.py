@@ -1,0 +1,177 @@
+"""A decoder out of a GGUF file, against transformers' own reader of the same file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM
+
+from guard.errors import GuardError
+from guard.gguf_file import GgufFile, bfloat16_bytes
+from guard.made_base import made_from_gguf
+from guard.recipe import load_recipe
+
+HIDDEN, HEADS, KV_HEADS, LAYERS, FFN = 64, 4, 2, 3, 96
+CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def trained_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=CONTROLS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["yes and no, yes or no", "12 34 5678 words in a text"], trainer)
+    return tokenizer
+
+
+def write_gguf(
+    path: Path, arch: str = "llama", *, split: str = "smollm", extra: str | None = None
+) -> None:
+    """A random decoder, stored as llama.cpp stores it, in 8 bits."""
+    random = np.random.default_rng(5)
+    tokenizer = trained_tokenizer()
+    ids = tokenizer.get_vocab()
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(256)
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(50_000.0)
+    if arch == "qwen3":
+        writer.add_key_length(128)  # the only one that transformers reads
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list(sorted(ids, key=lambda token: ids[token]))
+    kinds = [gguf.TokenType.CONTROL] * len(CONTROLS)
+    writer.add_token_types(kinds + [gguf.TokenType.NORMAL] * (len(ids) - len(CONTROLS)))
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{{ messages }}")
+    head_dim = 128 if arch == "qwen3" else HIDDEN // HEADS
+    shapes = {"token_embd": (len(ids), HIDDEN), "output_norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        block = {
+            "attn_norm": (HIDDEN,),
+            "ffn_norm": (HIDDEN,),
+            "attn_q": (HEADS * head_dim, HIDDEN),
+            "attn_k": (KV_HEADS * head_dim, HIDDEN),
+            "attn_v": (KV_HEADS * head_dim, HIDDEN),
+            "attn_output": (HIDDEN, HEADS * head_dim),
+            "ffn_gate": (FFN, HIDDEN),
+            "ffn_up": (FFN, HIDDEN),
+            "ffn_down": (HIDDEN, FFN),
+        }
+        if arch == "qwen3":
+            block |= {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+    if extra:
+        shapes[extra] = (HIDDEN,)
+    for name, shape in shapes.items():
+        values = random.normal(0, 0.2, shape).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", values + 1)
+        else:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("guard.made_base.CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_the_decoder_computes_as_the_one_that_transformers_reads(arch: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "toy.gguf", arch)
+    folder = made_from_gguf(tmp_path / "toy.gguf", None, "recipe toy")
+    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="toy.gguf", dtype=torch.float32
+    )
+    rounded = {name: value.bfloat16().float() for name, value in theirs.state_dict().items()}
+    theirs.load_state_dict(rounded)
+    assert ours.state_dict().keys() == rounded.keys()
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, rounded[name]), name
+    tokens = torch.randint(0, 256, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("split", "text", "words"),
+    [
+        ("smollm", "in 1234 words", ["in", "Ġ", "1", "2", "3", "4", "Ġwords"]),
+        ("qwen2", "in 1234 words", ["in", "Ġ", "1", "2", "3", "4", "Ġwords"]),
+    ],
+)
+def test_the_text_is_split_as_the_file_says(
+    split: str, text: str, words: list[str], tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "toy.gguf", "qwen3", split=split)
+    files = GgufFile(tmp_path / "toy.gguf").other_files()
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"])
+    assert tokenizer.pre_tokenizer is not None
+    found = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    assert found == words
+    assert tokenizer.encode("a<|im_end|>").tokens[-1] == "<|im_end|>"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert files["chat_template.jinja"] == "{{ messages }}"
+
+
+def test_what_is_no_such_decoder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "toy.gguf"
+    write_gguf(path, "gemma")
+    with pytest.raises(GuardError, match=r"of this architecture .*got gemma.*llama, qwen3"):
+        GgufFile(path)
+    write_gguf(path, split="llama-bpe")
+    with pytest.raises(GuardError, match=r"tokenizer of this kind .*gpt2, llama-bpe"):
+        GgufFile(path).other_files()
+    write_gguf(path, extra="rope_freqs")
+    with pytest.raises(GuardError, match=r"no such weights \(got rope_freqs.weight"):
+        list(GgufFile(path).tensors())
+    for content in (path.read_bytes()[:2_000], b"", b"GGUF"):
+        path.write_bytes(content)
+        with pytest.raises(GuardError, match="not a whole GGUF file"):
+            list(GgufFile(path).tensors())
+
+
+def test_values_are_rounded_to_bfloat16_as_torch_rounds_them() -> None:
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(2)) * 3
+    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.0, -0.0, 1e-40])
+    values = torch.cat([values, ties])
+    expected = values.bfloat16().view(torch.int16).numpy().tobytes()
+    assert bfloat16_bytes(values.numpy()) == expected
+
+
+@pytest.mark.slow
+def test_smollm2_answers(tmp_path: Path) -> None:
+    recipe = load_recipe("smollm2").model_copy(update={"layers": None})
+    model = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=torch.float32)
+    tokenizer = Tokenizer.from_file(str(Path(recipe.base_path) / "tokenizer.json"))
+    prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    tokens = torch.tensor([tokenizer.encode(prompt).ids])
+    with torch.no_grad():
+        answer = model.generate(tokens, max_new_tokens=8, do_sample=False)[0, tokens.shape[1] :]
+    assert tokenizer.decode(answer.tolist()) == "The capital of France is Paris."
+    assert tokenizer.encode("yes").ids == [10407]
+    assert tokenizer.encode("no").ids == [4607]
