@@ -86,6 +86,8 @@ ONLY_THESE = {
         "psutil",
         "scipy",  # calibrate.py alone, as is scikit-learn
         "sklearn",
+        "gguf",  # gguf_file.py alone, and where a base is made
+        "tqdm",
     ),
     "serve/vllm_alora": (
         "vllm",
