@@ -30,13 +30,12 @@ def cores_of_worker(cores: list[int], environment: dict[str, str]) -> list[int]:
     if not worker.startswith("gw"):
         return cores
     workers = int(environment["PYTEST_XDIST_WORKER_COUNT"])
-    number = int(worker.removeprefix("gw"))
-    return cores[number::workers] or [cores[number % len(cores)]]
+    return cores[int(worker.removeprefix("gw")) :: workers] or cores
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """What `-n auto` in pyproject.toml stands for: one more than cores, as many tests wait."""
-    return min(len(os.sched_getaffinity(0)) + 1, MAX_WORKERS)
+    """What `-n auto` in pyproject.toml stands for."""
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
