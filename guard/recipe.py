@@ -286,16 +286,22 @@ class Recipe(Strict):
     @property
     def base_path(self) -> str:
         """The folder or hub id of what is loaded, made first where it is made of another base."""
+        path = self.source
         if self.base.startswith(GGUF):
-            file = gguf_file(self.base, self.revision, HOME, self._where)
-            return str(made_from_gguf(file, self.layers, self._where))
-        path = folder_or_hub_id(self.base, HOME, self._where)
+            return str(made_from_gguf(Path(path), self.layers, self._where))
         if self.layers is None:
             return path
         commit = hub_commit(path, self.revision, self._where)
         folder = downloaded_base(path, commit, self._where)
         digest = commit or folder_digest(folder, self._where)
         return str(first_layers(folder, digest, self.layers, self._where))
+
+    @property
+    def source(self) -> str:
+        """The folder, hub id or GGUF file that the base is, or is made of."""
+        if self.base.startswith(GGUF):
+            return str(gguf_file(self.base, self.revision, MODELS.parent.parent, self._where))
+        return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)
 
     @property
     def commit(self) -> str | None:

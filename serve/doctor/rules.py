@@ -40,7 +40,9 @@ def _recipe(name: str) -> Finding:
     """The finding on one recipe: whether a local base has weights and a tokenizer."""
     recipe = load_recipe(name, MODELS)
     text = f"{name}: {recipe.base}, {recipe.context_tokens:,} tokens of context"
-    folder = Path(recipe.base_path)
+    folder = Path(recipe.source)
+    if folder.is_file() or recipe.layers is not None:
+        return Finding("recipes", f"{text}, made of {recipe.source} when it is first used")
     if not folder.is_dir():
         return Finding("recipes", f"{text}, of the hub")
     prompt_builder(recipe)

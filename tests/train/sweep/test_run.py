@@ -68,9 +68,9 @@ def test_a_sweep_over_layers_trains_each_on_its_own_base(
     alone = replace(job, recipe=recipe, runs=SweepRuns(job.runs.root, "alone"))
     (fitted,) = shared_prefix.fit([(alone, data(alone))])
     assert isinstance(fitted, TrainedAdapter)
-    auroc = points[1].auroc
     labels = [row.label for row in data(alone).validation]
-    assert auroc == pytest.approx(roc_auc_score(labels, fitted.validation_logits))
+    alone_auroc = roc_auc_score(labels, fitted.validation_logits)
+    assert points[1].auroc == pytest.approx(alone_auroc, abs=1e-4)
 
 
 @pytest.mark.parametrize("model", ["tiny", "qwen3-0.6b", "qwen3-4b"])
