@@ -102,6 +102,10 @@ class GgufFile:
             remedy = f"Use one of {', '.join(ARCHITECTURES)}, or the base in safetensors"
             raise self._refusal(problem, remedy, self._model_type)
         self._architecture = ARCHITECTURES[self._model_type]
+        scaling = self._value(f"{self._model_type}.rope.scaling.type")
+        if scaling not in (None, "none"):
+            problem = "scaled positions are not read from GGUF"
+            raise self._refusal(problem, "Use the base in safetensors", scaling)
 
     def config(self) -> dict[str, Any]:
         """`config.json`."""

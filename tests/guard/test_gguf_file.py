@@ -35,7 +35,7 @@ def trained_tokenizer() -> Tokenizer:
 
 
 def write_gguf(
-    path: Path, arch: str = "llama", *, split: str = "smollm", extra: str | None = None
+    path: Path, arch: str = "llama", *, split: str = "smollm", extra: str = "", scaling: str = ""
 ) -> None:
     """A random decoder, stored as llama.cpp stores it, in 8 bits."""
     random = np.random.default_rng(5)
@@ -50,6 +50,8 @@ def write_gguf(
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(50_000.0)
+    if scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
     if arch == "qwen3":
         writer.add_key_length(128)  # the only one that transformers reads
     writer.add_tokenizer_model("gpt2")
@@ -146,6 +148,9 @@ def test_what_is_no_such_decoder_is_refused(tmp_path: Path) -> None:
     write_gguf(path, split="llama-bpe")
     with pytest.raises(GuardError, match=r"tokenizer of this kind .*gpt2, llama-bpe"):
         GgufFile(path).other_files()
+    write_gguf(path, scaling="yarn")
+    with pytest.raises(GuardError, match=r"scaled positions .*got yarn"):
+        GgufFile(path)
     write_gguf(path, extra="rope_freqs")
     with pytest.raises(GuardError, match=r"no such weights \(got rope_freqs.weight"):
         list(GgufFile(path).tensors())
