@@ -24,7 +24,7 @@ class Method:
     name: str  # the key in a recipe, and the name of the folder of its weights
     label: str  # in tables and plots
     acts_from: ActsFrom
-    weights: str  # the file's name in the folder; see WORDS for a second one
+    weights: str  # the file's name in the folder
     # Whether the seed changes the weights; otherwise only seed 0 is trained.
     is_seeded: bool = True
 
@@ -40,14 +40,21 @@ class Method:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files beside a card that decide what the weights answer. Only WORDS may lack."""
+        """All files beside a card that decide what the weights answer."""
         if self.is_adapter:
-            return self.weights, PEFT_CONFIG, WORDS
-        return self.weights, WORDS
+            return self.weights, PEFT_CONFIG, *self.optional_files
+        return (self.weights,)
+
+    @property
+    def optional_files(self) -> tuple[str, ...]:
+        """Those that not all weights of the method have."""
+        return (WORDS, HEAD) if self.is_adapter else ()
 
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_CONFIG = "adapter_config.json"
+# A head, and the one on an aLoRA's states.
+HEAD = "head.safetensors"
 # The rule's word weights, a file beside the weights of an encoder's adapter.
 WORDS = "words.safetensors"
 
@@ -56,7 +63,7 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("lora", "LoRA", "prompt", PEFT_WEIGHTS),
         Method("alora", "aLoRA", "suffix", PEFT_WEIGHTS),
-        Method("head", "head", "output", "head.safetensors", is_seeded=False),
+        Method("head", "head", "output", HEAD, is_seeded=False),
     )
 }
 

@@ -74,13 +74,13 @@ KINDS: dict[Kind, BaseKind] = {
 
 class MethodSettings(Strict):
     """A method's settings, passed straight through: `lora` to PEFT's LoraConfig, `trainer` to TRL's
-    SFTConfig, `head` to what fits weights that act from the output. The training stage refuses
-    those that the method does not read.
+    SFTConfig, `head` to what fits a head. An aLoRA with `head`, and be it empty, begins as the
+    frozen base's head and answers by it. The training stage refuses what the method does not read.
     """
 
     lora: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] = Field(default_factory=dict)
-    head: dict[str, Any] = Field(default_factory=dict)
+    head: dict[str, Any] | None = None
     early_stopping_patience: int | None = Field(default=None, ge=1)  # in epochs or evaluations
     min_steps: int | None = Field(default=None, ge=1)
 
@@ -273,14 +273,14 @@ class Recipe(Strict):
         """What a card says of how its weights were trained."""
         settings = self.settings(method)
         if not METHODS[method].is_adapter:
-            return {"dtype": self.dtype, "head": settings.head}
-        budget = {"early_stopping_patience", "min_steps"}
+            return {"dtype": self.dtype, "head": settings.head or {}}
+        stated = {"early_stopping_patience", "min_steps", "head"}
         return {
             "dtype": self.dtype,
             "quantization": self.quantization,
             "lora": settings.lora,
             "trainer": self.trainer_settings(method),
-            **settings.model_dump(include=budget, exclude_none=True),
+            **settings.model_dump(include=stated, exclude_none=True),
         }
 
     @property

@@ -21,7 +21,7 @@ from guard.files.atomic import atomic_write
 from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
 from guard.layout import fingerprint
-from guard.method import METHODS, WORDS
+from guard.method import METHODS
 from guard.rule import Reads
 from guard.verdict import Calibration
 
@@ -165,7 +165,7 @@ def file_digests(folder: Path, method: str) -> dict[str, str]:
     """SHA-256 by name of each file that decides what weights of this method answer."""
     digests: dict[str, str] = {}
     for name in METHODS[method].files:
-        if name == WORDS and not (folder / name).is_file():
+        if name in METHODS[method].optional_files and not (folder / name).is_file():
             continue
         remedy = "Run `make train` for this rule, with FORCE=1"
         try:

@@ -13,7 +13,7 @@ from guard.arguments import comma_separated
 from guard.errors import GuardError
 from guard.files.strict_json import load_json
 from guard.layout import Runs
-from guard.method import METHODS, PEFT_CONFIG
+from guard.method import HEAD, METHODS, PEFT_CONFIG
 from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Kind, Recipe
@@ -28,8 +28,8 @@ MAX_SHOWN = 200  # characters of a value that an error quotes
 @dataclass(frozen=True)
 class ServableAdapter:
     """A checked adapter folder under the name it is served by. `modules` are the last names of its
-    layers; empty where its configuration has a pattern for them. `head`, of an encoder's, reads the
-    states that the adapter makes.
+    layers; empty where its configuration has a pattern for them. `head`, of an encoder's and of an
+    aLoRA that answers by one, reads the states that the adapter makes.
     """
 
     name: str
@@ -85,6 +85,8 @@ class Requirements:
         head = None
         if self.kind == "encoder":
             head = load_classifier(name, folder, card)
+        elif HEAD in card.files:
+            head = load_head(name, folder, card)
         return ServableAdapter(name, folder, card, modules, head)
 
     def _check_card(self, card: Card, folder: Path) -> None:

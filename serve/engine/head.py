@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from guard.errors import GuardError
-from guard.method import METHODS, WORDS
+from guard.method import HEAD, METHODS, WORDS
 from guard.prompt.ngrams import NgramRows, ngram_rows
 from guard.prompt.windows import counting, judged_of
 from guard.rule import Reads
@@ -119,9 +119,12 @@ class ServableHead:
 
 
 def load_head(name: str, folder: Path, card: Card) -> ServableHead:
-    """The head in `folder`. Raises GuardError if its file is not a head's, or not the card's."""
-    file = METHODS[card.method].weights
-    head = Head.of_tensors(_read_tensors(folder, card)[file], folder / file, card.remedy)
+    """The head in `folder`, alone or beside an adapter. Raises GuardError if its file is not a
+    head's, or not the card's.
+    """
+    method = METHODS[card.method]
+    file = HEAD if method.is_adapter else method.weights
+    head = Head.of_tensors(_read_tensors(folder, card, [file])[file], folder / file, card.remedy)
     return ServableHead(name, folder, card, head)
 
 
@@ -130,7 +133,8 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     Raises GuardError if there is none of two labels, or it is not the card's.
     """
     file = METHODS[card.method].weights
-    path, read = folder / file, _read_tensors(folder, card)
+    names = [file, WORDS] if WORDS in card.files else [file]
+    path, read = folder / file, _read_tensors(folder, card, names)
     tensors = read[file]
     weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")
     if weight is None or bias is None or weight.ndim != 2 or len(weight) != 2 or bias.shape != (2,):
@@ -147,13 +151,10 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     return ServableHead(name, folder, card, head)
 
 
-def _read_tensors(folder: Path, card: Card) -> dict[str, Tensors]:
-    """The weights and the words of a folder, by file. Raises GuardError if they are not the card's:
-    then weights and calibration are from two trainings.
+def _read_tensors(folder: Path, card: Card, names: Sequence[str]) -> dict[str, Tensors]:
+    """The tensors of files of a folder, by name. Raises GuardError if they are not the card's: then
+    weights and calibration are from two trainings.
     """
-    names = [METHODS[card.method].weights]
-    if WORDS in card.files:
-        names.append(WORDS)
     read: dict[str, Tensors] = {}
     digests = dict(card.files)
     try:

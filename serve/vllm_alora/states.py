@@ -93,9 +93,8 @@ def _ending_rows(runner: Any, batch: Any, keys: Mapping[int, str]) -> dict[str, 
 
 def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
     """Keep rows of `states` by their keys, and forget those of the step before."""
-    runner.kept_states = {
-        key: states[row].to("cpu", torch.float32, copy=True) for key, row in rows.items()
-    }
+    copied = states[list(rows.values())].to("cpu", torch.float32)  # of all rows at once
+    runner.kept_states = dict(zip(rows, copied, strict=True))
 
 
 def _key(sampling_params: Any) -> str | None:

@@ -22,9 +22,11 @@ from transformers import (
 )
 
 from guard.errors import GuardError
+from guard.method import METHODS
 from guard.recipe import Recipe
 from train.adapter.settings import lora_config, trainer_config
 from train.base import frozen, load_served_base, pinned, refusals
+from train.head.fit import check_head_settings
 from train.job import Job
 
 
@@ -70,9 +72,11 @@ def check_adapter(job: Job) -> None:
 
 def checked_settings(job: Job) -> tuple[LoraConfig, torch.device]:
     """The job's adapter and the device of its training. Raises GuardError for bad settings."""
-    if job.settings.head:
-        problem = "an adapter does not use head settings"
-        raise GuardError(problem, where=job.where("head"), remedy="Remove them")
+    if job.settings.head is not None:
+        if job.recipe.is_encoder or not METHODS[job.method].shares_conversation:
+            problem = "only an aLoRA and a method that is a head use head settings"
+            raise GuardError(problem, where=job.where("head"), remedy="Remove them")
+        check_head_settings(job)
     return lora_config(job), trainer_config(job).device
 
 

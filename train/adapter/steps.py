@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from guard.files.atomic import atomic_write
 
 FILE = "best_weights.pt"
+DECAY = 3  # of averaged weights
 
 
 class EarlyStopping:
@@ -83,6 +85,41 @@ class EarlyStopping:
 def _best(losses: dict[int, float]) -> int:
     """The step with the lowest loss, the first of equal ones; 0 if there is none."""
     return min(losses, key=lambda step: (losses[step], step), default=0)
+
+
+class AveragedWeights:
+    """The mean of `weights`, which training changes in place. Averaging smooths what single batches
+    do to the weights (Polyak and Juditsky, 1992). Later steps weigh more, step t as t (t + 1)
+    (t + 2): polynomial-decay averaging (Shamir and Zhang, 2013, section 4). docs/lessons.md
+    compares decays.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._weights = [weight.detach() for weight in weights]
+        self.means = [weight.clone() for weight in self._weights]
+
+    def update(self, step: int) -> None:
+        """Count the weights as they are after step `step`, the first of which is 1."""
+        torch._foreach_lerp_(self.means, self._weights, (DECAY + 1) / (DECAY + step))
+
+    def restore(self, means: Sequence[Tensor]) -> None:
+        """Go on from an interrupted run's means."""
+        _copy(means, self.means)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The weights are their mean, and as training left them afterwards."""
+        trained = [weight.clone() for weight in self._weights]
+        _copy(self.means, self._weights)
+        try:
+            yield
+        finally:
+            _copy(trained, self._weights)
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 class LengthGrouped(Sampler[int]):

@@ -4,46 +4,65 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from guard.method import HEAD
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe
+from guard.weights.head import Head
 from train.base import by_onednn
 from train.batch import by_length, left_padded, pass_tokens
+from train.examples import Rows
+from train.head.fit import decoder_spans, fitted_to_own_rows, own_rows_suffice
+from train.head.regression import RowSpans, head_logits, read_rows
 from train.job import Job
 
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """A job's adapter in PEFT's layers on the base that serves it. `validation_logits` are log
-    P(yes) - log P(no) of the job's validation rows on that base, in nats, where training computed
-    them; else empty.
+    """A job's adapter in PEFT's layers on the base that serves it, and the head that answers by its
+    states, if one does. `validation_logits` are those of the job's validation rows on that base, in
+    nats, where training computed them; else empty.
     """
 
     model: PeftModel
     job: Job
     validation_logits: Sequence[float] = ()
+    head: Head | None = None
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
-        """log P(yes) - log P(no) of `prompts` in nats, uncalibrated, through plain PEFT. Raises
-        RuntimeError once the next adapter was asked for, as `save` does.
+        """The logits of `prompts` in nats, uncalibrated, through plain PEFT: log P(yes) - log
+        P(no), or the head's. Raises RuntimeError once the next adapter was asked for, as `save`
+        does.
         """
         self._check_present()
-        return verdict_logits(self.model, prompts, self.job.builder)
+        if self.head is None:
+            return verdict_logits(self.model, prompts, self.job.builder)
+        return head_logits(self.head, self.spans(prompts))
+
+    def spans(self, prompts: Sequence[Prompt]) -> list[RowSpans]:
+        """What a head reads of `prompts`: the adapter's states, and the words."""
+        self._check_present()
+        return decoder_spans(adapted_states(self.model, prompts), prompts)
 
     def save(self, folder: Path) -> None:
-        """Write PEFT's two files, which load in plain PEFT."""
+        """Write PEFT's two files, which load in plain PEFT, and the head's."""
         self._check_present()
         save_adapter(self.model, self.job.recipe, folder)
+        if self.head is not None:
+            save_file(self.head.tensors(), folder / HEAD)
 
     def _check_present(self) -> None:
         """Neighbours stand on one base in turn: without its layers the base would answer alone."""
@@ -52,6 +71,19 @@ class TrainedAdapter:
                 f"{self.job.name}: the adapter is gone, because the next one was asked for "
                 "(`(trained,) = fit(...)` asks for it too)"
             )
+
+
+def with_head_of_own_rows(trained: TrainedAdapter, rows: Rows) -> TrainedAdapter:
+    """The adapter with its head fitted again to the own rows beside generated ones, as an encoder's
+    is (`train/encoder/trained.py`); as it is without a head or with too few own rows.
+    """
+    job = trained.job
+    if trained.head is None or not own_rows_suffice(job, rows):
+        return trained
+    train = read_rows(job, trained.spans, rows.own().train)
+    validation = read_rows(job, trained.spans, rows.validation)
+    head, before = fitted_to_own_rows(job, trained.head, train, validation.own())
+    return replace(trained, head=head, validation_logits=head_logits(before, validation.spans))
 
 
 def save_adapter(model: PeftModel, recipe: Recipe, folder: Path) -> None:
@@ -68,22 +100,45 @@ def verdict_logits(
     model: PeftModel, prompts: Sequence[Prompt], builder: PromptBuilder
 ) -> list[float]:
     """log P(yes) - log P(no) at the verdict token, in nats, uncalibrated, one for each prompt."""
+    logits = [float("nan")] * len(prompts)
+    with float32_head(model):
+        for indices, vocabulary_logits in _predicted(model, prompts):
+            differences = yes_minus_no(vocabulary_logits, builder)
+            for index, logit in zip(indices, differences.tolist(), strict=True):
+                logits[index] = logit
+    return logits
+
+
+def adapted_states(model: PeftModel, prompts: Sequence[Prompt]) -> np.ndarray:
+    """What the output layer reads at each prompt's last token, [prompts, hidden size] float32."""
+    states: dict[int, np.ndarray] = {}
+    read: list[Tensor] = []
+    output_layer = cast(nn.Module, model.get_output_embeddings())
+    hook = output_layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0][:, -1]))
+    try:
+        for indices, _ in _predicted(model, prompts):
+            states |= zip(indices, read.pop().float().cpu().numpy(), strict=True)
+    finally:
+        hook.remove()
+    return np.stack([states[index] for index in range(len(prompts))])
+
+
+def _predicted(
+    model: PeftModel, prompts: Sequence[Prompt]
+) -> Iterator[tuple[Sequence[int], Tensor]]:
+    """The indices of the prompts of each pass, and the logits [indices, vocabulary] behind them."""
     was_training = model.training
     model.eval()
-    logits = [float("nan")] * len(prompts)
     lengths = [len(prompt.token_ids) for prompt in prompts]
     bar = tqdm(total=len(prompts), desc="predict", unit="prompt", leave=False)
-    with torch.inference_mode(), by_onednn(model), float32_head(model), bar:
+    with torch.inference_mode(), by_onednn(model), bar:
         for indices in by_length(lengths, pass_tokens(model.device)):
             tensors = left_padded([prompts[index].token_ids for index in indices])
             on_device = {name: tensor.to(model.device) for name, tensor in tensors.items()}
             output = model(**on_device, logits_to_keep=1, use_cache=False)
-            differences = yes_minus_no(output.logits[:, -1], builder)
-            for index, logit in zip(indices, differences.tolist(), strict=True):
-                logits[index] = logit
+            yield indices, output.logits[:, -1]
             bar.update(len(indices))
     model.train(was_training)
-    return logits
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -44,7 +43,7 @@ from train.adapter.settings import (
     total_steps,
     trainer_config,
 )
-from train.adapter.steps import EarlyStopping, StepBatches
+from train.adapter.steps import AveragedWeights, EarlyStopping, StepBatches
 from train.adapter.trl import diverged
 from train.batch import BATCH_TOKENS, by_length
 from train.calibration.validation import calibrated_loss
@@ -56,7 +55,6 @@ from train.head.fit import HeldOutWords
 from train.job import Job
 
 CHECKPOINT = "training.pt"
-DECAY = 3  # of averaged weights
 FORMAT = 2  # raised whenever a checkpoint's content or its meaning changes
 SAME_START = 1e-3  # nats and word weights: states of other batches differ in their last bits
 
@@ -187,8 +185,7 @@ class Training:
     def _resume(self, state: Mapping[str, Any]) -> None:
         for weight, saved in zip(self._weights, state["weights"], strict=True):
             weight.data.copy_(saved)
-        for mean, saved in zip(self._average.means, state["average"], strict=True):
-            mean.copy_(saved)
+        self._average.restore(state["average"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         _restore_random_state(state["random"])
@@ -241,37 +238,6 @@ def _restore_random_state(state: torch.Tensor) -> None:
 def _adapted(job: Job, base: nn.Module) -> PeftModel:
     adapted = get_peft_model(cast(PreTrainedModel, base), lora_config(job))
     return cast(PeftModel, adapted.to(device()))
-
-
-class AveragedWeights:
-    """The mean of `weights`, which training changes in place. Averaging smooths what single batches
-    do to the weights (Polyak and Juditsky, 1992). Later steps weigh more, step t as t (t + 1)
-    (t + 2): polynomial-decay averaging (Shamir and Zhang, 2013, section 4). docs/lessons.md
-    compares decays.
-    """
-
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._weights = [weight.detach() for weight in weights]
-        self.means = [weight.clone() for weight in self._weights]
-
-    def update(self, step: int) -> None:
-        """Count the weights as they are after step `step`, the first of which is 1."""
-        torch._foreach_lerp_(self.means, self._weights, (DECAY + 1) / (DECAY + step))
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The weights are their mean, and as training left them afterwards."""
-        trained = [weight.clone() for weight in self._weights]
-        _copy(self.means, self._weights)
-        try:
-            yield
-        finally:
-            _copy(trained, self._weights)
-
-
-def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)
 
 
 @dataclass(frozen=True)

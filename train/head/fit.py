@@ -29,7 +29,7 @@ from guard.calibration_rows import own_rows_decide
 from guard.errors import GuardError, did_you_mean
 from guard.method import METHODS
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import NgramVocabulary, ngram_rows
+from guard.prompt.ngrams import NgramRows, NgramVocabulary, ngram_rows
 from guard.weights.head import NO_WORDS, Head, WordWeights, mean_head
 from train.base import by_onednn, load_served_base
 from train.batch import by_length, left_padded, pass_tokens
@@ -71,14 +71,21 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_served_base(recipe, device)
 
-    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
-        rows: list[RowSpans] = []
-        for prompt, state in zip(prompts, states(base, prompts), strict=True):
-            conversation = prompt.token_ids[: prompt.invocation_start]
-            rows.append(RowSpans(state[None], ngram_rows([conversation])))
-        return rows
+    yield from fit_on(lambda _: lambda prompts: decoder_spans(states(base, prompts), prompts), jobs)
 
-    yield from fit_on(lambda _: reader, jobs)
+
+def decoder_spans(states: np.ndarray, prompts: Sequence[Prompt]) -> list[RowSpans]:
+    """What a head reads of each prompt: its one state, of `states` [prompts, hidden size], and the
+    words of the conversation.
+    """
+    spans: list[RowSpans] = []
+    for state, prompt in zip(states, prompts, strict=True):
+        spans.append(RowSpans(state[None], conversation_words(prompt)))
+    return spans
+
+
+def conversation_words(prompt: Prompt) -> NgramRows:
+    return ngram_rows([prompt.token_ids[: prompt.invocation_start]])
 
 
 def fit_on(
@@ -235,8 +242,13 @@ def check_head(job: Job) -> None:
         if getattr(job.settings, key):
             problem = f"a head does not use {key} settings"
             raise GuardError(problem, where=job.where(key), remedy="Remove them")
+    check_head_settings(job)
+
+
+def check_head_settings(job: Job) -> None:
+    """Raise GuardError for settings that no head reads, alone or beside an adapter."""
     where = job.where("head")
-    for key, value in job.settings.head.items():
+    for key, value in (job.settings.head or {}).items():
         if key != STRENGTH:
             remedy = did_you_mean(key, [STRENGTH]) or f"Only {STRENGTH} can be set"
             raise GuardError(f"unknown key '{key}' of a head", where=where, remedy=remedy)
@@ -253,6 +265,6 @@ def check_head(job: Job) -> None:
 def settings_to_try(job: Job, vocabulary: NgramVocabulary) -> list[tuple[float, float]]:
     """The pairs of word scale and C to try."""
     scales = WORD_SCALES if vocabulary.keys.size else WORD_SCALES[:1]
-    stated = job.settings.head.get(STRENGTH)
+    stated = (job.settings.head or {}).get(STRENGTH)
     strengths = STRENGTHS if stated is None else (stated,)
     return list(itertools.product(scales, strengths))

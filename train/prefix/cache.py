@@ -68,6 +68,8 @@ class PrefixCache:
         kept, and what a prefix is computed beside, depends on the room.
         """
         wanted = set(prefixes) - self._kept.keys()
+        if not wanted:
+            return 0
         tiers: dict[Prefix, Tier] = {}
         left_out = 0
         for prefix in sorted(wanted, key=lambda prefix: (-len(prefix), prefix)):
@@ -125,18 +127,30 @@ class PrefixCache:
     @torch.no_grad()
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
         """Keys and values from one pass. Prefixes are padded on the right, which no token before
-        attends to.
+        attends to. How all of them begin, such as the instructions, is computed once.
         """
+        shared = _shared_tokens(prefixes)
         longest = max(map(len, prefixes))
         padded = [[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes]
         ids = torch.tensor(padded, device=self._model.device)
+        cache = None
         with by_onednn(self._model):
-            cache = self._model.base_model(input_ids=ids, use_cache=True).past_key_values
+            if len(prefixes) > 1 and shared:
+                cache = self._cache(ids[:1, :shared])
+                _keys_and_values(cache)  # of another kind it may not be repeated
+                cache.batch_repeat_interleave(len(prefixes))
+                ids = ids[:, shared:]
+            cache = self._cache(ids, cache)
         all_states = torch.stack([torch.stack(pair) for pair in _keys_and_values(cache)])
         return {
             prefix: all_states[:, :, row, :, : len(prefix)].clone()
             for row, prefix in enumerate(prefixes)
         }
+
+    def _cache(self, ids: Tensor, before: Any = None) -> Any:
+        """The model's cache of tokens `[rows, tokens]` that stand behind those of `before`."""
+        output = self._model.base_model(input_ids=ids, past_key_values=before, use_cache=True)
+        return output.past_key_values
 
     def _on_device(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
         return {prefix: functools.partial(Tensor.detach, kv) for prefix, kv in states.items()}
@@ -160,6 +174,16 @@ class PrefixCache:
             prefix: functools.partial(mapped.get_tensor, str(row))
             for row, prefix in enumerate(states)
         }
+
+
+def _shared_tokens(prefixes: Sequence[Prefix]) -> int:
+    """How many tokens all of them begin with, less than the shortest has."""
+    shared = 0
+    shortest = min(map(len, prefixes))
+    first, last = min(prefixes), max(prefixes)  # in this order, any other begins as these two do
+    while shared < shortest - 1 and first[shared] == last[shared]:
+        shared += 1
+    return shared
 
 
 def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:

@@ -15,17 +15,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from guard.prompt.decoder import Prompt
 from train.adapter.settings import lora_config
-from train.adapter.trained import float32_head, yes_minus_no
 from train.base import refusals
-from train.calibration.validation import validation_loss
 from train.examples import Row
+from train.head.fit import decoder_spans
+from train.head.regression import Reader, RowSpans
+from train.prefix.answers import (
+    Answers,
+    HeadAnswers,
+    HeadStart,
+    WordAnswers,
+    head_start,
+    suffix_of,
+)
 from train.prefix.cache import Budget, Prefix, PrefixCache
 from train.prefix.member import Member
 from train.prefix.prefixes import Prefixes
@@ -63,7 +72,7 @@ class Fleet:
         places = [member.job.where("lora") for member in members]
         self.stacked = StackedModel(model, configs, seeds, places)
         self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
-        self._builder = members[0].job.builder
+        self._answers: Answers = WordAnswers(self.stacked, members[0].job.builder)
 
     def train(self) -> None:
         """Run all steps of all members. Each then has its best epoch's weights, if it stops early,
@@ -97,8 +106,28 @@ class Fleet:
                 f"a step reads them ({gib:.1f} GiB more in the recipe's prefix_cache_gib would "
                 "hold them)"
             )
-        for index, member in enumerate(self.members):
-            member.begin(self.stacked.weights(index))
+        starts: list[HeadStart | None] = [None] * len(self.members)
+        if self.members[0].answers_by_head:
+            starts = [self._start(member) for member in self.members]
+            self._answers = HeadAnswers(self.stacked, [start for start in starts if start])
+        for index, (member, start) in enumerate(zip(self.members, starts, strict=True)):
+            member.begin(self.stacked.weights(index), start)
+
+    def _start(self, member: Member) -> HeadStart:
+        """The head that the member begins as: fitted to states of its rows on their prefixes."""
+        member.job.open_scratch()
+        return head_start(member.job, member.data, self.reader(()), self.stacked.model.device)
+
+    def reader(self, adapters: Sequence[int]) -> Reader:
+        """What a head reads of prompts that are on cached prefixes: the states that one adapter, or
+        the base alone, makes.
+        """
+
+        def read(prompts: Sequence[Prompt]) -> list[RowSpans]:
+            rows = [Row("", "train", 0, prompt) for prompt in prompts]
+            return decoder_spans(self._states(adapters, rows), prompts)
+
+        return read
 
     def step(self) -> Iterator[float]:
         """Run one step of every running member, and yield the mean loss of each in nats."""
@@ -127,9 +156,9 @@ class Fleet:
         member.update(loss)
         if member.early_stopping and member.at_epoch_end:
             validation = member.data.validation
-            (logits,) = self._verdict_logits([index], validation)
-            validation_nats = validation_loss(logits, [row.label for row in validation])
-            member.early_stopping.record(member.step, validation_nats, member.weights)
+            with member.evaluated_weights():
+                (logits,) = self._verdict_logits([index], validation)
+                member.record(logits)
         member.save()
 
     def _passes(self) -> Iterator[dict[int, list[Row]]]:
@@ -175,11 +204,8 @@ class Fleet:
             missing = width - len(chunk)
             rows += chunk + [filler] * missing
             weights += [1 / len(batch)] * len(chunk) + [0.0] * missing
-        device = self.stacked.model.device
-        verdicts = torch.tensor([row.verdict_id(self._builder) for row in rows], device=device)
-        logits = self._logits(adapters, rows).float()
-        losses = functional.cross_entropy(logits, verdicts, reduction="none")
-        losses = losses * torch.tensor(weights, device=device)
+        losses = self._answers.losses(adapters, rows, self._prefixes_of(rows))
+        losses = losses * torch.tensor(weights, device=losses.device)
         losses.sum().backward()
         return losses.detach().view(len(batches), width).sum(1).cpu()
 
@@ -192,13 +218,27 @@ class Fleet:
         for places in self._places([[rows[index] for index in order]], len(adapters)):
             indices = order[places]
             repeated_rows = [rows[index] for index in indices] * len(adapters)
-            with float32_head(self.stacked.model):
-                vocabulary_logits = self._logits(adapters, repeated_rows)
-            differences = yes_minus_no(vocabulary_logits, self._builder).view(len(adapters), -1)
-            for adapter_logits, values in zip(logits, differences.tolist(), strict=True):
+            prefixes = self._prefixes_of(repeated_rows)
+            answers = self._answers.logits(adapters, repeated_rows, prefixes)
+            by_adapter = answers.view(len(adapters), -1).tolist()
+            for adapter_logits, values in zip(logits, by_adapter, strict=True):
                 for index, value in zip(indices, values, strict=True):
                     adapter_logits[index] = value
         return logits
+
+    @torch.no_grad()
+    def _states(self, adapters: Sequence[int], rows: Sequence[Row]) -> np.ndarray:
+        """The last states of `rows`, [rows, hidden size] float32, under one adapter or none."""
+        self.prefixes.fill(map(prefix_of, rows))
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
+        states: dict[int, np.ndarray] = {}
+        for places in self._places([[rows[index] for index in order]], 1):
+            indices = order[places]
+            part = [rows[index] for index in indices]
+            suffixes = list(map(suffix_of, part))
+            read = self.stacked.states(adapters, self._prefixes_of(part), suffixes)
+            states |= zip(indices, read.float().cpu().numpy(), strict=True)
+        return np.stack([states[index] for index in range(len(rows))])
 
     def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:
         """The rows of each batch that go through the model at once, for so many adapters. At least
@@ -221,12 +261,11 @@ class Fleet:
         for pack in packer.packs(range(max(map(len, batches)))):
             yield slice(pack.items[0], pack.items[-1] + 1)
 
-    def _logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> Tensor:
+    def _prefixes_of(self, rows: Sequence[Row]) -> Prefixes:
         numbers: dict[Prefix, int] = {}
         stands_on = [numbers.setdefault(prefix_of(row), len(numbers)) for row in rows]
         states = self.prefixes.read(list(numbers))
-        prefixes = Prefixes(states, stands_on, in_place=self.in_place)
-        return self.stacked.logits(adapters, prefixes, [suffix_of(row) for row in rows])
+        return Prefixes(states, stands_on, in_place=self.in_place)
 
 
 def _fits_pass(pack: Pack[Batch], batch: Batch, more_bytes: int) -> bool:
@@ -287,11 +326,6 @@ class Packer(Generic[Item]):
 def prefix_of(row: Row) -> Prefix:
     """The tokens before the invocation, whose keys and values are the base's."""
     return row.prompt.token_ids[: row.prompt.invocation_start]
-
-
-def suffix_of(row: Row) -> Sequence[int]:
-    """The tokens that an aLoRA computes."""
-    return row.prompt.token_ids[row.prompt.invocation_start :]
 
 
 def longest_suffix(rows: Iterable[Row]) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from trl.trainer.sft_config import SFTConfig
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from train.adapter.settings import interval, optimizer_of, steps_per_epoch, total_steps
-from train.adapter.steps import EarlyStopping, Progress, StepBatches
+from train.adapter.steps import AveragedWeights, EarlyStopping, Progress, StepBatches
 from train.adapter.trl import diverged
+from train.calibration.validation import calibrated_loss, validation_loss
 from train.examples import Row, Rows
 from train.job import Job
+from train.prefix.answers import HeadStart
 
 CHECKPOINT = "member.pt"
 
@@ -35,6 +38,8 @@ class Member:
     weights: list[nn.Parameter] = field(default_factory=list)
     step: int = 0
     failure: GuardError | None = None
+    start: HeadStart | None = None
+    average: AveragedWeights | None = None  # of those that answer by a head
     early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
@@ -46,17 +51,27 @@ class Member:
         lengths = [len(row.prompt.token_ids) for row in self.rows]
         self._batches = StepBatches(lengths, self.batch_rows, config.seed)
 
-    def begin(self, weights: list[nn.Parameter]) -> None:
-        """Take the weights into an optimizer, and go on where an interrupted run stopped."""
+    def begin(self, weights: list[nn.Parameter], start: HeadStart | None = None) -> None:
+        """Take the weights, and those of the head that it begins as, into an optimizer; go on where
+        an interrupted run stopped.
+        """
         job = self.job
-        self.weights = weights
-        self.optimizer, self.schedule = optimizer_of(self.config, weights, self.steps, job.name)
+        self.weights, self.start = weights, start
+        if start:
+            self.weights = [*weights, *start.parameters]
+        self.optimizer, self.schedule = optimizer_of(
+            self.config, self.weights, self.steps, job.name
+        )
         job.open_scratch()
         is_resumed = self._checkpoint.is_file()
         if not is_resumed:
             EarlyStopping.discard(job.scratch)
-        if job.patience:
-            self.early_stopping = EarlyStopping(job.scratch, job.patience, job.min_steps)
+        if job.patience or start:
+            patience = job.patience or self.steps
+            self.early_stopping = EarlyStopping(job.scratch, patience, job.min_steps)
+        if start:
+            self.average = AveragedWeights(self.weights)
+            self.record(start.validation_logits)
         if is_resumed:
             self._resume()
         self.progress = Progress(
@@ -66,9 +81,13 @@ class Member:
     @property
     def read(self) -> Sequence[Row]:
         """The rows that training reads in every epoch."""
-        if self.job.patience:
+        if self.job.patience or self.answers_by_head:
             return (*self.rows, *self.data.validation)
         return self.rows
+
+    @property
+    def answers_by_head(self) -> bool:
+        return self.job.settings.head is not None
 
     @property
     def running(self) -> bool:
@@ -96,8 +115,23 @@ class Member:
         self.schedule.step()
         self.optimizer.zero_grad()
         self.step += 1
+        if self.average:
+            self.average.update(self.step)
         self.progress.loss(loss)
         self.progress.step(self.step)
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """The weights are those that validation tells of: with a head, the mean of all steps'."""
+        return self.average.in_place() if self.average else nullcontext()
+
+    def record(self, logits: Sequence[float]) -> None:
+        """Remember the weights as they are, if their `logits` of the validation rows are the best.
+        A head's loss counts after Platt scaling: one that is too sure may rank better.
+        """
+        assert self.early_stopping is not None
+        loss = calibrated_loss if self.start else validation_loss
+        nats = loss(logits, [row.label for row in self.data.validation])
+        self.early_stopping.record(self.step, nats, self.weights)
 
     def save(self) -> None:
         """Write the checkpoint, if one is due after this step."""
@@ -109,6 +143,7 @@ class Member:
             "step": self.step,
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
+            "average": self.average.means if self.average else [],
         }
         with atomic_write(self._checkpoint) as part:
             torch.save(state, part)
@@ -119,6 +154,8 @@ class Member:
             weight.data.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
+        if self.average:
+            self.average.restore(state["average"])
         self.step = state["step"]
         tqdm.write(f"{self.job.name}: resumes at step {self.step} of {self.steps}")
 

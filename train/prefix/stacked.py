@@ -4,7 +4,8 @@ data, losses or optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel, set_seed
 from guard.errors import GuardError
 from train.base import refusals
 from train.prefix.prefixes import Prefixes
-from train.prefix.suffixes import logits
+from train.prefix.suffixes import logits, states
 
 
 class Stacked(nn.Module):
@@ -116,13 +117,15 @@ class StackedModel:
         """The vocabulary's logits `[suffixes, vocabulary]` after each suffix. The suffixes are
         those of `adapters`, in equal parts.
         """
-        is_bfloat16 = self.model.dtype == torch.bfloat16
-        self._act(adapters)
-        try:
-            with torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_bfloat16):
-                return logits(self.model, prefixes, suffixes)
-        finally:
-            self._act(())
+        with self._acting(adapters):
+            return logits(self.model, prefixes, suffixes)
+
+    def states(
+        self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """The last states `[suffixes, hidden size]`, as `logits`; without adapters the base's."""
+        with self._acting(adapters):
+            return states(self.model, prefixes, suffixes)
 
     def take_out(self) -> None:
         for name, layer in self._layers.items():
@@ -137,6 +140,17 @@ class StackedModel:
         for factor, weight in zip(factors, self.weights(adapter), strict=True):
             factor.copy_(weight.data)
         return model
+
+    @contextmanager
+    def _acting(self, adapters: Sequence[int]) -> Iterator[None]:
+        """Let these adapters act, in the precision of training."""
+        is_bfloat16 = self.model.dtype == torch.bfloat16
+        self._act(adapters)
+        try:
+            with torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_bfloat16):
+                yield
+        finally:
+            self._act(())
 
     def _act(self, adapters: Sequence[int]) -> None:
         for layer in self._layers.values():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,24 @@ def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]],
 
 def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequence[int]]) -> Tensor:
     """The vocabulary's logits `[suffixes, vocabulary]` after each suffix."""
+    output = _read(model, model, prefixes, suffixes, use_cache=False, logits_to_keep=1)
+    return cast(Tensor, output.logits[:, -1])
+
+
+def states(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequence[int]]) -> Tensor:
+    """What the output layer reads `[suffixes, hidden size]` at each suffix's last token."""
+    output = _read(model, model.get_decoder(), prefixes, suffixes, use_cache=False)
+    return cast(Tensor, output.last_hidden_state[:, -1])
+
+
+def _read(
+    model: PreTrainedModel,
+    called: Any,
+    prefixes: Prefixes,
+    suffixes: Sequence[Sequence[int]],
+    **arguments: Any,
+) -> Any:
+    """What `called`, the model or its layers, makes of the suffixes."""
     batch = left_padded(suffixes)
     ids, is_token, positions = (batch[name].to(model.device) for name in PROMPT_TENSORS)
     length = ids.shape[1]
@@ -62,15 +80,13 @@ def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequen
     is_visible = causal & (is_token[:, None] == 1) | itself
     last_mlp = getattr(getattr(model.get_decoder(), "layers", [None])[-1], "mlp", None)
     with _last_position_only(last_mlp, model.get_output_embeddings()):
-        after: Tensor = model(
+        return called(
             input_ids=ids,
             position_ids=positions + prefixes.lengths[:, None],
             attention_mask=is_visible[:, None],
-            use_cache=False,
-            logits_to_keep=1,
             prefixes=prefixes,
-        ).logits[:, -1]
-    return after
+            **arguments,
+        )
 
 
 @contextmanager

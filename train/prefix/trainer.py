@@ -18,7 +18,7 @@ from guard.errors import GuardError
 from guard.recipe import Recipe
 from train.adapter.load import load_base
 from train.adapter.settings import lora_config, trainer_config
-from train.adapter.trained import TrainedAdapter, verdict_logits
+from train.adapter.trained import TrainedAdapter, with_head_of_own_rows
 from train.base import load_served_base
 from train.examples import Rows
 from train.job import Job
@@ -62,13 +62,14 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
             yield member.failure
             continue
         adapter = fleet.stacked.as_peft(index, served)
+        head = member.start.head() if member.start else None
+        trained = TrainedAdapter(adapter, member.job, head=head)
         if recipe.quantization:
             # The quantised base, which it was trained on, gives other verdicts than the served one.
-            prompts = [row.prompt for row in member.data.validation]
-            validation = verdict_logits(adapter, prompts, member.job.builder)
+            validation = trained.logits([row.prompt for row in member.data.validation])
         else:
             validation = logits[index]
-        yield TrainedAdapter(adapter, member.job, validation)
+        yield with_head_of_own_rows(replace(trained, validation_logits=validation), member.data)
         cast(Any, adapter).unload()
 
 

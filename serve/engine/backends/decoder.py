@@ -55,7 +55,7 @@ class DecoderBackend(VllmBackend):
             lora = self._activated(request, prompt)
             leader = self._leader_of(request)
             if leader is None or not follow(
-                core.scheduler, leader, request_id, prompt, lora, start
+                core.scheduler, leader, request_id, prompt, lora, start, params
             ):
                 scheduled = Request(
                     request_id,
@@ -131,15 +131,15 @@ class DecoderBackend(VllmBackend):
         return self._last_prefix
 
     def _leader_of(self, request: BackendRequest) -> Request | None:
-        """The request that was queued last, if this one is about the same and needs no state."""
-        if self._last_queued is None or request.wants_state:
+        """The request that was queued last, if this one is about the same."""
+        if self._last_queued is None:
             return None
         before, leader = self._last_queued
         is_alike = (
             request.prefix is before.prefix
             and request.cache_salt == before.cache_salt
             and request.virtual_start == before.virtual_start
-            and not before.wants_state
+            and request.wants_state == before.wants_state
         )
         if is_alike:
             return leader

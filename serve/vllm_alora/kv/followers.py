@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -51,12 +52,18 @@ def groups_of(scheduler: Any) -> dict[str, Group]:
 
 
 def follow(
-    scheduler: Any, leader: Request, request_id: str, prompt: SharedPrompt, lora: Any, priority: int
+    scheduler: Any,
+    leader: Request,
+    request_id: str,
+    prompt: SharedPrompt,
+    lora: Any,
+    priority: int,
+    params: SamplingParams | None = None,
 ) -> bool:
     """Queue a request behind a leader that is queued: another adapter on the leader's conversation,
-    with its sampling parameters and its cache salt. False, and nothing is queued, if it is not of
-    that kind, if the leader's turn has come already, or if blocks of its own are cached: vLLM finds
-    them.
+    with its cache salt. `params` may differ from the leader's in their `extra_args` alone; by
+    default they are the leader's. False, and nothing is queued, if it is not of that kind, if the
+    leader's turn has come already, or if blocks of its own are cached: vLLM finds them.
     """
     end = _end_of(leader)
     may_follow = (
@@ -74,6 +81,8 @@ def follow(
         return False
     blocks = end // scheduler.block_size
     follower = _follower(leader, request_id, prompt, lora, blocks)
+    if params is not None:
+        follower.sampling_params = params
     follower.priority = priority
     own_hashes = follower.block_hashes[blocks:]
     pool = scheduler.kv_cache_manager.block_pool

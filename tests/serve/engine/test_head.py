@@ -25,12 +25,13 @@ from guard.weights.head import Head
 from serve.engine import GuardEngine, ScoreRequest
 from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
+from serve.engine.backends import decoder
 from serve.engine.head import MOST_COUNTED, CountedTexts, HeadInput, ServableHead
 from tests.plain_words import plain_keys
 from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
 from tests.serve.engine.shared import logits, logits_of, long_conversation, runner, steps_of
 from tests.serve.guarded import CONVERSATION, adapter_folders, guard_engine, peft_logit
-from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_head
+from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_alora, save_head
 
 pytestmark = pytest.mark.slow
 
@@ -243,6 +244,33 @@ def test_heads_aloras_loras_and_the_base_are_answered_in_one_call(
             requests.append(ScoreRequest(messages, text, name))
     assert logits(engine.score(requests)) == pytest.approx(expected, abs=2 * NATS)
     assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
+
+
+def test_an_alora_s_head_reads_the_states_that_the_alora_makes(
+    engine: GuardEngine, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """Beside rules of every other kind; those of one conversation follow each other."""
+    names = [f"alora and head {number}" for number in range(4)]
+    folders = {}
+    for seed, name in enumerate(names, start=50):
+        folders[name] = save_alora(tmp_path / name, name, seed=seed)
+        engine.add(name, folders[name])
+    followed: list[bool] = []
+    follow = decoder.follow
+    monkeypatch.setattr(
+        decoder, "follow", lambda *args: (followed.append(follow(*args)), followed[-1])[1]
+    )
+    try:
+        for messages in (CONVERSATION[:1], CONVERSATION):
+            check = engine.check(messages, [*names, "medical_advice", TOLD[0]])
+            expected = [reference_logit(messages, text_of(name), folders[name]) for name in names]
+            assert logits_of(check)[: len(names)] == pytest.approx(expected, abs=2 * NATS)
+            assert max(expected) - min(expected) > 1
+    finally:
+        for name in names:
+            engine.remove(name)
+    assert sum(followed) == 2 * (len(names) - 1)
+    assert nothing_is_kept(engine)
 
 
 def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_once(

@@ -28,16 +28,23 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("ranks", "patience", "dropout", "alone"),
+    ("ranks", "patience", "dropout", "alone", "head"),
     [
-        ((1, 16), None, 0.0, True),
-        ((4, 16), None, 0.0, False),
-        ((16, 16), 1, 0.0, False),
-        ((16,), None, 0.3, True),
+        ((1, 16), None, 0.0, True, None),
+        ((4, 16), None, 0.0, False, None),
+        ((16, 16), 1, 0.0, False, None),
+        ((16,), None, 0.3, True, None),
+        ((16,), None, 0.0, True, {}),
     ],
 )
 def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
-    make_job: MakeJob, monkeypatch: MonkeyPatch, ranks: Any, patience: Any, dropout: Any, alone: Any
+    make_job: MakeJob,
+    monkeypatch: MonkeyPatch,
+    ranks: Any,
+    patience: Any,
+    dropout: Any,
+    alone: Any,
+    head: Any,
 ) -> None:
     def jobs(runs: str) -> list[Job]:
         made: list[Job] = []
@@ -45,7 +52,7 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
             steps = {"max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
             job = make_job("alora", runs=f"{runs}{seed}", seed=seed, learning_rate=3e-3, **steps)
             job = with_lora(job, r=rank, lora_dropout=dropout)
-            made.append(with_settings(job, early_stopping_patience=patience))
+            made.append(with_settings(job, early_stopping_patience=patience, head=head))
         return made
 
     update, done = Member.update, []
@@ -59,7 +66,9 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
         done.append(member.step)
         update(member, loss)
 
-    record_losses(monkeypatch, lambda step: 0.3 if step == 8 else 0.4)
+    # A head is averaged: its last evaluation tells of all steps.
+    best = 20 if head is not None else 8
+    record_losses(monkeypatch, lambda step: 0.3 if step == best else 0.4)
     expected = fitted(*jobs("whole"))
     monkeypatch.setattr(Member, "update", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,206 @@
+"""An aLoRA that answers by a head: it begins as the frozen base's, and is trained as in PEFT."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+from pytest import MonkeyPatch
+from safetensors.numpy import load_file
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import set_seed
+
+from guard.method import HEAD
+from guard.recipe import MethodSettings
+from guard.weights.head import Head
+from tests.train.conftest import (
+    RULE,
+    MakeJob,
+    calls_of,
+    data,
+    mostly_generated,
+    weights,
+    with_lora,
+    with_recipe,
+    with_settings,
+    write_toy_data,
+)
+from train.adapter.settings import lora_config
+from train.adapter.steps import EarlyStopping
+from train.adapter.trained import TrainedAdapter
+from train.base import load_served_base
+from train.examples import Row, Rows
+from train.head import fit as head_fit
+from train.head.fit import conversation_words
+from train.job import Job
+from train.prefix import answers, fleet
+from train.prefix import trainer as shared_prefix
+
+pytestmark = pytest.mark.slow
+
+NATS = 1e-3
+
+
+def by_head(job: Job) -> Job:
+    return with_settings(job, head={})
+
+
+def trained(job: Job, rows: Rows | None = None) -> TrainedAdapter:
+    """Present until the next is asked for, which never is."""
+    fitted = next(shared_prefix.fit([(job, rows or data(job))]))
+    assert isinstance(fitted, TrainedAdapter)
+    return fitted
+
+
+def head_of(job: Job, rows: Rows | None = None) -> head_fit.TrainedHead:
+    """The head that is fitted without any adapter."""
+    methods = job.recipe.methods | {"head": MethodSettings()}
+    alone = replace(with_recipe(job, methods=methods), method="head")
+    fitted = next(head_fit.fit([(alone, rows or data(job))]))
+    assert isinstance(fitted, head_fit.TrainedHead)
+    return fitted
+
+
+def prompts_of(rows: tuple[Row, ...]) -> list[Any]:
+    return [row.prompt for row in rows]
+
+
+@pytest.mark.parametrize("base", ["qwen3", "llama, one KV head"])
+def test_it_begins_as_the_head(make_job: MakeJob, base: str) -> None:
+    job = by_head(make_job("alora", base=base, learning_rate=1e-9, max_steps=2))
+    tests = prompts_of(data(job).test)
+    assert trained(job).logits(tests) == pytest.approx(head_of(job).logits(tests), abs=NATS)
+
+
+def test_what_is_written_answers_as_what_was_trained(make_job: MakeJob, tmp_path: Path) -> None:
+    """And validation, on cached prefixes, as plain PEFT on whole prompts."""
+    job = by_head(make_job("alora", max_steps=24))
+    adapter = trained(job)
+    rows = data(job)
+    assert adapter.validation_logits == pytest.approx(
+        adapter.logits(prompts_of(rows.validation)), abs=NATS
+    )
+    logits = adapter.logits(prompts_of(rows.test))
+    assert np.abs(np.subtract(logits, head_of(job).logits(prompts_of(rows.test)))).max() > 0.1
+    adapter.save(tmp_path)
+    head = Head.of_tensors(load_file(tmp_path / HEAD), tmp_path, "")
+    base = load_served_base(job.recipe, torch.device("cpu"))
+    loaded = PeftModel.from_pretrained(base, tmp_path).eval()
+    for row, expected in zip(rows.test, logits, strict=True):
+        state = last_states(loaded, [row])[0].detach().double().numpy()
+        words = conversation_words(row.prompt)
+        assert head.logit(state[None], words) == pytest.approx(expected, abs=NATS)
+
+
+def last_states(model: PeftModel, rows: list[Row]) -> torch.Tensor:
+    """Plain PEFT's, [rows, hidden size], prompt by prompt."""
+    states = []
+    for row in rows:
+        ids = torch.tensor([row.prompt.token_ids])
+        states.append(model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, -1])
+    return torch.stack(states)
+
+
+def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    """Of two rules in one pass, from a random second factor: from zero the first has none."""
+    sgd = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0, "max_steps": 1}
+    jobs: list[Job] = []
+    for number in range(2):
+        job = by_head(
+            make_job("alora", seed=number, runs="runs", lr_scheduler_type="constant", **sgd)
+        )
+        job = replace(job, rule=RULE.model_copy(update={"id": f"toy{number}"}))
+        write_toy_data(job.data, rule=job.rule.id)
+        jobs.append(with_lora(job, init_lora_weights=False))
+    record = EarlyStopping.record  # the last step is the best
+    monkeypatch.setattr(
+        EarlyStopping, "record", lambda self, step, _, best: record(self, step, -float(step), best)
+    )
+    batches = calls_of(monkeypatch, answers.HeadAnswers, "losses")
+    starts: list[answers.HeadStart] = []
+    begin = answers.head_start
+
+    def kept(*arguments: Any) -> answers.HeadStart:
+        starts.append(begin(*arguments))
+        start = starts[-1]
+        weight, bias = (nn.Parameter(part.detach().clone()) for part in start.parameters)
+        starts[-1] = replace(start, weight=weight, bias=bias)
+        return start
+
+    monkeypatch.setattr("train.prefix.fleet.head_start", kept)
+    fits = shared_prefix.fit([(job, data(job)) for job in jobs])
+    for number, (job, fitted) in enumerate(zip(jobs, fits, strict=True)):
+        assert isinstance(fitted, TrainedAdapter)
+        (_, _, both, _), *_ = batches
+        rows = both[len(both) // 2 * number :][: len(both) // 2]
+        found = weights(fitted.model)
+        expected, weight = plain_step(job, starts[number], rows)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
+        assert fitted.head is not None
+        np.testing.assert_allclose(fitted.head.weight, weight.detach(), rtol=1e-3, atol=1e-5)
+
+
+def plain_step(
+    job: Job, start: answers.HeadStart, rows: list[Row]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The adapter and the head's weight after a step of size 1 against the loss's gradient."""
+    set_seed(job.seed)
+    base = load_served_base(job.recipe, torch.device("cpu"))
+    model = cast(PeftModel, get_peft_model(base, lora_config(job)))
+    weight = start.weight
+    logits = last_states(model, rows) @ weight + start.bias
+    logits = logits + torch.tensor([start.word_logits[row.id] for row in rows])
+    labels = torch.tensor([float(row.label) for row in rows])
+    binary_cross_entropy_with_logits(logits, labels).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= parameter.grad
+        assert weight.grad is not None
+        stepped = weight - weight.grad
+    return weights(model), stepped
+
+
+def test_a_training_that_only_loses_is_undone(make_job: MakeJob) -> None:
+    job = by_head(make_job("alora", learning_rate=30.0, max_steps=16))
+    tests = prompts_of(data(job).test)
+    assert trained(job).logits(tests) == pytest.approx(head_of(job).logits(tests), abs=NATS)
+
+
+def test_training_rows_have_the_words_of_other_rows(
+    make_job: MakeJob, monkeypatch: MonkeyPatch
+) -> None:
+    job = by_head(make_job("alora", max_steps=1))
+    starts = calls_of(monkeypatch, fleet, "HeadAnswers")
+    trained(job)
+    ((_, (start,)),) = starts
+    rows = data(job)
+    plain = {
+        row.id: float(start.words.logits(conversation_words(row.prompt))[0]) for row in rows.train
+    }
+    held_out = [start.word_logits[row.id] for row in rows.train]
+    # What a fit to itself knows by heart, the others' does not.
+    own = np.array([plain[row.id] * (2 * row.label - 1) for row in rows.train])
+    others = np.array(held_out) * [2 * row.label - 1 for row in rows.train]
+    assert own.mean() > others.mean() + 0.05
+
+
+def test_the_head_is_fitted_again_to_enough_own_rows(make_job: MakeJob) -> None:
+    """Beside generated ones, as an encoder's; the threshold is of the fit before."""
+    job = by_head(make_job("alora", max_steps=8, n_train=96))
+    rows = data(job)
+    few, many = mostly_generated(rows, 2, 2), mostly_generated(rows, 40, 24)
+    alone = trained(replace(job, seed=1), few)
+    assert alone.head is not None
+    refitted = trained(job, many)
+    assert refitted.head is not None
+    assert not np.allclose(alone.head.weight, refitted.head.weight, atol=1e-3)
+    of_head = refitted.logits(prompts_of(many.validation))
+    assert refitted.validation_logits != pytest.approx(of_head, abs=NATS)

@@ -1,0 +1,162 @@
+"""What a suffix's last position answers, and the loss of it: the words yes and no, or a head.
+
+A head starts as one fitted to the same rows on the frozen base. The adapter starts at zero, so
+training starts at what the head knows, and a head that is fitted first keeps it from distorting the
+base (Kumar et al., 2022). The words' weights stay fixed, and a training row gets those of a fit to
+other rows: a fit to itself would know it by heart. Knows nothing of optimizers or steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from guard.files.atomic import atomic_write
+from guard.prompt.decoder import Prompt, PromptBuilder
+from guard.weights.head import Head, WordWeights
+from train.adapter.trained import float32_head, yes_minus_no
+from train.examples import Row, Rows
+from train.head.fit import conversation_words, fitted_with_held_out_words
+from train.head.regression import Reader
+from train.job import Job
+from train.prefix.prefixes import Prefixes
+from train.prefix.stacked import StackedModel
+
+START = "start.pt"  # in a job's scratch folder
+
+
+def suffix_of(row: Row) -> Sequence[int]:
+    """The tokens that an aLoRA computes."""
+    return row.prompt.token_ids[row.prompt.invocation_start :]
+
+
+class Answers(ABC):
+    """How the adapters of a stacked model answer rows. Rows are those of `adapters`, in equal
+    parts; `prefixes` are what they stand on.
+    """
+
+    @abstractmethod
+    def losses(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
+        """The loss of each row in nats, `[rows]`, with its gradients."""
+
+    @abstractmethod
+    def logits(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
+        """The uncalibrated logit of each row in nats, `[rows]` float64."""
+
+
+class WordAnswers(Answers):
+    """The next token, yes or no, over the whole vocabulary."""
+
+    def __init__(self, stacked: StackedModel, builder: PromptBuilder) -> None:
+        self._stacked = stacked
+        self._builder = builder
+
+    def losses(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
+        logits = self._stacked.logits(adapters, prefixes, list(map(suffix_of, rows))).float()
+        words = [row.verdict_id(self._builder) for row in rows]
+        return functional.cross_entropy(
+            logits, torch.tensor(words, device=logits.device), reduction="none"
+        )
+
+    def logits(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
+        with float32_head(self._stacked.model):
+            logits = self._stacked.logits(adapters, prefixes, list(map(suffix_of, rows)))
+        return yes_minus_no(logits, self._builder)
+
+
+@dataclass
+class HeadStart:
+    """A head to train beside an adapter. `word_logits` are what the words add to each row's logit,
+    by id; `validation_logits` the fitted head's own.
+    """
+
+    weight: nn.Parameter  # [hidden size] float32
+    bias: nn.Parameter
+    words: WordWeights
+    word_logits: Mapping[str, float]
+    validation_logits: Sequence[float]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.weight, self.bias]
+
+    def head(self) -> Head:
+        """The head as it is now."""
+        return Head(self.weight.detach().cpu().numpy(), float(self.bias.detach()), self.words)
+
+
+class HeadAnswers(Answers):
+    """A head of each adapter's own on the last state, `starts` in the adapters' order."""
+
+    def __init__(self, stacked: StackedModel, starts: Sequence[HeadStart]) -> None:
+        self._stacked = stacked
+        self._starts = starts
+
+    def losses(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
+        labels = torch.tensor([float(row.label) for row in rows])
+        logits = self._logits(adapters, rows, prefixes)
+        return functional.binary_cross_entropy_with_logits(
+            logits, labels.to(logits.device), reduction="none"
+        )
+
+    def logits(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
+        return self._logits(adapters, rows, prefixes).double()
+
+    def _logits(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
+        states = self._stacked.states(adapters, prefixes, list(map(suffix_of, rows))).float()
+        by_adapter = states.view(len(adapters), -1, states.shape[1])
+        starts = [self._starts[adapter] for adapter in adapters]
+        weights = torch.stack([start.weight for start in starts])
+        biases = torch.stack([start.bias for start in starts])
+        logits = torch.einsum("ars,as->ar", by_adapter, weights) + biases[:, None]
+        word_logits: list[float] = []
+        for start, first in zip(starts, range(0, len(rows), by_adapter.shape[1]), strict=True):
+            chunk = rows[first : first + by_adapter.shape[1]]
+            word_logits += [start.word_logits[row.id] for row in chunk]
+        return logits.flatten() + torch.tensor(word_logits, device=logits.device)
+
+
+def head_start(job: Job, rows: Rows, reader: Reader, device: torch.device) -> HeadStart:
+    """The head of the job that is fitted to its rows; an interrupted run's where there is one."""
+    file = job.scratch / START
+    if not file.is_file():
+        _write_start(file, job, rows, reader)
+    kept = torch.load(file, weights_only=True)
+    words = {name: tensor.numpy() for name, tensor in kept["words"].items()}
+    return HeadStart(
+        weight=nn.Parameter(kept["weight"].to(device)),
+        bias=nn.Parameter(kept["bias"].to(device)),
+        words=WordWeights.of_tensors(words, file, "Train again with FORCE=1"),
+        word_logits=kept["word_logits"],
+        validation_logits=kept["validation_logits"],
+    )
+
+
+def _write_start(file: Path, job: Job, rows: Rows, reader: Reader) -> None:
+    trained, held_out = fitted_with_held_out_words(job, rows, reader)
+    head = trained.head
+    word_logits: dict[str, float] = {}
+    for row, (held_out_words, offset) in zip(rows.train, held_out, strict=True):
+        word_logits[row.id] = _word_logit(held_out_words, row.prompt) + offset
+    for row in rows.validation:
+        word_logits[row.id] = _word_logit(head.words, row.prompt)
+    words = {name: torch.from_numpy(array) for name, array in head.words.tensors().items()}
+    start = {
+        "weight": torch.from_numpy(head.weight),
+        "bias": torch.tensor(head.bias),
+        "words": words,
+        "word_logits": word_logits,
+        "validation_logits": [float(logit) for logit in trained.validation_logits],
+    }
+    with atomic_write(file) as part:
+        torch.save(start, part)
+
+
+def _word_logit(words: WordWeights, prompt: Prompt) -> float:
+    return float(words.logits(conversation_words(prompt))[0])
