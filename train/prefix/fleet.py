@@ -154,7 +154,7 @@ class Fleet:
     def _update(self, index: int, loss: float) -> None:
         member = self.members[index]
         member.update(loss)
-        if member.early_stopping and member.at_epoch_end:
+        if member.is_evaluated:
             validation = member.data.validation
             with member.evaluated_weights():
                 (logits,) = self._verdict_logits([index], validation)

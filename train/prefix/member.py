@@ -95,9 +95,14 @@ class Member:
         return self.failure is None and self.step < self.steps and not ended
 
     @property
-    def at_epoch_end(self) -> bool:
-        is_last = self.step % self.steps_per_epoch == 0 or self.step == self.steps
-        return self.failure is None and is_last
+    def is_evaluated(self) -> bool:
+        """Whether validation is told of this step: of each epoch's last where training may stop
+        early, else of the last one, which a head's start is compared with.
+        """
+        is_last = self.step == self.steps
+        if self.job.patience:
+            is_last |= self.step % self.steps_per_epoch == 0
+        return self.failure is None and self.early_stopping is not None and is_last
 
     def batch(self) -> list[Row]:
         return [self.rows[index] for index in self._batches.at(self.step)]
