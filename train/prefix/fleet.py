@@ -27,17 +27,17 @@ from train.base import refusals
 from train.examples import Row
 from train.head.fit import decoder_spans
 from train.head.regression import Reader, RowSpans
-from train.prefix.answers import (
-    Answers,
-    HeadAnswers,
-    HeadStart,
-    WordAnswers,
-    head_start,
-    suffix_of,
-)
 from train.prefix.cache import Budget, Prefix, PrefixCache
 from train.prefix.member import Member
 from train.prefix.prefixes import Prefixes
+from train.prefix.readout import (
+    HeadReadout,
+    HeadStart,
+    Readout,
+    WordReadout,
+    head_start,
+    suffix_of,
+)
 from train.prefix.stacked import StackedModel
 from train.prefix.suffixes import attend_to_prefixes
 
@@ -72,7 +72,7 @@ class Fleet:
         places = [member.job.where("lora") for member in members]
         self.stacked = StackedModel(model, configs, seeds, places)
         self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
-        self._answers: Answers = WordAnswers(self.stacked, members[0].job.builder)
+        self._readout: Readout = WordReadout(self.stacked, members[0].job.builder)
 
     def train(self) -> None:
         """Run all steps of all members. Each then has its best epoch's weights, if it stops early,
@@ -109,7 +109,7 @@ class Fleet:
         starts: list[HeadStart | None] = [None] * len(self.members)
         if self.members[0].answers_by_head:
             starts = [self._start(member) for member in self.members]
-            self._answers = HeadAnswers(self.stacked, [start for start in starts if start])
+            self._readout = HeadReadout(self.stacked, [start for start in starts if start])
         for index, (member, start) in enumerate(zip(self.members, starts, strict=True)):
             member.begin(self.stacked.weights(index), start)
 
@@ -204,7 +204,7 @@ class Fleet:
             missing = width - len(chunk)
             rows += chunk + [filler] * missing
             weights += [1 / len(batch)] * len(chunk) + [0.0] * missing
-        losses = self._answers.losses(adapters, rows, self._prefixes_of(rows))
+        losses = self._readout.losses(adapters, rows, self._prefixes_of(rows))
         losses = losses * torch.tensor(weights, device=losses.device)
         losses.sum().backward()
         return losses.detach().view(len(batches), width).sum(1).cpu()
@@ -219,7 +219,7 @@ class Fleet:
             indices = order[places]
             repeated_rows = [rows[index] for index in indices] * len(adapters)
             prefixes = self._prefixes_of(repeated_rows)
-            answers = self._answers.logits(adapters, repeated_rows, prefixes)
+            answers = self._readout.logits(adapters, repeated_rows, prefixes)
             by_adapter = answers.view(len(adapters), -1).tolist()
             for adapter_logits, values in zip(logits, by_adapter, strict=True):
                 for index, value in zip(indices, values, strict=True):

@@ -23,7 +23,7 @@ from train.adapter.trl import diverged
 from train.calibration.validation import calibrated_loss, validation_loss
 from train.examples import Row, Rows
 from train.job import Job
-from train.prefix.answers import HeadStart
+from train.prefix.readout import HeadStart
 
 CHECKPOINT = "member.pt"
 

@@ -8,18 +8,23 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from guard.errors import GuardError
-from guard.method import METHODS, PEFT_WEIGHTS
+from guard.method import HEAD, METHODS, PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
+from guard.prompt.ngrams import SECOND_BITS, NgramVocabulary
 from guard.recipe import Recipe
 from guard.rule import text_hash
 from guard.weights.card import Card, file_digests
-from guard.weights.head import answer_hash
+from guard.weights.head import Head, WordWeights, answer_hash
 from serve.bench.workload.prompts import random_rule_text
 
 MARGIN_TOKENS = 200  # for a rule's suffix, and because a repeat's conversation may be longer
 SCALE = 0.05  # standard deviation of random weights
+NGRAMS = 7_000  # of a random head: a head of 1,000 short conversations has about as many
 
 
 def copies(
@@ -67,8 +72,8 @@ def adapter_mib(folder: Path) -> float:
 
 
 def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -> None:
-    """Write adapter folders as training would, with the recipe's rank and targets. The weights are
-    noise that no two adapters share.
+    """Write adapter folders as training would, with the recipe's rank and targets, and heads where
+    it has them. The weights are noise that no two adapters share.
 
     Raises GuardError for an encoder, whose adapters also have heads.
     """
@@ -96,7 +101,23 @@ def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -
         weights = [SCALE * torch.randn(shape, generator=noise) for shape in shapes.values()]
         save_file(dict(zip(shapes, weights, strict=True)), folder / PEFT_WEIGHTS)
         config.save_pretrained(str(folder))
+        if recipe.settings(method).head is not None:
+            _save_random_head(folder, base_config, seed)
         _card(folder, recipe, method, prompts).save(folder)
+
+
+def _save_random_head(folder: Path, base_config: Any, seed: int) -> None:
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(seed)
+    first, second = rng.integers(base_config.vocab_size, size=(2, NGRAMS), dtype=np.uint64)
+    second[: NGRAMS // 4] = 0  # no second token
+    keys = np.unique(first | (second << SECOND_BITS))
+    vocabulary = NgramVocabulary(keys, np.ones(len(keys), np.float32))
+    weights = rng.standard_normal(len(keys), np.float32)
+    weight = SCALE * rng.standard_normal(base_config.hidden_size, np.float32)
+    head = Head(weight, 0.0, WordWeights(vocabulary, weights))
+    save_file(head.tensors(), folder / HEAD)
 
 
 def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> Card:

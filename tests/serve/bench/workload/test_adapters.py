@@ -18,6 +18,7 @@ from serve.bench.workload.adapters import (
 from tests.serve import encoder_rules
 from tests.serve.cards import recipe
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit
+from tests.serve.heads import reference_logit
 
 
 def test_adapters_are_loaded_again_under_other_names() -> None:
@@ -44,6 +45,20 @@ def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones
         expected = peft_logit(CONVERSATION, rule_text, tmp_path / method)
         assert verdict.logit == pytest.approx(expected, abs=5e-4)
         assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=2e-3)
+
+
+@pytest.mark.slow
+def test_an_alora_that_answers_by_a_head_has_a_random_one(tmp_path: Path) -> None:
+    alora = recipe().methods["alora"].model_copy(update={"head": {}})
+    by_head = recipe().model_copy(update={"methods": recipe().methods | {"alora": alora}})
+    save_random_adapters([tmp_path / "alora"], by_head, "alora")
+    engine = guard_engine()
+    engine.add("random", tmp_path / "alora")
+    rule_text = engine.rules["random"].rule_text
+    verdict = engine.check(CONVERSATION, ["random"]).verdicts[0]
+    engine.remove("random")
+    expected = reference_logit(CONVERSATION, rule_text, tmp_path / "alora")
+    assert verdict.logit == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.slow

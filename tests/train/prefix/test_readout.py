@@ -39,7 +39,7 @@ from train.examples import Row, Rows
 from train.head import fit as head_fit
 from train.head.fit import conversation_words
 from train.job import Job
-from train.prefix import answers, fleet
+from train.prefix import fleet, readout
 from train.prefix import trainer as shared_prefix
 
 pytestmark = pytest.mark.slow
@@ -122,11 +122,11 @@ def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPa
     monkeypatch.setattr(
         EarlyStopping, "record", lambda self, step, _, best: record(self, step, -float(step), best)
     )
-    batches = calls_of(monkeypatch, answers.HeadAnswers, "losses")
-    starts: list[answers.HeadStart] = []
-    begin = answers.head_start
+    batches = calls_of(monkeypatch, readout.HeadReadout, "losses")
+    starts: list[readout.HeadStart] = []
+    begin = readout.head_start
 
-    def kept(*arguments: Any) -> answers.HeadStart:
+    def kept(*arguments: Any) -> readout.HeadStart:
         starts.append(begin(*arguments))
         start = starts[-1]
         weight, bias = (nn.Parameter(part.detach().clone()) for part in start.parameters)
@@ -148,7 +148,7 @@ def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPa
 
 
 def plain_step(
-    job: Job, start: answers.HeadStart, rows: list[Row]
+    job: Job, start: readout.HeadStart, rows: list[Row]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The adapter and the head's weight after a step of size 1 against the loss's gradient."""
     set_seed(job.seed)
@@ -178,7 +178,7 @@ def test_training_rows_have_the_words_of_other_rows(
     make_job: MakeJob, monkeypatch: MonkeyPatch
 ) -> None:
     job = by_head(make_job("alora", max_steps=1))
-    starts = calls_of(monkeypatch, fleet, "HeadAnswers")
+    starts = calls_of(monkeypatch, fleet, "HeadReadout")
     trained(job)
     ((_, (start,)),) = starts
     rows = data(job)

@@ -36,7 +36,7 @@ def suffix_of(row: Row) -> Sequence[int]:
     return row.prompt.token_ids[row.prompt.invocation_start :]
 
 
-class Answers(ABC):
+class Readout(ABC):
     """How the adapters of a stacked model answer rows. Rows are those of `adapters`, in equal
     parts; `prefixes` are what they stand on.
     """
@@ -50,7 +50,7 @@ class Answers(ABC):
         """The uncalibrated logit of each row in nats, `[rows]` float64."""
 
 
-class WordAnswers(Answers):
+class WordReadout(Readout):
     """The next token, yes or no, over the whole vocabulary."""
 
     def __init__(self, stacked: StackedModel, builder: PromptBuilder) -> None:
@@ -91,7 +91,7 @@ class HeadStart:
         return Head(self.weight.detach().cpu().numpy(), float(self.bias.detach()), self.words)
 
 
-class HeadAnswers(Answers):
+class HeadReadout(Readout):
     """A head of each adapter's own on the last state, `starts` in the adapters' order."""
 
     def __init__(self, stacked: StackedModel, starts: Sequence[HeadStart]) -> None:
