@@ -45,12 +45,16 @@ def per_token(qwen: PreTrainedModel) -> int:
 BUDGETS = [Budget(), *(Budget(**{tier: 10**9}) for tier in ("device", "host", "disk"))]
 
 
+@pytest.mark.parametrize("opening", [(), tuple(range(50, 71))])
 @pytest.mark.parametrize("budget", [*BUDGETS, Budget(20_480, 10_240, 2_560), Budget(host=30_000)])
-def test_rows_are_their_prefixes(tmp_path: Path, model: PreTrainedModel, budget: Budget) -> None:
-    """Each alone, whatever fits the budget."""
+def test_rows_are_their_prefixes(
+    tmp_path: Path, model: PreTrainedModel, budget: Budget, opening: Prefix
+) -> None:
+    """Each alone, whatever fits the budget, and however all of them begin."""
+    rows = [(*opening, *prefix) for prefix in PREFIXES]
     prefixes = PrefixCache(model, budget, tmp_path)
-    prefixes.fill(PREFIXES[:3])
-    for chosen in (PREFIXES[:4], PREFIXES[3::-1], PREFIXES[2:4]):  # computed, and read again
+    prefixes.fill(rows[:3])
+    for chosen in (rows[:4], rows[3::-1], rows[2:4]):  # computed, and read again
         for prefix, states in zip(chosen, prefixes.read(chosen), strict=True):
             with torch.inference_mode():
                 alone = model(torch.tensor([prefix]), use_cache=True).past_key_values
@@ -68,6 +72,18 @@ def test_prefixes_are_those_of_plain_mkl(model: PreTrainedModel, monkeypatch: Mo
     linear = {module for module in model.base_model.modules() if type(module) is nn.Linear}
     assert set(products) == linear
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_how_all_prefixes_begin_is_computed_once(
+    model: PreTrainedModel, monkeypatch: MonkeyPatch
+) -> None:
+    """Also where one of them is nothing but this beginning."""
+    opening = tuple(range(50, 71))
+    computed = calls_of(monkeypatch, PrefixCache, "_cache")
+    rows = [opening, *((*opening, *prefix) for prefix in PREFIXES[:4])]
+    PrefixCache(model, Budget()).read(rows)
+    shapes = [tuple(ids.shape) for _, ids, *_ in computed]
+    assert shapes == [(1, len(opening) - 1), (len(rows), 1 + max(map(len, PREFIXES)))]
 
 
 def test_tiers_take_by_room(

@@ -14,7 +14,7 @@ from tests.train.conftest import MakeJob, calls_of, data, fitted, largest_differ
 from train.adapter.load import load_base
 from train.adapter.settings import trainer_config
 from train.job import Job
-from train.prefix import fleet
+from train.prefix import fleet, readout
 from train.prefix import trainer as shared_prefix
 from train.prefix.cache import Budget, Prefix, PrefixCache
 from train.prefix.fleet import Fleet, Pack, Packer, longest_suffix, prefix_of
@@ -119,13 +119,13 @@ def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPat
     """As the engine's and plain PEFT's are: thresholds are made of them."""
     job = make_job("alora", max_steps=1)
     dtypes: list[torch.dtype] = []
-    original = fleet.yes_minus_no
+    original = readout.yes_minus_no
 
     def spy(logits: torch.Tensor, builder: PromptBuilder) -> torch.Tensor:
         dtypes.append(logits.dtype)
         return original(logits, builder)
 
-    monkeypatch.setattr(fleet, "yes_minus_no", spy)
+    monkeypatch.setattr(readout, "yes_minus_no", spy)
     fitted(replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"})))
     assert set(dtypes) == {torch.float32}
 
