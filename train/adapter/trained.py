@@ -113,13 +113,18 @@ def adapted_states(model: PeftModel, prompts: Sequence[Prompt]) -> np.ndarray:
     """What the output layer reads at each prompt's last token, [prompts, hidden size] float32."""
     states: dict[int, np.ndarray] = {}
     read: list[Tensor] = []
+
+    def keep(state: Tensor) -> Tensor:
+        read.append(state[:, -1])
+        return state  # instead of a product with the vocabulary, which nobody asks for
+
     output_layer = cast(nn.Module, model.get_output_embeddings())
-    hook = output_layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0][:, -1]))
+    output_layer.forward = keep
     try:
         for indices, _ in _predicted(model, prompts):
             states |= zip(indices, read.pop().float().cpu().numpy(), strict=True)
     finally:
-        hook.remove()
+        del output_layer.forward  # the class's is found again
     return np.stack([states[index] for index in range(len(prompts))])
 
 
