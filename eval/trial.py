@@ -141,8 +141,9 @@ def answering_recipe(recipe: Recipe) -> Recipe:
     """The recipe of the engine that answers all methods, heads too, in one dtype, whichever answers
     are missing.
     """
-    if any(METHODS[name].acts_from == "output" for name in recipe.methods):
-        return recipe.served_as_trained()
+    for name, settings in recipe.methods.items():
+        if METHODS[name].acts_from == "output" or settings.head is not None:
+            return recipe.served_as_trained()
     return recipe
 
 

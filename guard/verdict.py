@@ -15,9 +15,9 @@ ECE_BINS = 15  # Guo et al., 2017
 class Verdict(NamedTuple):
     """One rule's answer on one conversation.
 
-    `logit` is log P(yes) - log P(no) at the verdict token, in nats, uncalibrated. `p_violation` is
-    calibrated. `confident`: the validation rows covered such a conversation, and hardly any of them
-    with such a logit was judged wrongly.
+    `logit` is log P(yes) - log P(no) at the verdict token, or a head's, in nats, uncalibrated.
+    `p_violation` is calibrated. `confident`: the validation rows covered such a conversation, and
+    hardly any of them with such a logit was judged wrongly.
     """
 
     rule: str

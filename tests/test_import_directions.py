@@ -46,9 +46,9 @@ ROOMS = {
     "data/generator": (),
     "data/debate": (),
     "train/calibration": (),
-    "train/adapter": ("train/calibration",),
-    "train/prefix": ("train/adapter", "train/calibration"),
     "train/head": ("train/calibration",),
+    "train/adapter": ("train/calibration", "train/head"),  # an adapter may answer by a head
+    "train/prefix": ("train/adapter", "train/calibration", "train/head"),
     "train/encoder": ("train/adapter", "train/calibration", "train/head"),
     "train/sweep": ("train/adapter", "train/prefix", "train/calibration"),
     "eval/judge": (),

@@ -7,8 +7,9 @@ violation. A decoder has one: its state at the prompt's end, and the words of th
 conversation. Word weights alone are a bag of words; states recognise phrasings that training has
 not shown.
 
-On a frozen base the file is `head.safetensors`. An encoder's adapter holds weight and bias as
-PEFT's classifier, and the word weights in a file beside it, `words.safetensors`.
+On a frozen base, and beside a decoder's aLoRA, the file is `head.safetensors`. An encoder's adapter
+holds weight and bias as PEFT's classifier, and the word weights in a file beside it,
+`words.safetensors`.
 """
 
 from __future__ import annotations

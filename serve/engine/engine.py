@@ -31,7 +31,7 @@ from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
-from serve.engine.rules import ServedRules, part_of_base
+from serve.engine.rules import ServedRules, part_of_base, reads_exact_states
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class GuardEngine:
         requirements = Requirements.of(recipe, stated_max_rank(recipe, engine_overrides))
         admitted = [requirements.admit(name, folder) for name, folder in folders.items()]
         adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
-        if len(adapters) < len(admitted):  # there is a head
+        if any(reads_exact_states(servable) for servable in admitted):
             recipe = recipe.served_as_trained()
         # Only now are the inputs known to be good.
         start = start_backend or STARTS[recipe.kind]

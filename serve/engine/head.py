@@ -1,6 +1,6 @@
-"""A rule's head as it is served: the file that `guard/weights/head.py` describes. An encoder's
-adapter has its head among its own weights, as PEFT's `classifier` of the labels no and yes, and its
-words beside them.
+"""A rule's head as it is served, alone or on what an aLoRA makes of a conversation: the file that
+`guard/weights/head.py` describes. An encoder's adapter has its head among its own weights, as
+PEFT's `classifier` of the labels no and yes, and its words beside them.
 """
 
 from __future__ import annotations

@@ -107,18 +107,17 @@ class ServedRules:
         """Serve what was admitted. Raises GuardError if the backend cannot load it, rounds the
         states that a head reads, or has states of another size.
         """
-        if isinstance(servable, ServableAdapter):
-            if servable.head is not None:
-                check_size(servable.head, self._backend.state_size)
-            self._loaded[servable.name] = self._load(servable)
-        elif not self._takes_heads:
+        if reads_exact_states(servable) and not self._takes_heads:
             raise GuardError(
                 "the engine computes in another dtype than the head was fitted in",
                 got=servable.name,
                 remedy="Start the engine with the head among its rules",
             )
-        else:
-            check_size(servable, self._backend.state_size)
+        head = servable.head if isinstance(servable, ServableAdapter) else servable
+        if head is not None:
+            check_size(head, self._backend.state_size)
+        if isinstance(servable, ServableAdapter):
+            self._loaded[servable.name] = self._load(servable)
         self._served[servable.name] = servable
 
     def replace(self, name: str, candidate: str) -> Loaded | None:
@@ -165,6 +164,15 @@ class ServedRules:
                 raise GuardError(problem, where=adapter.folder, remedy="Try again")
             on_failure.pop_all()
         return loaded
+
+
+def reads_exact_states(servable: ServableAdapter | ServableHead) -> bool:
+    """Whether it is a head, or a decoder's adapter that answers by one: fitted to states as exact
+    as in training. An encoder is served in the dtype of training in any case.
+    """
+    if isinstance(servable, ServableHead):
+        return True
+    return servable.head is not None and servable.shares_conversation
 
 
 def part_of_base(rule: str) -> GuardError:

@@ -1,4 +1,4 @@
-"""Seam: the base's last hidden state comes out of the engine, for the requests that ask for it.
+"""Seam: the last hidden state comes out of the engine, for the requests that ask for it.
 
 A linear head reads what the output layer reads at the prompt's last token, and vLLM gives out
 hidden states only where it generates nothing. A request asks with `STATE` in its
@@ -93,6 +93,9 @@ def _ending_rows(runner: Any, batch: Any, keys: Mapping[int, str]) -> dict[str, 
 
 def _keep(runner: Any, states: torch.Tensor, rows: dict[str, int]) -> None:
     """Keep rows of `states` by their keys, and forget those of the step before."""
+    if not rows:
+        runner.kept_states = {}
+        return
     copied = states[list(rows.values())].to("cpu", torch.float32)  # of all rows at once
     runner.kept_states = dict(zip(rows, copied, strict=True))
 

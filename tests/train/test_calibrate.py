@@ -13,8 +13,9 @@ from pytest import CaptureFixture, MonkeyPatch
 from guard.conversation.example import GENERATOR, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
+from guard.method import HEAD
 from guard.rule import Rule
-from guard.weights.card import Card, load_card
+from guard.weights.card import Card, load_card, read_card
 from guard.weights.predictions import write_predictions
 from tests.train.conftest import (
     MakeEncoderJob,
@@ -97,13 +98,19 @@ def test_missing_predictions_are_an_error(job: Job, capsys: CaptureFixture[str])
     assert (job.folder / "card.json").read_bytes() == before
 
 
-def test_a_rate_of_another_head_is_refused(make_encoder_job: MakeEncoderJob) -> None:
+@pytest.mark.parametrize("of", ["encoder", "alora with a head"])
+def test_a_rate_of_another_head_is_refused(
+    make_encoder_job: MakeEncoderJob, make_job: MakeJob, of: str
+) -> None:
     """Of the own rows eight are allowed: enough for a balanced threshold, too few for one in 20."""
-    job = make_encoder_job()
+    job = make_encoder_job() if of == "encoder" else make_job("alora")
     file = job.data / "validation.jsonl"
     rows = read_examples(file)
     write_examples(file, [*(replace(row, source=GENERATOR) for row in rows[:16]), *rows[16:]])
     finish_at_once(job)
+    if of != "encoder":
+        card = read_card(job.folder)
+        card.model_copy(update={"files": card.files | {HEAD: "a head's digest"}}).save(job.folder)
     assert recalibrate(at(job, 0.25)) == 16
     with pytest.raises(GuardError, match=r"selects other validation rows.*before 0\.25"):
         recalibrate(at(job, 0.05))

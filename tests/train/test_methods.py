@@ -29,15 +29,18 @@ def test_every_shipped_recipe_has_the_methods_that_the_readme_promises(name: str
     assert set(TRAINERS[recipe.kind]) <= set(recipe.methods)
 
 
-def test_adapters_are_checked_and_take_no_settings_of_a_head(make_job: MakeJob) -> None:
+def test_of_adapters_an_alora_alone_takes_settings_of_a_head(make_job: MakeJob) -> None:
     job, recipe = make_job(), load_recipe("tiny")
     for method in recipe.methods:
         tiny = Job(job.rule, recipe, method, 0, job.builder, job.runs)
         trainer_of(tiny).check(tiny)
-    for method in ("lora", "alora"):
-        told = rf"methods\.{method}\.head: an adapter does not use head settings"
+    TRAINERS["decoder"]["alora"].check(with_settings(make_job("alora"), head={"C": 1.0}))
+    for method, head, told in (
+        ("lora", {"C": 1.0}, r"methods\.lora\.head: only an aLoRA and a method that is a head"),
+        ("alora", {"c": 1.0}, r"methods\.alora\.head: unknown key 'c'"),
+    ):
         with pytest.raises(GuardError, match=told):
-            TRAINERS["decoder"][method].check(with_settings(make_job(method), head={"C": 1.0}))
+            TRAINERS["decoder"][method].check(with_settings(make_job(method), head=head))
 
 
 def test_gliner2_is_trained_without_openings(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:

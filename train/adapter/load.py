@@ -26,7 +26,7 @@ from guard.method import METHODS
 from guard.recipe import Recipe
 from train.adapter.settings import lora_config, trainer_config
 from train.base import frozen, load_served_base, pinned, refusals
-from train.head.fit import check_head_settings
+from train.head.fit import check_fit_settings
 from train.job import Job
 
 
@@ -76,7 +76,7 @@ def checked_settings(job: Job) -> tuple[LoraConfig, torch.device]:
         if job.recipe.is_encoder or not METHODS[job.method].shares_conversation:
             problem = "only an aLoRA and a method that is a head use head settings"
             raise GuardError(problem, where=job.where("head"), remedy="Remove them")
-        check_head_settings(job)
+        check_fit_settings(job)
     return lora_config(job), trainer_config(job).device
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -101,8 +101,8 @@ def verdict_logits(
 ) -> list[float]:
     """log P(yes) - log P(no) at the verdict token, in nats, uncalibrated, one for each prompt."""
     logits = [float("nan")] * len(prompts)
-    with float32_head(model):
-        for indices, vocabulary_logits in _predicted(model, prompts):
+    with float32_head(model), contextlib.closing(_predicted(model, prompts)) as passes:
+        for indices, vocabulary_logits in passes:
             differences = yes_minus_no(vocabulary_logits, builder)
             for index, logit in zip(indices, differences.tolist(), strict=True):
                 logits[index] = logit
@@ -121,8 +121,9 @@ def adapted_states(model: PeftModel, prompts: Sequence[Prompt]) -> np.ndarray:
     output_layer = cast(nn.Module, model.get_output_embeddings())
     output_layer.forward = keep
     try:
-        for indices, _ in _predicted(model, prompts):
-            states |= zip(indices, read.pop().float().cpu().numpy(), strict=True)
+        with contextlib.closing(_predicted(model, prompts)) as passes:
+            for indices, _ in passes:
+                states |= zip(indices, read.pop().float().cpu().numpy(), strict=True)
     finally:
         del output_layer.forward  # the class's is found again
     return np.stack([states[index] for index in range(len(prompts))])
@@ -130,7 +131,7 @@ def adapted_states(model: PeftModel, prompts: Sequence[Prompt]) -> np.ndarray:
 
 def _predicted(
     model: PeftModel, prompts: Sequence[Prompt]
-) -> Iterator[tuple[Sequence[int], Tensor]]:
+) -> Generator[tuple[Sequence[int], Tensor], None, None]:
     """The indices of the prompts of each pass, and the logits [indices, vocabulary] behind them."""
     was_training = model.training
     model.eval()

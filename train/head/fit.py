@@ -242,10 +242,10 @@ def check_head(job: Job) -> None:
         if getattr(job.settings, key):
             problem = f"a head does not use {key} settings"
             raise GuardError(problem, where=job.where(key), remedy="Remove them")
-    check_head_settings(job)
+    check_fit_settings(job)
 
 
-def check_head_settings(job: Job) -> None:
+def check_fit_settings(job: Job) -> None:
     """Raise GuardError for settings that no head reads, alone or beside an adapter."""
     where = job.where("head")
     for key, value in (job.settings.head or {}).items():

@@ -135,7 +135,7 @@ class PrefixCache:
         ids = torch.tensor(padded, device=self._model.device)
         cache = None
         with by_onednn(self._model):
-            if len(prefixes) > 1 and shared:
+            if len(prefixes) > 1 and shared >= SHORTEST_OPENING:
                 cache = self._cache(ids[:1, :shared])
                 _keys_and_values(cache)  # of another kind it may not be repeated
                 cache.batch_repeat_interleave(len(prefixes))
@@ -214,6 +214,7 @@ def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 GIB = 2**30
+SHORTEST_OPENING = 16  # tokens that are worth a pass of their own
 # The share of the memory that is free at the start, unless the recipe states how much.
 FREE_SHARE = 0.5
 CGROUPS = Path("/sys/fs/cgroup")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -21,21 +22,24 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
 from train.adapter.settings import lora_config
 from train.base import refusals
 from train.examples import Row
 from train.head.fit import decoder_spans
-from train.head.regression import Reader, RowSpans
+from train.head.regression import RowSpans
 from train.prefix.cache import Budget, Prefix, PrefixCache
 from train.prefix.member import Member
 from train.prefix.prefixes import Prefixes
 from train.prefix.readout import (
+    HeadInTraining,
     HeadReadout,
-    HeadStart,
     Readout,
     WordReadout,
-    head_start,
+    begin_head,
+    head_in,
+    no_head,
     suffix_of,
 )
 from train.prefix.stacked import StackedModel
@@ -75,8 +79,8 @@ class Fleet:
         self._readout: Readout = WordReadout(self.stacked, members[0].job.builder)
 
     def train(self) -> None:
-        """Run all steps of all members. Each then has its best epoch's weights, if it stops early,
-        else its last.
+        """Run all steps of all members. Each then has the best of the weights that validation was
+        told of, or, told of none, its last.
         """
         self.begin()
         steps_done = sum(member.step for member in self.members)
@@ -92,7 +96,7 @@ class Fleet:
 
     def begin(self) -> None:
         """Keep the prefixes that every epoch reads, as many as there is room for. Then continue
-        each member where it stopped.
+        each member where it stopped; one that answers by a head begins with a fitted one.
         """
         prefixes: set[Prefix] = set()
         for member in self.members:
@@ -106,28 +110,38 @@ class Fleet:
                 f"a step reads them ({gib:.1f} GiB more in the recipe's prefix_cache_gib would "
                 "hold them)"
             )
-        starts: list[HeadStart | None] = [None] * len(self.members)
         if self.members[0].answers_by_head:
-            starts = [self._start(member) for member in self.members]
-            self._readout = HeadReadout(self.stacked, [start for start in starts if start])
-        for index, (member, start) in enumerate(zip(self.members, starts, strict=True)):
-            member.begin(self.stacked.weights(index), start)
+            heads = self._heads()
+            self._readout = HeadReadout(self.stacked, heads)
+            for member, head in zip(self.members, heads, strict=True):
+                member.head = head
+        for index, member in enumerate(self.members):
+            if member.failure is None:
+                member.begin(self.stacked.weights(index))
 
-    def _start(self, member: Member) -> HeadStart:
-        """The head that the member begins as: fitted to states of its rows on their prefixes."""
-        member.job.open_scratch()
-        return head_start(member.job, member.data, self.reader(()), self.stacked.model.device)
-
-    def reader(self, adapters: Sequence[int]) -> Reader:
-        """What a head reads of prompts that are on cached prefixes: the states that one adapter, or
-        the base alone, makes.
+    def _heads(self) -> list[HeadInTraining]:
+        """The head that each member begins as, fitted to its rows once for all that have the same;
+        a member whose states cannot be read has failed.
         """
+        files: dict[Hashable, Path] = {}
+        heads: list[HeadInTraining] = []
+        device = self.stacked.model.device
+        for member in self.members:
+            member.job.open_scratch()
+            rows = member.data.train, member.data.validation
+            try:
+                file = begin_head(member.job, member.data, self._spans, files.get(rows))
+                heads.append(head_in(file, device))
+                files.setdefault(rows, file)
+            except GuardError as error:
+                member.failure = error
+                heads.append(no_head(self.stacked.model, device))
+        return heads
 
-        def read(prompts: Sequence[Prompt]) -> list[RowSpans]:
-            rows = [Row("", "train", 0, prompt) for prompt in prompts]
-            return decoder_spans(self._states(adapters, rows), prompts)
-
-        return read
+    def _spans(self, prompts: Sequence[Prompt]) -> list[RowSpans]:
+        """What a head on the bare base reads of prompts, whose prefixes are cached."""
+        rows = [Row("", "train", 0, prompt) for prompt in prompts]  # their prompts count alone
+        return decoder_spans(self._states(rows), prompts)
 
     def step(self) -> Iterator[float]:
         """Run one step of every running member, and yield the mean loss of each in nats."""
@@ -137,7 +151,7 @@ class Fleet:
                 yield loss
 
     def validation_logits(self) -> list[list[float]]:
-        """log P(yes) - log P(no) in nats of each member's validation rows. Neighbours with the same
+        """The logits in nats of each member's validation rows. Neighbours with the same
         rows go through the model in one pass.
         """
         logits: list[list[float]] = []
@@ -211,7 +225,7 @@ class Fleet:
 
     @torch.no_grad()
     def _verdict_logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> list[list[float]]:
-        """log P(yes) - log P(no) in nats of `rows`, for each of `adapters`."""
+        """The logits in nats of `rows`, for each of `adapters`."""
         logits = [[math.nan] * len(rows) for _ in adapters]
         # Rows of similar length are computed together.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
@@ -227,8 +241,8 @@ class Fleet:
         return logits
 
     @torch.no_grad()
-    def _states(self, adapters: Sequence[int], rows: Sequence[Row]) -> np.ndarray:
-        """The last states of `rows`, [rows, hidden size] float32, under one adapter or none."""
+    def _states(self, rows: Sequence[Row]) -> np.ndarray:
+        """The bare base's last states of `rows`, [rows, hidden size] float32."""
         self.prefixes.fill(map(prefix_of, rows))
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
         states: dict[int, np.ndarray] = {}
@@ -236,7 +250,7 @@ class Fleet:
             indices = order[places]
             part = [rows[index] for index in indices]
             suffixes = list(map(suffix_of, part))
-            read = self.stacked.states(adapters, self._prefixes_of(part), suffixes)
+            read = self.stacked.states((), self._prefixes_of(part), suffixes)
             states |= zip(indices, read.float().cpu().numpy(), strict=True)
         return np.stack([states[index] for index in range(len(rows))])
 

@@ -23,7 +23,7 @@ from train.adapter.trl import diverged
 from train.calibration.validation import calibrated_loss, validation_loss
 from train.examples import Row, Rows
 from train.job import Job
-from train.prefix.readout import HeadStart
+from train.prefix.readout import HeadInTraining
 
 CHECKPOINT = "member.pt"
 
@@ -38,7 +38,7 @@ class Member:
     weights: list[nn.Parameter] = field(default_factory=list)
     step: int = 0
     failure: GuardError | None = None
-    start: HeadStart | None = None
+    head: HeadInTraining | None = None  # to be trained beside the weights
     average: AveragedWeights | None = None  # of those that answer by a head
     early_stopping: EarlyStopping | None = None
 
@@ -51,14 +51,14 @@ class Member:
         lengths = [len(row.prompt.token_ids) for row in self.rows]
         self._batches = StepBatches(lengths, self.batch_rows, config.seed)
 
-    def begin(self, weights: list[nn.Parameter], start: HeadStart | None = None) -> None:
-        """Take the weights, and those of the head that it begins as, into an optimizer; go on where
-        an interrupted run stopped.
+    def begin(self, weights: list[nn.Parameter]) -> None:
+        """Take the weights, and the head's, into an optimizer; go on where an interrupted run
+        stopped.
         """
         job = self.job
-        self.weights, self.start = weights, start
-        if start:
-            self.weights = [*weights, *start.parameters]
+        self.weights = weights
+        if self.head:
+            self.weights = [*weights, *self.head.parameters]
         self.optimizer, self.schedule = optimizer_of(
             self.config, self.weights, self.steps, job.name
         )
@@ -66,12 +66,12 @@ class Member:
         is_resumed = self._checkpoint.is_file()
         if not is_resumed:
             EarlyStopping.discard(job.scratch)
-        if job.patience or start:
+        if job.patience or self.head:
             patience = job.patience or self.steps
             self.early_stopping = EarlyStopping(job.scratch, patience, job.min_steps)
-        if start:
+        if self.head:
             self.average = AveragedWeights(self.weights)
-            self.record(start.validation_logits)
+            self.record(self.head.validation_logits)
         if is_resumed:
             self._resume()
         self.progress = Progress(
@@ -134,7 +134,7 @@ class Member:
         A head's loss counts after Platt scaling: one that is too sure may rank better.
         """
         assert self.early_stopping is not None
-        loss = calibrated_loss if self.start else validation_loss
+        loss = calibrated_loss if self.head else validation_loss
         nats = loss(logits, [row.label for row in self.data.validation])
         self.early_stopping.record(self.step, nats, self.weights)
 

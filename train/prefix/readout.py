@@ -8,6 +8,7 @@ other rows: a fit to itself would know it by heart. Knows nothing of optimizers 
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from guard.files.atomic import atomic_write
 from guard.prompt.decoder import Prompt, PromptBuilder
-from guard.weights.head import Head, WordWeights
+from guard.weights.head import NO_WORDS, Head, WordWeights
 from train.adapter.trained import float32_head, yes_minus_no
 from train.examples import Row, Rows
 from train.head.fit import conversation_words, fitted_with_held_out_words
@@ -71,9 +73,9 @@ class WordReadout(Readout):
 
 
 @dataclass
-class HeadStart:
+class HeadInTraining:
     """A head to train beside an adapter. `word_logits` are what the words add to each row's logit,
-    by id; `validation_logits` the fitted head's own.
+    by id; `validation_logits` those of the head as it was fitted, before training.
     """
 
     weight: nn.Parameter  # [hidden size] float32
@@ -86,17 +88,16 @@ class HeadStart:
     def parameters(self) -> list[nn.Parameter]:
         return [self.weight, self.bias]
 
-    def head(self) -> Head:
-        """The head as it is now."""
+    def as_trained(self) -> Head:
         return Head(self.weight.detach().cpu().numpy(), float(self.bias.detach()), self.words)
 
 
 class HeadReadout(Readout):
-    """A head of each adapter's own on the last state, `starts` in the adapters' order."""
+    """A head of each adapter's own on the last state, `heads` in the adapters' order."""
 
-    def __init__(self, stacked: StackedModel, starts: Sequence[HeadStart]) -> None:
+    def __init__(self, stacked: StackedModel, heads: Sequence[HeadInTraining]) -> None:
         self._stacked = stacked
-        self._starts = starts
+        self._heads = heads
 
     def losses(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
         labels = torch.tensor([float(row.label) for row in rows])
@@ -111,34 +112,30 @@ class HeadReadout(Readout):
     def _logits(self, adapters: Sequence[int], rows: Sequence[Row], prefixes: Prefixes) -> Tensor:
         states = self._stacked.states(adapters, prefixes, list(map(suffix_of, rows))).float()
         by_adapter = states.view(len(adapters), -1, states.shape[1])
-        starts = [self._starts[adapter] for adapter in adapters]
-        weights = torch.stack([start.weight for start in starts])
-        biases = torch.stack([start.bias for start in starts])
+        heads = [self._heads[adapter] for adapter in adapters]
+        weights = torch.stack([head.weight for head in heads])
+        biases = torch.stack([head.bias for head in heads])
         logits = torch.einsum("ars,as->ar", by_adapter, weights) + biases[:, None]
         word_logits: list[float] = []
-        for start, first in zip(starts, range(0, len(rows), by_adapter.shape[1]), strict=True):
+        for head, first in zip(heads, range(0, len(rows), by_adapter.shape[1]), strict=True):
             chunk = rows[first : first + by_adapter.shape[1]]
-            word_logits += [start.word_logits[row.id] for row in chunk]
+            # What fills up a shorter batch is another adapter's row, and its loss weighs nothing.
+            word_logits += [head.word_logits.get(row.id, 0.0) for row in chunk]
         return logits.flatten() + torch.tensor(word_logits, device=logits.device)
 
 
-def head_start(job: Job, rows: Rows, reader: Reader, device: torch.device) -> HeadStart:
-    """The head of the job that is fitted to its rows; an interrupted run's where there is one."""
+def begin_head(job: Job, rows: Rows, reader: Reader, alike: Path | None) -> Path:
+    """The file of the head that is fitted to the job's rows: an interrupted run's, or a copy of
+    `alike`, that of another job with the same rows, where there is one. Raises GuardError for
+    states that are not finite.
+    """
     file = job.scratch / START
-    if not file.is_file():
-        _write_start(file, job, rows, reader)
-    kept = torch.load(file, weights_only=True)
-    words = {name: tensor.numpy() for name, tensor in kept["words"].items()}
-    return HeadStart(
-        weight=nn.Parameter(kept["weight"].to(device)),
-        bias=nn.Parameter(kept["bias"].to(device)),
-        words=WordWeights.of_tensors(words, file, "Train again with FORCE=1"),
-        word_logits=kept["word_logits"],
-        validation_logits=kept["validation_logits"],
-    )
-
-
-def _write_start(file: Path, job: Job, rows: Rows, reader: Reader) -> None:
+    if file.is_file():
+        return file
+    if alike is not None:
+        with atomic_write(file) as part:
+            shutil.copyfile(alike, part)
+        return file
     trained, held_out = fitted_with_held_out_words(job, rows, reader)
     head = trained.head
     word_logits: dict[str, float] = {}
@@ -147,7 +144,7 @@ def _write_start(file: Path, job: Job, rows: Rows, reader: Reader) -> None:
     for row in rows.validation:
         word_logits[row.id] = _word_logit(head.words, row.prompt)
     words = {name: torch.from_numpy(array) for name, array in head.words.tensors().items()}
-    start = {
+    begun = {
         "weight": torch.from_numpy(head.weight),
         "bias": torch.tensor(head.bias),
         "words": words,
@@ -155,7 +152,28 @@ def _write_start(file: Path, job: Job, rows: Rows, reader: Reader) -> None:
         "validation_logits": [float(logit) for logit in trained.validation_logits],
     }
     with atomic_write(file) as part:
-        torch.save(start, part)
+        torch.save(begun, part)
+    return file
+
+
+def head_in(file: Path, device: torch.device) -> HeadInTraining:
+    """The head that `begin_head` left, to be trained on `device`."""
+    begun = torch.load(file, weights_only=True)
+    words = {name: tensor.numpy() for name, tensor in begun["words"].items()}
+    return HeadInTraining(
+        weight=nn.Parameter(begun["weight"].to(device)),
+        bias=nn.Parameter(begun["bias"].to(device)),
+        words=WordWeights.of_tensors(words, file, "Train again with FORCE=1"),
+        word_logits=begun["word_logits"],
+        validation_logits=begun["validation_logits"],
+    )
+
+
+def no_head(model: PreTrainedModel, device: torch.device) -> HeadInTraining:
+    """That of an adapter that is not trained, beside others that are."""
+    weight = torch.zeros(model.config.get_text_config().hidden_size, device=device)
+    bias = torch.zeros((), device=device)
+    return HeadInTraining(nn.Parameter(weight), nn.Parameter(bias), NO_WORDS, {}, [])
 
 
 def _word_logit(words: WordWeights, prompt: Prompt) -> float:

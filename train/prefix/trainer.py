@@ -28,6 +28,8 @@ from train.prefix.member import Member
 from train.prefix.stacked import layers
 
 WEIGHT_BYTES = 16  # of a trained weight: itself, its gradient and two moments
+# Of one beside a head also the mean of all steps, a copy while that is evaluated, and the best one.
+AVERAGED_WEIGHT_BYTES = 28
 
 
 def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedAdapter | GuardError]:
@@ -62,14 +64,18 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
             yield member.failure
             continue
         adapter = fleet.stacked.as_peft(index, served)
-        head = member.start.head() if member.start else None
+        head = member.head.as_trained() if member.head else None
         trained = TrainedAdapter(adapter, member.job, head=head)
         if recipe.quantization:
             # The quantised base, which it was trained on, gives other verdicts than the served one.
             validation = trained.logits([row.prompt for row in member.data.validation])
         else:
             validation = logits[index]
-        yield with_head_of_own_rows(replace(trained, validation_logits=validation), member.data)
+        trained = replace(trained, validation_logits=validation)
+        try:
+            yield with_head_of_own_rows(trained, member.data)
+        except GuardError as error:  # states that are not finite
+            yield error
         cast(Any, adapter).unload()
 
 
@@ -82,7 +88,8 @@ class _Candidate:
 
     @property
     def weight_bytes(self) -> int:
-        return WEIGHT_BYTES * sum(self.layers.values())
+        each = AVERAGED_WEIGHT_BYTES if self.member.answers_by_head else WEIGHT_BYTES
+        return each * sum(self.layers.values())
 
 
 def _groups(

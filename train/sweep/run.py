@@ -1,6 +1,7 @@
 """Settings of a rule's aLoRA against each other: layers, ranks, learning rates, seeds. What has the
 same layers is trained together on the same cached prefixes, so an adapter of the sweep costs its
-suffixes only. The table is of the validation split; the test split stays untouched.
+suffixes, and a head's fit where it has one. The table is of the validation split; the test split
+stays untouched.
 """
 
 from __future__ import annotations

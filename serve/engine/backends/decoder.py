@@ -139,7 +139,6 @@ class DecoderBackend(VllmBackend):
             request.prefix is before.prefix
             and request.cache_salt == before.cache_salt
             and request.virtual_start == before.virtual_start
-            and request.wants_state == before.wants_state
         )
         if is_alike:
             return leader

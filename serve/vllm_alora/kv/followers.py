@@ -58,12 +58,12 @@ def follow(
     prompt: SharedPrompt,
     lora: Any,
     priority: int,
-    params: SamplingParams | None = None,
+    params: SamplingParams,
 ) -> bool:
     """Queue a request behind a leader that is queued: another adapter on the leader's conversation,
-    with its cache salt. `params` may differ from the leader's in their `extra_args` alone; by
-    default they are the leader's. False, and nothing is queued, if it is not of that kind, if the
-    leader's turn has come already, or if blocks of its own are cached: vLLM finds them.
+    with its cache salt. `params` may differ from the leader's in their `extra_args` alone. False,
+    and nothing is queued, if it is not of that kind, if the leader's turn has come already, or if
+    blocks of its own are cached: vLLM finds them.
     """
     end = _end_of(leader)
     may_follow = (
@@ -81,8 +81,7 @@ def follow(
         return False
     blocks = end // scheduler.block_size
     follower = _follower(leader, request_id, prompt, lora, blocks)
-    if params is not None:
-        follower.sampling_params = params
+    follower.sampling_params = params
     follower.priority = priority
     own_hashes = follower.block_hashes[blocks:]
     pool = scheduler.kv_cache_manager.block_pool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,14 +141,18 @@ def test_a_rule_that_cannot_be_unloaded_is_served_as_before_and_never_by_the_bar
         assert toy.submitted[-1].adapter is not None
 
 
+@pytest.mark.parametrize("of", ["base", "alora"])
 def test_with_a_head_among_its_rules_an_engine_computes_as_the_head_was_fitted(
-    tmp_path: Path, monkeypatch: MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch, of: str
 ) -> None:
     """In bfloat16 a head's logit is off by some tenths of a nat."""
     monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)
     monkeypatch.setattr("guard.recipe.installed_device", lambda: "cpu")
     base = recipe().model_copy(update={"dtype": "float32", "engine": {}})
     head = save_toy_head(tmp_path / "pii_leak", "pii_leak")
+    if of == "alora":
+        shutil.copytree(adapter_folders()["pii_leak"], head, dirs_exist_ok=True)
+        save_card(head, "pii_leak")
     dtypes = []
 
     def start(recipe: Recipe, *_: object) -> ToyBackend:

@@ -107,7 +107,7 @@ def test_types_are_trained_as_far_as_served(kind: Kind, make_encoder_job: MakeEn
         (lambda make: make(gradient_accumulation_steps=7), "without 'gradient_accumulation_steps'"),
         (lambda make: make(save_steps=7), "is trained without 'save_steps'"),
         (lambda make: in_float16(make()), r"without 'fp16'.*bfloat16"),
-        (lambda make: with_settings(make(), head={"C": 1.0}), "does not use head settings"),
+        (lambda make: with_settings(make(), head={"C": 1.0}), "use head settings"),
         (
             lambda make: with_lora(make(), target_modules=["q_proj"]),
             r"methods\.lora\.lora: PEFT rejected.*q_proj",

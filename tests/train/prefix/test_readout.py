@@ -12,10 +12,10 @@ import torch
 from peft import PeftModel, get_peft_model
 from pytest import MonkeyPatch
 from safetensors.numpy import load_file
-from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import set_seed
 
+from guard.errors import GuardError
 from guard.method import HEAD
 from guard.recipe import MethodSettings
 from guard.weights.head import Head
@@ -116,24 +116,20 @@ def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPa
             make_job("alora", seed=number, runs="runs", lr_scheduler_type="constant", **sgd)
         )
         job = replace(job, rule=RULE.model_copy(update={"id": f"toy{number}"}))
-        write_toy_data(job.data, rule=job.rule.id)
+        write_toy_data(job.data, n_train=(64, 60)[number], rule=job.rule.id)
         jobs.append(with_lora(job, init_lora_weights=False))
     record = EarlyStopping.record  # the last step is the best
     monkeypatch.setattr(
         EarlyStopping, "record", lambda self, step, _, best: record(self, step, -float(step), best)
     )
     batches = calls_of(monkeypatch, readout.HeadReadout, "losses")
-    starts: list[readout.HeadStart] = []
-    begin = readout.head_start
+    starts: list[readout.HeadInTraining] = []
 
-    def kept(*arguments: Any) -> readout.HeadStart:
-        starts.append(begin(*arguments))
-        start = starts[-1]
-        weight, bias = (nn.Parameter(part.detach().clone()) for part in start.parameters)
-        starts[-1] = replace(start, weight=weight, bias=bias)
-        return start
+    def kept(file: Path, device: torch.device) -> readout.HeadInTraining:
+        starts.append(readout.head_in(file, device))
+        return readout.head_in(file, device)
 
-    monkeypatch.setattr("train.prefix.fleet.head_start", kept)
+    monkeypatch.setattr(fleet, "head_in", kept)
     fits = shared_prefix.fit([(job, data(job)) for job in jobs])
     for number, (job, fitted) in enumerate(zip(jobs, fits, strict=True)):
         assert isinstance(fitted, TrainedAdapter)
@@ -148,7 +144,7 @@ def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPa
 
 
 def plain_step(
-    job: Job, start: readout.HeadStart, rows: list[Row]
+    job: Job, start: readout.HeadInTraining, rows: list[Row]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The adapter and the head's weight after a step of size 1 against the loss's gradient."""
     set_seed(job.seed)
@@ -204,3 +200,54 @@ def test_the_head_is_fitted_again_to_enough_own_rows(make_job: MakeJob) -> None:
     assert not np.allclose(alone.head.weight, refitted.head.weight, atol=1e-3)
     of_head = refitted.logits(prompts_of(many.validation))
     assert refitted.validation_logits != pytest.approx(of_head, abs=NATS)
+
+
+def test_rules_of_different_sizes_and_rows_are_trained_together(make_job: MakeJob) -> None:
+    """The shorter batches are filled up with rows of another rule."""
+
+    def of_rule(number: int, count: int, runs: str) -> tuple[Job, Rows]:
+        job = by_head(make_job("alora", seed=number, runs=f"{runs}{number}", n_train=count))
+        rows = data(job)
+        named = [replace(row, id=f"rule {number}/{row.id}") for row in rows.train]
+        return job, replace(rows, train=tuple(named))
+
+    together = heads_of([of_rule(0, 64, "together"), of_rule(1, 60, "together")])
+    (alone,) = heads_of([of_rule(1, 60, "alone")])
+    np.testing.assert_allclose(together[1].weight, alone.weight, rtol=1e-2, atol=1e-3)
+
+
+def heads_of(work: list[tuple[Job, Rows]]) -> list[Head]:
+    heads: list[Head] = []
+    for fitted in shared_prefix.fit(work):
+        assert isinstance(fitted, TrainedAdapter) and fitted.head is not None
+        heads.append(fitted.head)
+    return heads
+
+
+def two_seeds(make_job: MakeJob) -> list[tuple[Job, Rows]]:
+    work: list[tuple[Job, Rows]] = []
+    for seed in (0, 1):
+        job = by_head(make_job("alora", seed=seed, max_steps=2, runs="runs"))
+        work.append((job, data(job)))
+    return work
+
+
+def test_a_rule_whose_states_are_not_finite_fails_alone(
+    make_job: MakeJob, monkeypatch: MonkeyPatch
+) -> None:
+    begin = fleet.begin_head
+
+    def refused(job: Job, *arguments: Any) -> Path:
+        if job.seed == 0:
+            raise GuardError("the base's states are not finite")
+        return begin(job, *arguments)
+
+    monkeypatch.setattr(fleet, "begin_head", refused)
+    lost, kept = shared_prefix.fit(two_seeds(make_job))
+    assert isinstance(lost, GuardError) and isinstance(kept, TrainedAdapter)
+
+
+def test_seeds_begin_as_one_fit(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    fits = calls_of(monkeypatch, readout, "fitted_with_held_out_words")
+    first, second = heads_of(two_seeds(make_job))
+    assert len(fits) == 1 and not np.array_equal(first.weight, second.weight)

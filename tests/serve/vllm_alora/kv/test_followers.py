@@ -108,7 +108,9 @@ class Asking:
             request_id = f"{number}.{index}"
             ids.append(request_id)
             is_led = self.in_groups and leader is not None
-            if is_led and follow(scheduler, leader, request_id, prompt, lora, priority):
+            if is_led and follow(
+                scheduler, leader, request_id, prompt, lora, priority, self._params
+            ):
                 self.followed.append(request_id)
                 continue
             leader = self.request(request_id, prompt, lora, conversation.salt, priority)
@@ -439,16 +441,16 @@ def test_who_cannot_follow_is_not_queued(asking: Asking, adapters: dict[str, str
     scheduler = asking.served.scheduler
     plain = asking.served.request(adapters["lora"])
     for other in (None, plain, asking.lora("second", 71)):
-        assert not follow(scheduler, leader, "1", prompt, other, 0)
+        assert not follow(scheduler, leader, "1", prompt, other, 0, leader.sampling_params)
     other_words = SharedPrompt(Prefix([*prompt.prefix.token_ids]), prompt[70:])
-    assert not follow(scheduler, leader, "1", other_words, lora, 0)
+    assert not follow(scheduler, leader, "1", other_words, lora, 0, leader.sampling_params)
     plain_leader = asking.request("2", prompt, asking.lora("lora", 0))
     assert isinstance(plain_leader.lora_request, ActivatedRequest)
-    assert not follow(scheduler, plain_leader, "3", prompt, lora, 0)
+    assert not follow(scheduler, plain_leader, "3", prompt, lora, 0, leader.sampling_params)
     assert not groups_of(scheduler)
-    assert follow(scheduler, leader, "1", prompt, lora, 0)
+    assert follow(scheduler, leader, "1", prompt, lora, 0, leader.sampling_params)
     asking.served.core.abort_requests(["0.0", "1"])
-    assert not follow(scheduler, leader, "2", prompt, lora, 0)
+    assert not follow(scheduler, leader, "2", prompt, lora, 0, leader.sampling_params)
     assert_nothing_left(asking)
 
 
@@ -468,7 +470,7 @@ def test_an_engine_that_is_to_have_no_followers_has_none(
         monkeypatch.setattr(scheduler, "log_stats", True)
     else:
         monkeypatch.setattr(scheduler, "__class__", AsyncScheduler)
-    assert not follow(scheduler, leader, "1", prompt, lora, 0)
+    assert not follow(scheduler, leader, "1", prompt, lora, 0, leader.sampling_params)
     monkeypatch.undo()
     asking.served.core.abort_requests(["0.0"])
 
