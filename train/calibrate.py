@@ -17,7 +17,7 @@ from guard.calibration_rows import check_rows_for_rate, for_calibration, own_row
 from guard.conversation.example import Split, read_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
-from guard.method import HEAD
+from guard.method import HEAD, METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import load_rule, rule_names
@@ -64,7 +64,8 @@ def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rul
     labels = [row.label for row in rows]
     is_generated = [row.is_generated for row in rows]
     max_fpr = job.rule.max_fpr
-    if job.recipe.kind == "encoder" or HEAD in card.files:
+    is_head = METHODS[job.method].acts_from == "output" or HEAD in card.files
+    if is_head or job.recipe.kind == "encoder":
         _check_same_rows_decide(job, card, labels, is_generated)
     logits = [predictions[row.id] for row in rows]
     _, deciding_labels = for_calibration(logits, labels, is_generated, max_fpr)

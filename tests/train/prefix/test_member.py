@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
         ((16, 16), 1, 0.0, False, None),
         ((16,), None, 0.3, True, None),
         ((16,), None, 0.0, True, {}),
-        ((4, 16), None, 0.3, False, {}),
+        ((4, 16), None, 0.0, False, {}),
     ],
 )
 def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(

@@ -34,7 +34,7 @@ from train.adapter import trl
 from train.adapter.steps import EarlyStopping
 from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.job import Job
-from train.prefix import cache, fleet
+from train.prefix import cache, member
 from train.prefix import trainer as shared_prefix
 from train.prefix.cache import Budget, PrefixCache
 from train.prefix.fleet import Fleet, prefix_of
@@ -184,7 +184,7 @@ def test_patience_keeps_the_best(make_job: MakeJob, method: str, monkeypatch: Mo
     """Of epochs of two steps."""
     losses = [0.5, 0.3, 0.4, 0.2999, 0.35, 0.36]
     told = iter(losses)
-    for module in (fleet, trl):
+    for module in (member, trl):
         monkeypatch.setattr(module, "validation_loss", lambda *_: next(told))
     shared = {"n_train": 16, "lr_scheduler_type": "constant"}
     stopped = make_job(method, num_train_epochs=20, runs="stopped", **shared)
@@ -218,7 +218,7 @@ def test_early_stopping_measures_the_validation_split_where_the_rows_end(
         seen.append((list(logits), list(labels)))
         return 1.0 / len(seen)
 
-    for module in (fleet, trl):
+    for module in (member, trl):
         monkeypatch.setattr(module, "validation_loss", loss)
     recorded = calls_of(monkeypatch, EarlyStopping, "record")
     validation = data(job).validation
