@@ -48,7 +48,9 @@ class Method:
     @property
     def optional_files(self) -> tuple[str, ...]:
         """Those that not all weights of the method have."""
-        return (WORDS, HEAD) if self.is_adapter else ()
+        if self.is_adapter:
+            return WORDS, HEAD
+        return ()
 
 
 PEFT_WEIGHTS = "adapter_model.safetensors"

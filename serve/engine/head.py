@@ -122,8 +122,9 @@ def load_head(name: str, folder: Path, card: Card) -> ServableHead:
     """The head in `folder`, alone or beside an adapter. Raises GuardError if its file is not a
     head's, or not the card's.
     """
-    method = METHODS[card.method]
-    file = HEAD if method.is_adapter else method.weights
+    file = METHODS[card.method].weights
+    if METHODS[card.method].is_adapter:
+        file = HEAD
     head = Head.of_tensors(_read_tensors(folder, card, [file])[file], folder / file, card.remedy)
     return ServableHead(name, folder, card, head)
 
@@ -133,7 +134,9 @@ def load_classifier(name: str, folder: Path, card: Card) -> ServableHead:
     Raises GuardError if there is none of two labels, or it is not the card's.
     """
     file = METHODS[card.method].weights
-    names = [file, WORDS] if WORDS in card.files else [file]
+    names = [file]
+    if WORDS in card.files:
+        names.append(WORDS)
     path, read = folder / file, _read_tensors(folder, card, names)
     tensors = read[file]
     weight, bias = tensors.get(f"{CLASSIFIER}.weight"), tensors.get(f"{CLASSIFIER}.bias")

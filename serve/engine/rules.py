@@ -113,10 +113,11 @@ class ServedRules:
                 got=servable.name,
                 remedy="Start the engine with the head among its rules",
             )
-        head = servable.head if isinstance(servable, ServableAdapter) else servable
-        if head is not None:
-            check_size(head, self._backend.state_size)
-        if isinstance(servable, ServableAdapter):
+        if isinstance(servable, ServableHead):
+            check_size(servable, self._backend.state_size)
+        else:
+            if servable.head is not None:
+                check_size(servable.head, self._backend.state_size)
             self._loaded[servable.name] = self._load(servable)
         self._served[servable.name] = servable
 

@@ -126,7 +126,7 @@ def adapted_states(model: PeftModel, prompts: Sequence[Prompt]) -> np.ndarray:
                 states |= zip(indices, read.pop().float().cpu().numpy(), strict=True)
     finally:
         del output_layer.forward  # the class's is found again
-    return np.stack([states[index] for index in range(len(prompts))])
+    return np.array([states[index] for index in range(len(prompts))], np.float32)
 
 
 def _predicted(

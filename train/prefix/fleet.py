@@ -111,10 +111,7 @@ class Fleet:
                 "hold them)"
             )
         if self.members[0].answers_by_head:
-            heads = self._heads()
-            self._readout = HeadReadout(self.stacked, heads)
-            for member, head in zip(self.members, heads, strict=True):
-                member.head = head
+            self._readout = HeadReadout(self.stacked, self._heads())
         for index, member in enumerate(self.members):
             if member.failure is None:
                 member.begin(self.stacked.weights(index))
@@ -131,11 +128,11 @@ class Fleet:
             rows = member.data.train, member.data.validation
             try:
                 file = begin_head(member.job, member.data, self._spans, files.get(rows))
-                heads.append(head_in(file, device))
+                member.head = head_in(file, device)
                 files.setdefault(rows, file)
             except GuardError as error:
                 member.failure = error
-                heads.append(no_head(self.stacked.model, device))
+            heads.append(member.head or no_head(self.stacked.model, device))
         return heads
 
     def _spans(self, prompts: Sequence[Prompt]) -> list[RowSpans]:
@@ -252,7 +249,7 @@ class Fleet:
             suffixes = list(map(suffix_of, part))
             read = self.stacked.states((), self._prefixes_of(part), suffixes)
             states |= zip(indices, read.float().cpu().numpy(), strict=True)
-        return np.stack([states[index] for index in range(len(rows))])
+        return np.array([states[index] for index in range(len(rows))], np.float32)
 
     def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:
         """The rows of each batch that go through the model at once, for so many adapters. At least

@@ -127,15 +127,19 @@ class Member:
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         """The weights are those that validation tells of: with a head, the mean of all steps'."""
-        return self.average.in_place() if self.average else nullcontext()
+        if self.average:
+            return self.average.in_place()
+        return nullcontext()
 
     def record(self, logits: Sequence[float]) -> None:
         """Remember the weights as they are, if their `logits` of the validation rows are the best.
         A head's loss counts after Platt scaling: one that is too sure may rank better.
         """
         assert self.early_stopping is not None
-        loss = calibrated_loss if self.head else validation_loss
-        nats = loss(logits, [row.label for row in self.data.validation])
+        labels = [row.label for row in self.data.validation]
+        nats = validation_loss(logits, labels)
+        if self.head:
+            nats = calibrated_loss(logits, labels)
         self.early_stopping.record(self.step, nats, self.weights)
 
     def save(self) -> None:

@@ -64,8 +64,9 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
             yield member.failure
             continue
         adapter = fleet.stacked.as_peft(index, served)
-        head = member.head.as_trained() if member.head else None
-        trained = TrainedAdapter(adapter, member.job, head=head)
+        trained = TrainedAdapter(adapter, member.job)
+        if member.head:
+            trained = replace(trained, head=member.head.as_trained())
         if recipe.quantization:
             # The quantised base, which it was trained on, gives other verdicts than the served one.
             validation = trained.logits([row.prompt for row in member.data.validation])
@@ -88,8 +89,10 @@ class _Candidate:
 
     @property
     def weight_bytes(self) -> int:
-        each = AVERAGED_WEIGHT_BYTES if self.member.answers_by_head else WEIGHT_BYTES
-        return each * sum(self.layers.values())
+        weights = sum(self.layers.values())
+        if self.member.answers_by_head:
+            return AVERAGED_WEIGHT_BYTES * weights
+        return WEIGHT_BYTES * weights
 
 
 def _groups(

@@ -86,6 +86,7 @@ def test_what_is_written_answers_as_what_was_trained(make_job: MakeJob, tmp_path
     assert adapter.validation_logits == pytest.approx(
         adapter.logits(prompts_of(rows.validation)), abs=NATS
     )
+    assert adapter.logits([]) == []  # as for a rule without long rows
     logits = adapter.logits(prompts_of(rows.test))
     assert np.abs(np.subtract(logits, head_of(job).logits(prompts_of(rows.test)))).max() > 0.1
     adapter.save(tmp_path)
