@@ -23,6 +23,14 @@ STAGES = ("guard", "data", "train", "eval", "serve")
 HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
+    "train/batch.py": "tests/train/adapter/test_trained.py holds padded rows to rows alone",
+    "train/export.py": "tests/train/test_job.py",
+    "train/methods.py": "tests/train/test_job.py",
+    "train/adapter/load.py": "test_trained.py beside it trains on 4 bits",
+    "train/calibration/coverage.py": "test_validation.py beside it",
+    "train/prefix/member.py": "test_fleet.py beside it",
+    "train/prefix/prefixes.py": "test_suffixes.py beside it",
+    "train/prefix/stacked.py": "test_suffixes.py beside it",
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
     "serve/bench/http.py": "test_soak.py beside it measures the same server",
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",

@@ -14,7 +14,6 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from pytest import MonkeyPatch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
@@ -26,15 +25,20 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from guard.conversation.example import Example, Message, write_examples
+from guard.conversation.example import (
+    GENERATOR,
+    Example,
+    Message,
+    read_examples,
+    write_examples,
+)
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.recipe import MODELS, Recipe, load_recipe
+from guard.recipe import MODELS, MethodSettings, Recipe, load_recipe
 from guard.rule import Rule
-from train import base as frozen_base
 from train.adapter.trained import TrainedAdapter
 from train.examples import Row, Rows, load
 from train.job import Job
@@ -150,6 +154,15 @@ def mostly_generated(rows: Rows, own_training: int, own_validation: int) -> Rows
     return replace(rows, train=train, validation=validation)
 
 
+def with_own_rows(job: Job, own: int) -> list[Example]:
+    """The job's validation examples, of which all but the last so many are now generated."""
+    file = job.data / "validation.jsonl"
+    rows = read_examples(file)
+    generated = [replace(row, source=GENERATOR) for row in rows[: len(rows) - own]]
+    write_examples(file, [*generated, *rows[len(rows) - own :]])
+    return rows
+
+
 def with_settings(job: Job, **update: object) -> Job:
     methods = {}
     for name, settings in job.recipe.methods.items():
@@ -159,6 +172,10 @@ def with_settings(job: Job, **update: object) -> Job:
 
 def with_recipe(job: Job, **update: object) -> Job:
     return replace(job, recipe=job.recipe.model_copy(update=update))
+
+
+def with_rule(job: Job, **update: object) -> Job:
+    return replace(job, rule=job.rule.model_copy(update=update))
 
 
 def with_lora(job: Job, **lora: object) -> Job:
@@ -208,38 +225,28 @@ def calls_of(monkeypatch: MonkeyPatch, owner: object, name: str) -> list[tuple[A
     return calls
 
 
-def multiply_by_torch(monkeypatch: MonkeyPatch) -> None:
-    """From here on PyTorch's own products compute, as where MKL is fast."""
-    monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: False)
+decoder_builder = functools.cache(PromptBuilder.from_base)
 
 
-def layers_by_onednn(monkeypatch: MonkeyPatch) -> list[nn.Module]:
-    """The layers that oneDNN computes from here on, as where MKL is slow, call by call."""
-    computed: list[nn.Module] = []
-    original = frozen_base._product
-
-    def product(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        computed.append(layer)
-        return original(layer, x)
-
-    monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: True)
-    monkeypatch.setattr(frozen_base, "_product", product)
-    return computed
+def job_in(
+    folder: Path, base: Path, method: str, *, seed: int = 0, n_train: int = 64, **trainer: Any
+) -> Job:
+    """A job of the toy rule, its data and weights in `folder`; other arguments: the trainer's."""
+    builder = decoder_builder(str(base))
+    job = Job(RULE, recipe(base, **trainer), method, seed, builder, Runs(folder))
+    if not job.data.exists():
+        write_toy_data(job.data, n_train)
+    return job
 
 
 @pytest.fixture
 def make_job(toy_bases: Callable[[str], Path], tmp_path: Path) -> MakeJob:
-    """Arguments beside the method are seed, runs, n_train and base; others are the trainer's."""
+    """Arguments beside the method are runs, base, and those of `job_in`."""
 
-    def make(method: str = "lora", *, seed: int = 0, runs: str = "runs", **trainer: Any) -> Job:
-        n_train = trainer.pop("n_train", 64)
-        folder = toy_bases(trainer.pop("base", "qwen3"))
-        builder = PromptBuilder.from_base(str(folder))
-        toy = recipe(folder, **trainer)
-        job = Job(RULE, toy, method, seed, builder, Runs(tmp_path / runs))
-        if not job.data.exists():
-            write_toy_data(job.data, n_train)
-        return job
+    def make(
+        method: str = "lora", *, runs: str = "runs", base: str = "qwen3", **settings: Any
+    ) -> Job:
+        return job_in(tmp_path / runs, toy_bases(base), method, **settings)
 
     return make
 
@@ -262,15 +269,11 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
 
 
-def patient(job: Job, epochs: int) -> Job:
-    return with_settings(job, early_stopping_patience=epochs)
-
-
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:
+    """Of a head."""
     job = make_job("head", n_train=96)
-    methods = job.recipe.methods | {"head": type(job.recipe.methods["lora"])()}
-    return replace(job, recipe=job.recipe.model_copy(update={"methods": methods}))
+    return with_recipe(job, methods=job.recipe.methods | {"head": MethodSettings()})
 
 
 WINDOW = 32
@@ -311,24 +314,22 @@ def encoder_recipe(base: Path, **trainer: object) -> Recipe:
     )
 
 
-@pytest.fixture
-def make_encoder_job(toy_encoder: Path, tmp_path: Path) -> MakeEncoderJob:
-    """Arguments beside the method are seed, runs, patience, min_steps, lora_dropout, judged and
-    turns; others are the trainer's.
-    """
+@pytest.fixture(scope="session")
+def encoder_builder(toy_encoder: Path) -> EncoderPromptBuilder:
+    return EncoderPromptBuilder.of(encoder_recipe(toy_encoder))
 
-    def make(method: str = "lora", *, seed: int = 0, runs: str = "runs", **trainer: Any) -> Job:
+
+@pytest.fixture
+def make_encoder_job(
+    toy_encoder: Path, encoder_builder: EncoderPromptBuilder, tmp_path: Path
+) -> MakeEncoderJob:
+    """Arguments beside the method are seed, runs, judged and turns; others are the trainer's."""
+
+    def make(method: str = "lora", *, seed: int = 0, runs: str = "runs", **settings: Any) -> Job:
         of_rule = {"judged": "conversation", "turns": "any"}
-        rule = RULE.model_copy(update={k: trainer.pop(k, v) for k, v in of_rule.items()})
-        lora = {"lora_dropout": trainer.pop("lora_dropout", 0.0)}
-        changed = {"early_stopping_patience": trainer.pop("patience", None)}
-        changed["min_steps"] = trainer.pop("min_steps", None)
-        recipe = encoder_recipe(toy_encoder, **trainer)
-        changed["lora"] = recipe.methods["lora"].lora | lora
-        settings = recipe.methods["lora"].model_copy(update=changed)
-        recipe = recipe.model_copy(update={"methods": recipe.methods | {"lora": settings}})
-        builder = EncoderPromptBuilder.of(recipe)
-        job = Job(rule, recipe, method, seed, builder, Runs(tmp_path / runs))
+        rule = RULE.model_copy(update={key: settings.pop(key, of_rule[key]) for key in of_rule})
+        recipe = encoder_recipe(toy_encoder, **settings)
+        job = Job(rule, recipe, method, seed, encoder_builder, Runs(tmp_path / runs))
         if not job.data.exists():
             write_toy_data(job.data)
         return job

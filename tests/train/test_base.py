@@ -57,67 +57,40 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 8, bias=False))
-
-
-def computed(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """The output, and how many products oneDNN was asked for."""
-    with torch.no_grad(), Products() as products, by_onednn(model):
-        return model(x), products.count
-
-
-@pytest.fixture
-def slow_mkl(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: True)
-
-
-@pytest.mark.parametrize("shape", [(24,), (5, 24), (3, 7, 24), (2, 3, 4, 24), None])
-def test_the_output_is_the_plain_one(slow_mkl: None, shape: tuple[int, ...] | None) -> None:
-    model = layers()
-    x = torch.randn(24, 6, 5).transpose(0, 2)[:, ::2]  # states that do not lie in a row
-    if shape is not None:
-        x = torch.randn(shape)
-    with torch.no_grad():
-        plain = model(x)
-    output, products = computed(model, x)
-    assert products == 2
-    torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-6)
+def replaced() -> nn.Linear:
+    """A layer in whose place something else has been put."""
+    layer = nn.Linear(24, 8)
+    layer.forward = torch.zeros_like  # type: ignore[method-assign]
+    return layer
 
 
 @pytest.mark.parametrize(
-    ("is_slow", "layer"),
+    ("is_slow", "layer", "products"),
     [
-        (False, nn.Linear(24, 8)),
-        (True, nn.Linear(24, 8, dtype=torch.bfloat16)),
-        (True, Doubled(24, 8)),
+        (True, nn.Linear(24, 8), 1),
+        (True, nn.Linear(24, 8, bias=False), 1),
+        (False, nn.Linear(24, 8), 0),
+        (True, nn.Linear(24, 8, dtype=torch.bfloat16), 0),
+        (True, Doubled(24, 8), 0),
+        (True, replaced(), 0),
     ],
 )
-def test_others_stay_as_they_are(monkeypatch: MonkeyPatch, is_slow: bool, layer: nn.Linear) -> None:
+def test_plain_layers_alone_are_computed_by_onednn_where_mkl_is_slow(
+    monkeypatch: MonkeyPatch, is_slow: bool, layer: nn.Linear, products: int
+) -> None:
+    """States may have any shape, and need not lie in a row. Afterwards the layer is as it was, even
+    after an error.
+    """
     monkeypatch.setattr(frozen_base, "is_slow_in_mkl", lambda: is_slow)
-    x = torch.randn(5, 24, dtype=layer.weight.dtype)
-    with torch.no_grad():
-        plain = layer(x)
-    output, products = computed(layer, x)
-    assert products == 0
-    assert torch.equal(output, plain)
-
-
-def test_what_has_been_put_in_a_layers_place_stays_there(slow_mkl: None) -> None:
-    layer = nn.Linear(24, 8)
-    layer.forward = torch.zeros_like  # type: ignore[method-assign]
-    output, products = computed(layer, torch.randn(5, 24))
-    assert products == 0 and not output.any()
-    assert vars(layer)["forward"] is torch.zeros_like
-
-
-def test_the_model_is_as_it_was_afterwards_even_after_an_error(slow_mkl: None) -> None:
-    model, x = layers(), torch.randn(5, 24)
-    before = [sorted(vars(module)) for module in model.modules()]
-    with pytest.raises(RuntimeError, match="stop"), by_onednn(model):
-        assert "forward" in vars(model[0])
-        raise RuntimeError("stop")
-    assert [sorted(vars(module)) for module in model.modules()] == before
-    with Products() as products:
-        model(x).sum().backward()  # with a gradient, which oneDNN's product has not
-    assert products.count == 0 and model[0].weight.grad is not None
+    before = dict(vars(layer))
+    strided = torch.randn(24, 6, 5).transpose(0, 2)[:, ::2]
+    for x in (torch.randn(24), torch.randn(5, 24), torch.randn(2, 3, 4, 24), strided):
+        states = x.to(layer.weight.dtype)
+        with torch.no_grad():
+            plain = layer(states)
+        stopped = pytest.raises(RuntimeError, match="stop")
+        with stopped, torch.no_grad(), Products() as asked, by_onednn(layer):
+            torch.testing.assert_close(layer(states), plain, rtol=1e-5, atol=1e-6)
+            raise RuntimeError("stop")
+        assert asked.count == products
+        assert vars(layer) == before

@@ -10,21 +10,25 @@ from pathlib import Path
 import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
-from guard.conversation.example import GENERATOR, read_examples, write_examples
+from guard.conversation.example import read_examples
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.method import HEAD
-from guard.rule import Rule
 from guard.weights.card import Card, load_card, read_card
-from guard.weights.predictions import write_predictions
+from guard.weights.predictions import read_predictions, write_predictions
 from tests.train.conftest import (
     MakeEncoderJob,
     MakeJob,
+    RankedWeights,
+    data,
     finish_at_once,
+    with_own_rows,
+    with_rule,
 )
 from train import calibrate, run
 from train.calibrate import calibrate_rules, recalibrate
 from train.job import Job
+from train.run import finish
 
 ALLOWED = [place - 3.0 for place in range(16)]  # the logits of allowed rows of either split
 
@@ -51,8 +55,7 @@ def chosen(job: Job, **choice: float) -> None:
 
 
 def at(job: Job, max_fpr: float | None) -> Job:
-    rule: Rule = job.rule.model_copy(update={"max_fpr": max_fpr})
-    return replace(job, rule=rule)
+    return with_rule(job, max_fpr=max_fpr)
 
 
 def flagged(card: Card) -> int:
@@ -60,9 +63,14 @@ def flagged(card: Card) -> int:
     return sum(card.calibration.verdict("", logit).violates for logit in ALLOWED)
 
 
-def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
+def test_another_rate_in_the_rule_moves_the_threshold_and_nothing_else(
+    job: Job, capsys: CaptureFixture[str]
+) -> None:
     before = load_card(job.folder)
-    recalibrate(at(job, 0.25))
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
+    assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
+    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
+    assert capsys.readouterr().out == f"{job.name}: up to date\n"
     after = load_card(job.folder)
     assert after.max_fpr == 0.25 and 0 < flagged(after) <= 0.25 * len(ALLOWED)
     assert after.metrics["validation"]["n"] == 32
@@ -73,14 +81,6 @@ def test_a_stated_rate_moves_the_threshold_and_nothing_else(job: Job) -> None:
     assert load_card(job.folder).max_fpr is None
     with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
         recalibrate(at(job, 0.001))
-
-
-def test_a_run_changes_the_threshold_alone(job: Job, capsys: CaptureFixture[str]) -> None:
-    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
-    assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
-    assert load_card(job.folder).max_fpr == 0.25
-    assert run.outdated_jobs([at(job, 0.25)], force=False) == ([], [])
-    assert capsys.readouterr().out == f"{job.name}: up to date\n"
 
 
 def test_missing_predictions_are_an_error(job: Job, capsys: CaptureFixture[str]) -> None:
@@ -98,22 +98,36 @@ def test_missing_predictions_are_an_error(job: Job, capsys: CaptureFixture[str])
     assert (job.folder / "card.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("of", ["encoder", "alora with a head"])
-def test_a_rate_of_another_head_is_refused(
-    make_encoder_job: MakeEncoderJob, make_job: MakeJob, of: str
+@pytest.mark.parametrize("kind", ["lora", "head", "alora with a head", "encoder"])
+def test_own_rows_calibrate_and_a_rate_that_takes_others_too_is_no_head_s(
+    make_encoder_job: MakeEncoderJob, make_job: MakeJob, kind: str
 ) -> None:
-    """Of the own rows eight are allowed: enough for a balanced threshold, too few for one in 20."""
-    job = make_encoder_job() if of == "encoder" else make_job("alora")
-    file = job.data / "validation.jsonl"
-    rows = read_examples(file)
-    write_examples(file, [*(replace(row, source=GENERATOR) for row in rows[:16]), *rows[16:]])
-    finish_at_once(job)
-    if of != "encoder":
-        card = read_card(job.folder)
-        card.model_copy(update={"files": card.files | {HEAD: "a head's digest"}}).save(job.folder)
-    assert recalibrate(at(job, 0.25)) == 16
-    with pytest.raises(GuardError, match=r"selects other validation rows.*before 0\.25"):
-        recalibrate(at(job, 0.05))
+    """Eight of the own rows are allowed: enough for a balanced threshold, too few for one in 14."""
+    job = make_job("lora")
+    if kind == "encoder":
+        job = make_encoder_job()
+    with_own_rows(job, 16)
+    rows = data(job)
+    metrics = finish(job, rows, RankedWeights(rows))
+    assert (metrics["n"], metrics["accuracy"]) == (16, 1.0)
+    assert len(read_predictions(job.folder, "validation", "")) == 32
+    if kind == "head":
+        head = replace(job, method="head")
+        job.folder.rename(head.folder)
+        job = head
+    card = read_card(job.folder)
+    if kind == "alora with a head":
+        card = card.model_copy(update={"files": card.files | {HEAD: "a head's digest"}})
+        card.save(job.folder)
+    for max_fpr in (0.25, None):
+        assert recalibrate(at(job, max_fpr)) == read_card(job.folder).metrics["validation"]["n"]
+        assert read_card(job.folder).metrics["validation"]["n"] == 16
+    if kind == "lora":
+        assert recalibrate(at(job, 0.07)) == 32
+        return
+    with pytest.raises(GuardError, match=r"selects other validation rows.*0\.07.*FORCE=1"):
+        recalibrate(at(job, 0.07))
+    assert read_card(job.folder).calibration == card.calibration
 
 
 def test_a_stated_threshold_is_taken(job: Job, capsys: CaptureFixture[str]) -> None:

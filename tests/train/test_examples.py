@@ -14,7 +14,15 @@ from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import load_recipe
-from tests.train.conftest import RULE, TINY, MakeEncoderJob, mostly_generated, write_toy_data
+from tests.train.conftest import (
+    RULE,
+    TINY,
+    MakeEncoderJob,
+    data,
+    mostly_generated,
+    with_recipe,
+    write_toy_data,
+)
 from train.examples import ADAPTER_EVERY, Row, Rows, load, with_openings
 from train.job import Job
 from train.methods import TRAINERS
@@ -48,12 +56,6 @@ def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
     without_rule = loaded(folder, rule_turn="none").validation[1]
     assert without_rule.prompt == BUILDER.build(example.messages, "")
     assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
-
-
-def test_a_missing_split_is_named_with_the_command_that_makes_it(folder: Path) -> None:
-    (folder / "validation.jsonl").unlink()
-    with pytest.raises(GuardError, match=r"validation\.jsonl: no such file.*make data"):
-        loaded(folder)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +97,22 @@ def test_every_prompt_beyond_the_context_is_named_and_counted(folder: Path) -> N
 
 def test_a_prompt_and_its_verdict_may_fill_the_context_exactly(folder: Path) -> None:
     rows = loaded(folder)
-    every_row = (*rows.train, *rows.validation, *rows.test)
-    longest = max(len(row.prompt.token_ids) for row in every_row)
-    loaded(folder, context_tokens=longest + 1)
+    loaded(folder, context_tokens=longest_of(rows) + 1)
     with pytest.raises(GuardError, match="do not fit"):
-        loaded(folder, context_tokens=longest)
+        loaded(folder, context_tokens=longest_of(rows))
+
+
+def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEncoderJob) -> None:
+    """No verdict is generated behind it, and the server judges as long a one."""
+    job = make_encoder_job()
+    longest = longest_of(data(job))
+    assert data(with_recipe(job, context_tokens=longest)) == data(job)
+    with pytest.raises(GuardError, match="do not fit"):
+        data(with_recipe(job, context_tokens=longest - 1))
+
+
+def longest_of(rows: Rows) -> int:
+    return max(len(row.prompt.token_ids) for row in (*rows.train, *rows.validation, *rows.test))
 
 
 ASKED = Message("user", "aspirin ibuprofen dose")
@@ -129,16 +142,12 @@ def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob
     assert (trained_on.validation, trained_on.test) == (rows.validation, rows.test)
     assert len(added) == len(rows.train) // ADAPTER_EVERY
     opening = job.builder.build([ASKED], "")
-    assert all((one.label, one.prompt) == (0, opening) for one in added)
+    assert all((row.label, row.prompt) == (0, opening) for row in added)
     assert added[0].id == "train-0/opening"
-
-
-def test_generated_rows_and_others_bring_openings_alike(make_encoder_job: MakeEncoderJob) -> None:
-    """However few the others are, their first row has one."""
-    job = make_encoder_job(judged="assistant")
-    mixed = mostly_generated(rows_of(job), own_training=2, own_validation=0)
+    # Generated rows and own rows bring openings alike: the first of however few has one.
+    mixed = mostly_generated(rows, own_training=2, own_validation=0)
     added = with_openings(job, mixed, 20).train[len(mixed.train) :]
-    assert [one.is_generated for one in added] == [True, True, False]
+    assert [row.is_generated for row in added] == [True, True, False]
 
 
 @pytest.mark.parametrize("judged", ["user", "conversation"])

@@ -1,32 +1,41 @@
-"""What makes an adapter outdated, and what an interrupted run may leave to the next."""
+"""What makes weights outdated, who trains them, and how their folder takes another's place."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.layout import Runs, mark_current
+from guard.layout import Runs, is_current, mark_current
+from guard.method import METHODS, PEFT_WEIGHTS
+from guard.recipe import KINDS, load_recipe
+from guard.verdict import Calibration
+from guard.weights.card import CARD, load_card
 from tests.train.conftest import (
     MakeEncoderJob,
     MakeJob,
+    RankedWeights,
+    data,
+    finish_at_once,
     with_recipe,
+    with_rule,
     with_settings,
 )
+from train.calibration.validation import validation_metrics
+from train.export import export, finish_export
 from train.job import LOCK, Job
+from train.methods import TRAINERS, TrainingWork, trainer_of
 
 
 def with_one_method(job: Job) -> Job:
     """All its methods have the settings of one."""
     settings = job.recipe.methods["lora"]
     return with_recipe(job, methods=dict.fromkeys(job.recipe.methods, settings))
-
-
-def with_rule(job: Job, **update: object) -> Job:
-    return replace(job, rule=job.rule.model_copy(update=update))
 
 
 def test_all_that_decides_is_fingerprinted_and_nothing_else(make_job: MakeJob) -> None:
@@ -57,15 +66,14 @@ def test_all_that_decides_is_fingerprinted_and_nothing_else(make_job: MakeJob) -
         assert replace(job).inputs != before, split
 
 
-def test_who_is_judged_decides(
-    make_job: MakeJob,
-    make_encoder_job: MakeEncoderJob,
+def test_who_is_judged_decides_on_an_encoder_alone(
+    make_job: MakeJob, make_encoder_job: MakeEncoderJob
 ) -> None:
     of_encoder = make_encoder_job(judged="assistant")
     assert of_encoder.reads == "assistant"
     assert of_encoder.inputs != make_encoder_job(judged="user").inputs
     job = make_job()
-    of_user = replace(job, rule=job.rule.model_copy(update={"judged": "user"}))
+    of_user = with_rule(job, judged="user")
     assert of_user.reads == "conversation" and of_user.inputs == job.inputs
 
 
@@ -85,17 +93,24 @@ def test_checkpoints_of_the_same_inputs_alone_stay(make_job: MakeJob) -> None:
         assert not left.exists() and job.scratch.is_dir()
 
 
-def test_a_forgotten_job_keeps_its_adapter_until_replaced(make_job: MakeJob) -> None:
+def test_a_forgotten_job_keeps_its_weights_and_its_lock(make_job: MakeJob) -> None:
+    """The lock until the scratch folder is closed."""
     job = make_job()
     job.folder.mkdir(parents=True)
     weights = job.folder / "adapter_model.safetensors"
     weights.write_bytes(b"weights")
     mark_current(job.folder, job.inputs)
+    job.claim()
     job.open_scratch()
     job.forget()
     assert weights.is_file()
     assert not (job.folder / "stage.json").exists()
-    assert not list(job.scratch.iterdir())
+    assert [path.name for path in job.scratch.iterdir()] == [LOCK]
+    with (job.scratch / LOCK).open("w") as another:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        job.close_scratch()
+        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) -> None:
@@ -106,38 +121,106 @@ def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) 
     assert "min_steps" not in job.recipe.training_settings("lora")
 
 
-def test_two_commands_do_not_train_the_same_adapter(make_job: MakeJob) -> None:
-    job = make_job()
-    job.scratch.mkdir(parents=True)
-    with (job.scratch / LOCK).open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(GuardError, match=r"toy lora seed 0: another command is training this"):
-            job.claim()
-    job.claim()
-    job.open_scratch()
-    job.forget()
-    with (job.scratch / LOCK).open("w") as other:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        job.close_scratch()
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_the_scratch_folder_is_beside_the_adapter(make_job: MakeJob) -> None:
+def test_names_tell_jobs_apart(make_job: MakeJob) -> None:
     job: Job = make_job("alora", seed=2)
     assert job.folder.name == "alora-seed2"
-    job.open_scratch()
-    assert job.scratch.parent == job.folder.parent
-    assert not list(job.folder.parent.glob("alora*"))
+    assert job.scratch.parent == job.folder.parent and job.scratch.name.startswith(".")
     assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
 
 
-def test_another_way_to_read_words_outdates(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    adapter = make_job("lora")
-    methods = adapter.recipe.methods | {"head": type(adapter.recipe.methods["lora"])()}
-    recipe = adapter.recipe.model_copy(update={"methods": methods})
-    head = replace(adapter, recipe=recipe, method="head")
-    before = head.inputs, adapter.inputs
+def test_another_way_to_read_words_outdates(
+    job: Job, make_job: MakeJob, monkeypatch: MonkeyPatch
+) -> None:
+    """A head, and an adapter as well: an encoder's reads words too."""
+    before = [job.inputs, make_job().inputs]
     monkeypatch.setattr("guard.weights.head.MOST_NGRAMS", 100)
-    assert replace(head).inputs != before[0]
-    assert replace(adapter).inputs != before[1]  # an encoder's adapter reads words too
+    assert replace(job).inputs != before[0]
+    assert make_job().inputs != before[1]
+
+
+METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calibration())
+
+
+def of_steps(make_job: MakeJob, steps: int) -> Job:
+    job = make_job(max_steps=steps)
+    finish_at_once(job)
+    return job
+
+
+def before(job: Job) -> Path:
+    return job.folder.parent / "before" / job.folder.name
+
+
+def steps_of(folder: Path) -> int:
+    steps: int = load_card(folder).recipe["trainer"]["max_steps"]
+    return steps
+
+
+def test_the_good_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> None:
+    for steps in (1, 2, 3):
+        job = of_steps(make_job, steps)
+    assert [steps_of(folder) for folder in (before(job), job.folder)] == [2, 3]
+    (job.folder / PEFT_WEIGHTS).write_bytes(b"torn")
+    of_steps(make_job, 4)  # a damaged one takes no good one's place
+    assert [steps_of(folder) for folder in (before(job), job.folder)] == [2, 4]
+    card = json.loads((job.folder / CARD).read_text())
+    (job.folder / CARD).write_text(json.dumps(card | {"of_another_version": 1}))
+    of_steps(make_job, 5)
+    assert json.loads((before(job) / CARD).read_text())["of_another_version"] == 1
+
+
+def test_a_killed_run_s_whole_folder_of_these_inputs_is_taken(make_job: MakeJob) -> None:
+    job = of_steps(make_job, 1)
+    job.scratch.mkdir()
+    job.folder.rename(job.scratch / "export")
+    finish_export(make_job(max_steps=2))
+    assert not job.folder.exists()
+    for _ in range(2):  # and again, where nothing is left to be done
+        finish_export(job)
+        assert load_card(job.folder) and is_current(job.folder, job.inputs)
+
+
+def test_an_older_adapter_is_replaced_whole_or_not_at_all(make_job: MakeJob) -> None:
+    job = make_job()
+    job.folder.mkdir(parents=True)
+    (job.folder / "left_over.txt").write_text("of an older version")
+    finish_at_once(job)
+    assert not (job.folder / "left_over.txt").exists()
+    stamp = (job.folder / "stage.json").read_bytes()
+    rows = data(job)
+    with pytest.raises(ValueError, match="zip"):  # predictions that do not cover the rows
+        export(job, RankedWeights(rows), rows.test, [0.0], Calibration(), METRICS, None)
+    assert (job.folder / "stage.json").read_bytes() == stamp
+
+
+def test_every_method_has_a_trainer_and_no_other_name_has() -> None:
+    assert set(TRAINERS) == set(KINDS)
+    for kind, trainers in TRAINERS.items():
+        assert set(trainers) == {
+            name for name, method in METHODS.items() if method.acts_from in KINDS[kind].acts_from
+        }
+
+
+def test_of_adapters_an_alora_alone_takes_settings_of_a_head(make_job: MakeJob) -> None:
+    job, recipe = make_job(), load_recipe("tiny")
+    for method in recipe.methods:
+        tiny = Job(job.rule, recipe, method, 0, job.builder, job.runs)
+        trainer_of(tiny).check(tiny)
+    TRAINERS["decoder"]["alora"].check(with_settings(make_job("alora"), head={"C": 1.0}))
+    for method, head, told in (
+        ("lora", {"C": 1.0}, r"methods\.lora\.head: only an aLoRA and a method that is a head"),
+        ("alora", {"c": 1.0}, r"methods\.alora\.head: unknown key 'c'"),
+    ):
+        with pytest.raises(GuardError, match=told):
+            TRAINERS["decoder"][method].check(with_settings(make_job(method), head=head))
+
+
+def test_gliner2_is_trained_without_openings(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    asked: list[TrainingWork] = []
+    monkeypatch.setattr("train.encoder.trainer.fit", lambda work: (asked.append(work), [])[1])
+    job = make_job()
+    job = replace(job, rule=job.rule.model_copy(update={"judged": "assistant"}))
+    rows = data(job)
+    assert list(TRAINERS["gliner2"]["lora"].fit([(job, rows)])) == []
+    ((_, read),) = asked[0]
+    assert read is rows

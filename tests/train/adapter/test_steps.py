@@ -7,43 +7,31 @@ from pathlib import Path
 import torch
 from pytest import CaptureFixture, MonkeyPatch
 
-from train.adapter.steps import EarlyStopping, LengthGrouped, Progress, StepBatches
+from train.adapter.steps import EarlyStopping, LengthGrouped, Progress
 
 
 def weights(value: float) -> list[torch.Tensor]:
     return [torch.full((2, 3), value), torch.full((4,), -value)]
 
 
+def restored(stopping: EarlyStopping) -> float:
+    """The step whose weights are put back; 0 if none's are."""
+    target = weights(0)
+    stopping.restore(target)
+    return float(target[0].max())
+
+
 def test_the_first_of_the_lowest_losses_is_kept_and_patience_counts_from_it(tmp_path: Path) -> None:
-    stopping = EarlyStopping(tmp_path, patience=2)
+    """A loss that is not a number is no lower than any."""
+    stopping = EarlyStopping(tmp_path, patience=2, min_steps=45)
+    assert restored(stopping) == 0 and not stopping.ended(100)
     ended = []
-    for step, loss in ((10, 0.7), (20, 0.5), (30, 0.5), (40, 0.6)):
+    for step, loss in ((10, float("nan")), (20, 0.5), (30, 0.5), (40, float("nan"))):
         stopping.record(step, loss, weights(step))
         ended.append(stopping.ended(step))
-    assert ended == [False, False, False, True]
-    target = weights(0)
-    stopping.restore(target)
-    assert [float(weight.flatten()[0]) for weight in target] == [20, -20]
-
-
-def test_nothing_ends_before_the_least_steps_or_a_recorded_evaluation(tmp_path: Path) -> None:
-    stopping, target = EarlyStopping(tmp_path, patience=1, min_steps=25), weights(3)
-    stopping.restore(target)
-    assert not stopping.ended(100)
-    torch.testing.assert_close(target, weights(3))
-    for step, loss in ((10, 0.5), (20, 0.6)):
-        stopping.record(step, loss, weights(step))
-    assert [stopping.ended(step) for step in (20, 24, 25)] == [False, False, True]
-
-
-def test_a_loss_that_is_not_a_number_is_no_lower_than_any(tmp_path: Path) -> None:
-    stopping = EarlyStopping(tmp_path, patience=2)
-    for step, loss in ((8, float("nan")), (16, 0.5), (24, 0.1), (32, float("nan"))):
-        stopping.record(step, loss, weights(step))
-    assert stopping.best_step == 24
-    target = weights(0)
-    stopping.restore(target)
-    torch.testing.assert_close(target, weights(24))
+    assert ended == [False] * 4  # nothing ends before the least steps
+    assert [stopping.ended(step) for step in (44, 45)] == [False, True]
+    assert restored(stopping) == stopping.best_step == 20
 
 
 def test_a_run_resumed_before_a_recorded_evaluation_is_not_ended_by_it(tmp_path: Path) -> None:
@@ -52,29 +40,17 @@ def test_a_run_resumed_before_a_recorded_evaluation_is_not_ended_by_it(tmp_path:
     stopping.record(20, 0.6, weights(20))
     again = EarlyStopping(tmp_path, patience=1)
     again.record(10, 0.7, weights(11))  # computed again, a little otherwise
-    assert again.ended(20)
-    assert not again.ended(15)
-    assert not again.ended(10)
-    target = weights(0)
-    again.restore(target)
-    torch.testing.assert_close(target, weights(10))
+    assert [again.ended(step) for step in (10, 15, 20)] == [False, False, True]
+    assert restored(again) == 10
 
 
 def test_an_epoch_holds_every_row_once_with_neighbours_of_similar_length() -> None:
-    """And the batches of a resumed run are the same."""
     lengths = [(index * 37) % 101 for index in range(96)]
     order = list(LengthGrouped(lengths, batch_rows=8, seed=0))
     assert sorted(order) == list(range(96))
     batches = [[lengths[index] for index in order[at : at + 8]] for at in range(0, 96, 8)]
     spread = sorted(max(batch) - min(batch) for batch in batches)
     assert spread[len(spread) // 2] < 40  # of 100 in random order
-    steps = StepBatches(list(range(10)), batch_rows=4, seed=1)
-    of_steps = [steps.at(step) for step in range(6)]
-    for epoch in (of_steps[:3], of_steps[3:]):
-        assert [len(batch) for batch in epoch] == [4, 4, 2]
-        assert sorted(index for batch in epoch for index in batch) == list(range(10))
-    assert of_steps[:3] != of_steps[3:]
-    assert StepBatches(list(range(10)), batch_rows=4, seed=1).at(4) == of_steps[4]
 
 
 def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
@@ -84,17 +60,15 @@ def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone() -> None:
         torch.rand(1)  # the global generator is elsewhere in a resumed run
         return list(sampler)
 
-    assert order(0, 1) == order(0, 1)
-    assert order(0, 1) != order(0, 2)
+    assert order(0, 1) == order(0, 1) != order(0, 2)
     assert order(0, 1) != order(1, 1)
 
 
 def test_each_epoch_is_one_line(monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    progress = Progress(
-        "toy alora seed 0", step=2, steps=10, steps_per_epoch=4
-    )  # resumed in the middle of the first epoch
+    # Resumed in the middle of the first epoch.
+    progress = Progress("toy alora seed 0", step=2, steps=10, steps_per_epoch=4)
     for step in range(3, 11):
         now += 30.0
         progress.loss(1.0 / step)

@@ -1,20 +1,27 @@
-"""A trained adapter is written as PEFT's two files, which name no path of this machine, while it
-stands on its base.
+"""A trained adapter while it stands on its base: its logits, and what it writes.
+
+Of a base in 4 bits it is the same by either trainer, and served on the base as it is.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.variants import calculate_alora_offsets
 from pytest import MonkeyPatch
-from torch import nn
 from transformers import AutoModelForCausalLM
 
+from guard.errors import GuardError
 from guard.prompt.decoder import Prompt, PromptBuilder
 from tests.train.conftest import (
     ADAPTERS,
@@ -22,11 +29,15 @@ from tests.train.conftest import (
     MakeJob,
     conversation,
     data,
-    layers_by_onednn,
-    multiply_by_torch,
+    weights,
+    with_lora,
 )
+from train import run
+from train.adapter import trl
+from train.adapter.load import check_adapter, load_base, load_served_base
 from train.adapter.trained import TrainedAdapter, verdict_logits
-from train.batch import left_padded
+from train.job import Job
+from train.prefix import trainer as shared_prefix
 from train.prefix.trainer import fit
 
 
@@ -91,38 +102,6 @@ def test_a_row_in_a_padded_batch_has_the_difference_of_log_probabilities_that_it
     assert max(together) - min(together) > 1e-2  # and the rows do differ
 
 
-def test_where_an_alora_acts(toy_base: Path, builder: PromptBuilder, prompts: list[Prompt]) -> None:
-    model = random_adapter(toy_base, builder, "alora")
-    batch = left_padded([prompt.token_ids for prompt in prompts])
-    from_the_end = calculate_alora_offsets(model.peft_config, "default", batch["input_ids"])
-    assert from_the_end == [len(prompt.token_ids) - prompt.invocation_start for prompt in prompts]
-    with torch.inference_mode():
-        adapted = model(**batch, output_hidden_states=True).hidden_states[-1]
-        with model.disable_adapter():
-            base = model(**batch, output_hidden_states=True).hidden_states[-1]
-    changed = (adapted - base).abs().amax(dim=2) > 1e-6
-    longest = batch["input_ids"].shape[1]
-    for row, prompt in enumerate(prompts):
-        start = longest - len(prompt.token_ids) + prompt.invocation_start
-        first = longest - len(prompt.token_ids)
-        assert not changed[row, first:start].any()
-        assert changed[row, start:].all()
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_where_mkl_is_slow_the_logits_are_those_of_plain_products(
-    toy_base: Path, prompts: list[Prompt], method: str, monkeypatch: MonkeyPatch
-) -> None:
-    builder = PromptBuilder.from_base(str(toy_base))
-    model = random_adapter(toy_base, builder, method)
-    multiply_by_torch(monkeypatch)
-    plain = verdict_logits(model, prompts, builder)
-    products = layers_by_onednn(monkeypatch)
-    assert verdict_logits(model, prompts, builder) == pytest.approx(plain, abs=1e-4)
-    assert {module for module in model.modules() if type(module) is nn.Linear} == set(products)
-    assert not any("forward" in vars(module) for module in model.modules())
-
-
 @pytest.mark.parametrize("method", ADAPTERS)
 def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(
     toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
@@ -146,3 +125,102 @@ def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(
     expected = (yes - no).tolist()
     assert alone == pytest.approx(expected, abs=1e-5)
     assert head.weight.dtype == torch.bfloat16 and not head._forward_hooks
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_modules_are_missed_without_the_base_s_weights(make_job: MakeJob, method: str) -> None:
+    check_adapter(make_job(method))
+    with pytest.raises(GuardError, match=rf"methods\.{method}\.lora.*q_prj"):
+        check_adapter(with_lora(make_job(method), target_modules=["q_prj"]))
+
+
+def in_4_bits(job: Job) -> Job:
+    return replace(job, recipe=job.recipe.model_copy(update={"quantization": "nf4"}))
+
+
+@contextmanager
+def trained(job: Job) -> Iterator[tuple[PeftModel, Sequence[float]]]:
+    """The adapter as long as it is there: training aLoRAs takes it off its base before the next."""
+    if job.method == "lora":
+        yield trl.fit(job, data(job)), []
+        return
+    fits = shared_prefix.fit([(job, data(job))])
+    fitted = next(fits)
+    assert isinstance(fitted, TrainedAdapter)
+    yield fitted.model, fitted.validation_logits
+
+
+def on_rounded_weights(job: Job, folder: Path) -> Job:
+    """The job on a base without quantization whose weights are those that 4 bits stand for."""
+    served, quantised = load_served_base(job.recipe, CPU), load_base(in_4_bits(job).recipe, CPU)
+    for name, layer in quantised.named_modules():
+        if isinstance(layer, Linear4bit):
+            weight = layer.weight
+            rounded = dequantize_4bit(weight.data, weight.quant_state).float()
+            served.get_submodule(name).weight.data = rounded
+    served.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(job.recipe.base_path) / file, folder / file)
+    return replace(job, recipe=job.recipe.model_copy(update={"base": str(folder)}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "tolerance"),
+    [("alora", 0.01), ("lora", 0.06)],  # TRL rounds the weights that it starts from to bfloat16
+)
+def test_in_4_bits_an_adapter_is_the_one_that_trl_and_peft_train_on_the_rounded_weights(
+    make_job: MakeJob, tmp_path: Path, method: str, tolerance: float
+) -> None:
+    """It stands on the base that serves it, and so do its verdicts."""
+    one, reference, other = (
+        make_job(method, max_steps=12, adam_epsilon=1e-4, runs=runs)
+        for runs in ("one", "reference", "other")
+    )
+    reference = on_rounded_weights(reference, tmp_path / "rounded")
+    expected, otherwise = (weights(trl.fit(job, data(job))) for job in (reference, other))
+    job = in_4_bits(one)
+    with trained(job) as (model, validation_logits):
+        found = weights(model)
+        assert not any(isinstance(module, Linear4bit) for module in model.modules())
+        prompts = [row.prompt for row in data(job).validation]
+        logits = verdict_logits(model, prompts, job.builder)
+    if method == "alora":
+        assert validation_logits == pytest.approx(logits, abs=1e-5)
+    bare = load_served_base(job.recipe, CPU)(torch.tensor([prompts[0].token_ids])).logits[0, -1]
+    of_base = float(bare[job.builder.yes_id] - bare[job.builder.no_id])
+    assert abs(of_base - logits[0]) > 0.05  # the weights came along
+    moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
+    assert found.keys() == expected.keys()
+    assert largest(found, expected) < tolerance * moved
+    assert largest(found, otherwise) > 0.1 * moved
+
+
+def largest(ours: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    return max(float((weight - others[name]).abs().max()) for name, weight in ours.items())
+
+
+@pytest.mark.slow
+def test_an_evaluation_in_between_leaves_the_gradients_true(make_job: MakeJob) -> None:
+    job = in_4_bits(make_job())
+    model = load_base(job.recipe, CPU)
+    layer = next(module for module in model.modules() if isinstance(module, Linear4bit))
+    x = torch.randn(3, layer.in_features)
+    dense = layer(torch.eye(layer.in_features)).detach()  # row i: the weights of input i
+    with torch.no_grad():
+        layer.eval()(x)
+    x.requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, dense.sum(1).expand(3, -1), rtol=1e-4, atol=1e-4)
+
+
+def test_machines_that_cannot_quantise_stop(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    job = in_4_bits(make_job("alora"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    told = r"recipe toy: quantization: this machine cannot train in 4 bits"
+    with pytest.raises(GuardError, match=told):
+        run.check([job])

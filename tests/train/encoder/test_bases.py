@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,18 +17,13 @@ from guard.conversation.example import read_examples
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.prompt.gliner2 import Gliner2PromptBuilder
-from guard.recipe import KINDS, Kind
-from tests.gliner2_toy import adapted, fresh, gliner2_recipe, reference_logit, save_base
+from tests.gliner2_toy import adapted, gliner2_recipe, reference_logit, save_base
 from tests.train.conftest import RULE, data, mostly_generated, with_lora, write_toy_data
-from train.encoder.bases import BASES, gliner2_config, load_gliner2
+from train.encoder.bases import gliner2_config, load_gliner2
 from train.encoder.settings import check_adapter
-from train.encoder.trained import TrainedEncoder
+from train.encoder.trained import TrainedEncoder, with_head_of_own_rows
 from train.encoder.trainer import fit
 from train.job import Job
-
-
-def test_every_kind_of_encoder_has_a_base() -> None:
-    assert set(BASES) == {kind for kind in get_args(Kind) if KINDS[kind].is_encoder}
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +61,19 @@ def expected(job: Job, folder: Path | None) -> list[float]:
 
 @pytest.mark.slow
 def test_gliner2_with_plain_peft_says_the_same(base: Path, tmp_path: Path) -> None:
+    """Own rows and generated ones are one training: there is no head to be fitted again."""
     job = job_on(base, tmp_path)
-    adapter, rows = trained(job), data(job).test
+    adapter, rows = trained(job), data(job)
+    mixed = mostly_generated(rows, own_training=32, own_validation=16)
+    assert with_head_of_own_rows(adapter, mixed) is adapter
     adapter.save(tmp_path / "adapter")
-    logits = adapter.logits([row.prompt for row in rows])
+    tests = [row.prompt for row in rows.test]
+    logits = adapter.logits(tests)
     np.testing.assert_allclose(logits, expected(job, tmp_path / "adapter"), atol=1e-5)
     assert np.abs(np.array(logits) - expected(job, None)).max() > 0.1
     # With a learning rate that destroys, the weights before the first step are kept.
     destroyed = trained(job_on(base, tmp_path / "destroyed", learning_rate=10.0))
-    logits = destroyed.logits([row.prompt for row in rows])
-    np.testing.assert_allclose(logits, expected(job, None), atol=1e-5)
+    np.testing.assert_allclose(destroyed.logits(tests), expected(job, None), atol=1e-5)
 
 
 def test_bad_settings_and_a_rule_too_long_for_a_window_are_refused(
@@ -88,30 +86,6 @@ def test_bad_settings_and_a_rule_too_long_for_a_window_are_refused(
     long = RULE.model_copy(update={"title": "no " * 50})
     with pytest.raises(GuardError, match="too little of a window"):
         data(replace(job, rule=long))
-
-
-@pytest.mark.slow
-def test_own_rows_and_generated_ones_are_one_training(base: Path, tmp_path: Path) -> None:
-    job = job_on(base, tmp_path, max_steps=4)
-    mixed = mostly_generated(data(job), own_training=32, own_validation=16)
-    (of_mixed,) = fit([(job, mixed)])
-    assert isinstance(of_mixed, TrainedEncoder), of_mixed
-    assert of_mixed.validation_logits == trained(job).validation_logits
-
-
-def test_a_checkpoint_says_what_it_says_in_gliner2(tmp_path: Path) -> None:
-    model = load_gliner2(gliner2_recipe(save_base(tmp_path)))
-    reference = fresh()
-    ids = torch.randint(1, 30000, (2, 20), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[1, 12:] = 0
-    with torch.inference_mode():
-        logits = model(ids, mask)
-        states = reference.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        expected = reference.classifier(states)
-    assert logits.shape == (2, 20, 1)
-    assert torch.allclose(logits[mask == 1], expected[mask == 1], atol=1e-6)
-    assert not any(weight.requires_grad for weight in model.parameters())
 
 
 def test_other_weights_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from transformers import (
-    AutoModel,
     AutoModelForTokenClassification,
     BertConfig,
     DebertaV2Config,
@@ -25,46 +24,24 @@ from transformers import (
 from guard.conversation.example import Example, Message, Split, write_examples
 from guard.errors import GuardError
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.rule import Judged
 from guard.weights.head import NO_WORDS
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import FILLER, MakeEncoderJob, data, encoder_recipe
-from train.encoder.model import StateReader, device, load_encoder, mean_states, reader_of
+from train.encoder.model import StateReader, load_encoder, reader_of
 from train.encoder.trained import TrainedEncoder
 from train.examples import Row, Rows
 from train.head.fit import TrainedHead, fit_on
 from train.job import Job
 from train.methods import TRAINERS, Trained
 
-CONVERSATIONS = (
-    (Message("user", "hello"),),
-    (Message("user", "my order"), Message("assistant", "a refund for books and food")),
-    tuple(Message("user", f"please help with my order number {n}") for n in range(9)),
-)
-
-
-@pytest.mark.parametrize("judged", ["conversation", "assistant"])
-def test_states_are_means_of_spans(make_encoder_job: MakeEncoderJob, judged: Judged) -> None:
-    job = make_encoder_job()
-    builder = cast(EncoderPromptBuilder, job.builder)
-    base = AutoModel.from_pretrained(job.recipe.base_path).eval()
-    prompts = [builder.build(messages, "") for messages in CONVERSATIONS]
-    assert len(builder.windows(prompts[-1].token_ids, judged)) > 1
-    states = mean_states(load_encoder(job.recipe, device()), builder, prompts, judged)
-    for prompt, of_prompt in zip(prompts, states, strict=True):
-        expected: list[np.ndarray] = []
-        for window in builder.windows(prompt.token_ids, judged):
-            ids = torch.tensor([window.token_ids])
-            with torch.inference_mode():
-                hidden = base(input_ids=ids).last_hidden_state[0].numpy()
-            expected += [hidden[start:end].mean(axis=0) for start, end, *_ in builder.spans(window)]
-        np.testing.assert_allclose(of_prompt, np.stack(expected), atol=1e-5)
+ASKED = Message("user", "my order")
+ANSWERED = Message("assistant", "a refund for books and food")
 
 
 def test_heads_of_two_rules_read_each_its_own_turns(make_encoder_job: MakeEncoderJob) -> None:
     """What is kept for one is not given to the other."""
     of_all, of_assistant = make_encoder_job("head"), make_encoder_job("head", judged="assistant")
-    prompt = of_all.builder.build(CONVERSATIONS[1], "")
+    prompt = of_all.builder.build([ASKED, ANSWERED], "")
     for _ in range(2):
         (whole,) = reader_of(of_all)([prompt])
         (narrow,) = reader_of(of_assistant)([prompt])
@@ -170,7 +147,7 @@ def test_states_stay_for_a_while(
 ) -> None:
     job = make_encoder_job()
     reader = StateReader(job.recipe)
-    prompts = [job.builder.build(messages, "") for messages in CONVERSATIONS]
+    prompts = [job.builder.build(messages, "") for messages in ([ASKED], [ASKED, ANSWERED])]
     states = reader.read(prompts, "conversation")
     assert reader._kept_bytes == sum(of_prompt.nbytes for of_prompt in states)
     monkeypatch.setattr("train.encoder.model.MOST_KEPT", reader._kept_bytes - 1)

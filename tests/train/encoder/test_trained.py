@@ -16,11 +16,9 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification
 
-from guard.conversation.example import Message, read_examples
 from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.prompt.windows import SPAN_TOKENS
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import MakeEncoderJob, data, mostly_generated
 from train.encoder.bases import head_of
@@ -33,55 +31,22 @@ from train.head.regression import RowSpans, head_logits, read_rows
 from train.job import Job
 
 pytestmark = pytest.mark.slow
-Words = dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize("judged", ["conversation", "assistant"])
 def test_plain_peft_agrees(make_encoder_job: MakeEncoderJob, tmp_path: Path, judged: str) -> None:
     """And the head that is read from its classifier and words says the same of the same states."""
     job = make_encoder_job(judged=judged, max_steps=4, eval_steps=2)
-    rows, folder = data(job), tmp_path / "adapter"
-    adapter = Training(job, rows).run()
-    adapter.save(folder)
-    base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
-    model = PeftModel.from_pretrained(base, str(folder)).eval()
-    words = load_file(folder / WORDS)
-    assert np.abs(words["ngram_weights"]).max() > 0.1
-    examples = read_examples(job.data / "test.jsonl")
-    logits = adapter.logits(prompts_of(rows.test))
-    expected = [_logit(job, model, words, example.messages) for example in examples]
+    adapter, prompts = Training(job, data(job)).run(), prompts_of(data(job).test)
+    adapter.save(tmp_path)
+    plain_rows, expected = plain_answers(job, tmp_path, prompts)
+    logits = adapter.logits(prompts)
     np.testing.assert_allclose(logits, expected, atol=1e-5)
-    spans = adapted_spans(adapter, prompts_of(rows.test))
-    for ours, plain in zip(spans, plain_spans(job, folder, prompts_of(rows.test)), strict=True):
+    spans = adapted_spans(adapter, prompts)
+    for ours, plain in zip(spans, plain_rows, strict=True):
         np.testing.assert_allclose(ours.states, plain.states, atol=1e-5)
     head = head_of(classifier_of(adapter.model), adapter.words)
     np.testing.assert_allclose(head_logits(head, spans), logits, atol=1e-5)
-
-
-def _logit(job: Job, model: PeftModel, words: Words, messages: Sequence[Message]) -> float:
-    """Of a conversation of one window and short turns: of the judged turns, or of all. Words count
-    of whom the rule judges.
-    """
-    builder, judged = cast(EncoderPromptBuilder, job.builder), job.rule.judged
-    ids = [builder.start_id]
-    ends: list[int] = []
-    for message in messages:
-        ids += [*builder.turn_ids(message), builder.separator_id]
-        ends.append(len(ids))
-    assert len(ids) <= builder.window_tokens
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0]
-    difference = logits[:, 1] - logits[:, 0]
-    means: list[float] = []
-    of_judged: list[float] = []
-    for message, start, end in zip(messages, [1, *ends], ends, strict=False):
-        assert end - start <= SPAN_TOKENS
-        means.append(float(difference[start:end].mean()))
-        if judged in ("conversation", message.role):
-            means[-1] += plain_word_logit(words, ids[start:end])
-        if message.role == judged:
-            of_judged.append(means[-1])
-    return max(of_judged or means)
 
 
 def prompts_of(rows: Sequence[Row]) -> list[Prompt]:
@@ -97,40 +62,50 @@ def classifier_of(model: PeftModel) -> nn.Linear:
     return cast(nn.Linear, base.classifier.modules_to_save["default"])
 
 
-def plain_spans(job: Job, folder: Path, prompts: Sequence[Prompt]) -> list[RowSpans]:
+def plain_answers(
+    job: Job, folder: Path, prompts: Sequence[Prompt]
+) -> tuple[list[RowSpans], list[float]]:
     """What the classifier of the adapter in `folder` is given in plain PEFT, one window after
-    another.
+    another, and the rows' logits. Words count of whom the rule judges.
     """
     base = AutoModelForTokenClassification.from_pretrained(job.recipe.base_path, num_labels=2)
     model = PeftModel.from_pretrained(base, str(folder)).eval()
+    words = load_file(folder / WORDS)
     given: list[Tensor] = []
     classifier_of(model).register_forward_pre_hook(lambda layer, inputs: given.append(inputs[0]))
     builder = cast(EncoderPromptBuilder, job.builder)
     rows: list[RowSpans] = []
+    row_logits: list[float] = []
     for prompt in prompts:
         windows = builder.windows(prompt.token_ids, job.reads)
         states: list[np.ndarray] = []
+        logits: list[float] = []
         for window in windows:
             with torch.no_grad():
-                model(input_ids=torch.tensor([window.token_ids]))
+                no, yes = model(input_ids=torch.tensor([window.token_ids])).logits[0].T
             (tokens,) = given.pop()
-            for start, end, *_ in builder.spans(window):
+            for start, end, speaker, _ in builder.spans(window):
                 states.append(tokens[start:end].mean(0).numpy())
+                logits.append(float((yes - no)[start:end].mean()))
+                if job.rule.judged in ("conversation", speaker):
+                    logits[-1] += plain_word_logit(words, window.token_ids[start:end])
         rows.append(RowSpans(np.array(states), span_words(builder, windows, job.reads)))
-    return rows
+        row_logits.append(max(logits))
+    return rows, row_logits
 
 
 def test_own_rows_alone_refit_the_head(make_encoder_job: MakeEncoderJob, tmp_path: Path) -> None:
     job = make_encoder_job(max_steps=4, eval_steps=2)
     rows = mostly_generated(data(job), own_training=24, own_validation=12)
     before = Training(job, rows).run()
-    before.save(tmp_path / "before")
+    before.save(tmp_path)
     prior = head_of(classifier_of(before.model), before.words)
     weights = weights_of(before)
-    after = with_head_of_own_rows(before, rows)
+    (after,) = fit([(job, rows)])  # goes on where the first has ended
+    assert isinstance(after, TrainedEncoder)
 
     def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
-        return plain_spans(job, tmp_path / "before", prompts)
+        return plain_answers(job, tmp_path, prompts)[0]
 
     own = read_rows(job, reader, rows.own().train)
     validation = read_rows(job, reader, rows.own().validation)
@@ -143,7 +118,7 @@ def test_own_rows_alone_refit_the_head(make_encoder_job: MakeEncoderJob, tmp_pat
         is_head = ".classifier." in name
         assert torch.equal(weight, weights[name]) != (is_head and "modules_to_save" in name), name
     prompts = prompts_of(rows.validation)
-    spans = plain_spans(job, tmp_path / "before", prompts)
+    spans = reader(prompts)
     np.testing.assert_allclose(after.logits(prompts), head_logits(expected, spans), atol=1e-3)
     logits = head_logits(expected_before, spans)
     np.testing.assert_allclose(after.validation_logits, logits, atol=1e-3)
@@ -158,13 +133,3 @@ def test_with_too_few_own_rows_the_trained_head_stays(make_encoder_job: MakeEnco
         rows = mostly_generated(data(job), own_training, own_validation)
         assert with_head_of_own_rows(trained, rows) is trained
     assert all(torch.equal(weights[name], w) for name, w in weights_of(trained).items())
-
-
-def test_training_ends_with_the_head_of_own_rows(make_encoder_job: MakeEncoderJob) -> None:
-    job = make_encoder_job(max_steps=4, eval_steps=2)
-    rows = mostly_generated(data(job), own_training=24, own_validation=12)
-    (trained,) = fit([(job, rows)])
-    assert isinstance(trained, TrainedEncoder)
-    alone = with_head_of_own_rows(Training(job, rows).run(), rows)
-    assert trained.validation_logits == alone.validation_logits
-    assert torch.equal(classifier_of(trained.model).weight, classifier_of(alone.model).weight)

@@ -13,14 +13,13 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from safetensors.torch import save
-from torch import nn
 from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from guard.errors import GuardError
 from guard.recipe import PrefixCacheSize
-from tests.train.conftest import BASES, MakeJob, calls_of, layers_by_onednn, multiply_by_torch
+from tests.train.conftest import BASES, MakeJob, calls_of
 from train.prefix import cache as prefix_cache
-from train.prefix.cache import GIB, Budget, Prefix, PrefixCache, Read, budget_of, free_memory
+from train.prefix.cache import GIB, Budget, Prefix, PrefixCache, budget_of, free_memory
 
 PREFIXES = [(5, 6, 7), tuple(range(20, 60)), (9,), tuple(range(100, 117)), (5, 6, 7)]
 
@@ -62,18 +61,6 @@ def test_rows_are_their_prefixes(
                 torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
 
 
-def test_prefixes_are_those_of_plain_mkl(model: PreTrainedModel, monkeypatch: MonkeyPatch) -> None:
-    chosen = [tuple(torch.randint(128, (length,)).tolist()) for length in (3, 40, 1, 17)]
-    multiply_by_torch(monkeypatch)
-    plain = PrefixCache(model, Budget()).read(chosen)
-    products = layers_by_onednn(monkeypatch)
-    for states, expected in zip(PrefixCache(model, Budget()).read(chosen), plain, strict=True):
-        torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
-    linear = {module for module in model.base_model.modules() if type(module) is nn.Linear}
-    assert set(products) == linear
-    assert not any("forward" in vars(module) for module in model.modules())
-
-
 def test_how_all_prefixes_begin_is_computed_once(
     model: PreTrainedModel, monkeypatch: MonkeyPatch
 ) -> None:
@@ -84,23 +71,6 @@ def test_how_all_prefixes_begin_is_computed_once(
     PrefixCache(model, Budget()).read(rows)
     shapes = [tuple(ids.shape) for _, ids, *_ in computed]
     assert shapes == [(1, len(opening) - 1), (len(rows), 1 + max(map(len, PREFIXES)))]
-
-
-def test_tiers_take_by_room(
-    qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
-) -> None:
-    tiers: dict[str, list[int]] = {}
-    for name in ("_on_device", "_on_host", "_on_disk"):
-
-        def spy(
-            cache: PrefixCache, states: dict[Prefix, torch.Tensor], name: str = name
-        ) -> dict[Prefix, Read]:
-            tiers[name] = sorted(map(len, states))
-            return {prefix: each.clone for prefix, each in states.items()}
-
-        monkeypatch.setattr(PrefixCache, name, spy)
-    PrefixCache(qwen, Budget(40 * per_token, 18 * per_token, 3 * per_token)).fill(PREFIXES)
-    assert tiers == {"_on_device": [40], "_on_host": [1, 17], "_on_disk": [3]}
 
 
 def test_files_are_nameless(

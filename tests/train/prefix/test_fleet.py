@@ -1,7 +1,8 @@
-"""Steps of adapters that are trained together: what a pass holds, and what it reads."""
+"""Adapters that are trained together: what a pass holds and reads, how they end and resume."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +11,24 @@ import torch
 from pytest import MonkeyPatch
 
 from guard.prompt.decoder import PromptBuilder
-from tests.train.conftest import MakeJob, calls_of, data, fitted, largest_difference
-from train.adapter.load import load_base
-from train.adapter.settings import trainer_config
+from tests.train.conftest import (
+    ADAPTERS,
+    MakeJob,
+    calls_of,
+    data,
+    fitted,
+    largest_difference,
+    with_lora,
+    with_settings,
+)
+from train.adapter import trl
+from train.adapter.steps import EarlyStopping, Progress
 from train.job import Job
 from train.prefix import fleet, readout
 from train.prefix import trainer as shared_prefix
-from train.prefix.cache import Budget, Prefix, PrefixCache
-from train.prefix.fleet import Fleet, Pack, Packer, longest_suffix, prefix_of
-from train.prefix.member import Member
+from train.prefix.cache import Budget, PrefixCache
+from train.prefix.fleet import Fleet, longest_suffix, prefix_of
+from train.prefix.member import CHECKPOINT, Member
 from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
 
@@ -42,19 +52,6 @@ def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: Monke
     # One alone measures what a token takes.
     assert sum(len(prefixes) for _, prefixes in computed if len(prefixes) > 1) == len(distinct)
     assert begun_after == [1, 1]
-
-
-def test_adapters_are_the_same_in_place_or_padded(make_job: MakeJob) -> None:
-    def trained(*, in_place: bool) -> list[torch.Tensor]:
-        name = str(in_place)
-        jobs = [make_job("alora", seed=seed, max_steps=8, runs=f"{name}{seed}") for seed in (0, 1)]
-        members = [Member(job, data(job), trainer_config(job)) for job in jobs]
-        model = load_base(jobs[0].recipe, members[0].config.device)
-        Fleet(model, members, Budget(host=10**9), in_place=in_place).train()
-        return [weight.detach() for weight in (*members[0].weights, *members[1].weights)]
-
-    for weight, expected in zip(trained(in_place=False), trained(in_place=True), strict=True):
-        assert float((weight - expected).abs().max()) < 2e-3 * float(expected.abs().max())
 
 
 def test_an_adapter_at_rest_is_left_out(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
@@ -130,22 +127,101 @@ def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPat
     assert set(dtypes) == {torch.float32}
 
 
-Reader = tuple[str, list[Prefix]]
+pytestmark = pytest.mark.slow
 
 
-def packed(readers: list[Reader], room: int) -> list[list[str]]:
-    def fits(pack: Pack[Reader], reader: Reader, more_bytes: int) -> bool:
-        return pack.prefix_bytes + more_bytes <= room
+@pytest.mark.parametrize(
+    ("ranks", "patience", "dropout", "alone", "head"),
+    [
+        ((1, 16), None, 0.0, True, None),
+        ((4, 16), None, 0.0, False, None),
+        ((16, 16), 1, 0.0, False, None),
+        ((16,), None, 0.3, True, None),
+        ((4, 16), None, 0.0, False, {}),
+    ],
+)
+def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
+    make_job: MakeJob,
+    monkeypatch: MonkeyPatch,
+    ranks: Any,
+    patience: Any,
+    dropout: Any,
+    alone: Any,
+    head: Any,
+) -> None:
+    def jobs(runs: str) -> list[Job]:
+        made: list[Job] = []
+        for seed, rank in enumerate(ranks):
+            steps = {"max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
+            job = make_job("alora", runs=f"{runs}{seed}", seed=seed, learning_rate=3e-3, **steps)
+            job = with_lora(job, r=rank, lora_dropout=dropout)
+            made.append(with_settings(job, early_stopping_patience=patience, head=head))
+        return made
 
-    packer = Packer[Reader](prefixes=lambda reader: reader[1], size=len, fits=fits)
-    return [[name for name, _ in pack.items] for pack in packer.packs(readers)]
+    update, done = Member.update, []
+
+    def killed(member: Member, loss: float) -> None:
+        if member.step == 12:
+            raise KeyboardInterrupt
+        update(member, loss)
+
+    def counted(member: Member, loss: float) -> None:
+        done.append(member.step)
+        update(member, loss)
+
+    # A head is averaged: its last evaluation tells of all steps.
+    best = 20 if head is not None else 8
+    record_losses(monkeypatch, lambda step: 0.3 if step == best else 0.4)
+    expected = fitted(*jobs("whole"))
+    monkeypatch.setattr(Member, "update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(*jobs("killed"))
+    monkeypatch.setattr(Member, "update", counted)
+    left = jobs("killed")
+    assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
+    found = [fitted(job)[0] for job in left] if alone else fitted(*left)
+    # The first epoch was the best, the second the last.
+    assert 0 not in done and max(done) == (15 if patience else 19)
+    for one, other in zip(found, expected, strict=True):
+        largest = max(float(weight.abs().max()) for weight in other.values())
+        assert largest_difference(one, other) < 2e-3 * largest
 
 
-def test_neighbours_are_packed_while_there_is_room() -> None:
-    """What is read already takes nothing, and what never fits is alone."""
-    readers = [("a", [(1, 2)]), ("b", [(3, 4)]), ("c", [(5, 6)])]
-    assert packed(readers, 4) == [["a", "b"], ["c"]]
-    assert packed(readers, 6) == [["a", "b", "c"]]
-    sharing = [("a", [(1, 2)]), ("b", [(1, 2), (1, 2)]), ("c", [(1, 2), (3,)])]
-    assert packed(sharing, 2) == [["a", "b"], ["c"]]
-    assert packed(readers[:2], 0) == [["a"], ["b"]] and packed([], 9) == []
+def record_losses(monkeypatch: MonkeyPatch, loss_at: Callable[[int], float]) -> None:
+    """The validation loss that early stopping is told at each step."""
+    record = EarlyStopping.record
+    monkeypatch.setattr(
+        EarlyStopping, "record", lambda self, step, _, best: record(self, step, loss_at(step), best)
+    )
+
+
+def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
+    found, expected = (
+        fitted(make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)))[0]
+        for norm in (0, 1e9)
+    )
+    assert largest_difference(found, expected) == 0
+
+
+def test_a_checkpoint_each_share_of_the_steps(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(
+        torch, "save", lambda state, path: (saved.append(state["step"]), path.touch())
+    )
+    fitted(make_job("alora", max_steps=7, save_steps=0.4))
+    fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
+    assert saved == [3, 6]
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize(("epochs", "patience"), [(10, 1), (1, None)])
+def test_training_takes_the_least_steps(
+    make_job: MakeJob, monkeypatch: MonkeyPatch, method: str, epochs: int, patience: int | None
+) -> None:
+    """An epoch of 16 rows is two steps; the first is the best."""
+    losses = calls_of(monkeypatch, Progress, "loss")
+    record_losses(monkeypatch, float)
+    job = make_job(method, n_train=16, num_train_epochs=epochs)
+    job = with_settings(job, early_stopping_patience=patience, min_steps=7)
+    fitted(job) if method == "alora" else trl.fit(job, data(job))
+    assert len(losses) == 7

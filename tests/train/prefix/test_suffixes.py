@@ -1,6 +1,7 @@
 """Logits and gradients of suffixes on cached prefixes are those of whole prompts.
 
-However many suffixes share a prefix.
+However many suffixes share a prefix, and in whatever products. Adapters of several jobs share a
+layer.
 """
 
 from __future__ import annotations
@@ -11,19 +12,25 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from pytest import MonkeyPatch
+from torch import nn
 from transformers import (
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from guard.errors import GuardError
 from tests.train.conftest import BASES, SHAPE, LaunchCount
+from train.prefix import prefixes
 from train.prefix.cache import Budget, Prefix, PrefixCache
-from train.prefix.prefixes import MAX_WEIGHTS, Prefixes
+from train.prefix.prefixes import MAX_WEIGHTS, PADDING, Part, Prefixes, joined_parts, separate_parts
+from train.prefix.stacked import Stacked, StackedModel, layers
 from train.prefix.suffixes import _ToPrefixes, attend_to_prefixes, logits
 
 PREFIXES = [40, 7, 23]
@@ -90,25 +97,6 @@ def test_logits_and_gradients_are_those_of_whole_prompts(
     )
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_bfloat16_is_no_further_off_than_on_whole_prompts(in_place: bool) -> None:
-    torch.manual_seed(0)
-    model = BASES["qwen3"]().eval()
-    prefixes, suffixes, stands_on = prompts()
-    exact = whole(model, prefixes, suffixes, stands_on)
-    exact_gradient = of_suffixes(model, exact)
-    model = model.to(torch.bfloat16)
-    plain = whole(model, prefixes, suffixes, stands_on)
-    plain_gradient = of_suffixes(model, plain)
-    attend(model)
-    states = PrefixCache(model, Budget()).read(prefixes)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = logits(model, Prefixes(states, stands_on, in_place=in_place), suffixes)
-    gradient = of_suffixes(model, found)
-    assert (found - exact).norm() < 1.25 * (plain - exact).norm()
-    assert (gradient - exact_gradient).norm() < 1.25 * (plain_gradient - exact_gradient).norm()
-
-
 Attended = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -139,21 +127,6 @@ def random_pass(
     return query.to(dtype), [of_prefix.to(dtype) for of_prefix in states]
 
 
-def by_formula(
-    query: torch.Tensor, states: Sequence[torch.Tensor], stands_on: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and the logarithm of its normaliser in float64, suffix by suffix."""
-    attended, normaliser = [], []
-    for layer in range(3):
-        for suffix, prefix in enumerate(stands_on):
-            keys, values = states[prefix][layer].double()
-            scores = query[suffix].double() @ keys.transpose(1, 2)
-            attended.append(scores.softmax(dim=2) @ values)
-            normaliser.append(scores.logsumexp(dim=2))
-    shape = (3, len(stands_on), *query.shape[1:])
-    return torch.stack(attended).view(shape), torch.stack(normaliser).view(shape[:-1])
-
-
 @pytest.mark.parametrize("copied_bytes", [1, 2**30])  # a layer, all layers
 @pytest.mark.parametrize("most_weights", [3000, 2**25])
 @pytest.mark.parametrize("seed", range(3))
@@ -171,8 +144,6 @@ def test_padded_attention_is_that_in_place_on_prefixes_of_very_unlike_lengths(
     in_place = attention(query, Prefixes(states, stands_on, in_place=True))
     for result, expected in zip(padded, in_place, strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
-    for result, expected in zip(padded, by_formula(query, states, stands_on), strict=False):
-        torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_launches_of_padded_attention_are_few_and_do_not_grow_with_the_conversations() -> None:
@@ -229,23 +200,140 @@ def test_a_base_of_other_attention_is_refused() -> None:
         attend(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE)).eval())
 
 
-@pytest.mark.parametrize("ignored", ["prefixes", "position_ids"])
-def test_a_base_deaf_to_a_pass_is_refused(monkeypatch: MonkeyPatch, ignored: str) -> None:
+@pytest.mark.parametrize("ignored", ["prefixes", "position_ids", "nothing"])
+def test_a_base_that_adds_or_ignores_something_is_refused(
+    monkeypatch: MonkeyPatch, ignored: str
+) -> None:
     torch.manual_seed(0)
-    model = BASES["llama, one KV head"]().eval()
-    forward = model.forward
+    model: PreTrainedModel = BASES["llama, one KV head"]().eval()
+    forward, told = model.forward, REFUSED
+    if ignored == "nothing":
+        monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8, raising=False)
+        told = rf"{REFUSED} \(got sliding_window"
 
     def deaf(*args: Any, **more: Any) -> Any:
         more.pop(ignored, None)
         return forward(*args, **more)
 
     monkeypatch.setattr(model, "forward", deaf)
-    with pytest.raises(GuardError, match=REFUSED):
+    with pytest.raises(GuardError, match=told):
         attend(model)
 
 
-def test_an_addition_to_plain_attention_is_refused(monkeypatch: MonkeyPatch) -> None:
-    model: PreTrainedModel = BASES["qwen3"]().eval()
-    monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8)
-    with pytest.raises(GuardError, match=rf"{REFUSED} \(got sliding_window"):
-        attend(model)
+WEIGHTS = 8 * 4 * 24  # of a suffix at a token: KV heads, heads on each, tokens
+
+
+def random_lengths(count: int) -> list[int]:
+    rng = random.Random(count)
+    lengths = [300 * rng.lognormvariate(0, 0.6) for _ in range(count)]
+    return [round(min(2000, max(40, length))) for length in lengths]
+
+
+def both_parts(lengths: list[int], readers: list[int]) -> tuple[list[Part], list[Part]]:
+    """Separate and joined, for so many readers of each prefix."""
+    suffixes_on, first = [], 0
+    for count in readers:
+        suffixes_on.append(list(range(first, first + count)))
+        first += count
+    separate = separate_parts(lengths, suffixes_on, WEIGHTS)
+    return separate, joined_parts(lengths, separate, WEIGHTS)
+
+
+def padded_tokens(part: Part, lengths: list[int]) -> int:
+    longest = max(lengths[prefix] for prefix in part.prefixes)
+    return longest * len(part.prefixes) * part.readers
+
+
+def needed_tokens(part: Part, lengths: list[int]) -> int:
+    pairs = zip(part.prefixes, part.suffixes, strict=True)
+    return sum(lengths[prefix] * len(set(suffixes)) for prefix, suffixes in pairs)
+
+
+@pytest.mark.parametrize(
+    ("most_readers", "most_weights"), [(1, 2**25), (12, 2**25), (12, 2000 * WEIGHTS)]
+)
+def test_joined_parts_are_few_waste_little_and_hold_all_suffixes(
+    monkeypatch: MonkeyPatch, most_readers: int, most_weights: int
+) -> None:
+    """A prefix of too many readers is read in parts."""
+    monkeypatch.setattr(prefixes, "MAX_WEIGHTS", most_weights)
+    rng = random.Random(0)
+    lengths = random_lengths(100)
+    readers = [rng.randint(1, most_readers) for _ in lengths]
+    separate, joined = both_parts(lengths, readers)
+    pairs = {(part.prefixes[0], suffix) for part in separate for suffix in part.suffixes[0]}
+    assert len(pairs) == sum(readers)
+    held = []
+    for part in joined:
+        assert {len(suffixes) for suffixes in part.suffixes} == {part.readers}
+        assert padded_tokens(part, lengths) <= PADDING * needed_tokens(part, lengths)
+        assert padded_tokens(part, lengths) * WEIGHTS <= most_weights
+        for prefix, suffixes in zip(part.prefixes, part.suffixes, strict=True):
+            held += [(prefix, suffix) for suffix in set(suffixes)]
+    assert sorted(held) == sorted(pairs)
+    assert len(joined) < len(separate)
+
+
+@pytest.mark.parametrize(("device", "in_place"), [("cpu", True), ("meta", False)])
+def test_prefixes_are_read_in_place_on_a_cpu_alone(device: str, in_place: bool) -> None:
+    states = [torch.empty(2, 2, 2, length, 8, device=device) for length in (5, 9)]
+    assert Prefixes(states, [0, 1]).in_place == in_place
+    assert Prefixes(states, [0, 1], in_place=not in_place).in_place != in_place
+
+
+@pytest.mark.parametrize(("copied_bytes", "layers"), [(2**30, 3), (1, 1)])
+def test_copies_are_made_by_room(monkeypatch: MonkeyPatch, copied_bytes: int, layers: int) -> None:
+    monkeypatch.setattr(prefixes, "COPIED_BYTES", copied_bytes)
+    states = [torch.randn(3, 2, 2, length, 8) for length in (9, 10)]
+    of_pass = Prefixes(states, [0, 1], in_place=False)
+    of_pass.arrange(tokens=4)
+    for layer in (0, 1, 2, 1, 0):  # forward, backward
+        ((_, keys, _),) = of_pass.products(layer)
+        assert torch.equal(keys.view(2, 2, 10, 8)[:, 1, :9], states[0][layer, 0])
+        assert len(of_pass._copied) == layers
+
+
+WHERE = "recipe toy: methods.second.lora"
+
+
+@pytest.fixture
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE)).eval().requires_grad_(False)
+
+
+def config(rank: int, *modules: str, scaling: int = 3) -> LoraConfig:
+    return LoraConfig(
+        r=rank, lora_alpha=scaling * rank, target_modules=list(modules), init_lora_weights=False
+    )
+
+
+def test_a_layer_of_many_adapters_launches_no_more_than_one_of_two(model: Qwen3ForCausalLM) -> None:
+    base = model.get_submodule("model.layers.0.self_attn.q_proj")
+    StackedModel(model, [config(4, "q_proj")] * 8, list(range(8)), [WHERE] * 8)
+    layer = model.get_submodule("model.layers.0.self_attn.q_proj")
+    assert isinstance(layer, Stacked)
+
+    def launches(adapters: int) -> int:
+        layer.acting = range(adapters)
+        with LaunchCount() as count:
+            layer(torch.randn(8, 3, 64)).square().sum().backward()
+        for adapter in layer.acting:
+            a, b = layer.factors[adapter]
+            assert a.grad is not None and b.grad is not None
+            a.grad = b.grad = None
+        return count.launches
+
+    assert launches(8) == launches(2)
+    assert isinstance(base, nn.Linear) and base.weight.grad is None
+
+
+def test_the_layers_of_an_adapter_are_counted_and_the_base_stays(model: Qwen3ForCausalLM) -> None:
+    """A layer that is not linear is refused."""
+    counts = layers(model, config(4, "q_proj"), WHERE)
+    name = "model.layers.{}.self_attn.q_proj"
+    assert counts == {name.format(number): 4 * (64 + 64) for number in range(2)}
+    assert type(model.get_submodule(name.format(0))) is nn.Linear
+    told = r"methods\.second\.lora, target_modules: only linear layers.*embed_tokens"
+    with pytest.raises(GuardError, match=told):
+        layers(model, config(4, "embed_tokens"), WHERE)

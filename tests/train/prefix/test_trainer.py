@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from dataclasses import replace
-from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -25,9 +24,9 @@ from tests.train.conftest import (
     fitted,
     fitted_to,
     largest_difference,
-    patient,
     weights,
     with_lora,
+    with_settings,
     write_toy_data,
 )
 from train.adapter import trl
@@ -149,34 +148,15 @@ def test_without_room_training_is_in_turn(make_job: MakeJob, monkeypatch: Monkey
     assert largest_difference(first[2], second[2]) < 1e-3
 
 
-def test_divergence_ends_its_adapter_alone(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    jobs = [make_job("alora", seed=seed, max_steps=6, runs=f"runs{seed}") for seed in (0, 1)]
-    update = Member.update
-
-    def poisoned(member: Member, loss: float) -> None:
-        if member.job.seed == 0 and member.step == 2:
-            for weight in member.weights:
-                weight.data.fill_(float("nan"))
-        update(member, loss)
-
-    monkeypatch.setattr(Member, "update", poisoned)
-    lost, kept = (
-        model if isinstance(model, GuardError) else adapter_weights(model)
-        for model in shared_prefix.fit([(job, data(job)) for job in jobs])
-    )
-    assert isinstance(lost, GuardError)
-    assert "toy alora seed 0, step 4: the loss is NaN or infinite" in str(lost)
-    monkeypatch.undo()
+def test_divergence_ends_its_adapter_alone(make_job: MakeJob) -> None:
+    diverging = make_job("alora", max_steps=6, learning_rate=1e30, max_grad_norm=0)
+    other = make_job("alora", seed=1, max_steps=6)
+    fits = shared_prefix.fit([(job, data(job)) for job in (diverging, other)])
+    with pytest.raises(GuardError, match=r"toy alora seed 0, step \d: the loss is NaN or infinite"):
+        raise cast(GuardError, next(fits))
+    kept = adapter_weights(next(fits))
     (alone,) = fitted(make_job("alora", seed=1, max_steps=6, runs="alone"))
-    assert isinstance(kept, dict)
     assert largest_difference(kept, alone) < 1e-4
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_a_module_that_the_base_has_not_is_refused_by_name(make_job: MakeJob, method: str) -> None:
-    job = with_lora(make_job(method, max_steps=1), target_modules=["q_prj"])
-    with pytest.raises(GuardError, match=rf"methods\.{method}.*q_prj"):
-        trained(job)
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
@@ -188,7 +168,7 @@ def test_patience_keeps_the_best(make_job: MakeJob, method: str, monkeypatch: Mo
         monkeypatch.setattr(module, "validation_loss", lambda *_: next(told))
     shared = {"n_train": 16, "lr_scheduler_type": "constant"}
     stopped = make_job(method, num_train_epochs=20, runs="stopped", **shared)
-    found = trained(patient(stopped, 2))
+    found = trained(with_settings(stopped, early_stopping_patience=2))
     assert list(told) == []
     four = make_job(method, num_train_epochs=4, runs="four", **shared)
     assert largest_difference(found, trained(four)) < 1e-4
@@ -211,7 +191,7 @@ def test_early_stopping_measures_the_validation_split_where_the_rows_end(
     make_job: MakeJob, method: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     """An epoch of 64 rows is eight steps; the last ends within one."""
-    job = patient(make_job(method, max_steps=12), 5)
+    job = with_settings(make_job(method, max_steps=12), early_stopping_patience=5)
     seen: list[tuple[list[float], list[int]]] = []
 
     def loss(logits: list[float], labels: list[int]) -> float:
@@ -279,21 +259,6 @@ def test_the_same_prefixes_are_shared_anyway(make_job: MakeJob, monkeypatch: Mon
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=1, disk=10**9))
     fitted(*jobs[5:])
     assert groups[3:] == [[5], [6]]
-
-
-def test_a_base_that_asks_for_eager_attention_is_trained_as_any_other(make_job: MakeJob) -> None:
-    """Eager attention would add the mask to the scores instead of obeying it."""
-    job = make_job("alora", max_steps=6)
-    config = Path(job.recipe.base_path) / "config.json"
-    plain = config.read_text()
-    (expected,) = fitted(job)
-    eager = {"attn_implementation": "eager", "_attn_implementation": "eager"}
-    try:
-        config.write_text(json.dumps(json.loads(plain) | eager))
-        (found,) = fitted(make_job("alora", max_steps=6, runs="eager"))
-    finally:
-        config.write_text(plain)
-    assert largest_difference(found, expected) == 0
 
 
 def test_a_bfloat16_base_trains_float32_adapters(make_job: MakeJob) -> None:

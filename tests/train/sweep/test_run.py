@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from pytest import CaptureFixture, MonkeyPatch
-from sklearn.metrics import roc_auc_score
 
 from guard.calibrate import calibrate
-from guard.conversation.example import GENERATOR, read_examples, write_examples
+from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
 from guard.files.yaml_file import load as load_yaml
 from guard.home import ROOT
 from guard.recipe import load_recipe
-from tests.train.conftest import RULE, MakeJob, data
+from tests.train.conftest import RULE, MakeJob, data, with_own_rows
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
 from train.examples import Rows
 from train.job import Job
 from train.prefix import trainer as shared_prefix
-from train.run import VISIBLE_GPUS
 from train.sweep import run as sweep
 from train.sweep.run import (
     Combination,
@@ -34,7 +31,6 @@ from train.sweep.run import (
     SweepPoint,
     SweepRuns,
     advice,
-    by_combination,
     table,
 )
 
@@ -50,29 +46,6 @@ def grid(tmp_path: Path, monkeypatch: MonkeyPatch) -> Path:
     return file
 
 
-def test_a_sweep_over_layers_trains_each_on_its_own_base(
-    make_job: MakeJob, grid: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.setattr("guard.made_base.CACHE", tmp_path / "cache")
-    job = make_job("alora", max_steps=4)
-    grid.write_text(yaml.safe_dump({"layers": [1, 2], "lora": {"r": [4, 2]}, "seeds": [0]}))
-    points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    assert [(point.layers, point.rank) for point in points] == [(1, 4), (1, 2), (2, 4), (2, 2)]
-    assert [point.point for point in sorted(points, key=lambda point: point.cost)] == [
-        "layers=1 r=2",
-        "layers=1 r=4",
-        "layers=2 r=2",
-        "layers=2 r=4",
-    ]
-    recipe = Combination((("", "layers", 1), ("lora", "r", 2))).recipe(job.recipe)
-    alone = replace(job, recipe=recipe, runs=SweepRuns(job.runs.root, "alone"))
-    (fitted,) = shared_prefix.fit([(alone, data(alone))])
-    assert isinstance(fitted, TrainedAdapter)
-    labels = [row.label for row in data(alone).validation]
-    alone_auroc = roc_auc_score(labels, fitted.validation_logits)
-    assert points[1].auroc == pytest.approx(alone_auroc, abs=1e-4)
-
-
 @pytest.mark.parametrize("model", ["tiny", "qwen3-0.6b", "qwen3-4b"])
 @pytest.mark.parametrize(
     "stated", sorted((ROOT / "recipes" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem
@@ -83,16 +56,28 @@ def test_shipped_grids_fit_shipped_recipes(make_job: MakeJob, model: str, stated
 
 
 def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
-    make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    make_job: MakeJob, grid: Path, tmp_path: Path, monkeypatch: MonkeyPatch, capsys: Any
 ) -> None:
+    """Each on the first layers of its base that are asked for."""
+    monkeypatch.setattr("guard.made_base.CACHE", tmp_path / "cache")
     job = make_job("alora", max_steps=4)
-    grid.write_text("rule_turn: [title, none]\n" + grid.read_text())
+    grid.write_text("layers: [1, 2]\nrule_turn: [title, none]\n" + grid.read_text())
     points = sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    assert [(point.rank, point.seed) for point in points] == 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
+    of_layers = 2 * [(2, 0), (2, 1), (4, 0), (4, 1)]
+    assert [(point.rank, point.seed) for point in points] == 2 * of_layers
+    assert [point.layers for point in points] == 8 * [1] + 8 * [2]
+    by_cost = sorted(points, key=lambda point: point.cost)
+    assert [(point.layers, point.rank) for point in by_cost[::4]] == [
+        (1, 2),
+        (1, 4),
+        (2, 2),
+        (2, 4),
+    ]
 
     folder = job.runs.root / "sweeps"
     assert not [path for path in (folder / ".scratch").rglob("*") if path.is_file()]
-    settings = (("", "rule_turn", "none"), ("lora", "r", 4), ("trainer", "learning_rate", 1e-2))
+    of_recipe = (("", "layers", 1), ("", "rule_turn", "none"))
+    settings = (*of_recipe, ("lora", "r", 4), ("trainer", "learning_rate", 1e-2))
     recipe = Combination(settings).recipe(job.recipe)
     alone = replace(job, recipe=recipe, seed=1, runs=SweepRuns(job.runs.root, "alone"))
     assert alone.settings.lora["lora_alpha"] == 8.0  # 32 at r=16
@@ -111,7 +96,7 @@ def test_a_sweep_gives_what_each_adapter_gets_alone_and_trains_nothing_twice(
     assert not job.folder.exists(), "the served adapter is not touched"
     monkeypatch.setattr(shared_prefix, "fit", None)
     assert sweep.sweep("toy", grid, job.recipe, runs=job.runs) == points
-    assert "8 adapters of toy, 0 of them to be trained" in capsys.readouterr().out
+    assert "16 adapters of toy, 0 of them to be trained" in capsys.readouterr().out
 
 
 class Told:
@@ -137,12 +122,12 @@ GOOD = [1.0, -1.0, 2.0, -0.5] * 8
 def test_own_rows_compare(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
     """Where only the generated rows are told apart, none is any good."""
     job = make_job("alora")
+    with_own_rows(job, 20)
     file = job.data / "validation.jsonl"
     examples = read_examples(file)
-    generated = [replace(row, source=GENERATOR) for row in examples[:12]]
-    own = [replace(row, group="pair") for row in examples[12:14]] + examples[14:]
-    write_examples(file, [*generated, *own])
-    logits = [2.0 * row.label - 1 for row in generated]
+    examples[12:14] = [replace(row, group="pair") for row in examples[12:14]]
+    write_examples(file, examples)
+    logits = [2.0 * row.label - 1 for row in examples[:12]]
     logits += [1.0 - 2 * row.label for row in examples[12:]]
     monkeypatch.setattr(shared_prefix, "fit", Told(logits, logits, logits, logits))
     for point in sweep.sweep("toy", grid, job.recipe, runs=job.runs):
@@ -192,10 +177,10 @@ def test_what_sweeps_keep_and_drop(make_job: MakeJob, grid: Path, monkeypatch: M
     assert [point["inputs"] for point in kept] == [other.inputs, points[0].inputs]
 
 
-def test_leftovers_are_cleared(make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch) -> None:
-    """Those that an interrupted sweep left of finished adapters; first, points of another version
-    are named.
-    """
+def test_leftovers_of_finished_adapters_are_cleared(
+    make_job: MakeJob, grid: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """First, points of another version are named."""
     job = make_job("alora")
     points = job.runs.root / "sweeps" / f"toy-toy-{grid.stem}.json"
     points.parent.mkdir(parents=True)
@@ -205,13 +190,11 @@ def test_leftovers_are_cleared(make_job: MakeJob, grid: Path, monkeypatch: Monke
             sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     points.unlink()
     monkeypatch.setattr(shared_prefix, "fit", Told(GOOD, GOOD, GOOD, GOOD))
-    sweep.sweep("toy", grid, job.recipe, runs=job.runs)
     left = interrupted_at(job, "r=2 learning_rate=0.01")
     of_another = left.parents[1] / ".alora-seed7.part"
     of_another.mkdir()
     sweep.sweep("toy", grid, job.recipe, runs=job.runs)
-    assert not left.exists()
-    assert of_another.exists()
+    assert not left.exists() and of_another.exists()
 
 
 def test_a_point_that_diverges_leaves_the_others(
@@ -242,16 +225,6 @@ def test_a_bad_grid_stops_the_sweep_before_training(make_job: MakeJob, grid: Pat
     assert not (job.runs.root / "sweeps").exists()
 
 
-def test_of_several_gpus_a_sweep_sees_the_first(monkeypatch: MonkeyPatch) -> None:
-    """Transformers would spread the batches of one trainer over all that are visible."""
-    monkeypatch.setenv(VISIBLE_GPUS, "2,3")
-    monkeypatch.setattr(sys, "argv", ["train.sweep.run", "--rule", "medical_advice"])
-    seen = []
-    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: seen.append(os.environ[VISIBLE_GPUS]))
-    sweep.main()
-    assert seen == ["2"]
-
-
 def sweep_point(name: str, rank: int, seed: int, right: int, group_rows: int = 1) -> SweepPoint:
     rows = {"correct": [row < right for row in range(100)]}
     rows["groups"] = [row // group_rows for row in range(100)]
@@ -259,22 +232,32 @@ def sweep_point(name: str, rank: int, seed: int, right: int, group_rows: int = 1
     return SweepPoint(point=name, rank=rank, seed=seed, inputs=f"{name}{seed}", **figures, **rows)
 
 
-def test_the_smallest_rank_within_noise_of_the_best_is_advised() -> None:
-    ranks = {4: 50, 8: 88, 16: 80, 32: 90}  # 2 of 100 rows less is noise, 10 and 40 are not
-    points = []
-    for rank, right in ranks.items():
-        points += [sweep_point(f"r={rank}", rank, seed, right) for seed in (0, 1)]
-    assert advice(points) == ("r=8", pytest.approx(0.02))
+@pytest.mark.parametrize(
+    ("right", "group_rows", "advised"),
+    [
+        # 2 of 100 rows less is noise, 10 and 40 are not.
+        ({"r=4": 50, "r=8": 88, "r=16": 80, "r=32": 90}, 1, "r=8"),
+        # Rows that stand or fall together are less certain: ten are two groups, or a tenth of one.
+        ({"r=4": 80, "r=8": 90}, 1, "r=8"),
+        ({"r=4": 80, "r=8": 90}, 5, "r=4"),
+        ({"r=4": 80, "r=8": 90}, 100, "r=4"),
+        # Each rank stands by its best point.
+        ({"r=4 lr=1": 60, "r=4 lr=2": 89, "r=8 lr=1": 90}, 1, "r=4 lr=2"),
+    ],
+)
+def test_the_smallest_rank_within_noise_of_the_best_is_advised(
+    right: dict[str, int], group_rows: int, advised: str
+) -> None:
+    points: list[SweepPoint] = []
+    for name, count in right.items():
+        rank = int(name.split()[0].removeprefix("r="))
+        points += [sweep_point(name, rank, seed, count, group_rows) for seed in (0, 1)]
+    best = max(right.values())
+    assert advice(points) == (advised, pytest.approx((best - right[advised]) / 100))
     told = table(points, 2)
-    assert "100 validation rows): **r=8**, 2.0 points below it" in told
-    assert "| r=8 | 2 of 2 | 88.0 | 88.0 to 88.0 |" in told
-
-
-@pytest.mark.parametrize(("group_rows", "rank"), [(1, 8), (5, 4), (100, 4)])
-def test_rows_that_stand_or_fall_together_are_less_certain(group_rows: int, rank: int) -> None:
-    """Ten rows less are beyond chance, unless they are two groups of twenty, or all are one."""
-    points = [sweep_point(f"r={r}", r, 0, right, group_rows) for r, right in ((4, 80), (8, 90))]
-    assert advice(points)[0] == f"r={rank}"
+    assert f"100 validation rows): **{advised}**, {best - right[advised]}.0 points below it" in told
+    share = right[advised]
+    assert f"| {advised} | 2 of 2 | {share}.0 | {share}.0 to {share}.0 |" in told
 
 
 def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
@@ -283,14 +266,3 @@ def test_a_point_without_all_its_seeds_is_told_so_and_not_advised() -> None:
     assert "| r=4 | 1 of 2 |" in told
     assert "**r=8**, 0.0 points below it" in told
     assert "No settings were trained with all seeds" in table(points[:1], 2)
-
-
-def test_each_rank_stands_by_its_best_point() -> None:
-    tried = (("r=4 lr=1", 4, 60), ("r=4 lr=2", 4, 89), ("r=8 lr=1", 8, 90))
-    points = [sweep_point(name, rank, 0, right) for name, rank, right in tried]
-    assert advice(points)[0] == "r=4 lr=2"
-
-
-def test_combinations_keep_the_order_of_the_grid_with_their_seeds_together() -> None:
-    points = [sweep_point("b", 1, 0, 3), sweep_point("a", 2, 0, 4), sweep_point("b", 1, 1, 5)]
-    assert by_combination(points) == {"b": [points[0], points[2]], "a": [points[1]]}
