@@ -152,9 +152,13 @@ def _reason(card: Card) -> str:
     if card.threshold_by == "threshold":
         return "as stated"
     by_whom = "by the rule's file" if card.threshold_by == "rule" else "as asked"
-    if card.max_fpr is None:
-        return f"balanced, {by_whom}"
-    return f"for at most {100 * card.max_fpr:g} % false positives, {by_whom}"
+    return f"{wanted_rate(card.max_fpr)}, {by_whom}"
+
+
+def wanted_rate(max_fpr: float | None) -> str:
+    if max_fpr is None:
+        return "balanced"
+    return f"for at most {100 * max_fpr:g} % false positives"
 
 
 def _rates(job: Job, card: Card, split: Split) -> str:
@@ -193,11 +197,9 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    rule = "a rule in recipes/rules, several separated by commas, or 'all'"
-    parser.add_argument("--rule", required=True, help=rule)
+    parser.add_argument("--rule", required=True, help="rules separated by commas, or 'all'")
     parser.add_argument("--model", default="tiny", help="a recipe in recipes/models")
-    method = "a method of the recipe (default: all that are trained)"
-    parser.add_argument("--method", help=method)
+    parser.add_argument("--method", help="a method of the recipe (default: all that are trained)")
     either = parser.add_mutually_exclusive_group()
     rate = "the share of allowed conversations that may be flagged"
     either.add_argument("--max-fpr", type=_probability, help=rate)

@@ -95,14 +95,12 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
 
 def _check_split(examples: Sequence[Example], file: Path, rule: Rule, split: Split) -> None:
     remedy = "Run `make data` for this rule again"
-    of_other_rules = [f"{row.id} ({row.rule})" for row in examples if row.rule != rule.id]
-    if of_other_rules:
-        got = _first_ids(of_other_rules)
-        raise GuardError("examples of another rule", where=file, got=got, remedy=remedy)
-    of_other_splits = [f"{row.id} ({row.split})" for row in examples if row.split != split]
-    if of_other_splits:
-        got = _first_ids(of_other_splits)
-        raise GuardError("examples of another split", where=file, got=got, remedy=remedy)
+    for key, expected in (("rule", rule.id), ("split", split)):
+        found = {row.id: getattr(row, key) for row in examples}
+        foreign = [f"{row} ({value})" for row, value in found.items() if value != expected]
+        if foreign:
+            problem = f"examples of another {key}"
+            raise GuardError(problem, where=file, got=_first_ids(foreign), remedy=remedy)
     classes = Counter(example.label for example in examples)
     if min(classes[0], classes[1]) < FEWEST_ROWS:
         problem = "a split needs at least two examples that violate the rule and two that do not"

@@ -197,13 +197,11 @@ def _with_threshold(job: Job) -> str:
         return f"up to date; its threshold is {card.threshold:.3f}, as `make calibrate` was told"
     if card.max_fpr == job.rule.max_fpr:
         return "up to date"
-    from train.calibrate import recalibrate
+    from train.calibrate import recalibrate, wanted_rate
 
-    calibrated_on = recalibrate(job)
-    rate = "balanced"
-    if job.rule.max_fpr is not None:
-        rate = f"for at most {100 * job.rule.max_fpr:g} % false positives"
-    return f"up to date; its threshold is chosen anew, {rate}, on {calibrated_on:,} validation rows"
+    rows = recalibrate(job)
+    rate = wanted_rate(job.rule.max_fpr)
+    return f"up to date; its threshold is chosen anew, {rate}, on {rows:,} validation rows"
 
 
 def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAndRows], list[str]]:
@@ -339,10 +337,8 @@ def main() -> None:
         description="Train rules on one base model by the methods of its recipe, "
         "from the data of `python -m data.build`.",
     )
-    rule = "a rule in recipes/rules, several separated by commas, or 'all'"
-    parser.add_argument("--rule", required=True, help=rule)
-    model = "a recipe in recipes/models (default: tiny)"
-    parser.add_argument("--model", default="tiny", help=model)
+    parser.add_argument("--rule", required=True, help="rules separated by commas, or 'all'")
+    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models")
     method = "a method that the recipe lists (default: all of them)"
     parser.add_argument("--method", default=ALL, help=method)
     of_seeds = "seeds separated by commas (default: 0, the one that is served)"

@@ -14,11 +14,9 @@ from pathlib import Path
 from guard.errors import GuardError, exits_cleanly
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
-from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
-from guard.rule import RULES, Rule, load_rule
+from guard.rule import RULES, load_rule
 from guard.study import (
-    StudyPoint,
     add_recipe_arguments,
     add_study_arguments,
     load_study,
@@ -45,7 +43,11 @@ def train_study(
     for recipe in recipes:
         builder = prompt_builder(recipe)
         for point in study.points:
-            jobs = _jobs(rule, recipe, builder, point, folder)
+            jobs: list[Job] = []
+            for method in recipe.methods:
+                seed = point.seed * METHODS[method].is_seeded
+                runs = point_runs(folder, point)
+                jobs.append(Job(rule, recipe, method, seed, builder, runs))
             try:
                 outdated, without_threshold = outdated_jobs(jobs, force=force)
             except GuardError as error:
@@ -55,16 +57,6 @@ def train_study(
             work += outdated
             failed += without_threshold
     claim_and_train(work, failed, force=force)
-
-
-def _jobs(
-    rule: Rule, recipe: Recipe, builder: PromptBuilder, point: StudyPoint, folder: Path
-) -> list[Job]:
-    jobs: list[Job] = []
-    for method in recipe.methods:
-        seed = point.seed if METHODS[method].is_seeded else 0
-        jobs.append(Job(rule, recipe, method, seed, builder, point_runs(folder, point)))
-    return jobs
 
 
 @exits_cleanly

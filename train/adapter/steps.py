@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +30,13 @@ class EarlyStopping:
         self._file = folder / FILE
         self._patience = patience
         self._min_steps = min_steps
-        self._state: dict[str, Any] = {"losses": {}, "weights": [], "logits": []}
+        self._losses: dict[int, float] = {}
+        self._weights: list[Tensor] = []  # the best evaluation's, as its logits
+        self.best_logits: list[float] = []
         if self._file.is_file():
-            self._state = torch.load(self._file, weights_only=True)
+            state = torch.load(self._file, weights_only=True)
+            self._losses, self._weights = state["losses"], state["weights"]
+            self.best_logits = state["logits"]
 
     def record(
         self, step: int, loss: float, weights: Sequence[Tensor], logits: Sequence[float] = ()
@@ -45,10 +48,11 @@ class EarlyStopping:
             return
         self._losses[step] = loss if math.isfinite(loss) else math.inf
         if self.best_step == step:
-            self._state["weights"] = [weight.detach().cpu().clone() for weight in weights]
-            self._state["logits"] = list(logits)
+            self._weights = [weight.detach().cpu().clone() for weight in weights]
+            self.best_logits = list(logits)
+        state = {"losses": self._losses, "weights": self._weights, "logits": self.best_logits}
         with atomic_write(self._file) as part:
-            torch.save(self._state, part)
+            torch.save(state, part)
 
     @staticmethod
     def discard(folder: Path) -> None:
@@ -57,11 +61,6 @@ class EarlyStopping:
     @property
     def best_step(self) -> int:
         return _best(self._losses)
-
-    @property
-    def best_logits(self) -> Sequence[float]:
-        logits: list[float] = self._state["logits"]
-        return logits
 
     def ended(self, step: int) -> bool:
         """Whether after the least steps `patience` evaluations brought no lower loss by `step`."""
@@ -73,13 +72,8 @@ class EarlyStopping:
 
     def restore(self, weights: Sequence[Tensor]) -> None:
         """Put the best weights into `weights`; leave these if nothing was recorded."""
-        for weight, best in zip(weights, self._state["weights"] or weights, strict=True):
+        for weight, best in zip(weights, self._weights or weights, strict=True):
             weight.data.copy_(best)
-
-    @property
-    def _losses(self) -> dict[int, float]:
-        losses: dict[int, float] = self._state["losses"]
-        return losses
 
 
 def _best(losses: dict[int, float]) -> int:
@@ -186,10 +180,8 @@ class Progress:
         if step % self._per_epoch and step < self._steps:
             return
         epoch = -(-step // self._per_epoch)
-        mean = ""
-        if self._losses:
-            mean = f", loss {sum(self._losses) / len(self._losses):.3f}"
+        mean = sum(self._losses) / len(self._losses)
         left_s = (time.monotonic() - self._started) / (step - self._first) * (self._steps - step)
         left = tqdm.format_interval(left_s)
-        tqdm.write(f"{self._name}: epoch {epoch} of {self._epochs}{mean}, {left} left")
+        tqdm.write(f"{self._name}: epoch {epoch} of {self._epochs}, loss {mean:.3f}, {left} left")
         self._losses.clear()

@@ -122,10 +122,7 @@ class VerdictTrainer(SFTTrainer):
         summed = torch.nn.functional.cross_entropy(
             outputs.logits[:, -1].float(), inputs["verdict_ids"], reduction="sum"
         )
-        loss = summed / num_items_in_batch
-        if return_outputs:
-            return loss, outputs
-        return loss
+        return summed / num_items_in_batch
 
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
@@ -187,15 +184,9 @@ class StepBar(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_save = False
 
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if logs and "loss" in logs:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
+        if "loss" in logs:
             self._bar.set_postfix(loss=f"{logs['loss']:.3f}")
             self._progress.loss(logs["loss"])
             self._progress.step(state.global_step)

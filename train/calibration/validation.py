@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest, bootstrap, rankdata
-from sklearn.metrics import f1_score
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from guard.calibrate import fit_platt, left_out_probabilities
 from guard.verdict import Calibration, expected_calibration_error
@@ -43,12 +43,12 @@ def validation_metrics(
         **_shares("recall", violates[y == 1]),
         "confident": round(float(confident.mean()), 4),
         "accuracy_where_confident": _mean((violates == y)[confident]),
-        "balanced_accuracy": round(_balanced_accuracy(violates, y), 4),
+        "balanced_accuracy": round(float(balanced_accuracy_score(y, violates)), 4),
         "f1": round(float(f1_score(y, violates)), 4),
         **_auroc_with_interval(x[y == 1], x[y == 0]),
         "nll": round(float(nll), 4),
         "ece": round(expected_calibration_error(y.tolist(), left_out.tolist()) or 0.0, 4),
-        "reliability": reliability(left_out, y),
+        "reliability": _reliability(left_out, y),
     }
 
 
@@ -75,13 +75,13 @@ def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
     return validation_loss(x / temperature + bias, y)
 
 
-def reliability(p: np.ndarray, y: np.ndarray, bins: int = RELIABILITY_BINS) -> list[dict[str, Any]]:
+def _reliability(p: np.ndarray, y: np.ndarray) -> list[dict[str, Any]]:
     """Bins of equally many rows by probability. Each has its mean p, the share that violates with
     its 95 % interval, and its number of rows.
     """
     by_probability = np.argsort(p, kind="stable")
     summaries: list[dict[str, Any]] = []
-    for rows in np.array_split(by_probability, min(bins, len(p))):
+    for rows in np.array_split(by_probability, min(RELIABILITY_BINS, len(p))):
         violating = y[rows] == 1
         summary = {
             "p": round(float(p[rows].mean()), 4),
@@ -106,10 +106,6 @@ def _mean(hits: np.ndarray) -> float | None:
 def _wilson(hits: np.ndarray) -> list[float]:
     interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
     return [round(float(interval.low), 4), round(float(interval.high), 4)]
-
-
-def _balanced_accuracy(violates: np.ndarray, y: np.ndarray) -> float:
-    return float((violates[y == 1].mean() + (~violates[y == 0]).mean()) / 2)
 
 
 def _auroc_with_interval(violating: np.ndarray, allowed: np.ndarray) -> dict[str, Any]:

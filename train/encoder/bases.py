@@ -144,9 +144,9 @@ def load_gliner2(recipe: Recipe) -> Gliner2:
     config = gliner2_config(recipe)
     config.dtype = dtype
     model = Gliner2(config).to(dtype)
-    path = _weights_file(recipe)
     try:
-        tensors = load_file(path)
+        path = cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))
+        tensors = load_file(str(path))
         loaded = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
         missing = model.load_state_dict(loaded, strict=False).missing_keys
     except (RuntimeError, OSError, SafetensorError) as error:
@@ -157,24 +157,12 @@ def load_gliner2(recipe: Recipe) -> Gliner2:
     return model
 
 
-def _weights_file(recipe: Recipe) -> Path:
-    try:
-        return Path(str(cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))))
-    except OSError as error:
-        raise GuardError(
-            f"the base's model.safetensors is not there: {' '.join(str(error).split())}",
-            where=f"recipe {recipe.name}: base",
-            got=recipe.base,
-            remedy="Download it, or name a folder that has it",
-        ) from error
-
-
 def _not_gliner2(recipe: Recipe, why: str) -> GuardError:
     return GuardError(
         f"the weights are not those of a GLiNER2: {why}",
         where=f"recipe {recipe.name}: base",
         got=recipe.base,
-        remedy="Name a checkpoint of gliner2's span architecture",
+        remedy="Download it, or name a checkpoint of gliner2's span architecture",
     )
 
 

@@ -9,6 +9,7 @@ the mean over its tokens of log P(yes) - log P(no), in nats. The logit of the sp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -32,33 +33,32 @@ from train.batch import by_length, pass_tokens
 from train.head.regression import Reader, RowSpans
 from train.job import Job
 
-MOST_KEPT = 256 * 2**20  # bytes of kept states from which on they are dropped
+MOST_KEPT = 256 * 2**20  # bytes of kept states from which on all spans are dropped
 # A model, tokens and mask of windows, int64 [windows, longest] each -> [windows, longest, width].
 Reading = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 class StateReader:
-    """Reads the states of prompts on a frozen encoder, and keeps them. A rule's adapter starts with
+    """Reads the spans of prompts on a frozen encoder, and keeps them. A rule's adapter starts with
     a head on the same states as the method `head`.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self._base = load_encoder(recipe, device())
         self._builder = EncoderPromptBuilder.of(recipe)
-        self._kept: dict[tuple[Reads, Prompt], np.ndarray] = {}
+        self._kept: dict[tuple[Reads, Prompt], RowSpans] = {}
         self._kept_bytes = 0
 
-    def read(self, prompts: Sequence[Prompt], reads: Reads) -> list[np.ndarray]:
-        """The states of each prompt's spans, as `mean_states` gives them."""
+    def read(self, prompts: Sequence[Prompt], reads: Reads) -> list[RowSpans]:
+        """The spans of each prompt that count for a rule that reads `reads`."""
         if self._kept_bytes > MOST_KEPT:
             self._kept.clear()
             self._kept_bytes = 0
-        distinct = dict.fromkeys(prompts)
-        missing = [prompt for prompt in distinct if (reads, prompt) not in self._kept]
-        states = mean_states(self._base, self._builder, missing, reads)
-        for prompt, span_states in zip(missing, states, strict=True):
-            self._kept[reads, prompt] = span_states
-            self._kept_bytes += span_states.nbytes
+        missing = [prompt for prompt in dict.fromkeys(prompts) if (reads, prompt) not in self._kept]
+        read_now = row_spans(self._base, self._builder, missing, reads)
+        for prompt, spans in zip(missing, read_now, strict=True):
+            self._kept[reads, prompt] = spans
+            self._kept_bytes += spans.states.nbytes
         return [self._kept[reads, prompt] for prompt in prompts]
 
 
@@ -71,23 +71,17 @@ def reader_of(job: Job) -> Reader:
     if key not in _readers:
         _readers.clear()
         _readers[key] = StateReader(job.recipe)
-    states = _readers[key]
-    builder = cast(EncoderPromptBuilder, job.builder)
-
-    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
-        windows = [builder.windows(prompt.token_ids, job.reads) for prompt in prompts]
-        return row_spans(builder, windows, states.read(prompts, job.reads), job.reads)
-
-    return reader
+    return functools.partial(_readers[key].read, reads=job.reads)
 
 
 def row_spans(
-    builder: EncoderPromptBuilder,
-    windows: Sequence[Sequence[Window]],
-    states: Sequence[np.ndarray],
-    reads: Reads,
+    model: nn.Module, builder: EncoderPromptBuilder, prompts: Sequence[Prompt], reads: Reads
 ) -> list[RowSpans]:
-    """The spans of conversations by their windows and states, with the spans' words."""
+    """The states and words of each prompt's spans that count for a rule that reads `reads`. The
+    model's logits are states.
+    """
+    windows = [builder.windows(prompt.token_ids, reads) for prompt in prompts]
+    states = read(model, plain_logits, builder, windows)
     rows: list[RowSpans] = []
     for row_windows, span_states in zip(windows, states, strict=True):
         rows.append(RowSpans(span_states, span_words(builder, row_windows, reads)))
@@ -146,16 +140,6 @@ def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
             remedy="Name a base that was saved with its prediction head",
         )
     return cast(PreTrainedModel, model)
-
-
-def mean_states(
-    base: PreTrainedModel, builder: EncoderPromptBuilder, prompts: Sequence[Prompt], reads: Reads
-) -> list[np.ndarray]:
-    """The states of each prompt's spans that count for a rule that reads `reads`, [spans of all
-    windows, hidden size] float32.
-    """
-    windows = [builder.windows(prompt.token_ids, reads) for prompt in prompts]
-    return read(base, plain_logits, builder, windows)
 
 
 def plain_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ on an adapter of generated rows alone was no better (docs/lessons.md)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
 from train.adapter.trained import save_adapter
 from train.encoder.bases import BASES, head_of, set_head
-from train.encoder.model import plain_logits, read, row_spans, span_words
+from train.encoder.model import read, row_spans, span_words
 from train.examples import Rows
 from train.head.fit import fitted_to_own_rows, own_rows_suffice
 from train.head.regression import RowSpans, head_logits, read_rows
@@ -74,10 +75,7 @@ def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder
     job = trained.job
     if job.recipe.kind != "encoder" or not own_rows_suffice(job, rows):
         return trained
-
-    def reader(prompts: Sequence[Prompt]) -> list[RowSpans]:
-        return adapted_spans(trained, prompts)
-
+    reader = functools.partial(adapted_spans, trained)
     base = cast(Any, trained.model.get_base_model())
     classifier: nn.Linear = base.classifier.modules_to_save["default"]  # PEFT's trained copy
     train = read_rows(job, reader, rows.own().train)
@@ -91,14 +89,11 @@ def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder
 
 def adapted_spans(trained: TrainedEncoder, prompts: Sequence[Prompt]) -> list[RowSpans]:
     """The states and words of each prompt's spans, as the adapter's head reads them."""
-    reads = trained.job.reads
     builder = cast(EncoderPromptBuilder, trained.job.builder)
-    windows = [builder.windows(prompt.token_ids, reads) for prompt in prompts]
     base = cast(Any, trained.model.get_base_model())
     classifier = base.classifier
     base.classifier = nn.Identity()  # then the model's logits are its states
     try:
-        states = read(trained.model, plain_logits, builder, windows)
+        return row_spans(trained.model, builder, prompts, trained.job.reads)
     finally:
         base.classifier = classifier
-    return row_spans(builder, windows, states, reads)

@@ -55,7 +55,7 @@ from train.head.fit import HeldOutWords
 from train.job import Job
 
 CHECKPOINT = "training.pt"
-FORMAT = 2  # raised whenever a checkpoint's content or its meaning changes
+FORMAT = 3  # raised whenever a checkpoint's content or its meaning changes
 SAME_START = 1e-3  # nats and word weights: states of other batches differ in their last bits
 
 
@@ -105,7 +105,7 @@ class Training:
     def run(self) -> TrainedEncoder:
         """Train to the end and return the best weights. Raises GuardError if the loss diverges."""
         if self._step == 0:
-            self._evaluate(self._start["logits"])
+            self._evaluate(self._start["logits"].tolist())
         bar = tqdm(total=self._steps, initial=self._step, desc="train", unit="step", leave=False)
         with bar:
             while not self._is_over:
@@ -162,7 +162,7 @@ class Training:
             "average": self._average.means,
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
-            "random": _random_state(),
+            "random": _generator().get_state(),
             "start": self._start,
         }
         with atomic_write(self._checkpoint) as part:
@@ -175,7 +175,7 @@ class Training:
         if self._checkpoint.is_file():
             state: dict[str, Any]
             state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
-            if _is_same_start(state.get("start"), self._start):
+            if _is_same_start(state["start"], self._start):
                 return state
             tqdm.write(f"{self._job.name}: starts again: the interrupted run had another start")
         self._checkpoint.unlink(missing_ok=True)
@@ -188,7 +188,7 @@ class Training:
         self._average.restore(state["average"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        _restore_random_state(state["random"])
+        _generator().set_state(state["random"])
         self._step = state["step"]
         tqdm.write(f"{self._job.name}: resumes at step {self._step} of {self._steps}")
 
@@ -200,39 +200,24 @@ class Training:
 def _comparable(start: TrainingStart) -> dict[str, Any]:
     """What training starts from besides the base, as a checkpoint keeps it."""
     words = {name: torch.from_numpy(array) for name, array in start.words.tensors().items()}
-    logits = [float(logit) for logit in start.validation_logits]
-    return {"format": FORMAT, "device": device().type, "logits": logits, "words": words}
+    logits = torch.tensor(start.validation_logits, dtype=torch.float64)
+    is_on_gpu = device().type == "cuda"
+    return {"format": FORMAT, "is_on_gpu": is_on_gpu, "logits": logits, "words": words}
 
 
-def _is_same_start(saved: dict[str, Any] | None, start: dict[str, Any]) -> bool:
-    if saved is None or saved["format"] != FORMAT or saved["device"] != start["device"]:
+def _is_same_start(saved: dict[str, Any], start: dict[str, Any]) -> bool:
+    try:
+        torch.testing.assert_close(saved, start, rtol=0, atol=SAME_START)
+    except AssertionError:
         return False
-    ours = {"logits": torch.tensor(start["logits"]), **start["words"]}
-    theirs = {"logits": torch.tensor(saved["logits"]), **saved["words"]}
-    if ours.keys() != theirs.keys():
-        return False
-    return all(_is_close(theirs[name], tensor) for name, tensor in ours.items())
+    return True
 
 
-def _is_close(theirs: Tensor, ours: Tensor) -> bool:
-    if theirs.shape != ours.shape:
-        return False
-    if not ours.is_floating_point():  # the n-grams of words
-        return torch.equal(theirs, ours)
-    return torch.allclose(theirs, ours, rtol=0, atol=SAME_START)
-
-
-def _random_state() -> torch.Tensor:
+def _generator() -> torch.Generator:
+    """What dropout draws from."""
     if device().type == "cuda":
-        return torch.cuda.get_rng_state()
-    return torch.get_rng_state()
-
-
-def _restore_random_state(state: torch.Tensor) -> None:
-    if device().type == "cuda":
-        torch.cuda.set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return torch.default_generator
 
 
 def _adapted(job: Job, base: nn.Module) -> PeftModel:

@@ -45,11 +45,7 @@ class PrefixCache:
     def __init__(self, model: PreTrainedModel, budget: Budget, folder: Path | None = None) -> None:
         self._model = model
         self._folder = folder
-        self._room: dict[Tier, int] = {
-            "device": budget.device,
-            "host": budget.host,
-            "disk": budget.disk,
-        }
+        self._room: dict[Tier, int] = {tier: getattr(budget, tier) for tier in TIERS}
         self._kept: dict[Prefix, Read] = {}
         self._near: set[Prefix] = set()  # the prefixes in the model's own memory
         # Whether to pin the host's copies, so that copying them to the device does not wait.
@@ -243,46 +239,34 @@ def budget_of(job: Job, device: torch.device) -> Budget:
     free_device = 0
     if device.type == "cuda":
         free_device = torch.cuda.mem_get_info(device)[0]
-    free_host = free_memory()
-    _check_room(job, "device", stated.device, free_device)
-    _check_room(job, "host", stated.host, free_host)
-    _check_room(job, "disk", stated.disk, shutil.disk_usage(job.runs.root).free)
     return Budget(
-        device=_bytes(stated.device, free_device),
-        host=_bytes(stated.host, free_host),
-        disk=int(stated.disk * GIB),
+        device=_taken(job, "device", stated.device, free_device),
+        host=_taken(job, "host", stated.host, free_memory()),
+        disk=_taken(job, "disk", stated.disk, shutil.disk_usage(job.runs.root).free),
     )
 
 
 def free_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
     """The bytes of host memory that are free on the machine and within the limits of the process's
-    control group and of those above it (containers, services).
-
-    Pages of files that the kernel can drop count as free. Both versions of control groups are read;
-    a limit that cannot be read does not count.
+    control group and of those above it (containers, services). Pages of files that the kernel can
+    drop count as free; a limit that cannot be read does not count.
     """
     free = [int(psutil.virtual_memory().available)]
     for line in _text(membership).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            free += _free_in_groups(cgroups, path, "max", "current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
-            free += _free_in_groups(cgroups / "memory", path, *names)
+        if line.startswith("0::/"):  # of version 2
+            folder = cgroups / line.removeprefix("0::/")
+            for group in (folder, *folder.parents):
+                free += _free_in_group(group)
     return max(0, min(free))
 
 
-def _free_in_groups(root: Path, path: str, limit: str, usage: str, inactive: str) -> Iterator[int]:
-    """The bytes left in a group and in each above it. The names are of its version's files."""
-    folder = root / path.lstrip("/")
-    for group in (folder, *folder.parents):
-        most = _text(group / f"memory.{limit}").strip()
-        used = _text(group / f"memory.{usage}").strip()
-        if most.isdigit() and used.isdigit():
-            stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-            yield int(most) - int(used) + int(stat.get(inactive, 0))
-        if group == root:
-            break
+def _free_in_group(group: Path) -> list[int]:
+    """The bytes left in a group; none where it has no limit."""
+    most, used = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
+    if not (most.isdigit() and used.isdigit()):
+        return []
+    stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+    return [int(most) - int(used) + int(stat.get("inactive_file", 0))]
 
 
 def _text(path: Path) -> str:
@@ -292,19 +276,15 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _bytes(stated_gib: float | None, free: int) -> int:
+def _taken(job: Job, tier: Tier, stated_gib: float | None, free: int) -> int:
     if stated_gib is None:
         return int(free * FREE_SHARE)
-    return int(stated_gib * GIB)
-
-
-def _check_room(job: Job, tier: str, stated_gib: float | None, free: int) -> None:
-    gib = stated_gib or 0
-    if gib * GIB > free:
+    if stated_gib * GIB > free:
         resource = {"device": "GPU memory", "host": "memory", "disk": "disk space"}[tier]
         raise GuardError(
             f"not enough {resource}",
             where=f"recipe {job.recipe.name}: prefix_cache_gib.{tier}",
-            got=f"{gib:g} GiB, {free / GIB:.1f} free",
+            got=f"{stated_gib:g} GiB, {free / GIB:.1f} free",
             remedy="Lower it, or free some",
         )
+    return int(stated_gib * GIB)

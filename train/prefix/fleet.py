@@ -53,20 +53,10 @@ Batch = tuple[int, list[Row]]  # a member's number, and the rows of its next ste
 
 
 class Fleet:
-    """One frozen base, the prefixes that its adapters read, and a member for each adapter.
-    `in_place`: how attention reads prefixes, see Prefixes; by default as suits the device.
-    """
+    """One frozen base, the prefixes that its adapters read, and a member for each adapter."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        members: Sequence[Member],
-        budget: Budget,
-        *,
-        in_place: bool | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, members: Sequence[Member], budget: Budget) -> None:
         self.members = members
-        self.in_place = in_place
         with refusals("transformers", f"recipe {members[0].job.recipe.name}: base"):
             attend_to_prefixes(
                 model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0]
@@ -174,12 +164,13 @@ class Fleet:
 
     def _passes(self) -> Iterator[dict[int, list[Row]]]:
         """The batches of one step of every running member, neighbours that go through together."""
-        packer = Packer[Batch](
+        batches = packs(
+            self._batches(),
             prefixes=lambda batch: map(prefix_of, batch[1]),
             size=self.prefixes.bytes_to_fetch,
             fits=_fits_pass,
         )
-        for pack in packer.packs(self._batches()):
+        for pack in batches:
             yield dict(pack.items)
 
     def _batches(self) -> Iterator[Batch]:
@@ -224,10 +215,7 @@ class Fleet:
     def _verdict_logits(self, adapters: Sequence[int], rows: Sequence[Row]) -> list[list[float]]:
         """The logits in nats of `rows`, for each of `adapters`."""
         logits = [[math.nan] * len(rows) for _ in adapters]
-        # Rows of similar length are computed together.
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
-        for places in self._places([[rows[index] for index in order]], len(adapters)):
-            indices = order[places]
+        for indices in self._by_length(rows, len(adapters)):
             repeated_rows = [rows[index] for index in indices] * len(adapters)
             prefixes = self._prefixes_of(repeated_rows)
             answers = self._readout.logits(adapters, repeated_rows, prefixes)
@@ -241,15 +229,19 @@ class Fleet:
     def _states(self, rows: Sequence[Row]) -> np.ndarray:
         """The bare base's last states of `rows`, [rows, hidden size] float32."""
         self.prefixes.fill(map(prefix_of, rows))
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
         states: dict[int, np.ndarray] = {}
-        for places in self._places([[rows[index] for index in order]], 1):
-            indices = order[places]
+        for indices in self._by_length(rows, 1):
             part = [rows[index] for index in indices]
             suffixes = list(map(suffix_of, part))
             read = self.stacked.states((), self._prefixes_of(part), suffixes)
             states |= zip(indices, read.float().cpu().numpy(), strict=True)
         return np.array([states[index] for index in range(len(rows))], np.float32)
+
+    def _by_length(self, rows: Sequence[Row], adapters: int) -> Iterator[list[int]]:
+        """The indices of rows that go through the model at once: of similar length."""
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].prompt.token_ids))
+        for places in self._places([[rows[index] for index in order]], adapters):
+            yield order[places]
 
     def _places(self, batches: Sequence[Sequence[Row]], adapters: int) -> Iterator[slice]:
         """The rows of each batch that go through the model at once, for so many adapters. At least
@@ -262,21 +254,22 @@ class Fleet:
                 if index < len(batch):
                     yield prefix_of(batch[index])
 
-        packer = Packer[int](
+        places = packs(
+            range(max(map(len, batches))),
             prefixes=read,
             size=self.prefixes.bytes_to_fetch,
             fits=lambda pack, _, more_bytes: (
                 len(pack.items) < together and pack.prefix_bytes + more_bytes <= READ_BYTES
             ),
         )
-        for pack in packer.packs(range(max(map(len, batches)))):
+        for pack in places:
             yield slice(pack.items[0], pack.items[-1] + 1)
 
     def _prefixes_of(self, rows: Sequence[Row]) -> Prefixes:
         numbers: dict[Prefix, int] = {}
         stands_on = [numbers.setdefault(prefix_of(row), len(numbers)) for row in rows]
         states = self.prefixes.read(list(numbers))
-        return Prefixes(states, stands_on, in_place=self.in_place)
+        return Prefixes(states, stands_on)
 
 
 def _fits_pass(pack: Pack[Batch], batch: Batch, more_bytes: int) -> bool:
@@ -301,37 +294,30 @@ class Pack(Generic[Item]):
     prefix_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Packer(Generic[Item]):
-    """Puts neighbours into one pack as long as the next one fits, and at least one into each.
-    `prefixes` names those that an item reads, `size` the bytes of a prefix; `fits` decides whether
-    an item that adds so many bytes of prefixes may join a pack that is not empty.
+def packs(
+    items: Iterable[Item],
+    *,
+    prefixes: Callable[[Item], Iterable[Prefix]],
+    size: Callable[[Prefix], int],
+    fits: Callable[[Pack[Item], Item, int], bool],
+) -> Iterator[Pack[Item]]:
+    """Yield all `items` in their order, neighbours in one pack as long as the next one fits, and at
+    least one in each; a pack is let go of before the next is started. `prefixes` names those that
+    an item reads, `size` the bytes of a prefix; `fits` decides whether an item that adds so many
+    bytes of prefixes may join a pack that is not empty.
     """
-
-    prefixes: Callable[[Item], Iterable[Prefix]]
-    size: Callable[[Prefix], int]
-    fits: Callable[[Pack[Item], Item, int], bool]
-
-    def packs(self, items: Iterable[Item]) -> Iterator[Pack[Item]]:
-        """Yield all `items` in their order, in packs; each pack is let go of before the next is
-        started.
-        """
-        pack: Pack[Item] = Pack()
-        for item in items:
-            new_prefixes, new_bytes = self._added(pack, item)
-            if pack.items and not self.fits(pack, item, new_bytes):
-                yield pack
-                pack = Pack()
-                new_prefixes, new_bytes = self._added(pack, item)
-            pack.items.append(item)
-            pack.prefixes |= new_prefixes
-            pack.prefix_bytes += new_bytes
-        if pack.items:
+    pack: Pack[Item] = Pack()
+    for item in items:
+        read = set(prefixes(item))
+        added = read - pack.prefixes
+        if pack.items and not fits(pack, item, sum(map(size, added))):
             yield pack
-
-    def _added(self, pack: Pack[Item], item: Item) -> tuple[set[Prefix], int]:
-        new_prefixes = set(self.prefixes(item)) - pack.prefixes
-        return new_prefixes, sum(map(self.size, new_prefixes))
+            pack, added = Pack(), read
+        pack.items.append(item)
+        pack.prefixes |= added
+        pack.prefix_bytes += sum(map(size, added))
+    if pack.items:
+        yield pack
 
 
 def prefix_of(row: Row) -> Prefix:

@@ -23,7 +23,7 @@ from train.base import load_served_base
 from train.examples import Rows
 from train.job import Job
 from train.prefix.cache import Budget, PrefixCache, budget_of
-from train.prefix.fleet import Fleet, Pack, Packer, prefix_of
+from train.prefix.fleet import Fleet, Pack, packs, prefix_of
 from train.prefix.member import Member
 from train.prefix.stacked import layers
 
@@ -122,11 +122,12 @@ def _groups(
         reads_nothing_else = more_bytes == 0 and before + pack.prefix_bytes > budget.total
         return reads_nothing_else or weights + pack.prefix_bytes + more_bytes <= budget.total
 
-    packer = Packer[_Candidate](
+    groups = packs(
+        map(candidate_of, members),
         prefixes=lambda candidate: map(prefix_of, candidate.member.read),
         size=lambda prefix: bytes_per_token * len(prefix),
         fits=fits,
     )
-    for pack in packer.packs(map(candidate_of, members)):
+    for pack in groups:
         bytes_left = max(0, tier_bytes - weight_bytes(pack))
         yield [candidate.member for candidate in pack.items], replace(budget, **{tier: bytes_left})

@@ -210,28 +210,25 @@ def _trained(
                 if isinstance(trained, GuardError):
                     raise trained
                 validation = rows[job.recipe.rule_turn].validation
-                yield _point(combination, job, _compared(validation, trained.validation_logits))
+                yield _point(combination, job, validation, trained.validation_logits)
             except GuardError as error:
                 print(f"{combination.name}: {error}", flush=True)
 
 
-def _compared(validation: Sequence[Row], logits: Sequence[float]) -> list[tuple[Row, float]]:
-    labels = [row.label for row in validation]
-    own_decide = own_rows_decide(labels, [row.is_generated for row in validation], None)
-    compared: list[tuple[Row, float]] = []
-    for row, logit in zip(validation, logits, strict=True):
-        if not (own_decide and row.is_generated):
-            compared.append((row, logit))
-    return compared
-
-
-def _point(combination: Combination, job: Job, compared: Sequence[tuple[Row, float]]) -> SweepPoint:
+def _point(
+    combination: Combination, job: Job, validation: Sequence[Row], logits: Sequence[float]
+) -> SweepPoint:
     from guard.calibrate import calibrate
     from train.calibration.validation import validation_metrics
 
-    labels = [row.label for row, _ in compared]
-    logits = [logit for _, logit in compared]
-    names = [row.group or row.id for row, _ in compared]
+    is_generated = [row.is_generated for row in validation]
+    rows = list(validation)
+    if own_rows_decide([row.label for row in rows], is_generated, None):
+        rows = [row for row in rows if not row.is_generated]
+    logit_of = dict(zip([row.id for row in validation], logits, strict=True))
+    logits = [logit_of[row.id] for row in rows]
+    labels = [row.label for row in rows]
+    names = [row.group or row.id for row in rows]
     number_of = {name: number for number, name in enumerate(dict.fromkeys(names))}
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
@@ -354,8 +351,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rule", required=True, help="a rule in recipes/rules")
-    model = "a recipe in recipes/models (default: tiny)"
-    parser.add_argument("--model", default="tiny", help=model)
+    parser.add_argument("--model", default="tiny", help="a recipe in recipes/models")
     grid = "what to try (default: recipes/sweeps/rank.yaml)"
     parser.add_argument("--grid", default=str(own_or_shipped(GRIDS / "rank.yaml")), help=grid)
     parser.add_argument("--force", action="store_true", help="train again what was trained before")
