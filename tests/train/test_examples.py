@@ -12,7 +12,6 @@ import pytest
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
-from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import load_recipe
 from tests.train.conftest import (
     RULE,
@@ -148,24 +147,8 @@ def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob
     mixed = mostly_generated(rows, own_training=2, own_validation=0)
     added = with_openings(job, mixed, 20).train[len(mixed.train) :]
     assert [row.is_generated for row in added] == [True, True, False]
-
-
-@pytest.mark.parametrize("judged", ["user", "conversation"])
-def test_judged_beginnings_have_no_openings(make_encoder_job: MakeEncoderJob, judged: str) -> None:
-    job = make_encoder_job(judged=judged)
-    rows = rows_of(job)
-    assert with_openings(job, rows, ADAPTER_EVERY) == rows
-
-
-def test_without_a_judged_speaker_there_is_no_opening(make_encoder_job: MakeEncoderJob) -> None:
-    job = make_encoder_job(judged="tool")
-    builder = job.builder
-    assert isinstance(builder, EncoderPromptBuilder)
-    assert builder.opening(builder.prefix_ids([ASKED, TOLD]), "tool") == []
-    document = Message("tool", "a dose")
-    told = builder.prefix_ids([ASKED, document, TOLD])
-    assert builder.opening(told, "tool") == builder.prefix_ids([ASKED])
-    assert builder.opening(told, "assistant") == builder.prefix_ids([ASKED, document])
+    for judged in ("user", "conversation", "tool"):  # who speaks first, or does not speak
+        assert with_openings(make_encoder_job(judged=judged), rows, ADAPTER_EVERY) == rows
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ def test_all_that_decides_is_fingerprinted_and_nothing_else(make_job: MakeJob) -
         "trainer": with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
         "base": with_recipe(job, base="someone/else", revision="0" * 40),
         "4 bits": with_recipe(job, quantization="nf4"),
+        "min_steps": with_settings(job, min_steps=300),
         "method of one name": replace(with_one_method(job), method="alora"),
     }.items():
         assert changed.inputs != inputs, name
@@ -111,14 +112,6 @@ def test_a_forgotten_job_keeps_its_weights_and_its_lock(make_job: MakeJob) -> No
             fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
         job.close_scratch()
         fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_a_floor_of_steps_is_an_input_and_stands_on_the_card(make_job: MakeJob) -> None:
-    job = make_job()
-    floored = with_settings(job, min_steps=300)
-    assert (job.min_steps, floored.min_steps) == (0, 300) and floored.inputs != job.inputs
-    assert floored.recipe.training_settings("lora")["min_steps"] == 300
-    assert "min_steps" not in job.recipe.training_settings("lora")
 
 
 def test_names_tell_jobs_apart(make_job: MakeJob) -> None:

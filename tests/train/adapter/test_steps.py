@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from pytest import CaptureFixture, MonkeyPatch
 
-from train.adapter.steps import EarlyStopping, LengthGrouped, Progress
+from train.adapter.steps import AveragedWeights, EarlyStopping, LengthGrouped, Progress
 
 
 def weights(value: float) -> list[torch.Tensor]:
@@ -42,6 +43,19 @@ def test_a_run_resumed_before_a_recorded_evaluation_is_not_ended_by_it(tmp_path:
     again.record(10, 0.7, weights(11))  # computed again, a little otherwise
     assert [again.ended(step) for step in (10, 15, 20)] == [False, False, True]
     assert restored(again) == 10
+
+
+def test_weights_are_their_mean_for_a_while() -> None:
+    """Later steps weigh more."""
+    (weight,) = weights = [torch.nn.Parameter(torch.zeros(2))]
+    average = AveragedWeights(weights)
+    for step in (1, 2):
+        weight.data.fill_(5.0 * step)
+        average.update(step)
+    with pytest.raises(KeyboardInterrupt), average.in_place():
+        assert weight.tolist() == [9.0, 9.0]  # (5 + 4 x 10) / 5
+        raise KeyboardInterrupt
+    assert weight.tolist() == [10.0, 10.0]
 
 
 def test_an_epoch_holds_every_row_once_with_neighbours_of_similar_length() -> None:

@@ -80,29 +80,6 @@ def random_adapter(
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_a_row_in_a_padded_batch_has_the_difference_of_log_probabilities_that_it_has_alone(
-    toy_base: Path,
-    builder: PromptBuilder,
-    prompts: list[Prompt],
-    method: str,
-    monkeypatch: MonkeyPatch,
-) -> None:
-    """And a model in training is left in training."""
-    monkeypatch.setattr("train.batch.PASS_TOKENS", 10_000)
-    model = random_adapter(toy_base, builder, method)
-    assert len({len(prompt.token_ids) for prompt in prompts}) > 5
-    alone: list[float] = []
-    for prompt in prompts:
-        with torch.inference_mode():
-            log_p = model(torch.tensor([prompt.token_ids])).logits[0, -1].log_softmax(0)
-        alone.append(float(log_p[builder.yes_id] - log_p[builder.no_id]))
-    together = verdict_logits(model.train(), prompts, builder)
-    assert model.training
-    assert together == pytest.approx(alone, abs=1e-4)
-    assert max(together) - min(together) > 1e-2  # and the rows do differ
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
 def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(
     toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
 ) -> None:

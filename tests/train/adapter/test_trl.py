@@ -6,36 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from pytest import CaptureFixture, MonkeyPatch
-from transformers import AutoModelForCausalLM
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.home import ROOT
 from tests.train.conftest import MakeJob, calls_of, data, largest_difference, weights, with_settings
 from train.adapter.steps import EarlyStopping
-from train.adapter.trl import VerdictTrainer, fit, whole_checkpoint
+from train.adapter.trl import fit, whole_checkpoint
 from train.job import Job
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def losses(monkeypatch: MonkeyPatch) -> list[float]:
-    """Those of the passes from here on."""
-    told: list[float] = []
-    original = VerdictTrainer.compute_loss
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        loss = original(*args, **kwargs)
-        told.append(float(loss.detach()))
-        return loss
-
-    monkeypatch.setattr(VerdictTrainer, "compute_loss", spy)
-    return told
 
 
 def test_a_lora_that_diverges_ends_at_once(make_job: MakeJob) -> None:
@@ -50,55 +33,6 @@ def test_nothing_is_reported_to_anyone() -> None:
     environment = dict(os.environ)
     environment.pop("HF_HUB_DISABLE_TELEMETRY", None)
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=True)
-
-
-def test_training_tells_each_epoch_s_mean_loss_and_changes_the_adapter_alone(
-    make_job: MakeJob, toy_base: Path, losses: list[float], capsys: CaptureFixture[str]
-) -> None:
-    job = make_job(max_steps=20)
-    model = fit(job, data(job))
-    lines = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
-    told = [float(line.partition("loss ")[2].partition(",")[0]) for line in lines]
-    epochs = (losses[:8], losses[8:16], losses[16:])
-    assert told == pytest.approx([sum(part) / len(part) for part in epochs], abs=2e-3)
-
-    assert all("lora_" in name for name, weight in model.named_parameters() if weight.requires_grad)
-    fresh = AutoModelForCausalLM.from_pretrained(toy_base).state_dict()
-    for name, weight in model.unload().state_dict().items():
-        assert torch.equal(weight, fresh[name]), name
-
-
-def test_the_loss_is_a_mean(
-    make_job: MakeJob, toy_base: Path, losses: list[float], monkeypatch: MonkeyPatch
-) -> None:
-    """Of 64 rows the last of accumulated batches may have fewer."""
-
-    def step_of(rows: int, accumulated: int = 1) -> tuple[list[float], dict[str, torch.Tensor]]:
-        """One epoch of one step."""
-        losses.clear()
-        settings = {"num_train_epochs": 1, "optim": "sgd", "learning_rate": 1.0}
-        batch = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated}
-        job = make_job(runs=f"runs{rows}", **settings, **batch)
-        found = weights(fit(job, data(job)))
-        return losses.copy(), found
-
-    job = make_job()
-    base = AutoModelForCausalLM.from_pretrained(toy_base)
-    by_hand: list[float] = []
-    for row in data(job).train:
-        with torch.inference_mode():
-            log_p = base(torch.tensor([row.prompt.token_ids])).logits[0, -1].log_softmax(0)
-        by_hand.append(-float(log_p[row.verdict_id(job.builder)]))
-    expected_loss = sum(by_hand) / len(by_hand)
-    whole, expected = step_of(72)
-    assert whole == [pytest.approx(expected_loss, rel=1e-4)]
-    cut = [step_of(16, 4), step_of(24, 3)]
-    monkeypatch.setattr("train.adapter.trl.BATCH_TOKENS", 300)
-    cut.append(step_of(64))
-    assert [len(parts) for parts, _ in cut[:2]] == [4, 3] and len(cut[2][0]) > 8
-    for parts, found in cut:
-        assert sum(parts) == pytest.approx(expected_loss, rel=1e-4)
-        assert largest_difference(found, expected) < 2e-4
 
 
 def test_the_vocabulary_is_scored_once_a_row(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:

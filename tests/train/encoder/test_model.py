@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from pytest import MonkeyPatch
 from transformers import (
     AutoModelForTokenClassification,
     BertConfig,
@@ -27,7 +26,7 @@ from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import NO_WORDS
 from tests.plain_words import plain_word_logit
 from tests.train.conftest import FILLER, MakeEncoderJob, data, encoder_recipe
-from train.encoder.model import StateReader, load_encoder, reader_of
+from train.encoder.model import load_encoder, reader_of
 from train.encoder.trained import TrainedEncoder
 from train.examples import Row, Rows
 from train.head.fit import TrainedHead, fit_on
@@ -140,20 +139,6 @@ def _answers(split: Split, count: int) -> list[Example]:
         name = f"{split}-{index}"
         rows.append(Example(name, "toy", messages, index % 2, split, "toy", name))
     return rows
-
-
-def test_states_stay_for_a_while(
-    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch
-) -> None:
-    job = make_encoder_job()
-    reader = StateReader(job.recipe)
-    prompts = [job.builder.build(messages, "") for messages in ([ASKED], [ASKED, ANSWERED])]
-    states = reader.read(prompts, "conversation")
-    assert reader._kept_bytes == sum(of_prompt.nbytes for of_prompt in states)
-    monkeypatch.setattr("train.encoder.model.MOST_KEPT", reader._kept_bytes - 1)
-    reader.read(prompts[:1], "conversation")
-    assert list(reader._kept) == [("conversation", prompts[0])]
-    assert reader._kept_bytes == states[0].nbytes
 
 
 def test_a_base_without_its_prediction_head_is_refused(tmp_path: Path) -> None:

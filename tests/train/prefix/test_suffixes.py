@@ -6,8 +6,8 @@ layer.
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,13 +29,14 @@ from guard.errors import GuardError
 from tests.train.conftest import BASES, SHAPE, LaunchCount
 from train.prefix import prefixes
 from train.prefix.cache import Budget, Prefix, PrefixCache
-from train.prefix.prefixes import MAX_WEIGHTS, PADDING, Part, Prefixes, joined_parts, separate_parts
+from train.prefix.prefixes import PADDING, Prefixes, joined_parts, separate_parts
 from train.prefix.stacked import Stacked, StackedModel, layers
-from train.prefix.suffixes import _ToPrefixes, attend_to_prefixes, logits
+from train.prefix.suffixes import attend_to_prefixes, logits
 
-PREFIXES = [40, 7, 23]
+PREFIXES = [40, 300, 36, 1, 7]
 SUFFIXES = [9, 12, 4, 12, 12, 1, 5, 6, 7, 8, 2, 12]
 FIRST_OF_SUFFIXES = 5000  # the token ids from here on stand in suffixes only
+HEADS = 4  # of each base of BASES
 
 
 def tokens(length: int, seed: int, of: range) -> tuple[int, ...]:
@@ -44,23 +45,6 @@ def tokens(length: int, seed: int, of: range) -> tuple[int, ...]:
 
 def attend(model: PreTrainedModel) -> None:
     attend_to_prefixes(model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0])
-
-
-def prompts() -> tuple[list[Prefix], list[Prefix], list[int]]:
-    """Prefixes, suffixes, and the prefix of each."""
-    prefixes = [tokens(length, length, range(10, FIRST_OF_SUFFIXES)) for length in PREFIXES]
-    found = []
-    for index, length in enumerate(SUFFIXES):
-        found.append(tokens(length, 100 + index, range(FIRST_OF_SUFFIXES, 10_000)))
-    # Not in their order, not in equal parts.
-    return prefixes, found, [(index * index) % len(prefixes) for index in range(len(SUFFIXES))]
-
-
-def whole(model: PreTrainedModel, prefixes: Any, suffixes: Any, stands_on: Any) -> torch.Tensor:
-    logits: list[torch.Tensor] = []
-    for index, suffix in zip(stands_on, suffixes, strict=True):
-        logits.append(model(torch.tensor([[*prefixes[index], *suffix]])).logits[:, -1])
-    return torch.cat(logits)
 
 
 def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
@@ -75,89 +59,60 @@ def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("at_a_time", [MAX_WEIGHTS, 2 * 4 * 12 * 40])  # two of the longest prefix
 def test_logits_and_gradients_are_those_of_whole_prompts(
-    monkeypatch: MonkeyPatch, base: str, at_a_time: int, in_place: bool
+    monkeypatch: MonkeyPatch, base: str
 ) -> None:
-    monkeypatch.setattr("train.prefix.prefixes.MAX_WEIGHTS", at_a_time)
+    """In place or in padded copies of one layer or all; with all weights at once or a few."""
     torch.manual_seed(0)
     model = BASES[base]().eval()
-    prefixes, suffixes, stands_on = prompts()
-    plain = whole(model, prefixes, suffixes, stands_on)
+    read = [tokens(length, length, range(10, FIRST_OF_SUFFIXES)) for length in PREFIXES]
+    suffixes: list[Prefix] = []
+    stands_on: list[int] = []  # not in their order, not in equal parts
+    whole: list[torch.Tensor] = []
+    for index, length in enumerate(SUFFIXES):
+        suffixes.append(tokens(length, 100 + index, range(FIRST_OF_SUFFIXES, 10_000)))
+        stands_on.append(7 * index % len(PREFIXES))
+        prompt = torch.tensor([[*read[stands_on[-1]], *suffixes[-1]]])
+        whole.append(model(prompt).logits[:, -1])
+    plain = torch.cat(whole)
     expected = of_suffixes(model, plain)
+    largest = float(expected.abs().max())
+    assert largest > 1e-4
     attend(model)
-    states = PrefixCache(model, Budget()).read(prefixes)
-    found = logits(model, Prefixes(states, stands_on, in_place=in_place), suffixes)
-    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
-    assert expected.abs().max() > 1e-4
-    torch.testing.assert_close(
-        of_suffixes(model, found), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
-    )
+    states = PrefixCache(model, Budget()).read(read)
+    two = 2 * HEADS * max(SUFFIXES) * max(PREFIXES)
+    for in_place, at_a_time, copied in (
+        (True, 2**25, 0),
+        (True, two, 0),
+        (False, 2**25, 2**30),
+        (False, two, 1),
+    ):
+        monkeypatch.setattr(prefixes, "MAX_WEIGHTS", at_a_time)
+        monkeypatch.setattr(prefixes, "COPIED_BYTES", copied)
+        found = logits(model, Prefixes(states, stands_on, in_place=in_place), suffixes)
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+        gradient = of_suffixes(model, found)
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-3 * largest)
 
 
-Attended = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+def test_launches_on_padded_prefixes_are_few_and_do_not_grow_with_the_conversations() -> None:
+    model = BASES["qwen3"]().eval()
+    attend(model)
 
-
-def attention(query: torch.Tensor, prefixes: Prefixes) -> Attended:
-    """Attention to the prefixes in layers 0 to 2 and back, its normaliser, the queries' gradient.
-
-    The gradient is that of a fixed random function of both, the same for queries of one shape.
-    """
-    query = query.clone().requires_grad_()
-    layers = [_ToPrefixes.apply(query, prefixes, layer) for layer in range(3)]
-    attended = torch.stack([attended for attended, _ in layers]).float()
-    normaliser = torch.stack([normaliser for _, normaliser in layers])
-    generator = torch.Generator().manual_seed(7)
-    total = torch.tensor(0.0)
-    for result in (attended, normaliser):
-        total = total + (result * torch.randn(result.shape, generator=generator)).sum()
-    (gradient,) = torch.autograd.grad(total, query)
-    return attended.detach(), normaliser.detach(), gradient.float()
-
-
-def random_pass(
-    lengths: Sequence[int], stands_on: Sequence[int], seed: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Queries of four heads to each of two KV heads at five positions; states of three layers."""
-    generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(len(stands_on), 2, 4 * 5, 8, generator=generator)
-    states = [torch.randn(3, 2, 2, length, 8, generator=generator) for length in lengths]
-    return query.to(dtype), [of_prefix.to(dtype) for of_prefix in states]
-
-
-@pytest.mark.parametrize("copied_bytes", [1, 2**30])  # a layer, all layers
-@pytest.mark.parametrize("most_weights", [3000, 2**25])
-@pytest.mark.parametrize("seed", range(3))
-def test_padded_attention_is_that_in_place_on_prefixes_of_very_unlike_lengths(
-    monkeypatch: MonkeyPatch, seed: int, most_weights: int, copied_bytes: int
-) -> None:
-    monkeypatch.setattr("train.prefix.prefixes.MAX_WEIGHTS", most_weights)
-    monkeypatch.setattr("train.prefix.prefixes.COPIED_BYTES", copied_bytes)
-    rng = random.Random(seed)
-    lengths = [1, 300, *[rng.randint(1, 300) for _ in range(10)]]
-    stands_on = [*range(12), *rng.choices(range(12), k=14)]
-    rng.shuffle(stands_on)
-    query, states = random_pass(lengths, stands_on, seed, torch.float32)
-    padded = attention(query, Prefixes(states, stands_on, in_place=False))
-    in_place = attention(query, Prefixes(states, stands_on, in_place=True))
-    for result, expected in zip(padded, in_place, strict=True):
-        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_launches_of_padded_attention_are_few_and_do_not_grow_with_the_conversations() -> None:
     def launches(conversations: int, *, in_place: bool) -> int:
+        """Forward and backward."""
         lengths = [(60, 55, 200, 190)[index % 4] for index in range(conversations)]
-        stands_on = list(range(conversations))
-        query, states = random_pass(lengths, stands_on, 0, torch.bfloat16)
+        states = [torch.randn(2, 2, 2, length, 16) for length in lengths]
+        read = Prefixes(states, range(conversations), in_place=in_place)
+        suffixes = [tokens(5, 0, range(10, 100))] * conversations
         with LaunchCount() as count:
-            attention(query, Prefixes(states, stands_on, in_place=in_place))
+            logits(model, read, suffixes).sum().backward()
         return count.launches
 
-    assert launches(8, in_place=False) == launches(64, in_place=False) < 250
-    assert launches(64, in_place=True) > 7 * launches(8, in_place=True)
-    assert launches(64, in_place=True) > 10 * launches(64, in_place=False)
+    padded = launches(8, in_place=False)
+    assert padded == launches(64, in_place=False)
+    assert launches(64, in_place=True) - launches(8, in_place=True) > padded
 
 
 def test_nothing_that_grows_with_the_prefix_is_kept_for_the_backward_pass() -> None:
@@ -174,15 +129,6 @@ def test_nothing_that_grows_with_the_prefix_is_kept_for_the_backward_pass() -> N
         return sum(sizes.values())
 
     assert kept(20) == kept(200)
-
-
-def test_without_prefixes_attention_is_what_it_was() -> None:
-    torch.manual_seed(0)
-    model = BASES["qwen3"]().eval()
-    ids, mask = torch.randint(10, 1000, (2, 12)), torch.tensor([[0] * 5 + [1] * 7, [1] * 12])
-    plain = model(ids, attention_mask=mask).logits[:, -1]
-    attend(model)
-    torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, -1], plain)
 
 
 REFUSED = "cannot be given the keys and values of a prefix"
@@ -223,32 +169,6 @@ def test_a_base_that_adds_or_ignores_something_is_refused(
 WEIGHTS = 8 * 4 * 24  # of a suffix at a token: KV heads, heads on each, tokens
 
 
-def random_lengths(count: int) -> list[int]:
-    rng = random.Random(count)
-    lengths = [300 * rng.lognormvariate(0, 0.6) for _ in range(count)]
-    return [round(min(2000, max(40, length))) for length in lengths]
-
-
-def both_parts(lengths: list[int], readers: list[int]) -> tuple[list[Part], list[Part]]:
-    """Separate and joined, for so many readers of each prefix."""
-    suffixes_on, first = [], 0
-    for count in readers:
-        suffixes_on.append(list(range(first, first + count)))
-        first += count
-    separate = separate_parts(lengths, suffixes_on, WEIGHTS)
-    return separate, joined_parts(lengths, separate, WEIGHTS)
-
-
-def padded_tokens(part: Part, lengths: list[int]) -> int:
-    longest = max(lengths[prefix] for prefix in part.prefixes)
-    return longest * len(part.prefixes) * part.readers
-
-
-def needed_tokens(part: Part, lengths: list[int]) -> int:
-    pairs = zip(part.prefixes, part.suffixes, strict=True)
-    return sum(lengths[prefix] * len(set(suffixes)) for prefix, suffixes in pairs)
-
-
 @pytest.mark.parametrize(
     ("most_readers", "most_weights"), [(1, 2**25), (12, 2**25), (12, 2000 * WEIGHTS)]
 )
@@ -258,20 +178,28 @@ def test_joined_parts_are_few_waste_little_and_hold_all_suffixes(
     """A prefix of too many readers is read in parts."""
     monkeypatch.setattr(prefixes, "MAX_WEIGHTS", most_weights)
     rng = random.Random(0)
-    lengths = random_lengths(100)
-    readers = [rng.randint(1, most_readers) for _ in lengths]
-    separate, joined = both_parts(lengths, readers)
-    pairs = {(part.prefixes[0], suffix) for part in separate for suffix in part.suffixes[0]}
-    assert len(pairs) == sum(readers)
-    held = []
-    for part in joined:
-        assert {len(suffixes) for suffixes in part.suffixes} == {part.readers}
-        assert padded_tokens(part, lengths) <= PADDING * needed_tokens(part, lengths)
-        assert padded_tokens(part, lengths) * WEIGHTS <= most_weights
-        for prefix, suffixes in zip(part.prefixes, part.suffixes, strict=True):
-            held += [(prefix, suffix) for suffix in set(suffixes)]
-    assert sorted(held) == sorted(pairs)
+    lengths: list[int] = []
+    suffixes_on: list[list[int]] = []
+    for prefix in range(100):
+        lengths.append(round(min(2000, max(40, 300 * rng.lognormvariate(0, 0.6)))))
+        readers = range(rng.randint(1, most_readers))
+        suffixes_on.append([100 * prefix + reader for reader in readers])
+    separate = separate_parts(lengths, suffixes_on, WEIGHTS)
+    joined = joined_parts(lengths, separate, WEIGHTS)
     assert len(joined) < len(separate)
+    held: list[int] = []
+    for part in joined:
+        padded = (
+            max(lengths[prefix] for prefix in part.prefixes) * len(part.prefixes) * part.readers
+        )
+        needed = 0
+        for prefix, suffixes in zip(part.prefixes, part.suffixes, strict=True):
+            assert len(suffixes) == part.readers
+            needed += lengths[prefix] * len(set(suffixes))
+            assert {suffix // 100 for suffix in suffixes} == {prefix}
+            held += set(suffixes)
+        assert padded <= PADDING * needed and padded * WEIGHTS <= most_weights
+    assert sorted(held) == sorted(itertools.chain(*suffixes_on))
 
 
 @pytest.mark.parametrize(("device", "in_place"), [("cpu", True), ("meta", False)])
