@@ -24,6 +24,9 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "train/batch.py": "tests/train/adapter/test_trained.py holds padded rows to rows alone",
+    "train/study.py": "tests/train/test_run.py",
+    "train/adapter/steps.py": "test_trl.py beside it",
+    "train/encoder/trained.py": "test_model.py beside it",
     "train/export.py": "tests/train/test_job.py",
     "train/methods.py": "tests/train/test_job.py",
     "train/adapter/load.py": "test_trained.py beside it trains on 4 bits",

@@ -4,7 +4,6 @@ loops."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +51,7 @@ def refusals(library: str, where: str) -> Iterator[None]:
         raise GuardError(problem, where=where, remedy="Correct them in the recipe") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def by_onednn(model: nn.Module) -> Iterator[None]:
     """Let oneDNN compute the float32 linear layers of `model` where MKL is slow on this CPU. For
     the duration, without gradients, and from the weights as they are. What is on a GPU, of another

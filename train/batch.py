@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 # Padded tokens that go through the model at once: 2 GB of activations in training the tiny base.
 BATCH_TOKENS = 8192
@@ -22,15 +23,10 @@ PROMPT_TENSORS = ("input_ids", "attention_mask", "position_ids")
 
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     """PROMPT_TENSORS by name, each int64 [rows, longest]."""
-    longest = max(len(row) for row in rows)
-    ids: list[list[int]] = []
-    is_token: list[list[int]] = []
-    for row in rows:
-        missing = [0] * (longest - len(row))  # masked: the id is never read
-        ids.append([*missing, *row])
-        is_token.append([*missing, *[1] * len(row)])
-    input_ids = torch.tensor(ids, dtype=torch.long)
-    attention_mask = torch.tensor(is_token, dtype=torch.long)
+    tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
+    masks = [torch.ones_like(row) for row in tokens]
+    input_ids = pad_sequence(tokens, batch_first=True, padding_side="left")
+    attention_mask = pad_sequence(masks, batch_first=True, padding_side="left")
     return {
         "input_ids": input_ids,
         "attention_mask": attention_mask,

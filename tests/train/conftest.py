@@ -14,7 +14,6 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from pytest import MonkeyPatch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
     BertModel,
@@ -335,22 +334,3 @@ def make_encoder_job(
         return job
 
     return make
-
-
-# These make a tensor without a kernel: uninitialised memory, or another tensor's.
-WITHOUT_A_KERNEL = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
-AS_VIEWS = ("_unsafe_view", "detach", "alias", "lift_fresh")
-
-
-class LaunchCount(TorchDispatchMode):
-    """Counts in `launches` the operators that would launch a kernel on a GPU, on any device. A few
-    launch two kernels and count once; one of a list of at most 128 tensors launches one.
-    """
-
-    launches = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name: str = func.overloadpacket.__name__
-        without = func.is_view or name in WITHOUT_A_KERNEL or name in AS_VIEWS
-        self.launches += func.namespace == "aten" and not without
-        return func(*args, **(kwargs or {}))

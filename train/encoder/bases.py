@@ -28,6 +28,7 @@ from train.head.fit import HeldOutWords, fitted_with_held_out_words
 from train.job import Job
 
 PARTS = ("encoder.", "classifier.")  # of GLiNER2, which classify
+WEIGHTS = "model.safetensors"
 LABELS = 2  # a rule's token classifier has the labels no and yes
 
 
@@ -145,25 +146,20 @@ def load_gliner2(recipe: Recipe) -> Gliner2:
     config.dtype = dtype
     model = Gliner2(config).to(dtype)
     try:
-        path = cached_file(recipe.base_path, "model.safetensors", **pinned(recipe))
-        tensors = load_file(str(path))
+        tensors = load_file(str(cached_file(recipe.base_path, WEIGHTS, **pinned(recipe))))
         loaded = {name: tensor for name, tensor in tensors.items() if name.startswith(PARTS)}
         missing = model.load_state_dict(loaded, strict=False).missing_keys
+        if missing:
+            raise RuntimeError(f"no {', '.join(missing[:3])}")
     except (RuntimeError, OSError, SafetensorError) as error:
-        raise _not_gliner2(recipe, " ".join(str(error).split())) from error
-    if missing:
-        raise _not_gliner2(recipe, f"no {', '.join(missing[:3])}")
+        raise GuardError(
+            f"the weights are not those of a GLiNER2: {' '.join(str(error).split())}",
+            where=f"recipe {recipe.name}: base",
+            got=recipe.base,
+            remedy="Download it, or name a checkpoint of gliner2's span architecture",
+        ) from error
     frozen(model)
     return model
-
-
-def _not_gliner2(recipe: Recipe, why: str) -> GuardError:
-    return GuardError(
-        f"the weights are not those of a GLiNER2: {why}",
-        where=f"recipe {recipe.name}: base",
-        got=recipe.base,
-        remedy="Download it, or name a checkpoint of gliner2's span architecture",
-    )
 
 
 BASES: dict[Kind, EncoderBase] = {

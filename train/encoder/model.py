@@ -10,12 +10,14 @@ the mean over its tokens of log P(yes) - log P(no), in nats. The logit of the sp
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging
@@ -169,9 +171,7 @@ def read(
     gradients are computed. Windows of similar length go through the model together. The model is
     left in evaluation mode.
     """
-    flat: list[Window] = []
-    for prompt_windows in windows:
-        flat += prompt_windows
+    flat = list(itertools.chain(*windows))
     lengths = [len(window.token_ids) for window in flat]
     where = next(model.parameters()).device
     means: list[np.ndarray] = [np.empty(0)] * len(flat)
@@ -184,22 +184,16 @@ def read(
             for row, index in enumerate(batch):
                 means[index] = span_means(token_values[row], builder.spans(flat[index])).numpy()
             bar.update(len(batch))
+    window_means = iter(means)
     prompt_means: list[np.ndarray] = []
-    start = 0
     for prompt_windows in windows:
-        end = start + len(prompt_windows)
-        prompt_means.append(np.concatenate(means[start:end]))
-        start = end
+        prompt_means.append(np.concatenate([next(window_means) for _ in prompt_windows]))
     return prompt_means
 
 
 def right_padded(windows: Sequence[Window], where: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids and mask, int64 [windows, longest]; what is masked is never read."""
-    longest = max(len(window.token_ids) for window in windows)
-    ids = torch.zeros(len(windows), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, window in enumerate(windows):
-        length = len(window.token_ids)
-        ids[row, :length] = torch.tensor(window.token_ids)
-        mask[row, :length] = 1
+    tokens = [torch.tensor(window.token_ids) for window in windows]
+    ids = pad_sequence(tokens, batch_first=True)
+    mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
     return ids.to(where), mask.to(where)

@@ -21,6 +21,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -126,9 +127,8 @@ class PrefixCache:
         attends to. How all of them begin, such as the instructions, is computed once.
         """
         shared = _shared_tokens(prefixes)
-        longest = max(map(len, prefixes))
-        padded = [[*prefix, *[0] * (longest - len(prefix))] for prefix in prefixes]
-        ids = torch.tensor(padded, device=self._model.device)
+        ids = pad_sequence(list(map(torch.tensor, prefixes)), batch_first=True)
+        ids = ids.to(self._model.device)
         cache = None
         with by_onednn(self._model):
             if len(prefixes) > 1 and shared >= SHORTEST_OPENING:

@@ -5,46 +5,44 @@ Of a base in 4 bits it is the same by either trainer, and served on the base as 
 
 from __future__ import annotations
 
-import random
+import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from pytest import MonkeyPatch
 from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
-from guard.prompt.decoder import Prompt, PromptBuilder
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
 from tests.train.conftest import (
     ADAPTERS,
-    RULE,
     MakeJob,
-    conversation,
     data,
+    largest_difference,
     weights,
     with_lora,
+    with_recipe,
 )
 from train import run
 from train.adapter import trl
 from train.adapter.load import check_adapter, load_base, load_served_base
-from train.adapter.trained import TrainedAdapter, verdict_logits
+from train.adapter.settings import lora_config
+from train.adapter.trained import TrainedAdapter, save_adapter, verdict_logits
 from train.job import Job
-from train.prefix import trainer as shared_prefix
-from train.prefix.trainer import fit
+from train.methods import TRAINERS
 
 
 def test_an_adapter_is_gone_once_the_next_is_asked_for(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("alora", max_steps=1)
     rows = data(job)
-    (trained,) = fit([(job, rows)])
+    (trained,) = TRAINERS["decoder"]["alora"].fit([(job, rows)])
     assert isinstance(trained, TrainedAdapter) and len(trained.validation_logits) > 0
     with pytest.raises(RuntimeError, match="the next one was asked for"):
         trained.logits([rows.validation[0].prompt])
@@ -53,39 +51,30 @@ def test_an_adapter_is_gone_once_the_next_is_asked_for(make_job: MakeJob, tmp_pa
     assert not (tmp_path / "saved").exists()
 
 
-@pytest.fixture(scope="module")
-def builder(toy_base: Path) -> PromptBuilder:
-    return PromptBuilder.from_base(str(toy_base))
-
-
-@pytest.fixture(scope="module")
-def prompts(builder: PromptBuilder) -> list[Prompt]:
-    rng = random.Random(1)
-    return [builder.build(conversation(rng, index % 2), RULE.title) for index in range(9)]
-
-
-def random_adapter(
-    base: Path, builder: PromptBuilder, method: str, dtype: torch.dtype = torch.float32
-) -> PeftModel:
+def random_adapter(job: Job, dtype: torch.dtype = torch.float32) -> PeftModel:
     """An adapter with weights that matter: PEFT's own start is a B of zeros."""
-    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    if method == "alora":
-        config.alora_invocation_tokens = list(builder.invocation("a rule"))
     torch.manual_seed(0)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), config)
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.3)
-    return model.eval()
+    base = AutoModelForCausalLM.from_pretrained(job.recipe.base_path, dtype=dtype)
+    model = get_peft_model(base, lora_config(with_lora(job, init_lora_weights=False)))
+    return cast(PeftModel, model.eval())
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(
-    toy_base: Path, builder: PromptBuilder, prompts: list[Prompt], method: str
-) -> None:
-    model = random_adapter(toy_base, builder, method, torch.bfloat16)
+def test_the_base_is_called_what_the_recipe_calls_it(make_job: MakeJob, tmp_path: Path) -> None:
+    """And not where it lay on this machine."""
+    job = make_job()
+    save_adapter(random_adapter(job), with_recipe(job, base="someone/base").recipe, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {PEFT_CONFIG, PEFT_WEIGHTS, "runs"}
+    written = json.loads((tmp_path / PEFT_CONFIG).read_text())
+    assert written["base_model_name_or_path"] == "someone/base"
+    assert job.recipe.base not in (tmp_path / PEFT_CONFIG).read_text()
+
+
+def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(make_job: MakeJob) -> None:
+    job = make_job()
+    prompts, builder = [row.prompt for row in data(job).test[:9]], job.builder
+    model = random_adapter(job, torch.bfloat16)
     found = torch.tensor(verdict_logits(model, prompts, builder), dtype=torch.float64)
-    exact = verdict_logits(random_adapter(toy_base, builder, method), prompts, builder)
+    exact = verdict_logits(random_adapter(job), prompts, builder)
     assert found.tolist() == pytest.approx(exact, abs=0.15)
     assert not torch.equal(found, found.bfloat16().double())
     head = model.get_output_embeddings()
@@ -97,10 +86,8 @@ def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(
     hook.remove()
     columns = head.weight[[builder.yes_id, builder.no_id]].double()
     yes, no = (torch.cat(states).double() @ columns.T).unbind(1)
-    torch.testing.assert_close(found, yes - no, atol=0.05, rtol=0)  # padding moves the states
     alone = [verdict_logits(model, [prompt], builder)[0] for prompt in prompts]
-    expected = (yes - no).tolist()
-    assert alone == pytest.approx(expected, abs=1e-5)
+    assert alone == pytest.approx((yes - no).tolist(), abs=1e-5)
     assert head.weight.dtype == torch.bfloat16 and not head._forward_hooks
 
 
@@ -115,19 +102,7 @@ def test_modules_are_missed_without_the_base_s_weights(make_job: MakeJob, method
 
 
 def in_4_bits(job: Job) -> Job:
-    return replace(job, recipe=job.recipe.model_copy(update={"quantization": "nf4"}))
-
-
-@contextmanager
-def trained(job: Job) -> Iterator[tuple[PeftModel, Sequence[float]]]:
-    """The adapter as long as it is there: training aLoRAs takes it off its base before the next."""
-    if job.method == "lora":
-        yield trl.fit(job, data(job)), []
-        return
-    fits = shared_prefix.fit([(job, data(job))])
-    fitted = next(fits)
-    assert isinstance(fitted, TrainedAdapter)
-    yield fitted.model, fitted.validation_logits
+    return with_recipe(job, quantization="nf4")
 
 
 def on_rounded_weights(job: Job, folder: Path) -> Job:
@@ -141,7 +116,7 @@ def on_rounded_weights(job: Job, folder: Path) -> Job:
     served.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(job.recipe.base_path) / file, folder / file)
-    return replace(job, recipe=job.recipe.model_copy(update={"base": str(folder)}))
+    return with_recipe(job, base=str(folder))
 
 
 @pytest.mark.slow
@@ -160,24 +135,20 @@ def test_in_4_bits_an_adapter_is_the_one_that_trl_and_peft_train_on_the_rounded_
     reference = on_rounded_weights(reference, tmp_path / "rounded")
     expected, otherwise = (weights(trl.fit(job, data(job))) for job in (reference, other))
     job = in_4_bits(one)
-    with trained(job) as (model, validation_logits):
-        found = weights(model)
-        assert not any(isinstance(module, Linear4bit) for module in model.modules())
-        prompts = [row.prompt for row in data(job).validation]
-        logits = verdict_logits(model, prompts, job.builder)
+    adapter = next(TRAINERS["decoder"][method].fit([(job, data(job))]))
+    assert isinstance(adapter, TrainedAdapter)
+    found = weights(adapter.model)
+    assert not any(isinstance(module, Linear4bit) for module in adapter.model.modules())
+    prompts = [row.prompt for row in data(job).validation]
+    logits = adapter.logits(prompts)
     if method == "alora":
-        assert validation_logits == pytest.approx(logits, abs=1e-5)
+        assert adapter.validation_logits == pytest.approx(logits, abs=1e-5)
     bare = load_served_base(job.recipe, CPU)(torch.tensor([prompts[0].token_ids])).logits[0, -1]
     of_base = float(bare[job.builder.yes_id] - bare[job.builder.no_id])
     assert abs(of_base - logits[0]) > 0.05  # the weights came along
     moved = max(float(weight.abs().max()) for name, weight in expected.items() if "lora_B" in name)
-    assert found.keys() == expected.keys()
-    assert largest(found, expected) < tolerance * moved
-    assert largest(found, otherwise) > 0.1 * moved
-
-
-def largest(ours: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
-    return max(float((weight - others[name]).abs().max()) for name, weight in ours.items())
+    assert largest_difference(found, expected) < tolerance * moved
+    assert largest_difference(found, otherwise) > 0.1 * moved
 
 
 @pytest.mark.slow
