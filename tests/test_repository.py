@@ -26,6 +26,7 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "train/batch.py": "tests/train/adapter/test_trained.py holds padded rows to rows alone",
     "train/study.py": "tests/train/test_run.py",
     "train/adapter/steps.py": "test_trl.py beside it",
+    "train/encoder/settings.py": "test_bases.py beside it",
     "train/encoder/trained.py": "test_model.py beside it",
     "train/export.py": "tests/train/test_job.py",
     "train/methods.py": "tests/train/test_job.py",

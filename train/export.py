@@ -24,6 +24,7 @@ from train.job import Job
 from train.methods import Trained
 
 BEFORE = "before"
+PART = "export"
 
 
 def export(
@@ -40,7 +41,7 @@ def export(
     compare`, unless it is damaged. `logits` (nats, uncalibrated) are those of `rows`, in the same
     order; of test rows from the method's reference.
     """
-    part = _part(job)
+    part = job.scratch / PART
     shutil.rmtree(part, ignore_errors=True)
     trained.save(part)
     predictions = zip(rows, logits, strict=True)
@@ -53,7 +54,7 @@ def export(
 
 def finish_export(job: Job) -> None:
     """Put the job's folder in its place if a run was killed that had written it whole."""
-    part = _part(job)
+    part = job.scratch / PART
     if is_current(part, job.inputs):
         _replace(job.folder, part)
 
@@ -73,10 +74,6 @@ def damage_of(folder: Path) -> str:
     except GuardError as error:
         return error.problem
     return ""
-
-
-def _part(job: Job) -> Path:
-    return job.scratch / "export"
 
 
 def _replace(folder: Path, part: Path) -> None:

@@ -286,9 +286,7 @@ def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: floa
 
 
 def _explained(error: Exception, job: Job) -> GuardError:
-    """What stopped a training, with a remedy. Raises `error` itself if it is no fault of the
-    machine.
-    """
+    """What stopped a training, with a remedy. Raises an `error` that is no fault of the machine."""
     import torch
     from safetensors import SafetensorError
 

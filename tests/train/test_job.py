@@ -11,7 +11,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.layout import Runs, is_current, mark_current
+from guard.layout import Runs, mark_current
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import KINDS, load_recipe
 from guard.verdict import Calibration
@@ -27,7 +27,7 @@ from tests.train.conftest import (
     with_settings,
 )
 from train.calibration.validation import validation_metrics
-from train.export import export, finish_export
+from train.export import export
 from train.job import LOCK, Job
 from train.methods import TRAINERS, TrainingWork, trainer_of
 
@@ -160,17 +160,6 @@ def test_the_good_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) 
     (job.folder / CARD).write_text(json.dumps(card | {"of_another_version": 1}))
     of_steps(make_job, 5)
     assert json.loads((before(job) / CARD).read_text())["of_another_version"] == 1
-
-
-def test_a_killed_run_s_whole_folder_of_these_inputs_is_taken(make_job: MakeJob) -> None:
-    job = of_steps(make_job, 1)
-    job.scratch.mkdir()
-    job.folder.rename(job.scratch / "export")
-    finish_export(make_job(max_steps=2))
-    assert not job.folder.exists()
-    for _ in range(2):  # and again, where nothing is left to be done
-        finish_export(job)
-        assert load_card(job.folder) and is_current(job.folder, job.inputs)
 
 
 def test_an_older_adapter_is_replaced_whole_or_not_at_all(make_job: MakeJob) -> None:

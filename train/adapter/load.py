@@ -95,9 +95,7 @@ def check_modules(
 
 
 def check_quantization(recipe: Recipe, device: torch.device) -> None:
-    """Quantise a handful of weights. Raises GuardError where bitsandbytes is not there, or cannot
-    on this device.
-    """
+    """Raise GuardError where bitsandbytes is not there, or cannot quantise on this device."""
     try:
         import bitsandbytes
 

@@ -118,7 +118,13 @@ def trainer_config(job: Job) -> SFTConfig:
     with refusals("SFTConfig", where):
         config = SFTConfig(**defaults | job.trainer | owned)
     _check_range(config, where)
-    _check_budget(job, config)
+    if job.min_steps and config.max_steps > 0:
+        raise GuardError(
+            "training would take max_steps, whatever min_steps says",
+            where=job.where("min_steps"),
+            got=f"{job.min_steps} beside max_steps {config.max_steps}",
+            remedy="Remove one of them",
+        )
     optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
     _check_read(job, SFTConfig(**defaults | owned), where)
     if config.fp16 and (_acts_from_suffix(job) or job.recipe.is_encoder):
@@ -130,9 +136,7 @@ def trainer_config(job: Job) -> SFTConfig:
 def optimizer_of(
     config: SFTConfig, weights: Sequence[torch.nn.Parameter], steps: int, where: str
 ) -> tuple[Optimizer, LRScheduler]:
-    """The recipe's optimizer of `weights` and its schedule over `steps`. Raises GuardError naming
-    what they refuse.
-    """
+    """The recipe's optimizer of `weights` and schedule over `steps`. Refusals are GuardErrors."""
     with refusals("the trainer's optimizer or schedule", where):
         kind, arguments = Trainer.get_optimizer_cls_and_kwargs(config)
         optimizer = kind([{"params": weights, "weight_decay": config.weight_decay}], **arguments)
@@ -259,16 +263,6 @@ def _check_range(config: SFTConfig, where: str) -> None:
         problem = "'max_grad_norm' must be a number, 0 or above"
         remedy = "Write 0 for no clipping, or remove it"
         raise GuardError(problem, where=where, got=str(norm), remedy=remedy)
-
-
-def _check_budget(job: Job, config: SFTConfig) -> None:
-    if job.min_steps and config.max_steps > 0:
-        raise GuardError(
-            "training would take max_steps, whatever min_steps says",
-            where=job.where("min_steps"),
-            got=f"{job.min_steps} beside max_steps {config.max_steps}",
-            remedy="Remove one of them",
-        )
 
 
 def _check_read(job: Job, default: SFTConfig, where: str) -> None:

@@ -196,9 +196,7 @@ class StepBar(TrainerCallback):
 
 
 class StopEarly(TrainerCallback):
-    """Ends training when the validation loss has not fallen for some epochs. Then the best epoch's
-    weights are put back.
-    """
+    """Ends training when the validation loss has long not fallen, and puts the best weights back."""
 
     def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
         self._builder = job.builder

@@ -55,18 +55,14 @@ def validation_metrics(
 def validation_loss(
     logits: Sequence[float] | np.ndarray, labels: Sequence[int] | np.ndarray
 ) -> float:
-    """Mean negative log-likelihood in nats of labels (1 = violates) under verdict logits, which are
-    log P(yes) - log P(no).
-    """
+    """Mean negative log-likelihood in nats of labels (1 = violates) under verdict logits."""
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)
     return float(np.logaddexp(0.0, np.where(y == 1, -x, x)).mean())
 
 
 def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
-    """Mean negative log-likelihood in nats after Platt scaling fitted to the same rows; infinite
-    where a logit is not finite.
-    """
+    """The loss after Platt scaling fitted to the same rows; infinite where a logit is not finite."""
     x = np.asarray(logits, dtype=np.float64)
     if not np.isfinite(x).all():
         return math.inf

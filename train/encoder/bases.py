@@ -128,8 +128,7 @@ class Gliner2(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Token ids and mask, int64 [windows, longest] -> [windows, longest, 1]."""
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        logits: Tensor = self.classifier(states)
-        return logits
+        return cast(Tensor, self.classifier(states))
 
 
 def gliner2_config(recipe: Recipe) -> Any:

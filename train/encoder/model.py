@@ -155,9 +155,7 @@ def token_logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def span_means(values: Tensor, spans: Sequence[Span]) -> Tensor:
-    """The means over a window's spans of its tokens' `values`, [tokens, width] -> [spans, width]
-    float32.
-    """
+    """Means over spans of a window's tokens, [tokens, width] -> [spans, width] float32."""
     return torch.stack([values[start:end].float().mean(0) for start, end, *_ in spans])
 
 

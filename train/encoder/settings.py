@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers.utils.hub import cached_file
 
@@ -44,9 +44,7 @@ def check_head(job: Job) -> None:
 
 
 def _checked_config(recipe: Recipe) -> Any:
-    """The base's configuration. Raises GuardError for a type that is not served, and for a window
-    that it has no positions for.
-    """
+    """The base's configuration. Raises GuardError for a type or a window that is not served."""
     config = BASES[recipe.kind].config(recipe)
     recipe.check_model_type(config.model_type)
     usable = _usable_positions(recipe, config)
@@ -88,6 +86,5 @@ def _sentence_length(base: str, revision: str | None) -> int | None:
             continue
         content = load_json(Path(path), remedy="Correct it, or download the base again")
         if content:
-            length: int | None = content.get("max_seq_length")
-            return length
+            return cast(int | None, content.get("max_seq_length"))
     return None

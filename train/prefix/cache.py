@@ -188,9 +188,7 @@ def _passes(prefixes: Sequence[Prefix]) -> Iterator[list[Prefix]]:
 
 
 def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """The keys and values of each layer, all of one shape. Raises GuardError for a cache of any
-    other kind.
-    """
+    """Each layer's keys and values, of one shape. Raises GuardError for any other cache."""
     pairs: list[tuple[Tensor, Tensor]] = []
     shapes: set[torch.Size | None] = set()
     for layer in getattr(cache, "layers", [None]):
@@ -232,9 +230,7 @@ class Budget:
 
 
 def budget_of(job: Job, device: torch.device) -> Budget:
-    """The sizes that the recipe states, else a share of what is free. Raises GuardError for more
-    than is free.
-    """
+    """The sizes that the recipe states, within what is free; else a share of what is free."""
     stated = job.recipe.prefix_cache_gib
     free_device = 0
     if device.type == "cuda":

@@ -164,8 +164,11 @@ class Fleet:
 
     def _passes(self) -> Iterator[dict[int, list[Row]]]:
         """The batches of one step of every running member, neighbours that go through together."""
+        running = (
+            (index, member.batch()) for index, member in enumerate(self.members) if member.running
+        )
         batches = packs(
-            self._batches(),
+            running,
             prefixes=lambda batch: map(prefix_of, batch[1]),
             size=self.prefixes.bytes_to_fetch,
             fits=_fits_pass,
@@ -173,15 +176,8 @@ class Fleet:
         for pack in batches:
             yield dict(pack.items)
 
-    def _batches(self) -> Iterator[Batch]:
-        for index, member in enumerate(self.members):
-            if member.running:
-                yield index, member.batch()
-
     def _gradients(self, batches: dict[int, list[Row]]) -> list[float]:
-        """Leave each member's gradients in its weights, and return the mean loss of each batch in
-        nats.
-        """
+        """Leave gradients in each member's weights, and return each batch's mean loss in nats."""
         first = self.members[min(batches)]
         rows = list(batches.values())
         losses = torch.zeros(len(rows))

@@ -52,9 +52,7 @@ class Member:
         self._batches = StepBatches(lengths, self.batch_rows, config.seed)
 
     def begin(self, weights: list[nn.Parameter]) -> None:
-        """Take the weights, and the head's, into an optimizer; go on where an interrupted run
-        stopped.
-        """
+        """Take the weights and the head's into an optimizer; go on where a run was interrupted."""
         job = self.job
         self.weights = weights
         if self.head:

@@ -299,9 +299,7 @@ def advice(points: Sequence[SweepPoint]) -> tuple[str, float]:
 
 
 def _standard_error(values: np.ndarray, groups: Sequence[int]) -> float:
-    """The standard error of the mean, by the spread of the groups' sums; infinite for one group,
-    which shows none.
-    """
+    """The mean's standard error by the spread of the groups' sums; infinite for one group."""
     sums = np.bincount(groups, weights=values - values.mean())
     if len(sums) < 2:
         return np.inf
@@ -338,8 +336,7 @@ def _conclusion(complete: Sequence[SweepPoint]) -> str:
     rows = len(complete[0].correct)
     return (
         f"Fewest layers, then smallest rank, within noise of the best ({rows} validation rows): "
-        f"**{name}**, "
-        f"{100 * worse:.1f} points below it."
+        f"**{name}**, {100 * worse:.1f} points below it."
     )
 
 

@@ -1,29 +1,55 @@
-"""A rule's adapter on GLiNER2: it begins as the base, learns, and loads in the package gliner2 with
-plain PEFT. `test_trainer.py` has what it shares with other encoders.
+"""What adapters on encoders start from, and what is refused before their training starts.
+
+A rule's adapter on GLiNER2 begins as the base, learns, and loads in the package gliner2 with plain
+PEFT. `test_trainer.py` has what it shares with other encoders.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import sysconfig
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    CamembertConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    PreTrainedConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
 
 from guard.conversation.example import read_examples
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.prompt.gliner2 import Gliner2PromptBuilder
+from guard.recipe import KINDS, Kind, load_recipe
+from serve.engine.backends.arguments import ENCODERS
 from tests.gliner2_toy import adapted, gliner2_recipe, reference_logit, save_base
-from tests.train.conftest import RULE, data, mostly_generated, with_lora, write_toy_data
+from tests.train.conftest import (
+    RULE,
+    MakeEncoderJob,
+    data,
+    mostly_generated,
+    with_lora,
+    with_settings,
+    write_toy_data,
+)
 from train.encoder.bases import gliner2_config, load_gliner2
-from train.encoder.settings import check_adapter
+from train.encoder.settings import SENTENCE_FILES, check_adapter
 from train.encoder.trained import TrainedEncoder, with_head_of_own_rows
 from train.encoder.trainer import fit
 from train.job import Job
+from train.methods import TRAINERS, trainer_of
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +129,100 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(GuardError, match=r"model\.safetensors.*Download it"):
         load_gliner2(recipe)
+
+
+CHECKS = tuple(TRAINERS["encoder"])
+SMALL: dict[str, Any] = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+
+
+def on(job: Job, base: Path, window: int) -> Job:
+    """The job on another base, in windows of so many tokens."""
+    update = {"base": str(base), "window_tokens": window}
+    return replace(job, recipe=job.recipe.model_copy(update=update))
+
+
+def check_windows(job: Job, base: Path, usable: int) -> None:
+    """Windows of so many tokens pass, and one token more does not."""
+    trainer_of(job).check(on(job, base, usable))
+    told = rf"window_tokens: .*fewer positions.*got {usable + 1}.*At most {usable}$"
+    with pytest.raises(GuardError, match=told):
+        trainer_of(job).check(on(job, base, usable + 1))
+
+
+@pytest.mark.parametrize("method", CHECKS)
+def test_windows_beyond_positions_stop(
+    make_encoder_job: MakeEncoderJob, tmp_path: Path, method: str
+) -> None:
+    """A RoBERTa does not use two of its positions. A sentence encoder is read as far as it says
+    that it was trained: vLLM refuses a longer window.
+    """
+    job = make_encoder_job(method)
+    check_windows(job, Path(job.recipe.base), 64)
+    for kind in (RobertaConfig, XLMRobertaConfig):
+        kind(**SMALL, pad_token_id=1).save_pretrained(tmp_path / kind.model_type)
+        check_windows(job, tmp_path / kind.model_type, 62)
+    for length, usable in ((40, 40), (100, 64)):
+        base = tmp_path / str(length)
+        BertConfig(**SMALL).save_pretrained(base)
+        stated = {"max_seq_length": length, "do_lower_case": False}
+        (base / "sentence_bert_config.json").write_text(json.dumps(stated))
+        check_windows(job, base, usable)
+    minilm = load_recipe("minilm")
+    trainer_of(job).check(replace(job, recipe=minilm))
+    with pytest.raises(GuardError, match=r"window_tokens: .*At most 256"):
+        trainer_of(job).check(on(replace(job, recipe=minilm), Path(minilm.base_path), 512))
+
+
+def test_the_files_of_sentence_encoders_are_those_that_vllm_reads() -> None:
+    file = Path(sysconfig.get_path("platlib"), "vllm", "transformers_utils", "config.py")
+    source = file.read_text(encoding="utf-8")
+    assert tuple(re.findall(r'"(sentence_\S+_config\.json)"', source)) == SENTENCE_FILES
+
+
+@pytest.mark.parametrize("method", CHECKS)
+@pytest.mark.parametrize("kind", [CamembertConfig, ElectraConfig, DistilBertConfig])
+def test_an_encoder_of_a_type_that_is_not_served_is_not_trained(
+    make_encoder_job: MakeEncoderJob, tmp_path: Path, kind: type[PreTrainedConfig], method: str
+) -> None:
+    kind(max_position_embeddings=64).save_pretrained(tmp_path / "base")
+    job = on(make_encoder_job(method), tmp_path / "base", 32)
+    told = rf"recipe toy: base: .*got {kind.model_type}.*bert, deberta-v2, .*serve/vllm_encoder"
+    with pytest.raises(GuardError, match=told):
+        trainer_of(job).check(job)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "gliner2"])
+def test_types_are_trained_as_far_as_served(kind: Kind, make_encoder_job: MakeEncoderJob) -> None:
+    served = set(ENCODERS) if kind == "encoder" else {"deberta-v2"}
+    assert set(KINDS[kind].model_types) == served
+    recipe = make_encoder_job().recipe.model_copy(update={"kind": kind})
+    for model_type in served:
+        recipe.check_model_type(model_type)
+    with pytest.raises(GuardError, match=r"got electra.*ENCODERS in serve/engine/backends/arg"):
+        recipe.check_model_type("electra")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda make: make(gradient_accumulation_steps=7), "without 'gradient_accumulation_steps'"),
+        (lambda make: make(save_steps=7), "is trained without 'save_steps'"),
+        (lambda make: in_float16(make()), r"without 'fp16'.*bfloat16"),
+        (lambda make: with_settings(make(), head={"C": 1.0}), "use head settings"),
+        (
+            lambda make: with_lora(make(), target_modules=["q_proj"]),
+            r"methods\.lora\.lora: PEFT rejected.*q_proj",
+        ),
+    ],
+)
+def test_settings_that_training_would_not_read_or_fail_at_are_refused(
+    make_encoder_job: MakeEncoderJob, change: Callable[[MakeEncoderJob], Job], told: str
+) -> None:
+    check_adapter(make_encoder_job())
+    with pytest.raises(GuardError, match=told):
+        check_adapter(change(make_encoder_job))
+
+
+def in_float16(job: Job) -> Job:
+    return replace(job, recipe=job.recipe.model_copy(update={"dtype": "float16"}))
