@@ -196,7 +196,7 @@ class StepBar(TrainerCallback):
 
 
 class StopEarly(TrainerCallback):
-    """Ends training when the validation loss has long not fallen, and puts the best weights back."""
+    """Ends training when the validation loss has long not fallen; puts the best weights back."""
 
     def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
         self._builder = job.builder

@@ -62,7 +62,7 @@ def validation_loss(
 
 
 def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
-    """The loss after Platt scaling fitted to the same rows; infinite where a logit is not finite."""
+    """The loss after Platt scaling on the same rows; infinite where a logit is not finite."""
     x = np.asarray(logits, dtype=np.float64)
     if not np.isfinite(x).all():
         return math.inf

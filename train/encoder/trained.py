@@ -44,7 +44,7 @@ class TrainedEncoder:
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
-        """The highest logit of each prompt's counting spans in nats, uncalibrated, by plain PEFT."""
+        """The highest logit of each prompt's counting spans in nats, raw, through plain PEFT."""
         builder = cast(EncoderPromptBuilder, self.job.builder)
         windows = [builder.windows(prompt.token_ids, self.job.reads) for prompt in prompts]
         base = BASES[self.job.recipe.kind]
