@@ -153,13 +153,12 @@ def mostly_generated(rows: Rows, own_training: int, own_validation: int) -> Rows
     return replace(rows, train=train, validation=validation)
 
 
-def with_own_rows(job: Job, own: int) -> list[Example]:
+def with_own_rows(job: Job, own: int) -> None:
     """The job's validation examples, of which all but the last so many are now generated."""
     file = job.data / "validation.jsonl"
     rows = read_examples(file)
     generated = [replace(row, source=GENERATOR) for row in rows[: len(rows) - own]]
     write_examples(file, [*generated, *rows[len(rows) - own :]])
-    return rows
 
 
 def with_settings(job: Job, **update: object) -> Job:

@@ -11,7 +11,7 @@ import pytest
 from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.layout import Runs, mark_current
+from guard.layout import mark_current
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import KINDS, load_recipe
 from guard.verdict import Calibration
@@ -32,13 +32,9 @@ from train.job import LOCK, Job
 from train.methods import TRAINERS, TrainingWork, trainer_of
 
 
-def with_one_method(job: Job) -> Job:
-    """All its methods have the settings of one."""
-    settings = job.recipe.methods["lora"]
-    return with_recipe(job, methods=dict.fromkeys(job.recipe.methods, settings))
-
-
-def test_all_that_decides_is_fingerprinted_and_nothing_else(make_job: MakeJob) -> None:
+def test_all_that_decides_is_fingerprinted_and_nothing_else(
+    make_job: MakeJob, make_encoder_job: MakeEncoderJob
+) -> None:
     job = make_job()
     inputs, lora = job.inputs, job.recipe.methods["lora"]
     for name, changed in {
@@ -50,12 +46,12 @@ def test_all_that_decides_is_fingerprinted_and_nothing_else(make_job: MakeJob) -
         "base": with_recipe(job, base="someone/else", revision="0" * 40),
         "4 bits": with_recipe(job, quantization="nf4"),
         "min_steps": with_settings(job, min_steps=300),
-        "method of one name": replace(with_one_method(job), method="alora"),
     }.items():
         assert changed.inputs != inputs, name
     for name, changed in {
         "policy": with_rule(job, policy="Another policy"),
         "max_fpr": with_rule(job, max_fpr=0.02),
+        "who is judged, on a decoder": with_rule(job, judged="user"),
         "engine": with_recipe(job, engine={"max_lora_rank": 64}),
         "the other method": with_recipe(job, methods=job.recipe.methods | {"alora": lora}),
     }.items():
@@ -65,17 +61,9 @@ def test_all_that_decides_is_fingerprinted_and_nothing_else(make_job: MakeJob) -
         with (job.data / f"{split}.jsonl").open("a") as file:
             file.write("\n")
         assert replace(job).inputs != before, split
-
-
-def test_who_is_judged_decides_on_an_encoder_alone(
-    make_job: MakeJob, make_encoder_job: MakeEncoderJob
-) -> None:
     of_encoder = make_encoder_job(judged="assistant")
-    assert of_encoder.reads == "assistant"
+    assert (of_encoder.reads, job.reads) == ("assistant", "conversation")
     assert of_encoder.inputs != make_encoder_job(judged="user").inputs
-    job = make_job()
-    of_user = with_rule(job, judged="user")
-    assert of_user.reads == "conversation" and of_user.inputs == job.inputs
 
 
 def test_checkpoints_of_the_same_inputs_alone_stay(make_job: MakeJob) -> None:
@@ -112,13 +100,6 @@ def test_a_forgotten_job_keeps_its_weights_and_its_lock(make_job: MakeJob) -> No
             fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
         job.close_scratch()
         fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_names_tell_jobs_apart(make_job: MakeJob) -> None:
-    job: Job = make_job("alora", seed=2)
-    assert job.folder.name == "alora-seed2"
-    assert job.scratch.parent == job.folder.parent and job.scratch.name.startswith(".")
-    assert replace(job, runs=Runs(job.runs.root, "20 rows")).name == f"{job.name}, 20 rows"
 
 
 def test_another_way_to_read_words_outdates(

@@ -60,10 +60,6 @@ def validation_logits(adapter: TrainedEncoder, rows: Rows) -> list[float]:
     return adapter.logits([row.prompt for row in rows.validation])
 
 
-def loss(logits: Sequence[float], rows: Rows) -> float:
-    return validation_loss(logits, [row.label for row in rows.validation])
-
-
 def files(adapter: TrainedEncoder, folder: Path) -> list[bytes]:
     adapter.save(folder)
     return [(folder / name).read_bytes() for name in ("adapter_model.safetensors", WORDS)]
@@ -270,7 +266,8 @@ def test_better_ranking_stays(make_encoder_job: MakeEncoderJob, monkeypatch: Mon
     rows = data(job)
     shifted = trained(job, rows).validation_logits
     before = first_head(make_encoder_job("head"), rows).validation_logits
-    assert loss(shifted, rows) > loss(before, rows)
+    labels = [row.label for row in rows.validation]
+    assert validation_loss(shifted, labels) > validation_loss(before, labels)
 
 
 @pytest.mark.parametrize(
@@ -309,9 +306,8 @@ def test_one_dropout_is_on(make_encoder_job: MakeEncoderJob, dropout: float, rep
     assert torch.equal(first, second) == repeats
 
 
-def test_a_row_of_several_windows_is_trained_and_divergence_is_an_error(
-    make_encoder_job: MakeEncoderJob,
-) -> None:
+def test_long_rows_are_trained_and_divergence_is_an_error(make_encoder_job: MakeEncoderJob) -> None:
+    """Rows of several windows."""
     job = make_encoder_job(max_steps=5)
     rows = data(job)
     long = job.builder.build([Message("user", "we talk about music " * 6)] * 5, "")

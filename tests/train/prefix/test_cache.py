@@ -67,9 +67,7 @@ def test_files_are_nameless(tmp_path: Path, qwen: PreTrainedModel) -> None:
     assert mapped and all(line.endswith("(deleted)") for line in mapped)
 
 
-def test_misses_are_one_pass(
-    qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch
-) -> None:
+def test_misses_are_a_pass(qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch) -> None:
     computed = calls_of(monkeypatch, PrefixCache, "_computed")
     prefixes = PrefixCache(qwen, Budget(host=40 * per_token))
     prefixes.fill(PREFIXES)
@@ -88,9 +86,7 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_what_lies_elsewhere_or_nowhere(
-    tmp_path: Path, qwen: PreTrainedModel, per_token: int
-) -> None:
+def test_what_lies_far_or_nowhere(tmp_path: Path, qwen: PreTrainedModel, per_token: int) -> None:
     """It has to be fetched; a prefix that is too long leaves room to others."""
     prefixes = PrefixCache(qwen, Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
     prefixes.fill(PREFIXES)

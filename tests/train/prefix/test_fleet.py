@@ -10,7 +10,6 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 
-from guard.prompt.decoder import PromptBuilder
 from tests.train.conftest import (
     ADAPTERS,
     MakeJob,
@@ -19,6 +18,7 @@ from tests.train.conftest import (
     fitted,
     largest_difference,
     with_lora,
+    with_recipe,
     with_settings,
 )
 from train.adapter import trl
@@ -97,16 +97,9 @@ def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, 
 def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """As the engine's and plain PEFT's are: thresholds are made of them."""
     job = make_job("alora", max_steps=1)
-    dtypes: list[torch.dtype] = []
-    original = readout.yes_minus_no
-
-    def spy(logits: torch.Tensor, builder: PromptBuilder) -> torch.Tensor:
-        dtypes.append(logits.dtype)
-        return original(logits, builder)
-
-    monkeypatch.setattr(readout, "yes_minus_no", spy)
-    fitted(replace(job, recipe=job.recipe.model_copy(update={"dtype": "bfloat16"})))
-    assert set(dtypes) == {torch.float32}
+    made = calls_of(monkeypatch, readout, "yes_minus_no")
+    fitted(with_recipe(job, dtype="bfloat16"))
+    assert {logits.dtype for logits, _ in made} == {torch.float32}
 
 
 @dataclass(frozen=True)
@@ -200,14 +193,16 @@ def test_a_checkpoint_each_share_of_the_steps(make_job: MakeJob, monkeypatch: Mo
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-@pytest.mark.parametrize(("epochs", "patience"), [(10, 1), (1, None)])
-def test_training_takes_the_least_steps(
-    make_job: MakeJob, monkeypatch: MonkeyPatch, method: str, epochs: int, patience: int | None
+@pytest.mark.parametrize(("epochs", "patience"), [(10, 1), (1, 0)])
+def test_training_takes_the_least_steps_and_is_measured_where_the_rows_end(
+    make_job: MakeJob, monkeypatch: MonkeyPatch, method: str, epochs: int, patience: int
 ) -> None:
     """An epoch of 16 rows is two steps; the first is the best."""
     losses = calls_of(monkeypatch, Progress, "loss")
     record_losses(monkeypatch, float)
+    recorded = calls_of(monkeypatch, EarlyStopping, "record")
     job = make_job(method, n_train=16, num_train_epochs=epochs)
-    job = with_settings(job, early_stopping_patience=patience, min_steps=7)
+    job = with_settings(job, early_stopping_patience=patience or None, min_steps=7)
     fitted(job) if method == "alora" else trl.fit(job, data(job))
     assert len(losses) == 7
+    assert [step for _, step, *_ in recorded] == [2, 4, 6, 7] * patience

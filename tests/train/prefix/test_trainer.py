@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 import torch
-from pytest import CaptureFixture, MonkeyPatch
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from tests.train.conftest import (
@@ -17,7 +17,6 @@ from tests.train.conftest import (
     RULE,
     MakeJob,
     adapter_weights,
-    calls_of,
     data,
     fitted,
     fitted_to,
@@ -28,7 +27,6 @@ from tests.train.conftest import (
     write_toy_data,
 )
 from train.adapter import trl
-from train.adapter.steps import EarlyStopping
 from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.job import Job
 from train.prefix import cache, member
@@ -155,22 +153,6 @@ def test_validation_logits_of_two_rules_are_plain_peft_s(make_job: MakeJob) -> N
         expected = verdict_logits(fitted_job.model, prompts, job.builder)
         assert fitted_job.validation_logits == pytest.approx(expected, abs=1e-4)
         assert max(expected) - min(expected) > 0.1
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_early_stopping_measures_the_validation_split_where_the_rows_end(
-    make_job: MakeJob, method: str, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
-) -> None:
-    """An epoch of 64 rows is eight steps; the last ends within one."""
-    job = with_settings(make_job(method, max_steps=12), early_stopping_patience=5)
-    told = iter([0.5, 0.4])
-    for module in (member, trl):
-        monkeypatch.setattr(module, "validation_loss", lambda *_: next(told))
-    recorded = calls_of(monkeypatch, EarlyStopping, "record")
-    trained(job)
-    assert [step for _, step, *_ in recorded] == [8, 12]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
-    assert ["epoch 1 of 2" in lines[0], "epoch 2 of 2" in lines[1], len(lines)] == [True, True, 2]
 
 
 def test_groups_let_go_of_what_they_take(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
