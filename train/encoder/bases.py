@@ -90,7 +90,7 @@ def set_head(classifier: nn.Linear, head: Head) -> None:
 def head_of(classifier: nn.Linear, words: WordWeights) -> Head:
     """The head that a token classifier is together with the words beside it."""
     weight = (classifier.weight[1] - classifier.weight[0]).detach().cpu()
-    bias = float(classifier.bias[1] - classifier.bias[0])
+    bias = float((classifier.bias[1] - classifier.bias[0]).detach())
     return Head(weight.numpy(), bias, words)
 
 

@@ -218,11 +218,11 @@ def test_a_killed_run_goes_on_from_its_last_evaluation_to_the_same_weights(
 def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_step(
     make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    job = make_encoder_job(learning_rate=10.0, max_steps=200)
+    job = make_encoder_job(learning_rate=10.0, max_steps=200, eval_steps=2)
     job = with_settings(job, early_stopping_patience=2)
     rows = data(job)
     first = validation_logits(trained(job), rows)  # its scratch folder stays, as where it is killed
-    steps = [f"step {step} of 200" for step in (0, 10, 20)]
+    steps = [f"step {step} of 200" for step in (0, 2, 4)]
     assert evaluated(capsys.readouterr()) == steps
     monkeypatch.setattr(Objective, "backward", lambda *_: pytest.fail("another step"))
     np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
@@ -232,7 +232,7 @@ def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFi
     """A checkpoint is gone on from if its start differs by no more than rounding, as where other
     code, or another machine, fits the first head anew; or where states were read in other batches.
     """
-    job = make_encoder_job(max_steps=10)
+    job = make_encoder_job(max_steps=4, eval_steps=4)
     rows = data(job)
     expected = validation_logits(trained(job), rows)
     checkpoint = job.scratch / CHECKPOINT
@@ -251,7 +251,7 @@ def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFi
         starts_again = changed != "rounding"
         written = capsys.readouterr()
         assert ("starts again" in written.out + written.err) == starts_again
-        assert evaluated(written) == ["step 0 of 10", "step 10 of 10"] * starts_again
+        assert evaluated(written) == ["step 0 of 4", "step 4 of 4"] * starts_again
 
 
 def test_better_ranking_stays(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_weights_are_evaluated_and_training_ends_when_the_recipe_says(
 
 @pytest.mark.parametrize(("dropout", "repeats"), [(0.0, True), (0.5, False)])
 def test_one_dropout_is_on(make_encoder_job: MakeEncoderJob, dropout: float, repeats: bool) -> None:
-    job = with_lora(make_encoder_job(max_steps=1), lora_dropout=dropout)
+    job = with_lora(make_encoder_job(max_steps=1), init_lora_weights=False, lora_dropout=dropout)
     adapter = trained(job).model
     dropouts = [layer.p for layer in adapter.base_model.modules() if type(layer) is nn.Dropout]
     assert max(dropouts) > 0  # the base has some
