@@ -77,7 +77,10 @@ def reader_of(job: Job) -> Reader:
 
 
 def row_spans(
-    model: nn.Module, builder: EncoderPromptBuilder, prompts: Sequence[Prompt], reads: Reads
+    model: PreTrainedModel | nn.Module,
+    builder: EncoderPromptBuilder,
+    prompts: Sequence[Prompt],
+    reads: Reads,
 ) -> list[RowSpans]:
     """The states and words of each prompt's spans that count for a rule that reads `reads`. The
     model's logits are states.
