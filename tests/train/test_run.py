@@ -126,7 +126,7 @@ def test_plain_peft_gives_the_logits_written(learned: Job, toy_base: Path) -> No
     model = PeftModel.from_pretrained(base, learned.folder).eval()
     lines = (learned.folder / "predictions.jsonl").read_text().splitlines()
     rows, builder = data(learned), learned.builder
-    for row, line in zip((*rows.validation, *rows.test), lines, strict=True):
+    for row, line in list(zip((*rows.validation, *rows.test), lines, strict=True))[::7]:
         with torch.inference_mode():
             last = model(input_ids=torch.tensor([row.prompt.token_ids])).logits[0, -1]
         log_p = last.log_softmax(0)
