@@ -34,7 +34,6 @@ from train.prefix.suffixes import attend_to_prefixes, logits
 PREFIXES = [40, 300, 36, 1, 7]
 SUFFIXES = [9, 12, 4, 12, 12, 1, 5, 6, 7, 8, 2, 12]
 FIRST_OF_SUFFIXES = 5000  # the token ids from here on stand in suffixes only
-HEADS = 4  # of each base of BASES
 
 
 def tokens(length: int, seed: int, of: range) -> tuple[int, ...]:
@@ -79,7 +78,7 @@ def test_logits_and_gradients_are_those_of_whole_prompts(
     assert largest > 1e-4
     attend(model)
     states = PrefixCache(model, Budget()).read(read)
-    two = 2 * HEADS * max(SUFFIXES) * max(PREFIXES)
+    two = 2 * SHAPE["num_attention_heads"] * max(SUFFIXES) * max(PREFIXES)
     for in_place, at_a_time, copied in (
         (True, 2**25, 0),
         (True, two, 0),
@@ -128,10 +127,11 @@ def test_a_base_of_other_attention_is_refused() -> None:
 @pytest.mark.parametrize("ignored", ["prefixes", "position_ids", "nothing"])
 def test_a_base_that_adds_or_ignores_is_refused(monkeypatch: MonkeyPatch, ignored: str) -> None:
     torch.manual_seed(0)
-    model: PreTrainedModel = BASES["llama, one KV head"]().eval()
+    base = {"nothing": "qwen3"}.get(ignored, "llama, one KV head")
+    model: PreTrainedModel = BASES[base]().eval()
     forward, told = model.forward, REFUSED
     if ignored == "nothing":
-        monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8, raising=False)
+        monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8)
         told = rf"{REFUSED} \(got sliding_window"
 
     def deaf(*args: Any, **more: Any) -> Any:
