@@ -79,7 +79,7 @@ def test_twenty_steps_are_those_of_trl(
     make_job: MakeJob, monkeypatch: MonkeyPatch, settings: dict[str, object]
 ) -> None:
     """TRL's go through the model in parts."""
-    monkeypatch.setattr(trl, "BATCH_TOKENS", 100)
+    monkeypatch.setattr(trl, "BATCH_TOKENS", 300)
     one, reference = (
         make_job("alora", **{"max_steps": 20, "learning_rate": 3e-3, "runs": runs} | settings)
         for runs in ("one", "reference")
