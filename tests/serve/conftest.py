@@ -15,10 +15,9 @@ os.environ.update(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from guard.method import PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import BASE, save_random_adapter
-from tests.serve.cards import save_card
+from tests.serve.cards import save_trained
 from tests.serve.served import Served
 
 
@@ -69,14 +68,6 @@ def served(session_engine: Served) -> Served:
 @pytest.fixture
 def trained_on_both(tmp_path: Path) -> Path:
     """`shared` is trained on both bases, each of the others on one."""
-    for trained in (
-        "tiny/shared/alora",
-        "tiny/own/alora",
-        "minilm/shared/lora",
-        "minilm/read/lora",
-    ):
-        folder = tmp_path / trained
-        folder.mkdir(parents=True)
-        (folder / PEFT_WEIGHTS).touch()
-        save_card(folder, folder.parent.name, folder.name)
+    for path in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
+        save_trained(tmp_path / path)
     return tmp_path

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from vllm_alora.handover import activation_start
 
 from guard.home import ROOT
 from tests.serve.adapters import peft_model, save_variant
-from tests.serve.served import BLOCK, MAX_SEQS, Served, reference
+from tests.serve.served import BLOCK, MAX_SEQS, MAX_STEP_TOKENS, Served, reference
 from tests.serve.vllm_alora.checked_engine import (
     TOLERANCE,
     CheckedEngine,
@@ -38,18 +38,6 @@ KINDS = [None, "lora", "first", "second", "marked"]
 FOUR = [None, "lora", "first", "second"]
 
 
-def mixed_batch(
-    checked: CheckedEngine, sizes: Sequence[tuple[int, int]]
-) -> tuple[list[list[int]], list[str | None]]:
-    """One prompt per kind and (before, after), in an order that mixes the kinds."""
-    prompts: list[list[int]] = []
-    for seed, (before, after) in enumerate(sizes):
-        for kind in KINDS:
-            invocation = invocation_of(checked.folder(kind)) or [99]
-            prompts.append(prompt_for(invocation, before=before, after=after, seed=seed))
-    return prompts, KINDS * len(sizes)
-
-
 def test_the_adapters_of_these_tests_answer_differently(checked: CheckedEngine) -> None:
     prompt = checked.prompt(40, 20, seed=1)
     answers = torch.stack([reference(prompt, checked.folder(kind)) for kind in FOUR])
@@ -57,20 +45,27 @@ def test_the_adapters_of_these_tests_answer_differently(checked: CheckedEngine) 
     assert (apart > 1000 * TOLERANCE).all()
 
 
-def test_base_lora_and_aloras_in_one_batch_answer_as_in_peft(checked: CheckedEngine) -> None:
-    checked.ask(*mixed_batch(checked, sizes=[(5, 3), (33, 20), (0, 40), (150, 1), (63, 31)]))
+@pytest.mark.parametrize("step_tokens", [MAX_STEP_TOKENS, 1, 7, BLOCK, 45])
+def test_base_lora_and_aloras_in_one_batch_answer_as_in_peft(
+    checked: CheckedEngine, step_tokens: int
+) -> None:
+    """Also where the prefill is cut anywhere."""
+    checked.served.limit_step(step_tokens)
+    sizes = [(30, 12), (50, 5)]
+    if step_tokens == MAX_STEP_TOKENS:
+        sizes = [(5, 3), (33, 20), (0, 40), (150, 1), (63, 31)]
+    prompts: list[list[int]] = []
+    for seed, (before, after) in enumerate(sizes):
+        for kind in KINDS:
+            invocation = invocation_of(checked.folder(kind)) or [99]
+            prompts.append(prompt_for(invocation, before=before, after=after, seed=seed))
+    checked.ask(prompts, KINDS * len(sizes))
 
 
 def test_the_answer_is_peft_s_wherever_the_invocation_falls(checked: CheckedEngine) -> None:
     prompts = [checked.prompt(before, seed=5) for before in range(BLOCK - 4, 2 * BLOCK + 2)]
     for _ in range(2):  # again, from the cache
         checked.ask(prompts, ["first"] * len(prompts))
-
-
-@pytest.mark.parametrize("tokens", [1, 7, BLOCK, 45])
-def test_prefill_may_be_cut_anywhere(checked: CheckedEngine, tokens: int) -> None:
-    checked.served.limit_step(tokens)
-    checked.ask(*mixed_batch(checked, sizes=[(30, 12), (50, 5)]))
 
 
 @pytest.mark.parametrize(
@@ -188,39 +183,28 @@ def still_answers(served: Served) -> bool:
     return bool(difference < 1e-3) and not served.scheduler.has_unfinished_requests()
 
 
-def test_a_bad_adapter_is_one_requests_error(
+def test_what_is_refused_is_one_request_s_error(
     served: Served, adapters: dict[str, str], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(adapters["lora"], tmp_path / "adapter"))
-    changed(folder, lambda name, tensor: (name, torch.full_like(tensor, torch.nan)))
+    """NaN, a prompt without the invocation, and when it is preloaded a tensor without a place."""
+    prompt, engine = list(range(30, 70)), served.llm.llm_engine
+    broken = Path(shutil.copytree(adapters["lora"], tmp_path / "broken"))
+    changed(broken, lambda name, tensor: (name, torch.full_like(tensor, torch.nan)))
     with pytest.raises(AdapterError, match="NaN"):
-        served.ask([list(range(30, 50)), list(range(30, 70))], [None, str(folder)])
-    assert still_answers(served)
-
-
-def test_no_invocation_is_one_requests_error(served: Served, adapters: dict[str, str]) -> None:
+        served.ask([prompt[:20], prompt], [None, str(broken)])
     with pytest.raises(InvocationError, match="does not contain the invocation tokens"):
-        served.ask_one(list(range(30, 70)), adapters["first"])
-    assert still_answers(served)
-
-
-def test_preloading_an_adapter_with_a_tensor_that_has_no_place_is_an_error(
-    served: Served, adapters: dict[str, str], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(adapters["lora"], tmp_path / "adapter"))
-    changed(folder, lambda name, tensor: (name.replace("layers.5", "layers.6"), tensor))
+        served.ask_one(prompt, adapters["first"])
+    misplaced = Path(shutil.copytree(adapters["lora"], tmp_path / "misplaced"))
+    changed(misplaced, lambda name, tensor: (name.replace("layers.5", "layers.6"), tensor))
     problem = r"layers that the engine cannot adapt \(got model\.layers\.6"
     with pytest.raises(AdapterError, match=problem):
-        served.llm.llm_engine.add_lora(served.request(str(folder)))
-    assert still_answers(served)
-
-
-def test_a_preloaded_adapter_can_be_used(served: Served, adapters: dict[str, str]) -> None:
-    request = served.request(adapters["lora"])
-    served.llm.llm_engine.add_lora(request)
-    assert request.lora_int_id in served.llm.llm_engine.list_loras()
-    prompt = list(range(30, 70))
-    assert_peft(served.ask_requests([prompt], [request]), [prompt], [adapters["lora"]])
+        engine.add_lora(served.request(str(misplaced)))
+    assert not served.scheduler.has_unfinished_requests()
+    preloaded = served.request(adapters["lora"])
+    engine.add_lora(preloaded)
+    assert preloaded.lora_int_id in engine.list_loras()
+    asked_of = [None, adapters["lora"]]
+    assert_peft(served.ask([prompt] * 2, asked_of), [prompt] * 2, asked_of)
 
 
 ORDER = [None, "first", "second", "lora", "first"]

@@ -110,7 +110,6 @@ def test_every_seam_stops_at_a_changed_signature(one: Seam, monkeypatch: MonkeyP
 
 
 def test_importing_the_plugin_imports_nothing_of_vllm() -> None:
-    # vLLM only logs a plugin that fails to import.
     code = "import sys, vllm_alora; assert not {'vllm', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

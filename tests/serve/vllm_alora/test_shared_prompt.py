@@ -75,7 +75,6 @@ BLOCK = 16
 BLOCKS = 9  # one of them is vLLM's own
 SHARED = [*range(10, 10 + BLOCK + 5)]  # a block and a part
 REQUESTS, OWN_TOKENS, ANSWER_TOKENS = 3, BLOCK, 2 * BLOCK
-MOST_STEPS = 2 * REQUESTS * ANSWER_TOKENS
 
 vllm_alora.register()
 kv_cache_utils.init_none_hash(sha256)
@@ -107,8 +106,10 @@ def small_scheduler(*, is_runner_v2: bool) -> Scheduler:
     return scheduler
 
 
-def answered(new_prompt: NewPrompt, *, is_runner_v2: bool) -> tuple[list[Any], list[list[int]]]:
-    """What the scheduler plans, step by step, and the tokens of each request in the end."""
+def plans_of(new_prompt: NewPrompt, *, is_runner_v2: bool) -> list[dict[str, Any]]:
+    """What a runner reads of the scheduler's steps, with lists for prompts; in the end the tokens
+    of each request.
+    """
     scheduler = small_scheduler(is_runner_v2=is_runner_v2)
     params = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)
     hasher, prefix = kv_cache_utils.get_request_block_hasher(BLOCK, sha256), Prefix(SHARED)
@@ -117,45 +118,34 @@ def answered(new_prompt: NewPrompt, *, is_runner_v2: bool) -> tuple[list[Any], l
         prompt: Any = new_prompt(prefix, [100 + number] * OWN_TOKENS)
         requests.append(Request(str(number), prompt, params, None, block_hasher=hasher))
         scheduler.add_request(requests[-1])
-    plans = []
+    plans: list[dict[str, Any]] = []
     while scheduler.has_unfinished_requests():
         planned = scheduler.schedule()
-        plans.append(plan_of(planned))
-        assert len(plans) < MOST_STEPS
+        new = []
+        for fresh in planned.scheduled_new_reqs:
+            prompts = [fresh.prompt_token_ids, fresh.prefill_token_ids]
+            tokens = [prompt and [*prompt] for prompt in prompts]
+            new.append((fresh.req_id, tokens, fresh.block_ids, fresh.num_computed_tokens))
+        scheduled, cached = planned.num_scheduled_tokens, vars(planned.scheduled_cached_reqs)
+        preempted = planned.preempted_req_ids or set()
+        plans.append({"new": new, "of": scheduled, "preempted": preempted, "cached": cached})
         sampled = []
-        for request_id in planned.num_scheduled_tokens:
+        for request_id in scheduled:
             request = scheduler.requests[request_id]
             is_complete = request.num_computed_tokens == request.num_tokens
             sampled.append([request.num_tokens] * is_complete)
-        rows = {request_id: row for row, request_id in enumerate(planned.num_scheduled_tokens)}
+        rows = {request_id: row for row, request_id in enumerate(scheduled)}
         scheduler.update_from_output(planned, ModelRunnerOutput([*rows], rows, sampled))
-    return plans, [[*request.all_token_ids] for request in requests]
-
-
-def plan_of(planned: Any) -> dict[str, Any]:
-    """Everything that a runner reads of a step, with lists for prompts."""
-    new = []
-    for request in planned.scheduled_new_reqs:
-        prompts = [request.prompt_token_ids, request.prefill_token_ids]
-        tokens = [prompt and [*prompt] for prompt in prompts]
-        new.append((request.req_id, tokens, request.block_ids, request.num_computed_tokens))
-    return {
-        "scheduled": planned.num_scheduled_tokens,
-        "preempted": planned.preempted_req_ids or set(),
-        "new": new,
-        "known": vars(planned.scheduled_cached_reqs),
-    }
+    return [*plans, {request.request_id: [*request.all_token_ids] for request in requests}]
 
 
 @pytest.mark.parametrize("is_runner_v2", [False, True])
 def test_one_that_is_preempted_and_resumed_goes_on_as_a_list_does(*, is_runner_v2: bool) -> None:
-    plans, token_ids = answered(SharedPrompt, is_runner_v2=is_runner_v2)
+    *plans, token_ids = plans_of(SharedPrompt, is_runner_v2=is_runner_v2)
     assert any(plan["preempted"] for plan in plans)
-    assert (plans, token_ids) == answered(as_list, is_runner_v2=is_runner_v2)
-    for number, of_request in enumerate(token_ids):
-        prompt = as_list(Prefix(SHARED), [100 + number] * OWN_TOKENS)
-        answer = range(len(prompt), len(prompt) + ANSWER_TOKENS)
-        assert of_request == [*prompt, *answer]
+    assert [*plans, token_ids] == plans_of(as_list, is_runner_v2=is_runner_v2)
+    prompt = as_list(Prefix(SHARED), [100] * OWN_TOKENS)
+    assert token_ids["0"] == [*prompt, *range(len(prompt), len(prompt) + ANSWER_TOKENS)]
 
 
 def staged(tokens: Any) -> tuple[list[int], list[int]]:

@@ -33,18 +33,6 @@ def test_every_token_of_a_sequence_lies_in_one_row_and_the_tail_in_none() -> Non
     assert not written[25:].any()
 
 
-def test_what_is_not_finite_stays_in_its_own_row() -> None:
-    """The step's first token is read wherever a row has none."""
-    from vllm_encoder.rows import padded_rows
-
-    flat = torch.ones(8, 1)
-    flat[:5] = torch.nan
-    (rows,) = padded_rows([0, 5, 8], 8, CPU)
-    broken, finite = rows.of(flat)
-    assert broken.isnan().all()
-    assert finite.flatten().tolist() == [1, 1, 1, 0, 0]
-
-
 def test_blocks_hold_rows_of_like_length_and_few_enough_scores(monkeypatch: MonkeyPatch) -> None:
     from vllm_encoder import rows
 

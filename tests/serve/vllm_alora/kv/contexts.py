@@ -1,4 +1,4 @@
-"""Rows that share a context, and what they attend to, row by row."""
+"""Rows that share a context, and what they attend to."""
 
 from __future__ import annotations
 
@@ -24,40 +24,33 @@ def threads_of(*counts: int) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-# Where requests begin in a step, and how many rows they have.
-STEPS = {
-    "side by side": ([2, 5, 8, 11], [3, 3, 3, 3]),
-    "apart, of several lengths": ([9, 0, 20], [4, 1, 7]),
-    "several tiles": ([number * 3 for number in range(40)], [3] * 40),
-    "longer than a tile": ([0, 60], [60, 60]),
-}
+@dataclass(frozen=True)
+class Requests:
+    """Where requests begin in a step, and how many rows they have."""
 
+    first_rows: Sequence[int]
+    lengths: Sequence[int]
 
-def batch_of(first_rows: Sequence[int], lengths: Sequence[int]) -> Batch:
-    """Requests that begin at these rows of a step and compute so many tokens each."""
+    @classmethod
+    def side_by_side(cls, count: int, rows: int) -> Requests:
+        return cls([number * rows for number in range(count)], [rows] * count)
 
-    class BatchOfRows(Batch):
-        @property
-        def first_rows(self) -> Any:
-            return np.array(first_rows)
+    @property
+    def batch(self) -> Batch:
+        """As vLLM's runner has them."""
+        count, first_rows = len(self.lengths), np.array(self.first_rows)
 
-    count = len(lengths)
-    return BatchOfRows(
-        np.zeros((count, 8), np.int32),
-        np.zeros((count, 1)),
-        np.zeros(count),
-        np.array(lengths),
-        np.zeros(count),
-        32,
-    )
+        class BatchOfRows(Batch):
+            @property
+            def first_rows(self) -> Any:
+                return first_rows
 
+        blocks, zeros = np.zeros((count, 8), np.int32), np.zeros(count)
+        return BatchOfRows(blocks, zeros[:, None], zeros, np.array(self.lengths), zeros, 32)
 
-def assert_attention(
-    attention: Any, step: Step, first_rows: Sequence[int], lengths: Sequence[int], tolerance: float
-) -> None:
-    """Of the requests' rows, and nothing of others is written."""
-    attended, expected = step.attend(attention), step.row_by_row(first_rows, lengths)
-    torch.testing.assert_close(attended.double(), expected, atol=tolerance, rtol=tolerance)
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(range(len(self.lengths)))
 
 
 @dataclass
@@ -99,22 +92,17 @@ class Step:
         assert (output[rows:] == -1).all()
         return output[:rows]
 
-    def row_by_row(self, first_rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    def plainly(self, requests: Requests) -> torch.Tensor:
         """The same by plain softmaxes in float64."""
         output = torch.full(self.query.shape, -1.0, dtype=torch.float64)
-        for first, length in zip(first_rows, lengths, strict=True):
-            for row in range(first, first + length):
-                keys = torch.cat([self.context[0], self.key[first : row + 1]])
-                values = torch.cat([self.context[1], self.value[first : row + 1]])
-                output[row] = _attended(self.query[row], keys, values, self.scale)
+        sharing = self.query.shape[1] // self.key.shape[1]
+        for first, length in zip(requests.first_rows, requests.lengths, strict=True):
+            own = slice(first, first + length)
+            keys = torch.cat([self.context[0], self.key[own]]).double()
+            values = torch.cat([self.context[1], self.value[own]]).double()
+            query = (self.query[own].double() * self.scale).unflatten(1, (-1, sharing))
+            scores = torch.einsum("lhsd,thd->hslt", query, keys)
+            is_later = torch.ones(length, len(keys)).triu(len(keys) - length + 1).bool()
+            weights = scores.masked_fill(is_later, -torch.inf).softmax(-1)
+            output[own] = torch.einsum("hslt,thd->lhsd", weights, values).flatten(1, 2)
         return output
-
-
-def _attended(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """One row [heads, size] to tokens [tokens, heads of keys, size]."""
-    sharing = query.shape[0] // keys.shape[1]
-    keys, values = (part.double().repeat_interleave(sharing, 1) for part in (keys, values))
-    weights = torch.einsum("hd,thd->ht", query.double() * scale, keys).softmax(-1)
-    return torch.einsum("ht,thd->hd", weights, values)

@@ -1,4 +1,6 @@
-"""One read of a context for all that share it answers as one read each, in PEFT."""
+"""Which requests of a step read the same keys and values; one read for all of them answers as one
+read each, in PEFT.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytest import MonkeyPatch
@@ -16,16 +19,99 @@ from vllm_alora.compiler import compiled
 from vllm_alora.kv import cascade
 from vllm_alora.kv.cascade import LAYOUTS, Readers, is_native
 from vllm_alora.kv.native_attention import NativeAttention
-from vllm_alora.kv.shared_context import Worth
+from vllm_alora.kv.shared_context import (
+    MAX_QUERY,
+    Batch,
+    SharedContext,
+    Worth,
+    between,
+    shared_contexts,
+)
 from vllm_alora.kv.tiled_attention import TiledAttention
 
 from tests.serve.adapters import save_variant
 from tests.serve.served import Served
-from tests.serve.vllm_alora.checked_engine import CheckedEngine, invocation_of, text_ids
+from tests.serve.vllm_alora.checked_engine import CheckedEngine, text_ids
 
 pytestmark = pytest.mark.slow
 
 KEY_HEADS, SIZE, BLOCK = 2, 64, 32
+
+
+WHOLE, CONTEXT = 4, 10  # tokens: two whole blocks and two tokens
+WORTH = Worth(6, 2 * 3 * CONTEXT)
+
+
+def batch(requests: int = 3, **changes: Any) -> Batch:
+    """Requests with 10 tokens in common, 3 of their own, and a last block of their own."""
+    blocks = np.tile(np.array([7, 5, 0, 0], np.int32), (requests, 1))
+    blocks[:, 2] = 10 + np.arange(requests)
+    token_ids = np.tile(np.arange(16, dtype=np.int32), (requests, 1))
+    token_ids[:, CONTEXT:] += 100 * np.arange(requests)[:, None]
+    fields = {
+        "blocks": blocks,
+        "token_ids": token_ids,
+        "computed": np.full(requests, CONTEXT),
+        "scheduled": np.full(requests, 3),
+        "base_tokens": np.full(requests, CONTEXT),
+        "block_size": WHOLE,
+    }
+    return Batch(**(fields | changes))
+
+
+def test_requests_with_the_same_blocks_and_the_same_tokens_behind_them_share_a_context() -> None:
+    assert shared_contexts(batch(), WORTH) == [SharedContext(CONTEXT, (0, 1, 2), None)]
+    for little in (Worth(CONTEXT + 1, 0), Worth(0, 3 * 3 * CONTEXT + 1)):
+        assert shared_contexts(batch(), little) == []
+    two = batch(6)
+    two.blocks[3:, 0] = 9
+    assert shared_contexts(two, WORTH) == [
+        SharedContext(CONTEXT, (0, 1, 2), None),
+        SharedContext(CONTEXT, (3, 4, 5), None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "place", "value"),
+    [
+        ("blocks", (1, 0), 8),
+        ("token_ids", (1, CONTEXT - 1), 99),  # behind the last whole block
+        ("computed", 1, CONTEXT - 1),
+        ("base_tokens", 1, CONTEXT - 1),  # an adapter has computed some of it
+        ("scheduled", 1, MAX_QUERY + 1),  # much of its own: it reads alone
+    ],
+)
+def test_what_differs_is_another_context(field: str, place: Any, value: int) -> None:
+    other = batch(4)
+    getattr(other, field)[place] = value
+    assert shared_contexts(other, WORTH) == [SharedContext(CONTEXT, (0, 2, 3), None)]
+
+
+@pytest.mark.parametrize(
+    ("computed", "base_tokens", "computed_at"),
+    [(0, CONTEXT, 0), (WHOLE, CONTEXT, None), (0, WHOLE, None)],
+)
+def test_a_context_of_which_the_base_computes_all_in_the_step_is_found_in_it(
+    computed: int, base_tokens: int, computed_at: int | None
+) -> None:
+    with_leader = batch(
+        4,
+        computed=np.array([computed, CONTEXT, CONTEXT, CONTEXT]),
+        scheduled=np.array([13, 3, 3, 3]),
+        base_tokens=np.array([base_tokens, CONTEXT, CONTEXT, CONTEXT]),
+    )
+    expected = SharedContext(CONTEXT, (1, 2, 3), computed_at)
+    assert shared_contexts(with_leader, WORTH) == [expected]
+
+
+def test_the_requests_between_others_are_runs() -> None:
+    for requests, runs in (
+        ([], [range(0, 5)]),
+        ([0, 1, 2, 3, 4], []),
+        ([1, 2], [range(0, 1), range(3, 5)]),
+        ([4, 0], [range(1, 4)]),
+    ):
+        assert between(requests, 5) == runs
 
 
 @pytest.mark.parametrize(
@@ -78,17 +164,12 @@ ALORAS = [str(seed) for seed in range(6)]
 
 
 @pytest.fixture
-def variants(adapters: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """The adapters of all tests, and ALORAS."""
-    second = adapters["second"]
-    return adapters | {
-        name: save_variant(tmp_path / name, second, seed=int(name)) for name in ALORAS
-    }
-
-
-@pytest.fixture
-def checked(served: Served, variants: dict[str, str]) -> CheckedEngine:
-    return CheckedEngine(served, variants)
+def checked(served: Served, adapters: dict[str, str], tmp_path: Path) -> CheckedEngine:
+    """The session's engine, with ALORAS beside the adapters of all tests."""
+    variants = {}
+    for name in ALORAS:
+        variants[name] = save_variant(tmp_path / name, adapters["second"], seed=int(name))
+    return CheckedEngine(served, adapters | variants)
 
 
 @pytest.mark.usefixtures("attention")
@@ -127,23 +208,22 @@ def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_p
 
 
 def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
-    variants: dict[str, str], contexts: list[tuple[int, bool]], monkeypatch: MonkeyPatch
+    checked: CheckedEngine, contexts: list[tuple[int, bool]], monkeypatch: MonkeyPatch
 ) -> None:
     engine = Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26)
     try:
-        asked = [variants[name] for name in ALORAS[:4]] * 2
+        folders = [checked.adapters[name] for name in ALORAS[:4]] * 2
         prompts = []
-        for number, folder in enumerate(asked):
+        for number in range(len(folders)):
             conversation = text_ids(75, seed=number % 2)  # two conversations in turn
-            prompts.append([*conversation, *invocation_of(folder), *text_ids(3, number)])
-        engine.ask(prompts, asked)
-        assert [readers for readers, _ in contexts if readers > 1]
-        contexts.clear()  # the second time all of it is in the cache
-        with_cascade = engine.ask(prompts, asked)
-        assert [readers for readers, _ in contexts if readers > 1]
+            prompts.append([*conversation, *checked.invocation, *text_ids(3, number)])
+        for _ in range(2):  # the second time all of it is in the cache
+            contexts.clear()
+            with_cascade = engine.ask(prompts, folders)
+            assert [readers for readers, _ in contexts if readers > 1]
         for attention in (NativeAttention, TiledAttention):
             monkeypatch.setattr(attention, "worth", Worth(0, 10**9))
-        for answer, alone in zip(with_cascade, engine.ask(prompts, asked), strict=True):
+        for answer, alone in zip(with_cascade, engine.ask(prompts, folders), strict=True):
             torch.testing.assert_close(answer.log_probs, alone.log_probs, atol=0.15, rtol=0.02)
     finally:
         engine.close()
@@ -155,11 +235,9 @@ def test_layers_that_attend_otherwise_are_left_to_vllm(
     prompts = [[*text_ids(75, 8), *text_ids(4, number)] for number in range(4)]
     checked.ask(prompts, [None] * 4)
     assert contexts  # which the same prompts have in common where layers are plain
-    with monkeypatch.context() as patched:
-        patched.setattr(cascade, "_is_plain", lambda attention: False)
-        others = [cascade._can_cascade(builder) for builder in builders(checked.served)]
-    for builder, can_cascade in zip(builders(checked.served), others, strict=True):
-        monkeypatch.setattr(builder, "can_cascade", can_cascade)
+    monkeypatch.setattr(cascade, "_is_plain", lambda attention: False)
+    for builder in builders(checked.served):
+        monkeypatch.setattr(builder, "can_cascade", cascade._can_cascade(builder))
     checked.served.reset()
     contexts.clear()
     checked.ask(prompts, [None] * 4)
@@ -179,61 +257,55 @@ def test_ids_say_little_of_images(served: Served, monkeypatch: MonkeyPatch, runn
     assert lent == [None]
 
 
-PLAIN = {
-    "attn_type": AttentionType.DECODER,
-    "sliding_window": -1,
-    "logits_soft_cap": 0,
-    "alibi_slopes": None,
-    "sinks": None,
-    "is_fp8_kv_cache": False,
-    "kv_sharing_target_layer_name": None,
-}
-OTHERS = {
-    "attn_type": AttentionType.ENCODER_ONLY,
-    "sliding_window": 128,
-    "logits_soft_cap": 30.0,
-    "alibi_slopes": torch.ones(6),
-    "sinks": torch.ones(6),
-    "is_fp8_kv_cache": True,
-    "kv_sharing_target_layer_name": "model.layers.3.self_attn.attn",
+# Of a layer's attributes: what a plain one has, and what another may have.
+ATTENDS: dict[str, tuple[Any, Any]] = {
+    "attn_type": (AttentionType.DECODER, AttentionType.ENCODER_ONLY),
+    "sliding_window": (-1, 128),
+    "logits_soft_cap": (0, 30.0),
+    "alibi_slopes": (None, torch.ones(6)),
+    "sinks": (None, torch.ones(6)),
+    "is_fp8_kv_cache": (False, True),
+    "kv_sharing_target_layer_name": (None, "model.layers.3.self_attn.attn"),
 }
 
 
-def test_a_plain_layer_attends_to_everything_before_a_token() -> None:
-    assert cascade._is_plain(SimpleNamespace(**PLAIN))
-    for name, other in OTHERS.items():
-        assert not cascade._is_plain(SimpleNamespace(**(PLAIN | {name: other}))), name
+def test_only_layers_and_builders_are_taken_that_attend_plainly(served: Served) -> None:
+    """To everything before a token, and of a builder that makes no requests of its own."""
+    plain = {name: value for name, (value, _) in ATTENDS.items()}
+    assert cascade._is_plain(SimpleNamespace(**plain))
+    for name, (_, other) in ATTENDS.items():
+        assert not cascade._is_plain(SimpleNamespace(**(plain | {name: other}))), name
 
-
-def test_a_builder_that_makes_requests_of_its_own_is_left_to_vllm(served: Served) -> None:
     class ChunkedBuilder(CPUAttentionMetadataBuilder):
         pass
 
     for builder in builders(served):
-        other = ChunkedBuilder.__new__(ChunkedBuilder)
-        vars(other).update(vars(builder))
-        assert cascade._can_cascade(builder) and not cascade._can_cascade(other)
+        chunked = ChunkedBuilder.__new__(ChunkedBuilder)
+        vars(chunked).update(vars(builder))
+        assert cascade._can_cascade(builder) and not cascade._can_cascade(chunked)
 
 
-def test_an_engine_attends_in_c_if_it_is_faster(served: Served, monkeypatch: MonkeyPatch) -> None:
+def test_an_engine_attends_in_cpp_where_it_is_faster_and_compiles(
+    served: Served, monkeypatch: MonkeyPatch
+) -> None:
     has_tiles = torch.cpu._is_amx_tile_supported()
     assert [builder.native_attention for builder in builders(served)] == [not has_tiles]
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert is_native({}, torch.bfloat16, 128)
-    assert not is_native({}, torch.float16, 128)
-    assert not is_native({}, torch.float32, 80)
-    assert not is_native({cascade.NATIVE: False}, torch.float32, 64)
+    assert is_native({}, torch.bfloat16, 128) and is_native({}, torch.float32, 256)
+    for settings, dtype, size in (
+        ({}, torch.float16, 128),
+        ({}, torch.float32, 80),
+        ({}, torch.bfloat16, 2048),
+        ({cascade.NATIVE: False}, torch.float32, 64),
+    ):
+        assert not is_native(settings, dtype, size)
+    warnings: list[str] = []
+    monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))
+    with monkeypatch.context() as patched:
+        patched.setenv("CXX", "none")
+        compiled.cache_clear()
+        assert not is_native({}, torch.float32, 64)
+    assert "slower" in warnings[0]
+    assert is_native({}, torch.float32, 64)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert not is_native({}, torch.bfloat16, 128)
-
-
-def test_without_a_compiler_pytorch_attends_and_the_log_says_so(monkeypatch: MonkeyPatch) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))
-    monkeypatch.setenv("CXX", "none")
-    compiled.cache_clear()
-    assert not is_native({}, torch.float32, 64)
-    assert "slower" in warnings[0]
-    monkeypatch.delenv("CXX")
-    assert is_native({}, torch.float32, 64)

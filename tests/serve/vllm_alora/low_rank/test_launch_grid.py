@@ -1,4 +1,6 @@
-"""A launch covers the step's work, and a captured one vLLM's whole grid."""
+"""The kernels' metadata of a step from the host, and which launches are bounded. That they are, and
+give the same bits: tests/serve/gpu_path/ring_kernels.py.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,10 @@ from pytest import MonkeyPatch
 from vllm.config import CUDAGraphMode
 from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 from vllm_alora.low_rank import launch_grid
-from vllm_alora.low_rank.launch_grid import BoundedKernel, Work, prepare_tensors, work_of
+from vllm_alora.low_rank.launch_grid import BoundedKernel, prepare_tensors
 from vllm_alora.seam import SeamError
 
-NAMES = ["x", "M", "lora_ids", "BLOCK_M"]
-
 pytestmark = pytest.mark.slow
-
-
-class ToyKernel:
-    arg_names = NAMES
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *args: (grid, args[1])
-
-
-def test_the_work_of_a_step() -> None:
-    assert work_of(np.array([], np.int64)) is None
-    assert work_of(np.array([-1, -1])) is None
-    assert work_of(np.array([-1, 7, 7, -1, 7, 3])) == Work(tokens=3, ids=3)
-    assert work_of(np.array([4])) == Work(tokens=1, ids=1)
-
 
 SLOTS, TOKENS = 6, 40
 FIELDS = [field.name for field in dataclasses.fields(LoRAKernelMeta)]
@@ -69,19 +54,6 @@ def test_kernels_metadata_of_the_host_is_the_device_s(slots: list[int], counts: 
             assert ours.dtype == expected.dtype and torch.equal(ours, expected), name
 
 
-def test_a_launch_has_the_longest_adapter_s_tiles_and_the_ids(monkeypatch: MonkeyPatch) -> None:
-    ids = torch.zeros(129, dtype=torch.int32)
-    launch = BoundedKernel(ToyKernel())[(8 * 235, 3, 129)]
-    assert launch("x", 7500, ids, 32) == ((8 * 235, 3, 129), 7500)  # nothing is known of the step
-    monkeypatch.setitem(launch_grid._work, ids.data_ptr(), Work(tokens=40, ids=101))
-    assert launch("x", 7500, ids, 32) == ((8 * 2, 3, 101), 64)
-    monkeypatch.setattr(launch_grid._graphs, "largest", 7499)
-    assert launch("x", 7500, ids, 32) == ((8 * 2, 3, 101), 64)
-    # A graph's, or its warm-up's: the kernel that is compiled is the one that is captured.
-    monkeypatch.setattr(launch_grid._graphs, "largest", 7500)
-    assert launch("x", 7500, ids, 32) == ((8 * 235, 3, 129), 7500)
-
-
 @pytest.mark.parametrize(
     ("mode", "largest"),
     [(CUDAGraphMode.NONE, 0), (CUDAGraphMode.FULL_AND_PIECEWISE, 512), (CUDAGraphMode.FULL, 512)],
@@ -101,4 +73,4 @@ def test_a_wrapper_knows_the_largest_graph_of_its_engine(
 
 def test_a_kernel_with_other_parameters_is_refused() -> None:
     with pytest.raises(SeamError, match="no BLOCK_M"):
-        BoundedKernel(SimpleNamespace(arg_names=NAMES[:3]))
+        BoundedKernel(SimpleNamespace(arg_names=["x", "M", "lora_ids"]))
