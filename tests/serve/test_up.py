@@ -172,7 +172,7 @@ HANGING = """
 import os, signal, threading, time, httpx
 from serve.api.app import create_app
 from serve.engine.thread import engine_thread, watchdog
-from serve.up import _listening, _serve
+from serve.up import _config, _listening, _serve
 from tests.serve.toy_engine import ToyEngine
 engine = ToyEngine()
 engine.on_step = threading.Event().wait
@@ -201,17 +201,16 @@ finally:
 """
 
 
+STOPPED_MEANWHILE = "engine_thread.CLOSING_S = 0.5; threading.Thread(target=stop).start()"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "error"),
     [
         ("watchdog.HANGS_FOR_GOOD_S = 0.1", "a batch of the engine hangs"),
-        (
-            "engine_thread.CLOSING_S = 0.5; threading.Thread(target=stop).start()",
-            "the engine hangs",
-        ),
+        (STOPPED_MEANWHILE, "the engine hangs"),
     ],
-    ids=["it hangs", "it is stopped meanwhile"],
 )
 def test_the_server_ends_with_an_error_although_a_batch_hangs(setting: str, error: str) -> None:
     command = [sys.executable, "-c", HANGING.replace("SETTING", setting)]
@@ -221,12 +220,9 @@ def test_the_server_ends_with_an_error_although_a_batch_hangs(setting: str, erro
     assert "unjudged" in run.stdout and "the engine is closed" not in run.stdout
 
 
-def test_a_connection_is_kept_for_longer_than_clients_and_proxies_keep_theirs() -> None:
-    """Bounded as tests/serve/api/input/test_bounded_heads.py tests it."""
-    config = _config(create_app(ToyEngine()), 5.0, {})  # type: ignore[arg-type]
-    assert config.timeout_keep_alive > 60
-    assert config.timeout_graceful_shutdown is not None and config.timeout_graceful_shutdown > 5
-    assert isinstance(config.http, type) and issubclass(config.http, BoundedHeads)
+def test_heads_are_bounded_and_connections_kept_for_longer_than_clients_keep_theirs() -> None:
+    config: Any = _config(create_app(ToyEngine()), 5.0, {})  # type: ignore[arg-type]
+    assert issubclass(config.http, BoundedHeads) and config.timeout_keep_alive > 60
 
 
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand in no record of the server

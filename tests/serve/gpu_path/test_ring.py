@@ -31,4 +31,4 @@ def test_vllms_kernels_give_what_a_loop_gives() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    assert "12 passed" in done.stdout
+    assert "7 passed" in done.stdout

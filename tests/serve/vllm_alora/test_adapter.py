@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -63,11 +62,8 @@ def check(
     hf_config: Any = HF_CONFIG,
 ) -> None:
     lora_config = SimpleNamespace(max_lora_rank=max_lora_rank, lora_dtype=lora_dtype)
-    check_adapter(
-        read_adapter(str(folder)),
-        lora_config,
-        SimpleNamespace(hf_config=hf_config, dtype=torch.bfloat16),
-    )
+    model_config = SimpleNamespace(hf_config=hf_config, dtype=torch.bfloat16)
+    check_adapter(read_adapter(str(folder)), lora_config, model_config)
 
 
 def refusal(folder: Path, **limits: Any) -> str:
@@ -121,26 +117,12 @@ def test_a_hub_id_that_is_found_is_looked_up_once(folder: Path, monkeypatch: Mon
     assert asked == ["somebody/adapter"] * 3
 
 
-NO_IDS = "must be a non-empty list of token ids"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("peft_type", "IA3", "not a LoRA adapter (got IA3)"),
-        *(("alora_invocation_tokens", ids, NO_IDS) for ids in ([], "user", [1.5], [True])),
-        ("r", 8, "needs A [8, in] and B [out, 8] (got A [16,"),
-        ("use_dora", True, "PEFT acts on the adapter's use_dora, and the engine does not"),
-    ],
-)
-def test_an_unserved_setting_is_refused(folder: Path, field: str, value: Any, message: str) -> None:
-    change_config(folder, **{field: value})
-    assert message in refusal(folder)
-
-
-def add_layer(tensors: Tensors, name: str) -> None:
-    tensors[f"base_model.model.{name}.lora_A.weight"] = torch.zeros(16, 384)
-    tensors[f"base_model.model.{name}.lora_B.weight"] = torch.zeros(16384, 16)
+def add_layer(folder: Path, name: str) -> None:
+    layer = f"base_model.model.{name}"
+    added = {f"{layer}.lora_A.weight": torch.zeros(16, 384)}
+    added |= {f"{layer}.lora_B.weight": torch.zeros(16384, 16)}
+    change_tensors(folder, lambda tensors: tensors.update(added))
+    change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
 
 
 def move_last_layer(tensors: Tensors) -> None:
@@ -148,26 +130,45 @@ def move_last_layer(tensors: Tensors) -> None:
         tensors[name.replace(".layers.5.", ".layers.6.")] = tensors.pop(name)
 
 
-CHANGES: dict[str, Callable[[Tensors], object]] = {
-    "the adapter has no tensors": dict.clear,
-    f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)": lambda tensors: (
-        tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)})
+NO_IDS = "must be a non-empty list of token ids"
+LEFT_OUT = "PEFT leaves out a layer"
+MAGNITUDE = {f"{Q}.lora_magnitude_vector": torch.ones(3)}
+# Changed fields of the configuration, or a change of the tensors -> what is refused.
+REFUSED: list[tuple[dict[str, Any] | Callable[[Tensors], object], str]] = [
+    ({"peft_type": "IA3"}, "not a LoRA adapter (got IA3)"),
+    ({"alora_invocation_tokens": []}, NO_IDS),
+    ({"alora_invocation_tokens": "user"}, NO_IDS),
+    ({"alora_invocation_tokens": [1.5]}, NO_IDS),
+    ({"alora_invocation_tokens": [True]}, NO_IDS),
+    ({"r": 8}, "needs A [8, in] and B [out, 8] (got A [16,"),
+    ({"use_dora": True}, "PEFT acts on the adapter's use_dora, and the engine does not"),
+    ({"target_modules": ["k_proj", "v_proj"]}, LEFT_OUT),
+    ({"exclude_modules": ["q_proj"]}, LEFT_OUT),
+    ({"layers_to_transform": [0]}, LEFT_OUT),
+    ({"target_modules": r".*\.layers\.0\..*"}, LEFT_OUT),
+    ({"target_modules": "("}, "its layers cannot be told"),
+    (dict.clear, "the adapter has no tensors"),
+    (lambda tensors: tensors.update(MAGNITUDE), "that is no LoRA weight (got "),
+    (lambda tensors: tensors[A][0, 0].fill_(torch.nan), f"integer values (got {A})"),
+    (lambda tensors: tensors[A][0, 0].fill_(torch.inf), f"integer values (got {A})"),
+    (
+        lambda tensors: tensors.pop(f"{Q}.lora_B.weight"),
+        "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])",
     ),
-    f"NaN, infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.nan),
-    f"infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.inf),
-    "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])": lambda tensors: tensors.pop(
-        f"{Q}.lora_B.weight"
+    (move_last_layer, "does not fit the base model (got no such layer)"),
+    (
+        lambda tensors: tensors.update({A: torch.zeros(16, 1024)}),
+        "does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)",
     ),
-    "does not fit the base model (got no such layer)": move_last_layer,
-    "does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)": (
-        lambda tensors: tensors.update({A: torch.zeros(16, 1024)})
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("message", CHANGES)
-def test_tensors_that_are_not_served_are_refused(folder: Path, message: str) -> None:
-    change_tensors(folder, CHANGES[message])
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_is_not_served_is_refused(folder: Path, change: Any, message: str) -> None:
+    if isinstance(change, dict):
+        change_config(folder, **change)
+    else:
+        change_tensors(folder, change)
     assert message in refusal(folder)
 
 
@@ -177,24 +178,9 @@ def test_what_the_engine_s_settings_exclude_is_refused(folder: Path) -> None:
     assert "Leave lora_dtype at auto" in refusal(folder, lora_dtype=torch.float32)  # on a CPU
 
 
-def test_a_layer_that_peft_would_leave_out_is_refused(folder: Path) -> None:
-    for fields in (
-        {"target_modules": ["k_proj", "v_proj"]},
-        {"exclude_modules": ["q_proj"]},
-        {"layers_to_transform": [0]},
-        {"target_modules": r".*\.layers\.0\..*"},
-        {"target_modules": "("},
-    ):
-        kept = (folder / "adapter_config.json").read_text()
-        change_config(folder, **fields)
-        assert re.search("PEFT leaves out a layer|its layers cannot be told", refusal(folder))
-        (folder / "adapter_config.json").write_text(kept)
-
-
 @pytest.mark.parametrize("end", ["model.embed_tokens", "lm_head"])
 def test_an_adapter_of_embedding_or_output_is_refused_on_a_cpu(folder: Path, end: str) -> None:
-    change_tensors(folder, lambda tensors: add_layer(tensors, end))
-    change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
+    add_layer(folder, end)
     assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
 
 

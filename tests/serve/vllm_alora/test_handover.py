@@ -5,7 +5,7 @@ point crosses to another process, and nothing unchecked gets in.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,59 +122,56 @@ def test_in_a_batch_two_versions_of_one_name_are_two_adapters_and_two_prompts_ar
     assert len(set(prompts)) == 1
 
 
-class Arriving:
-    """An input processor, as far as the seam uses it, and requests for it."""
-
-    def __init__(self, adapters: dict[str, str]) -> None:
-        model = {"hf_config": AutoConfig.from_pretrained(BASE), "dtype": torch.float32}
-        self.model_config = SimpleNamespace(**model)
-        self.lora_config = SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32)
-        self.adapters = adapters
-
-    def request(self, prompt: Sequence[int], kind: str | None, **fields: Any) -> Any:
-        """The request after the seam; vLLM's own part returns it as given."""
-        lora = kind and LoRARequest("rule", 3, self.adapters[kind])
-        request = SimpleNamespace(
-            prompt_token_ids=list(prompt),
-            lora_request=lora,
-            sampling_params=SamplingParams(extra_args={"mine": 1}),
-            prompt_embeds=None,
-            resumable=False,
-        )
-        vars(request).update(fields)
-        return process_inputs.wrapper(lambda self: request, self)
-
-
 @pytest.fixture
-def arriving(adapters: dict[str, str]) -> Arriving:
-    return Arriving(adapters)
+def arriving(adapters: dict[str, str]) -> Callable[..., Any]:
+    """What becomes of a prompt's request in the input processor; vLLM's own part gives it back."""
+    processor = SimpleNamespace(
+        model_config=SimpleNamespace(
+            hf_config=AutoConfig.from_pretrained(BASE), dtype=torch.float32
+        ),
+        lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32),
+    )
+
+    def request(prompt: Sequence[int], kind: str | None, **fields: Any) -> Any:
+        plain = {
+            "prompt_token_ids": list(prompt),
+            "lora_request": kind and LoRARequest("rule", 3, adapters[kind]),
+            "sampling_params": SamplingParams(extra_args={"mine": 1}),
+            "prompt_embeds": None,
+            "resumable": False,
+        }
+        request = SimpleNamespace(**(plain | fields))
+        return process_inputs.wrapper(lambda _: request, processor)
+
+    return request
 
 
-def test_an_adapter_is_active_from_the_last_invocation_on(arriving: Arriving, prompts: Any) -> None:
+def test_an_adapter_is_active_from_the_last_invocation_on(
+    arriving: Any, adapters: dict[str, str], prompts: Any
+) -> None:
     turn = prompts.invocation("a rule")
-    request = arriving.request([5, *turn, 6, *turn, 7], "first")
-    content = read_adapter(arriving.adapters["first"]).content
+    request = arriving([5, *turn, 6, *turn, 7], "first")
+    content = read_adapter(adapters["first"]).content
     assert request.sampling_params.extra_args == {"mine": 1, KEY: [2 + len(turn), content]}
     assert request.lora_request.lora_int_id == 3
-    assert arriving.request([5, 6], "lora").sampling_params.extra_args[KEY][0] == 0
-    assert arriving.request([5, 6], None).sampling_params.extra_args == {"mine": 1}
-    mine = LoRARequest("rule", 3, arriving.adapters["lora"], load_inplace=True)
-    assert arriving.request([5], None, lora_request=mine).lora_request.load_inplace is False
+    assert arriving([5, 6], "lora").sampling_params.extra_args[KEY][0] == 0
+    assert arriving([5, 6], None).sampling_params.extra_args == {"mine": 1}
+    mine = LoRARequest("rule", 3, adapters["lora"], load_inplace=True)
+    assert arriving([5], None, lora_request=mine).lora_request.load_inplace is False
     assert mine.load_inplace is True  # the caller's request is not changed
 
 
 def test_a_prompt_without_its_last_turn_is_refused(adapters: dict[str, str], prompts: Any) -> None:
-    rule = "a rule"
     conversation = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
-    adapter, whole = read_adapter(adapters["first"]), prompts.build(conversation, rule)
-    expected = whole.invocation_start
-    assert active_from(whole.token_ids, adapter, "rule", expected) == whole.invocation_start
+    adapter, whole = read_adapter(adapters["first"]), prompts.build(conversation, "a rule")
+    start = whole.invocation_start
+    assert active_from(whole.token_ids, adapter, "rule", start) == start
     answer = prompts.suffix_ids("")[-len(prompts._answer) :]
-    lost = [*whole.token_ids[: whole.invocation_start], *answer]
+    lost = [*whole.token_ids[:start], *answer]
     # Nothing tells it apart: an earlier turn has the same header.
-    assert 0 < active_from(lost, adapter, "rule") < whole.invocation_start
-    with pytest.raises(InvocationError, match=f"expected was {whole.invocation_start}"):
-        active_from(lost, adapter, "rule", expected)
+    assert 0 < active_from(lost, adapter, "rule") < start
+    with pytest.raises(InvocationError, match=f"expected was {start}"):
+        active_from(lost, adapter, "rule", start)
 
 
 @pytest.mark.parametrize(
@@ -184,16 +181,12 @@ def test_a_prompt_without_its_last_turn_is_refused(adapters: dict[str, str], pro
         ("first", {"sampling_params": None}, "not for pooling"),
         ("first", {"resumable": True}, "generates from a complete prompt of token ids"),
         ("first", {"prompt_embeds": object()}, "generates from a complete prompt of token ids"),
-        (
-            "first",
-            {"prompt_token_ids": [5, 6]},
-            "'rule': the prompt does not contain the invocation tokens",
-        ),
+        ("first", {"prompt_token_ids": [5, 6]}, "'rule': the prompt does not contain the invoc"),
     ],
 )
 def test_where_an_adapter_would_not_act_the_request_is_refused(
-    arriving: Arriving, prompts: Any, kind: str, fields: dict[str, Any], message: str
+    arriving: Any, prompts: Any, kind: str, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvocationError, match=message) as caught:
-        arriving.request(prompts.invocation("a rule"), kind, **fields)
+        arriving(prompts.invocation("a rule"), kind, **fields)
     assert isinstance(caught.value, ValueError)

@@ -123,7 +123,11 @@ def test_a_preempted_request_computes_its_partial_block_when_it_comes_back() -> 
     """And who waits for it has no adapter read before its own."""
     shared, leader, follower = Sharing(), request("leader"), request("follower")
     asked: list[str] = []
-    is_ready = lambda lora: asked.append(lora.lora_name) or True  # noqa: E731
+
+    def is_ready(lora_request: Any) -> bool:
+        asked.append(lora_request.lora_name)
+        return True
+
     shared.prefetch = SimpleNamespace(is_ready=is_ready, begin_step=int)  # type: ignore[assignment]
     shared.admit(scheduled(leader, 7))
     shared.step(leader=7)

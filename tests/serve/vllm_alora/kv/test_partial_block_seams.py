@@ -4,7 +4,6 @@ stand for a runner's cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ from pytest import MonkeyPatch
 from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm_alora.kv import partial_block_copies as copying
 from vllm_alora.kv.allocation import GIVES_HELD_BLOCKS
 from vllm_alora.kv.partial_block import COPIES_SHARES, Copies, Share, SharedPartialBlocks
@@ -35,110 +33,83 @@ pytestmark = pytest.mark.slow
 def test_workers_outputs_are_not_gathered_for_partial_blocks() -> None:
     asked: list[object] = []
     shared = SharedPartialBlocks(None, BLOCK, 2, in_step_above=None)
-    for connector in (shared, object()):
-        init_kv_output_aggregator.wrapper(
-            lambda _, connector: asked.append(connector), None, connector
-        )
-    assert len(asked) == 1 and not isinstance(asked[0], SharedPartialBlocks)
+    for connector in (shared, "another"):
+        init_kv_output_aggregator.wrapper(lambda *args: asked.append(args[1]), None, connector)
+    assert asked == ["another"]
 
 
-PLAIN = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32)
+def patch_at(monkeypatch: MonkeyPatch, holder: Any, path: str, value: object) -> None:
+    """Set an attribute of attributes."""
+    *outer, name = path.split(".")
+    for part in outer:
+        holder = getattr(holder, part)
+    monkeypatch.setattr(holder, name, value)
 
 
-def configs(
-    *,
-    lora: object = "adapters",
-    runner: str = "generate",
-    caching: bool = True,
-    speculative: object = None,
-    specs: Sequence[object] = (PLAIN,),
-    zeroing: bool = False,
-) -> tuple[Any, Any]:
-    """vLLM's configurations of an engine; by default of one that may share."""
-    engine = SimpleNamespace(
-        lora_config=lora,
-        model_config=SimpleNamespace(runner_type=runner),
-        cache_config=SimpleNamespace(enable_prefix_caching=caching),
-        speculative_config=speculative,
-    )
-    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
-    return engine, SimpleNamespace(kv_cache_groups=groups, needs_kv_cache_zeroing=zeroing)
+OF_ANOTHER_KIND = SimpleNamespace(kv_cache_spec=object())
 
 
-def test_engines_in_which_a_partial_block_is_of_no_use_or_not_safe_share_none() -> None:
-    assert _may_share(*configs())
-    assert not _may_share(*configs(lora=None))
-    assert not _may_share(*configs(runner="pooling"))
-    assert not _may_share(*configs(caching=False))
-    assert not _may_share(*configs(speculative=object()))
-    assert not _may_share(*configs(specs=[]))
-    assert not _may_share(*configs(specs=[object()]))
-    assert not _may_share(*configs(zeroing=True))
+def test_engines_in_which_a_partial_block_is_of_no_use_or_not_safe_share_none(
+    served: Served, monkeypatch: MonkeyPatch
+) -> None:
+    config, cache_config = served.core.vllm_config, served.scheduler.kv_cache_config
+    assert _may_share(config, cache_config)
+    for holder, path, value in (
+        (config, "lora_config", None),
+        (config, "model_config.runner_type", "pooling"),
+        (config, "cache_config.enable_prefix_caching", False),
+        (config, "speculative_config", object()),
+        (cache_config, "kv_cache_groups", []),
+        (cache_config, "kv_cache_groups", [OF_ANOTHER_KIND]),
+        (type(cache_config), "needs_kv_cache_zeroing", True),
+    ):
+        with monkeypatch.context() as patch:
+            patch_at(patch, holder, path, value)
+            assert not _may_share(config, cache_config), path
 
 
-class ToyLayer(AttentionLayerBase):
-    """An attention layer, of a backend that writes shared rows or of another."""
+class OtherLayer(AttentionLayerBase):
+    """An attention layer of a backend that does not write shared rows."""
 
     get_attn_backend = get_kv_cache_spec = None  # not asked for
 
-    def __init__(self, *, copies_shares: bool) -> None:
-        setattr(self, COPIES_SHARES, copies_shares)
 
-
-GRAPH_TOKENS = 512  # of the largest captured graph
-
-
-def gpu_config(
-    *,
-    layers: Sequence[object] = (ToyLayer(copies_shares=True), object()),  # the latter attends not
-    fused: bool = False,
-    ubatching: bool = False,
-    contexts: int = 1,
-    graphs: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
-) -> Any:
-    """vLLM's configuration, in the process of the worker; by default of one that may share."""
-    compilation = SimpleNamespace(
-        static_forward_context=dict(enumerate(layers)),
-        pass_config=SimpleNamespace(fuse_rope_kvcache=fused, fuse_qk_norm_rope_kvcache=False),
-        cudagraph_mode=graphs,
-        max_cudagraph_capture_size=GRAPH_TOKENS,
-    )
-    parallel = SimpleNamespace(
-        use_ubatching=ubatching,
-        decode_context_parallel_size=contexts,
-        prefill_context_parallel_size=1,
-    )
-    return SimpleNamespace(compilation_config=compilation, parallel_config=parallel)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"layers": []},  # of workers in other processes nothing is known
-        {"layers": [ToyLayer(copies_shares=True), ToyLayer(copies_shares=False)]},
-        {"fused": True},
-        {"ubatching": True},
-        {"contexts": 2},
-    ],
-)
 def test_on_a_gpu_steps_share_that_are_larger_than_every_graph_if_every_layer_copies_it(
-    changed: dict[str, Any], served: Served, monkeypatch: MonkeyPatch
+    served: Served, monkeypatch: MonkeyPatch
 ) -> None:
-    assert in_step_above(gpu_config(**changed)) == 0  # a CPU has one backend, and no graphs
+    config = served.core.vllm_config
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
-    assert in_step_above(served.core.vllm_config) == 0  # all layers of a real engine copy it
-    assert in_step_above(gpu_config()) == GRAPH_TOKENS
-    assert in_step_above(gpu_config(graphs=CUDAGraphMode.NONE)) == 0
-    assert in_step_above(gpu_config(**changed)) is None
+    assert in_step_above(config) == 0  # all layers of a real engine copy it, without graphs
+    graphs, largest = CUDAGraphMode.FULL_AND_PIECEWISE, 512
+    patch_at(monkeypatch, config, "compilation_config.cudagraph_mode", graphs)
+    patch_at(monkeypatch, config, "compilation_config.max_cudagraph_capture_size", largest)
+    assert in_step_above(config) == largest
+    layers = config.compilation_config.static_forward_context
+    for path, value in (
+        # Of workers in other processes nothing is known.
+        ("compilation_config.static_forward_context", {}),
+        ("compilation_config.static_forward_context", layers | {"other": OtherLayer()}),
+        ("compilation_config.pass_config.fuse_rope_kvcache", True),
+        ("parallel_config.enable_dbo", True),
+        ("parallel_config.decode_context_parallel_size", 2),
+    ):
+        with monkeypatch.context() as patch:
+            patch_at(patch, config, path, value)
+            assert in_step_above(config) is None, path
+    monkeypatch.undo()
+    assert in_step_above(config) == 0  # a CPU has one backend, and no graphs
 
 
 @pytest.mark.parametrize("kept", [0, 5])
-def test_an_engine_that_is_to_keep_none_has_no_connector(kept: int) -> None:
-    config, kv_cache_config = configs()
-    config.additional_config = {KEPT_PARTIAL_BLOCKS: kept, GIVES_HELD_BLOCKS: False}
+def test_an_engine_that_is_to_keep_none_has_no_connector(
+    served: Served, monkeypatch: MonkeyPatch, kept: int
+) -> None:
+    config = served.core.vllm_config
+    settings = {KEPT_PARTIAL_BLOCKS: kept, GIVES_HELD_BLOCKS: False}
+    monkeypatch.setattr(config, "additional_config", settings)
     scheduler: Any = SimpleNamespace(
         connector=None,
-        kv_cache_config=kv_cache_config,
+        kv_cache_config=served.scheduler.kv_cache_config,
         kv_cache_manager=SimpleNamespace(),
         block_size=BLOCK,
         log_stats=False,
@@ -195,19 +166,14 @@ def write(layer: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
 
 
 def execute(
-    layers: list[torch.Tensor],
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    copies: Copies,
-    runner: Any = None,
+    layers: list[torch.Tensor], rows: torch.Tensor, slots: torch.Tensor, copies: Copies, runner: Any
 ) -> None:
-    """A step that writes these rows in these layers; all are the runner's, but for a test's own."""
+    """A step of the runner that writes these rows in these of its layers."""
 
     def forward(*_: Any) -> None:
         for layer in layers:
             write(layer, rows, slots)
 
-    runner = runner or runner_of(layers)
     copying.execute_model_v1.wrapper(forward, runner, step_of(copies))
 
 
@@ -240,7 +206,8 @@ def test_blocks_that_a_kernel_cuts_are_copied_whole() -> None:
     layer = torch.randn(12, HEADS, BLOCK // 2, SIZE)
     before = layer.clone()
     rows, slots = torch.randn(20, HEADS, SIZE), torch.arange(BLOCK, BLOCK + 20)
-    execute([layer], rows, slots, Copies(saves={0: 1}, shares=[Share(1, 0, 20, (4,))]))
+    copies = Copies(saves={0: 1}, shares=[Share(1, 0, 20, (4,))])
+    execute([layer], rows, slots, copies, runner_of([layer]))
     assert torch.equal(layer[8], rows[:16].transpose(0, 1))
     assert torch.equal(layer[9, :, :4], rows[16:].transpose(0, 1))
     untouched = [0, 1, 4, 5, 6, 7, 10, 11]
@@ -256,7 +223,7 @@ def test_a_layer_that_shares_nothing_and_a_step_without_the_shared_tokens_are_er
     write(layers[1], rows, slots)  # and what it left behind reaches no other step
     assert copying._shared_blocks.get() is None
     with pytest.raises(RuntimeError, match="nonzero"):
-        execute(layers[:1], rows, slots + 1, copies)
+        execute(layers[:1], rows, slots + 1, copies, runner_of(layers[:1]))
 
 
 @pytest.mark.parametrize(
