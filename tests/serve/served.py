@@ -115,6 +115,12 @@ class Served:
     def close(self) -> None:
         shut_down(self.llm.llm_engine)
 
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def core(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core

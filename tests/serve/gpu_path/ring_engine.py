@@ -181,21 +181,18 @@ def test_128_aloras_in_one_step_answer_as_one_at_a_time(tmp_path: Path) -> None:
     saved = []
     for seed in range(count):
         saved.append(save_random_adapter(tmp_path / str(seed), seed=seed, **layers))  # type: ignore[arg-type]
-    large = started(
+    prompt = [*text_ids(BLOCK, 1), *text_ids(2, 7), *text_ids(1, 3)]
+    with started(
         lora_target_modules=layers["targets"],
         max_loras=count,
         max_num_seqs=count,
         max_num_batched_tokens=512,  # all of them in one step
         max_model_len=128,
         kv_cache_memory_bytes=2**27,
-    )
-    try:
-        prompt = [*text_ids(BLOCK, 1), *text_ids(2, 7), *text_ids(1, 3)]
+    ) as large:
         together = large.ask([prompt] * count, saved)
         large.reset()
         for number in (0, 17, 127):
             alone, other = large.ask_one(prompt, saved[number]), together[number]
             torch.testing.assert_close(other.log_probs, alone.log_probs, atol=0.01, rtol=0)
             assert_peft([other], [prompt], [saved[number]], NATS, torch.float16)
-    finally:
-        large.close()

@@ -24,7 +24,6 @@ from vllm_alora.kv.shared_context import (
     Batch,
     SharedContext,
     Worth,
-    between,
     shared_contexts,
 )
 from vllm_alora.kv.tiled_attention import TiledAttention
@@ -36,8 +35,6 @@ from tests.serve.vllm_alora.checked_engine import CheckedEngine, text_ids
 pytestmark = pytest.mark.slow
 
 KEY_HEADS, SIZE, BLOCK = 2, 64, 32
-
-
 WHOLE, CONTEXT = 4, 10  # tokens: two whole blocks and two tokens
 WORTH = Worth(6, 2 * 3 * CONTEXT)
 
@@ -102,16 +99,6 @@ def test_a_context_of_which_the_base_computes_all_in_the_step_is_found_in_it(
     )
     expected = SharedContext(CONTEXT, (1, 2, 3), computed_at)
     assert shared_contexts(with_leader, WORTH) == [expected]
-
-
-def test_the_requests_between_others_are_runs() -> None:
-    for requests, runs in (
-        ([], [range(0, 5)]),
-        ([0, 1, 2, 3, 4], []),
-        ([1, 2], [range(0, 1), range(3, 5)]),
-        ([4, 0], [range(1, 4)]),
-    ):
-        assert between(requests, 5) == runs
 
 
 @pytest.mark.parametrize(
@@ -210,8 +197,7 @@ def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_p
 def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
     checked: CheckedEngine, contexts: list[tuple[int, bool]], monkeypatch: MonkeyPatch
 ) -> None:
-    engine = Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26)
-    try:
+    with Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26) as engine:
         folders = [checked.adapters[name] for name in ALORAS[:4]] * 2
         prompts = []
         for number in range(len(folders)):
@@ -225,8 +211,6 @@ def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
             monkeypatch.setattr(attention, "worth", Worth(0, 10**9))
         for answer, alone in zip(with_cascade, engine.ask(prompts, folders), strict=True):
             torch.testing.assert_close(answer.log_probs, alone.log_probs, atol=0.15, rtol=0.02)
-    finally:
-        engine.close()
 
 
 def test_layers_that_attend_otherwise_are_left_to_vllm(

@@ -10,7 +10,7 @@ import pytest
 from pytest import MonkeyPatch
 from vllm.v1.request import RequestStatus
 from vllm_alora.handover import ActivatedRequest
-from vllm_alora.kv.partial_block import Copies, Share, SharedPartialBlocks
+from vllm_alora.kv.partial_block import Copies, SharedPartialBlocks
 from vllm_alora.kv.partial_block_seams import KEPT_PARTIAL_BLOCKS
 
 from tests.serve.served import BLOCK, Served
@@ -94,31 +94,6 @@ def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wai
         shared.step(first=BLOCK)
 
 
-@pytest.mark.parametrize(
-    ("computed", "through", "start"),
-    [(0, BLOCK + 9, 0), (BLOCK + 4, BLOCK + 29, 4), (BLOCK + 20, BLOCK + 29, 9)],
-)
-def test_of_a_partial_block_that_was_begun_before_the_step_the_beginning_is_copied(
-    computed: int, through: int, start: int
-) -> None:
-    """All of it, where the first found more in the cache; the same for who joins later."""
-    share = Share(8, start, 9, (18,))
-    shared, second = Sharing(in_step_above=0), request("second")
-    shared.admit(scheduled(request("first"), through, computed))
-    assert shared.found(second) == 9
-    shared.admit(second, 9)
-    copies = shared.step(first=through - computed)
-    assert copies.shares == [share] and copies.saves == {0: 8}
-    assert shared.step() == Copies()
-    joined, first = Sharing(in_step_above=0), scheduled(request("first"), through, computed)
-    joined.admit(first)
-    copies = joined.step(first=through - computed)
-    first.num_computed_tokens = through
-    assert joined.can_join(first, copies)
-    joined.join(first, [18], copies)
-    assert copies.shares == [share]
-
-
 def test_a_preempted_request_computes_its_partial_block_when_it_comes_back() -> None:
     """And who waits for it has no adapter read before its own."""
     shared, leader, follower = Sharing(), request("leader"), request("follower")
@@ -166,9 +141,8 @@ def small_engine() -> Iterator[Served]:
     """An engine that keeps four partial blocks and has room for two of the longest prompts."""
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256}
     kept = {KEPT_PARTIAL_BLOCKS: KEPT}
-    engine = Served.start(additional_config=kept, num_gpu_blocks_override=17, **settings)
-    yield engine
-    engine.close()
+    with Served.start(additional_config=kept, num_gpu_blocks_override=17, **settings) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,41 +189,14 @@ def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native:
     assert rows == [[1.0], [1 + 4 * half], [1 + 2 * half], [2 * half]]
 
 
-ROW = tuple[int, int, int]  # of the table of pieces: slot, first token, tokens
-
-
-@pytest.mark.parametrize(
-    ("segments", "by_pytorch", "table", "tokens"),
-    [
-        (([-1], [9]), [], [], []),
-        (([-1, 2, -1], [5, 3, 1]), [], [(2, 0, 3)], [5, 6, 7]),
-        (([1, 1], [2, 3]), [], [(1, 0, 5)], range(5)),
-        # The tokens of several requests of one adapter are one product.
-        (([1, 0, 1, 0], [2, 1, 2, 3]), [], [(1, 0, 4), (0, 4, 4)], [0, 1, 3, 4, 2, 5, 6, 7]),
-        # Long segments are PyTorch's, where they lie.
-        (
-            ([1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1]),
-            [(1, slice(0, LONG)), (1, slice(LONG + 2, 2 * LONG + 3))],
-            [(0, 0, 3)],
-            [LONG, LONG + 1, 3 * LONG + 3],
-        ),
-    ],
-)
-def test_segments_are_put_together_by_adapter_and_long_ones_are_pytorch_s(
-    segments: tuple[list[int], list[int]],
-    by_pytorch: list[tuple[int, Any]],
-    table: list[ROW],
-    tokens: Sequence[int],
-) -> None:
-    found = segments_of(*segments, native=True)
-    places = []
-    for slot, place in found.by_pytorch:
-        places.append((slot, place if isinstance(place, slice) else place.tolist()))
-    assert places == by_pytorch
-    assert (found.pieces is None) == (not table)
-    if found.pieces is not None:
-        assert [*map(tuple, found.pieces.table.tolist())] == table
-        assert found.pieces.tokens.tolist() == [*tokens]
+def test_segments_are_put_together_by_adapter_and_long_ones_are_pytorch_s() -> None:
+    assert segments_of([-1], [9], native=True) == (None, [])
+    together = segments_of([1, 0, 1, -1, 0], [2, 1, 2, 4, 3], native=True).pieces
+    assert together.table.tolist() == [[1, 0, 4], [0, 4, 4]]
+    assert together.tokens.tolist() == [0, 1, 3, 4, 2, 9, 10, 11]
+    found = segments_of([1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1], native=True)
+    assert found.by_pytorch == [(1, slice(0, LONG)), (1, slice(LONG + 2, 2 * LONG + 3))]
+    assert found.pieces.tokens.tolist() == [LONG, LONG + 1, 3 * LONG + 3]
 
 
 def test_an_adapter_with_many_short_segments_is_pytorch_s_too() -> None:

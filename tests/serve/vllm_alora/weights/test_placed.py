@@ -72,12 +72,10 @@ def test_layers_have_a_place_plain_packed_and_of_other_stages(*, pools: bool) ->
 def test_on_a_cpu_no_other_layers_are_served(adapters: dict[str, str], tmp_path: Path) -> None:
     """By their class, whatever they are called; and the others of the same engine are served."""
     settings = {"max_loras": 1, "max_num_seqs": 4, "max_num_batched_tokens": 256}
-    engine = Served.start(**settings, lora_target_modules=None, kv_cache_memory_bytes=2**26)
-    try:
+    settings |= {"kv_cache_memory_bytes": 2**26}
+    with Served.start(**settings, lora_target_modules=None) as engine:
         output = save_random_adapter(tmp_path / "output", seed=1, targets=["lm_head", "q_proj"])
         with pytest.raises(AdapterError, match=r"is not served \(got lm_head\)"):
             engine.llm.llm_engine.add_lora(engine.request(output))
         prompt, lora = list(range(30, 70)), adapters["lora"]
         assert_peft([engine.ask_one(prompt, lora)], [prompt], [lora])
-    finally:
-        engine.close()

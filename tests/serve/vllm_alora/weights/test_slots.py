@@ -130,10 +130,10 @@ def few(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> Ite
     for seed, rank in enumerate((16, 8, 4, 16) * 2):
         folder = root / str(seed)
         folders.append(save_random_adapter(folder, seed=seed, rank=rank, invocation=invocation))
-    engine = Served.start(max_loras=SLOTS, max_cpu_loras=KEPT, kv_cache_memory_bytes=2**26)
-    connect(engine.core)
-    yield FewSlots(engine, folders, invocation)
-    engine.close()
+    settings = {"max_loras": SLOTS, "max_cpu_loras": KEPT, "kv_cache_memory_bytes": 2**26}
+    with Served.start(**settings) as engine:
+        connect(engine.core)
+        yield FewSlots(engine, folders, invocation)
 
 
 @pytest.fixture(params=[True, False], ids=["read ahead", "read in the step"])
