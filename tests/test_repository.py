@@ -42,9 +42,13 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/vllm_alora/kv/partial_block_copies.py": "test_partial_block_seams.py",
     "serve/vllm_alora/kv/shared_context.py": "test_cascade.py",
     "serve/vllm_alora/kv/tiled_attention.py": "test_native_attention.py",
+    "serve/vllm_alora/kv/resident.py": "test_followers.py",
     "serve/vllm_alora/low_rank/native.py": "test_sgmv.py",
+    "serve/vllm_alora/states.py": "test_answers.py",
+    "serve/vllm_alora/weights/prefetch.py": "test_slots.py",
     "serve/vllm_encoder/deberta.py": "test_bert.py",
     "serve/vllm_encoder/modernbert.py": "test_bert.py",
+    "serve/vllm_encoder/rows.py": "test_bert.py",
 }
 TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/deploy/test_agentgateway.py": "deploy/agentgateway against the server",

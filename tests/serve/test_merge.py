@@ -28,7 +28,7 @@ from tests.serve.guarded import (
     peft_logit,
     save_adapter,
 )
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -79,22 +79,16 @@ def test_a_merged_rule_answers_as_its_adapter_beside_others(engine: GuardEngine)
     assert too_long.subject == "rule 'plain'"
 
 
-def test_a_merged_rule_over_http_with_a_threshold_that_was_chosen_anew(
+def test_a_merged_rule_is_listed_with_a_threshold_that_was_chosen_anew(
     engine: GuardEngine, merged: Path
 ) -> None:
     """As a changed `max_fpr` does, which trains nothing."""
     assert _card(recipe(), merged).threshold == 0.25  # no adapter beside it: its own
-    (expected,) = engine.check(CONVERSATION).verdicts
-    assert expected.threshold == 0.75
+    assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
     assert (engine.counters.adapters, engine.counters.swap_ins) == (0, 0)  # it has none
     with serving(create_app(engine)) as client:
-        (served,) = client.get("/v1/rules").json()
-        assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]
-        (result,) = client.post("/v1/check", json={"messages": MESSAGES}).json()["results"]
-        assert result["p_violation"] == pytest.approx(expected.p_violation, abs=1e-4)
-        assert result["threshold"] == 0.75
-        unserved = {"messages": MESSAGES, "rules": ["pii_leak"]}
-        assert client.post("/v1/check", json=unserved).status_code == 422
+        (listed,) = client.get("/v1/rules").json()
+    assert listed["rule"] == "plain" and listed["text"] == RULE_TEXTS["plain"]
 
 
 def save_loras(runs: Path, *rules: str) -> None:

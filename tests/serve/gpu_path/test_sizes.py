@@ -57,12 +57,6 @@ def sizes_on_an_h200() -> dict[str, DerivedSizes]:
 
     kernels = "vllm._C_stable_libtorch"  # a build for a CPU has none
     sys.modules[kernels] = ModuleType(kernels)
-    _fake_an_h200()
-    return {"recipe": _derived(), "vLLM": _derived(left_out=STEP_SIZES)}
-
-
-def _fake_an_h200() -> None:
-    """Let vLLM and the guard engine find one."""
     import vllm_alora
     from vllm import platforms
 
@@ -93,6 +87,7 @@ def _fake_an_h200() -> None:
         if name.startswith("vllm.") and vars(module).get("current_platform") is of_cpu:
             module.current_platform = faked  # type: ignore[attr-defined]
     setattr(arguments, "installed_device", lambda: "cuda")  # noqa: B010 - mypy knows its type
+    return {"recipe": _derived(), "vLLM": _derived(left_out=STEP_SIZES)}
 
 
 def _derived(left_out: tuple[str, ...] = ()) -> DerivedSizes:

@@ -1,8 +1,11 @@
-"""A conversation's rules are admitted as a group, and answer as if each had come alone."""
+"""A conversation's rules are admitted as a group, and answer as if each had come alone. Requests go
+ahead by what the prefix cache holds of them, where priorities are a clock; that nobody waits for
+ever because of it: tests/serve/engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +24,12 @@ from vllm_alora.kv.followers import FOLLOWERS, follow, groups_of
 from vllm_alora.kv.resident import RESIDENT_FIRST
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
+from guard.conversation.example import Message
+from serve.engine import Call, Score, ScoreRequest
 from tests.serve.adapters import save_variant
+from tests.serve.cards import RULE_TEXTS
+from tests.serve.engine.shared import core_of, steps_of
+from tests.serve.guarded import guard_engine
 from tests.serve.served import BLOCK, SAMPLED_IDS, Served
 from tests.serve.vllm_alora.checked_engine import invocation_of, text_ids
 
@@ -449,3 +457,52 @@ def test_of_a_request_that_runs_what_was_cached_when_it_came_is_not_taken_as_com
         again.step()
     assert again.steps[1:] == [40, 40]
     again.finish()
+
+
+WORDS = 600  # more than a step
+ADAPTERS = {"lora": "plain", "alora": "pii_leak", None: None}
+CONVERSATION = (Message("user", "word " * WORDS),)
+
+
+@pytest.fixture(params=[True, False], ids=["on", "off"])
+def is_on(request: pytest.FixtureRequest, monkeypatch: MonkeyPatch) -> Iterator[bool]:
+    """The seam's setting of the shared engine, which has short steps."""
+    engine = guard_engine()
+    settings = core_of(engine).vllm_config.additional_config
+    monkeypatch.setitem(settings, RESIDENT_FIRST, request.param)
+    engine.forget()
+    with steps_of(engine, 512):
+        yield request.param
+
+
+def asked_ahead(adapter: str | None, salt: str | None = None) -> tuple[Call, int]:
+    """A request of the adapter, and how far it is ahead of the clock."""
+    engine = guard_engine()
+    rule = ScoreRequest(CONVERSATION, RULE_TEXTS["pii_leak"], ADAPTERS[adapter], salt)
+    call = engine.submit([rule])
+    (request_id,) = call.waiting
+    request = core_of(engine).scheduler.requests[request_id]
+    return call, engine._dispatcher.virtual_time - int(request.priority)
+
+
+def answered(call: Call) -> Score:
+    while not call.done:
+        guard_engine().step()
+    (score,) = call.results()
+    assert isinstance(score, Score)
+    return score
+
+
+@pytest.mark.parametrize("known_to", [None, "lora", "alora"])
+def test_it_goes_ahead_by_the_cached_tokens(known_to: str | None, *, is_on: bool) -> None:
+    """The base and aLoRAs find each other's, a LoRA its own, and nobody another salt's."""
+    answered(asked_ahead(known_to)[0])
+    for adapter in ADAPTERS:
+        for salt in (None, "another"):
+            call, ahead = asked_ahead(adapter, salt)
+            guard_engine().cancel(call)
+            is_known = salt is None and (adapter == "lora") == (known_to == "lora")
+            assert ahead > WORDS if is_known and is_on else ahead == 0
+    call, ahead = asked_ahead(known_to)
+    block = guard_engine().backend.block_size
+    assert ahead == is_on * (answered(call).cached_tokens // block * block)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
+from vllm import SamplingParams
 from vllm.v1.request import RequestStatus
 from vllm_alora.handover import ActivatedRequest
 from vllm_alora.kv.partial_block import Copies, SharedPartialBlocks
@@ -249,8 +250,10 @@ def test_a_cancelled_request_s_partial_block_is_the_next_one_s(checked: CheckedE
     engine = checked.served.llm.llm_engine
     prompt = checked.prompt(BLOCK + 9, seed=70)
     checked.served.limit_step(7)
+    params = SamplingParams(max_tokens=1, detokenize=False)
     for kind in ("first", "second"):
-        checked.queue(kind, prompt, kind)
+        lora, inputs = checked.served.request(checked.folder(kind)), {"prompt_token_ids": prompt}
+        engine.add_request(kind, inputs, params, lora_request=lora)
     engine.step()
     engine.abort_request(["first"])
     outputs = [output for _ in range(20) for output in engine.step()]
