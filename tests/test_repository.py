@@ -67,7 +67,6 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",
     "tests/serve/api/test_documented.py": "the examples of the server's pages, against all formats",
     "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",
-    "tests/serve/gpu_path/test_sizes.py": "vLLM's configuration of a recipe on a faked GPU",
     "tests/serve/vllm_alora/test_parity.py": "all seams together, against PEFT",
     "tests/test_class_names.py": "the whole tree",
     "tests/test_documents.py": "the pages",

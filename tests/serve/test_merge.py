@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,27 +91,6 @@ def test_a_merged_rule_is_listed_with_a_threshold_that_was_chosen_anew(
     assert listed["rule"] == "plain" and listed["text"] == RULE_TEXTS["plain"]
 
 
-def save_loras(runs: Path, *rules: str) -> None:
-    for rule in rules:
-        save_adapter(Runs(runs).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
-
-
-def test_only_one_rule_can_be_served_merged_and_only_if_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    save_loras(tmp_path, "pii_leak", "plain")
-    command = ["up", "--runs", str(tmp_path), "--port", "0", "--merged"]
-    for rules, said in (
-        (["--rules", "pii_leak,plain"], "one rule"),
-        ([], "one rule"),
-        (["--rules", "plain"], "make merge RULE="),
-    ):
-        monkeypatch.setattr("sys.argv", [*command, *rules])
-        with pytest.raises(SystemExit):
-            main()
-        assert said in capsys.readouterr().err
-
-
 def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
     before = contents(Path(recipe().base_path)), contents(adapter)
@@ -165,18 +144,24 @@ def test_a_checkpoint_that_is_not_as_it_was_merged_or_older_than_its_lora_is_ref
     refused("trained again since it was merged.*make merge RULE=plain")
 
 
-def test_the_command_merges_and_says_how_to_serve_and_to_measure_it(
+def test_the_commands_merge_one_rule_and_serve_it_alone_once_it_is_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    save_loras(tmp_path, "pii_leak", "other")
-    command = ["merge", "--runs", str(tmp_path), "--rule"]
-    monkeypatch.setattr("sys.argv", [*command, "pii_leak"])
+    for rule in ("pii_leak", "plain"):
+        save_adapter(Runs(tmp_path).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
+
+    def refused(command: Callable[[], None], *options: str) -> str:
+        monkeypatch.setattr("sys.argv", ["command", "--runs", str(tmp_path), *options])
+        with pytest.raises(SystemExit) as ended:
+            command()
+        assert ended.value.code == 2
+        return str(capsys.readouterr().err)
+
+    assert "make merge RULE=" in refused(main, "--merged", "--rules", "plain")
+    assert "one rule" in refused(main, "--merged", "--rules", "pii_leak,plain")
+    assert "one rule" in refused(main, "--merged")
+    assert "Name one rule" in refused(merge_command, "--rule", "pii_leak,plain")
+    monkeypatch.setattr("sys.argv", ["merge", "--runs", str(tmp_path), "--rule", "pii_leak"])
     merge_command()
     assert (tmp_path / "tiny" / "pii_leak" / "merged" / "model.safetensors").is_file()
-    printed = capsys.readouterr().out
-    assert "make up RULE=pii_leak MODEL=tiny MERGED=1" in printed
-    monkeypatch.setattr("sys.argv", [*command, "pii_leak,other"])
-    with pytest.raises(SystemExit) as ended:
-        merge_command()
-    assert ended.value.code == 2
-    assert "Name one rule" in capsys.readouterr().err
+    assert "make up RULE=pii_leak MODEL=tiny MERGED=1" in capsys.readouterr().out

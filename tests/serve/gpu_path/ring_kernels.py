@@ -15,7 +15,6 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from vllm.lora.layers.utils import LoRAMapping
-from vllm.lora.ops.triton_ops import lora_shrink_op
 from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm_alora import register
@@ -27,7 +26,6 @@ from guard.machine.device import installed_device
 
 DEVICE = "cpu" if installed_device() == "cpu" else "cuda"
 IN, OUT, RANK, SLOTS, TOKENS = 96, (80, 48), 8, 6, 160
-TILE_TOKENS = {"shrink": 32, "expand": 64}  # block_m of vLLM's default configuration
 
 
 def half(*shape: int) -> torch.Tensor:
@@ -138,21 +136,6 @@ def test_the_kernels_add_what_a_loop_adds_and_bounded_launches_do_it_with_fewer_
     monkeypatch.setattr(launch_grid._graphs, "largest", len(tokens))
     assert torch.equal(product(wrapper, weights, x, y), bounded)
     assert few < sum(map(math.prod, grids))
-
-
-def test_a_launch_has_the_longest_adapter_s_tiles_and_the_ids(
-    wrapper: Any, weights: Any, grids: list[tuple[int, ...]]
-) -> None:
-    tokens = [0] * 90 + [2] * 40 + [5] * 3
-    update(wrapper, tokens)
-    x, y = half(133, IN), half(133, sum(OUT))
-    product(wrapper, weights, x, y)
-    (shrink, expand) = grids
-    config = lora_shrink_op.get_lora_op_configs("shrink", SLOTS, len(tokens), IN, RANK, len(OUT))
-    rank_tiles, out_tiles, ids = 1, 2, 3  # with "no adapter"
-    tiles = config["split_k"] * math.ceil(40 / TILE_TOKENS["shrink"])
-    assert shrink == (tiles * rank_tiles, 2, ids)
-    assert expand == (math.ceil(40 / TILE_TOKENS["expand"]) * out_tiles, 2, ids)
 
 
 def test_no_adapters_no_launch(wrapper: Any, weights: Any, grids: list[tuple[int, ...]]) -> None:

@@ -72,21 +72,15 @@ def test_a_function_is_replaced_wherever_it_is_held_methods_in_kind(package: Any
     assert package.Counter.make(5).calls == 105
 
 
-def test_two_seams_for_one_function_are_refused(package: Any) -> None:
-    """Each would wrap vLLM's own function, and the second undo the first."""
-    another = seam("vllm_toy:Counter.count", "self step twice")(lambda *_: 0)
+def test_what_does_not_fit_is_a_stop_before_any_patch(package: Any) -> None:
+    """A renamed parameter, a lost function, or two seams for one, of which one would undo the other
+    one's work.
+    """
+    another = seam("vllm_toy:double", "number")(lambda *_: 0)
     with pytest.raises(SeamError, match="two seams for one function"):
-        install([count_more, another])
-    assert package.Counter().count(1) == 1
-
-
-def test_a_renamed_parameter_or_lost_function_is_a_stop_before_any_patch(package: Any) -> None:
+        install([plus_one, another])
     package.Counter.count = lambda self, amount: amount
-    changed = (
-        r"vllm_toy:Counter\.count has changed: "
-        r"written for \(self, step, twice\), found \(self, amount\)"
-    )
-    with pytest.raises(SeamError, match=changed):
+    with pytest.raises(SeamError, match=r"Counter\.count has changed: .*found \(self, amount\)"):
         install([plus_one, count_more])
     assert package.double(3) == 6 and not is_installed(plus_one)
     del package.double

@@ -11,15 +11,14 @@ import torch
 import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm import SamplingParams
 from vllm.lora.layers.utils import LoRAMapping
 from vllm.lora.punica_wrapper import utils
-from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_alora.handover import ActivatedRequest
 from vllm_alora.token_map import slots_of_step
+
+from tests.serve.served import Served
 
 pytestmark = pytest.mark.slow
 
@@ -30,47 +29,14 @@ def alora(adapter_id: int, start: int) -> ActivatedRequest:
     return ActivatedRequest(f"rule {adapter_id}", adapter_id, "/adapter", activation_start=start)
 
 
-@pytest.fixture
-def batch() -> InputBatch:
-    return InputBatch(
-        max_num_reqs=4,
-        max_model_len=64,
-        max_num_batched_tokens=64,
-        device=torch.device("cpu"),
-        vocab_size=100,
-        block_sizes=[16],
-        max_num_blocks_per_req=[4],
-    )
-
-
-def add(batch: InputBatch, req_id: str, lora: LoRARequest | None) -> None:
-    params, prompt = SamplingParams(max_tokens=1), list(range(20))
-    batch.add_request(
-        CachedRequestState(req_id, prompt, [], params, None, ([0],), 0, [], lora_request=lora)
-    )
-
-
-def v1_map(batch: InputBatch, scheduled: list[int]) -> list[int]:
-    counts = np.array(scheduled, dtype=np.int32)
-    return list(batch.make_lora_inputs(counts, np.ones_like(counts))[1])
-
-
-def test_v1_keeps_the_activation_point_of_a_row_that_moves_and_of_no_request_that_left(
-    batch: InputBatch,
+def test_v1_forgets_the_activation_points_of_requests_that_left(
+    served: Served, adapters: dict[str, str], prompts: Any
 ) -> None:
-    for req_id, start in (("a", 1), ("b", 3), ("c", 2)):
-        add(batch, req_id, alora(ord(req_id), start))
-    batch.swap_states(0, 2)
-    assert v1_map(batch, [3, 4, 2]) == [0, 0, ord("c"), 0, 0, 0, ord("b"), 0, ord("a")]
-    batch.remove_request("b")
-    batch.condense()
-    assert v1_map(batch, [3, 3]) == [0, 0, ord("c"), 0, ord("a"), ord("a")]
-    assert set(batch.activation_starts) == {"a", "c"}
-    for req_id, lora in (("a", None), ("c", alora(1, start=0))):  # come back without one
-        batch.remove_request(req_id)
-        batch.condense()
-        add(batch, req_id, lora)
-    assert not batch.activation_starts
+    """And notes none of the base and of LoRAs, while which alone are asked nothing is forgotten."""
+    prompt = [*range(100, 140), *prompts.invocation("a rule")]
+    for asked, most in ((["first"] * 4, 4), (["first"], 1), (["lora"] * 4, 1)):
+        served.ask([prompt] * len(asked), [adapters[kind] for kind in asked])
+        assert len(served.runner.input_batch.activation_starts) <= most
 
 
 def v2_state(computed: list[int]) -> LoraState:

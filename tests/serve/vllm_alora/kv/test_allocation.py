@@ -122,21 +122,35 @@ def test_blocks_before_the_activation_point_are_the_bases_and_no_others(
     assert not set(hashes(one, "tenant")) & set(hashes(one))
 
 
-def test_a_conversation_is_hashed_once_for_all_adapters() -> None:
-    calls = list[Any]()
+def test_a_conversation_is_hashed_and_looked_up_once_for_all_adapters(
+    monkeypatch: MonkeyPatch,
+) -> None:
+    hashed, looked_up = list[Any](), list[bytes]()
+    cache = cache_of(64)
+    found = cache.block_pool.get_cached_block
 
     def counted(block: Any) -> bytes:
-        calls.append(block)
+        hashed.append(block)
         return sha256(block)
 
+    def counted_look(name: Any, groups: Any) -> Any:
+        looked_up.append(name)
+        return found(name, groups)
+
+    monkeypatch.setattr(cache.block_pool, "get_cached_block", counted_look)
     hasher = new_hasher(counted)
     for number in range(10):
-        hashes(alora(f"rule {number}", 1 + number, start=13), hasher=hasher)
+        request = request_of(number, PROMPT, hasher, alora(f"rule {number}", 1 + number, start=13))
+        computed, tokens, _ = cache.get_computed_blocks(request)
+        assert tokens == (12 if number else 0)
+        assert cache.allocate_slots(request, len(PROMPT) - tokens, tokens, computed) is not None
+    # The first finds none, the second three; each other one asks for the one behind.
+    assert len(looked_up) == 1 + 4 + 8
     # The base's blocks once; the one that is cut and the one behind it, by every adapter.
-    assert len(calls) == 3 + 10 * 2
-    calls.clear()
+    assert len(hashed) == 3 + 10 * 2
+    hashed.clear()
     hashes(alora(start=25), prompt=[*PROMPT[:13], *range(50, 65)], hasher=hasher)
-    assert len(calls) == 4  # a conversation that grew: what is new
+    assert len(hashed) == 4  # a conversation that grew: what is new
 
 
 asked = st.tuples(
@@ -162,25 +176,6 @@ def test_whatever_was_asked_before_keys_are_of_the_request_alone(requests: list[
             lora = name and LoRARequest("lora", 3, "/lora")
         alone = hashes(lora, salt, [*prompt])
         assert hashes(lora, salt, prompt, hasher) == alone
-
-
-def test_a_conversation_is_looked_up_once_for_all_adapters(monkeypatch: MonkeyPatch) -> None:
-    cache, hasher = cache_of(64), new_hasher()
-    looked_up = list[bytes]()
-    found = cache.block_pool.get_cached_block
-
-    def counted(name: Any, groups: Any) -> Any:
-        looked_up.append(name)
-        return found(name, groups)
-
-    monkeypatch.setattr(cache.block_pool, "get_cached_block", counted)
-    for number in range(10):
-        request = request_of(number, PROMPT, hasher, alora(f"rule {number}", 1 + number, start=13))
-        computed, tokens, _ = cache.get_computed_blocks(request)
-        assert tokens == (12 if number else 0)
-        assert cache.allocate_slots(request, len(PROMPT) - tokens, tokens, computed) is not None
-    # The first finds none, the second three; each other one asks for the one behind.
-    assert len(looked_up) == 1 + 4 + 8
 
 
 def state(cache: KVCacheManager, ids: list[str]) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pytest import MonkeyPatch
@@ -19,13 +18,7 @@ from vllm_alora.compiler import compiled
 from vllm_alora.kv import cascade
 from vllm_alora.kv.cascade import LAYOUTS, Readers, is_native
 from vllm_alora.kv.native_attention import NativeAttention
-from vllm_alora.kv.shared_context import (
-    MAX_QUERY,
-    Batch,
-    SharedContext,
-    Worth,
-    shared_contexts,
-)
+from vllm_alora.kv.shared_context import Worth
 from vllm_alora.kv.tiled_attention import TiledAttention
 
 from tests.serve.adapters import save_variant
@@ -35,70 +28,6 @@ from tests.serve.vllm_alora.checked_engine import CheckedEngine, text_ids
 pytestmark = pytest.mark.slow
 
 KEY_HEADS, SIZE, BLOCK = 2, 64, 32
-WHOLE, CONTEXT = 4, 10  # tokens: two whole blocks and two tokens
-WORTH = Worth(6, 2 * 3 * CONTEXT)
-
-
-def batch(requests: int = 3, **changes: Any) -> Batch:
-    """Requests with 10 tokens in common, 3 of their own, and a last block of their own."""
-    blocks = np.tile(np.array([7, 5, 0, 0], np.int32), (requests, 1))
-    blocks[:, 2] = 10 + np.arange(requests)
-    token_ids = np.tile(np.arange(16, dtype=np.int32), (requests, 1))
-    token_ids[:, CONTEXT:] += 100 * np.arange(requests)[:, None]
-    fields = {
-        "blocks": blocks,
-        "token_ids": token_ids,
-        "computed": np.full(requests, CONTEXT),
-        "scheduled": np.full(requests, 3),
-        "base_tokens": np.full(requests, CONTEXT),
-        "block_size": WHOLE,
-    }
-    return Batch(**(fields | changes))
-
-
-def test_requests_with_the_same_blocks_and_the_same_tokens_behind_them_share_a_context() -> None:
-    assert shared_contexts(batch(), WORTH) == [SharedContext(CONTEXT, (0, 1, 2), None)]
-    for little in (Worth(CONTEXT + 1, 0), Worth(0, 3 * 3 * CONTEXT + 1)):
-        assert shared_contexts(batch(), little) == []
-    two = batch(6)
-    two.blocks[3:, 0] = 9
-    assert shared_contexts(two, WORTH) == [
-        SharedContext(CONTEXT, (0, 1, 2), None),
-        SharedContext(CONTEXT, (3, 4, 5), None),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("field", "place", "value"),
-    [
-        ("blocks", (1, 0), 8),
-        ("token_ids", (1, CONTEXT - 1), 99),  # behind the last whole block
-        ("computed", 1, CONTEXT - 1),
-        ("base_tokens", 1, CONTEXT - 1),  # an adapter has computed some of it
-        ("scheduled", 1, MAX_QUERY + 1),  # much of its own: it reads alone
-    ],
-)
-def test_what_differs_is_another_context(field: str, place: Any, value: int) -> None:
-    other = batch(4)
-    getattr(other, field)[place] = value
-    assert shared_contexts(other, WORTH) == [SharedContext(CONTEXT, (0, 2, 3), None)]
-
-
-@pytest.mark.parametrize(
-    ("computed", "base_tokens", "computed_at"),
-    [(0, CONTEXT, 0), (WHOLE, CONTEXT, None), (0, WHOLE, None)],
-)
-def test_a_context_of_which_the_base_computes_all_in_the_step_is_found_in_it(
-    computed: int, base_tokens: int, computed_at: int | None
-) -> None:
-    with_leader = batch(
-        4,
-        computed=np.array([computed, CONTEXT, CONTEXT, CONTEXT]),
-        scheduled=np.array([13, 3, 3, 3]),
-        base_tokens=np.array([base_tokens, CONTEXT, CONTEXT, CONTEXT]),
-    )
-    expected = SharedContext(CONTEXT, (1, 2, 3), computed_at)
-    assert shared_contexts(with_leader, WORTH) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +76,7 @@ def attention(request: pytest.FixtureRequest, served: Served, monkeypatch: Monke
         monkeypatch.setattr(builder, "native_attention", request.param)
 
 
-ALORAS = [str(seed) for seed in range(6)]
+ALORAS = [str(seed) for seed in range(4)]
 
 
 @pytest.fixture
@@ -160,57 +89,27 @@ def checked(served: Served, adapters: dict[str, str], tmp_path: Path) -> Checked
 
 
 @pytest.mark.usefixtures("attention")
-def test_rules_on_a_conversation_read_it_once_and_answer_as_in_peft(
+def test_rules_on_conversations_read_each_once_and_answer_as_in_peft(
     checked: CheckedEngine, contexts: list[tuple[int, bool]]
 ) -> None:
-    """New, then from the cache, where other suffixes read it; of several lengths each."""
-    conversation = [*text_ids(75, seed=8), *checked.invocation]
-    checked.ask([conversation] * 6, ALORAS)  # reads the adapters
-    checked.served.reset()
-    for seed, is_new in ((0, True), (100, False)):  # computed by the first of them, then cached
-        prompts = [[*conversation, *text_ids(3 + number % 5, seed + number)] for number in range(6)]
-        contexts.clear()
-        checked.ask(prompts, ALORAS)
-        readers, was_new = contexts[0]
-        assert readers > 1 and was_new == is_new  # how many have their adapter by then may differ
-
-
-@pytest.mark.usefixtures("attention")
-def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_peft(
-    checked: CheckedEngine, contexts: list[tuple[int, bool]]
-) -> None:
+    """In one step with base requests and LoRAs, those of a conversation apart from each other, with
+    suffixes of several lengths. New, computed by the first of them, then from the cache.
+    Conversations have whole blocks in common and differ behind them.
+    """
     prompts: list[list[int]] = []
-    kinds: list[str | None] = [None, *ALORAS[:4], "lora", None]
-    for seed in range(3):
-        conversation = [*text_ids(64 + 9 * seed, seed), *checked.invocation]
-        for number in range(len(kinds)):
-            prompts.append([*conversation, *text_ids(4, 10 * seed + number)])
-    checked.ask(prompts, kinds * 3)  # reads the adapters
+    asked: list[str | None] = []
+    for number, kind in enumerate((None, *ALORAS, "lora", None)):
+        for seed in range(3):
+            conversation = [*text_ids(64, 0), *text_ids(9 * seed, seed), *checked.invocation]
+            prompts.append([*conversation, *text_ids(3 + number % 5, 10 * seed + number)])
+            asked.append(kind)
+    checked.ask(prompts, asked)  # reads the adapters
     checked.served.reset()
     contexts.clear()
     for _ in range(2):
-        checked.ask(prompts, kinds * 3)
+        checked.ask(prompts, asked)
     assert len([readers for readers, _ in contexts if readers >= 4]) >= 3
     assert len({is_new for _, is_new in contexts}) == 2
-
-
-def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
-    checked: CheckedEngine, contexts: list[tuple[int, bool]], monkeypatch: MonkeyPatch
-) -> None:
-    with Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26) as engine:
-        folders = [checked.adapters[name] for name in ALORAS[:4]] * 2
-        prompts = []
-        for number in range(len(folders)):
-            conversation = text_ids(75, seed=number % 2)  # two conversations in turn
-            prompts.append([*conversation, *checked.invocation, *text_ids(3, number)])
-        for _ in range(2):  # the second time all of it is in the cache
-            contexts.clear()
-            with_cascade = engine.ask(prompts, folders)
-            assert [readers for readers, _ in contexts if readers > 1]
-        for attention in (NativeAttention, TiledAttention):
-            monkeypatch.setattr(attention, "worth", Worth(0, 10**9))
-        for answer, alone in zip(with_cascade, engine.ask(prompts, folders), strict=True):
-            torch.testing.assert_close(answer.log_probs, alone.log_probs, atol=0.15, rtol=0.02)
 
 
 def test_layers_that_attend_otherwise_are_left_to_vllm(

@@ -177,41 +177,26 @@ def execute(
     copying.execute_model_v1.wrapper(forward, runner, step_of(copies))
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "size"), [(torch.float32, SIZE), (torch.bfloat16, SIZE), (torch.bfloat16, 6)]
 )
-def test_each_layer_copies_a_shared_tail_into_all_its_blocks(dtype: torch.dtype, size: int) -> None:
-    """Three partial blocks: of the step, with four tokens computed before, complete before."""
-    layers = [torch.randn(8, HEADS, BLOCK, size).to(dtype) for _ in range(2)]
-    old = [layer.clone() for layer in layers]
-    of_first = range(BLOCK, BLOCK + 12)
-    of_second = range(2 * BLOCK + 4, 2 * BLOCK + 9)
-    slots = torch.tensor([*of_first, *of_second, 3 * BLOCK + 9])  # the last is a sharer's own
-    rows = torch.randn(len(slots), HEADS, size).to(dtype)
-    shares = [Share(1, 0, 12, (4, 5)), Share(2, 4, 9, (3,)), Share(6, 7, 7, (7,))]
-    copies = Copies(saves={0: 1, 1: 2}, shares=shares)
-    execute(layers, rows, slots, copies, runner_of(layers, blocks=8))
-    for layer, before in zip(layers, old, strict=True):
-        assert torch.equal(layer[1, :, :12], rows[:12].transpose(0, 1))
-        assert torch.equal(layer[[4, 5], :, :12], layer[[1, 1], :, :12])
-        assert torch.equal(layer[3, :, :4], before[2, :, :4])
-        assert torch.equal(layer[3, :, 4:9], rows[12:17].transpose(0, 1))
-        assert torch.equal(layer[3, :, 9], rows[17])
-        assert torch.equal(layer[7, :, :7], before[6, :, :7])
-        assert torch.equal(layer[[0, 6]], before[[0, 6]])
-
-
-def test_blocks_that_a_kernel_cuts_are_copied_whole() -> None:
-    """Each is two of the kernel's."""
-    layer = torch.randn(12, HEADS, BLOCK // 2, SIZE)
+def test_a_shared_tail_is_copied_into_blocks_whole_or_cut_by_a_kernel(
+    dtype: torch.dtype, size: int, pieces: int
+) -> None:
+    """20 tokens, of which four were computed before the step."""
+    layer = torch.randn(6 * pieces, HEADS, BLOCK // pieces, size).to(dtype)
     before = layer.clone()
-    rows, slots = torch.randn(20, HEADS, SIZE), torch.arange(BLOCK, BLOCK + 20)
-    copies = Copies(saves={0: 1}, shares=[Share(1, 0, 20, (4,))])
+    rows, slots = torch.randn(17, HEADS, size).to(dtype), torch.arange(BLOCK + 4, BLOCK + 21)
+    copies = Copies(saves={0: 1}, shares=[Share(1, 4, 20, (4,))])
     execute([layer], rows, slots, copies, runner_of([layer]))
-    assert torch.equal(layer[8], rows[:16].transpose(0, 1))
-    assert torch.equal(layer[9, :, :4], rows[16:].transpose(0, 1))
-    untouched = [0, 1, 4, 5, 6, 7, 10, 11]
-    assert torch.equal(layer[untouched], before[untouched])
+    now, old = (
+        part.unflatten(0, (6, pieces)).transpose(1, 2).flatten(2, 3) for part in (layer, before)
+    )
+    assert torch.equal(now[4, :, :4], old[1, :, :4])
+    assert torch.equal(now[4, :, 4:20], rows[:16].transpose(0, 1))
+    assert torch.equal(now[1, :, 4:21], rows.transpose(0, 1))
+    assert torch.equal(now[[0, 2, 3, 5]], old[[0, 2, 3, 5]])
 
 
 def test_a_layer_that_shares_nothing_and_a_step_without_the_shared_tokens_are_errors() -> None:
