@@ -1,6 +1,6 @@
 # ruff: noqa: E402 - the environment decides what is imported
-"""A pytest plugin: vLLM's path on a GPU, on a CPU. `make test-gpu-path`. Runner V2, and the wrapper of
-its Triton kernels, interpreted, with few programs a kernel.
+"""A pytest plugin for `make test-gpu-path`: vLLM's path on a GPU, on a CPU. Runner V2, and the
+wrapper of its Triton kernels, interpreted, with few programs a kernel.
 
 vLLM and Triton decide this when they are imported, so nothing of vLLM may be imported before. Not
 shown by it: FlashAttention, captured graphs, streams, bfloat16 kernels (the interpreter has no such
