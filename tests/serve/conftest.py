@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,14 @@ def served(session_engine: Served) -> Served:
     """
     session_engine.reset()
     return session_engine
+
+
+@pytest.fixture
+def checked(served: Served, adapters: dict[str, str]) -> Any:
+    """The session's engine, whose answers must be PEFT's."""
+    from tests.serve.vllm_alora.checked_engine import CheckedEngine  # vLLM, which starts slowly
+
+    return CheckedEngine(served, adapters)
 
 
 @pytest.fixture
