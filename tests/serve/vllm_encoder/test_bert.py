@@ -30,24 +30,6 @@ from tests.serve.vllm_encoder.toy import HIDDEN, VOCABULARY, ToyEncoder, served
 pytestmark = pytest.mark.slow
 
 
-def test_the_registered_model_takes_adapters_and_gives_the_states_of_all_tokens() -> None:
-    import vllm_encoder
-
-    vllm_encoder.register()
-    vllm_encoder.register()  # twice does no harm
-    from vllm import ModelRegistry
-    from vllm.model_executor.models.interfaces import supports_lora
-
-    from serve.engine.backends.arguments import ENCODERS
-
-    assert set(ENCODERS.values()) <= set(vllm_encoder.MODELS)
-    assert set(vllm_encoder.MODELS) <= ModelRegistry.get_supported_archs()
-    from vllm_encoder.bert import BertForGuarding
-
-    assert supports_lora(BertForGuarding)
-    assert BertForGuarding.lora_skip_prefixes == ["classifier."]
-
-
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
@@ -159,35 +141,20 @@ def test_a_compiled_one_says_the_same(
         toy.check()
 
 
-CPU = torch.device("cpu")
-
-
-def test_every_token_of_a_sequence_lies_in_one_row_and_the_tail_in_none() -> None:
-    from vllm_encoder.rows import padded_rows
-
-    starts = [0, 3, 3, 20, 25]  # the second sequence is empty; what lies behind 25 is padding
-    flat = torch.arange(1.0, 31.0).unsqueeze(1)
-    written = torch.zeros_like(flat)
-    sequences: list[int] = []
-    for rows in padded_rows(starts, 8, CPU):
-        sequences += rows.sequences
-        row_of_sequence = zip(rows.of(flat), rows.is_token, rows.sequences, strict=True)
-        for values, is_token, sequence in row_of_sequence:
-            own = flat[starts[sequence] : starts[sequence + 1]]
-            assert torch.equal(values[is_token], own)
-            assert not values[~is_token].any()
-        rows.put(written, rows.of(flat))
-    assert sorted(sequences) == [0, 2, 3]
-    assert torch.equal(written[:25], flat[:25])
-    assert not written[25:].any()
-
-
-def test_blocks_hold_rows_of_like_length_and_few_enough_scores(monkeypatch: MonkeyPatch) -> None:
+def test_padded_rows_are_of_like_length_and_hold_each_token_once_and_none_of_the_tail(
+    monkeypatch: MonkeyPatch,
+) -> None:
     from vllm_encoder import rows
 
-    monkeypatch.setattr(rows, "BLOCK_SCORES", 2 * 10 * 10)
-    blocks = rows.padded_rows([0, 10, 14, 24, 34, 35], 8, CPU)
-    assert [block.sequences for block in blocks] == [(0, 2), (3,), (1,), (4,)]
+    monkeypatch.setattr(rows, "BLOCK_SCORES", 2 * 10 * 10)  # few
+    starts = [0, 10, 14, 14, 24, 34, 35]  # one is empty; what lies behind 35 is padding
+    blocks = rows.padded_rows(starts, 8, torch.device("cpu"))
+    assert [block.sequences for block in blocks] == [(0, 3), (4,), (1,), (5,)]
+    flat = torch.arange(1.0, 41.0).unsqueeze(1)
+    written = torch.zeros_like(flat)
+    for block in blocks:
+        block.put(written, block.of(flat))
+    assert torch.equal(written[:35], flat[:35]) and not written[35:].any()
 
 
 def test_only_a_dry_run_has_no_metadata() -> None:

@@ -168,9 +168,3 @@ def test_what_is_read_may_lie_otherwise(dtype: torch.dtype) -> None:
     step.value = torch.randn(24, 64, 2).to(dtype).mT
     step.context = (torch.randn(2, 70, 64).to(dtype).transpose(0, 1), step.context[1])
     assert_attention(step, Requests([0, 3, 9], [3] * 3))
-
-
-def test_a_longer_context_after_a_shorter_one() -> None:
-    """What is kept for the context grows."""
-    for tokens in (65, 3000, 70):
-        assert_attention(Step.random(12, tokens, torch.float32), Requests([0, 6], [3, 3]))
