@@ -43,6 +43,7 @@ WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
     "serve/vllm_alora/kv/shared_context.py": "test_cascade.py",
     "serve/vllm_alora/kv/tiled_attention.py": "test_native_attention.py",
     "serve/vllm_alora/kv/resident.py": "test_followers.py",
+    "serve/vllm_alora/low_rank/launch_grid.py": "test_sgmv.py",
     "serve/vllm_alora/low_rank/native.py": "test_sgmv.py",
     "serve/vllm_alora/states.py": "test_answers.py",
     "serve/vllm_alora/weights/prefetch.py": "test_slots.py",
