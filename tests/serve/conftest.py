@@ -75,6 +75,16 @@ def checked(served: Served, adapters: dict[str, str]) -> Any:
 
 
 @pytest.fixture
+def threads() -> Iterator[list[int]]:
+    """Numbers of threads to compute with; afterwards there are as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield [1, 2, 3]
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def trained_on_both(tmp_path: Path) -> Path:
     """`shared` is trained on both bases, each of the others on one."""
     for path in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,11 +15,97 @@ from hypothesis import strategies as st
 from pytest import MonkeyPatch
 from vllm_alora.compiler import compiled
 from vllm_alora.kv.native_attention import NativeAttention
+from vllm_alora.kv.shared_context import Batch
 from vllm_alora.kv.tiled_attention import TiledAttention
 
-from tests.serve.vllm_alora.kv.contexts import HEADS, KEY_HEADS, Requests, Step, threads_of
-
 pytestmark = pytest.mark.slow
+
+HEADS, KEY_HEADS, SIZE = 6, 2, 64
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Where requests begin in a step, and how many rows they have."""
+
+    first_rows: Sequence[int]
+    lengths: Sequence[int]
+
+    @classmethod
+    def side_by_side(cls, count: int, rows: int) -> Requests:
+        return cls([number * rows for number in range(count)], [rows] * count)
+
+    @property
+    def batch(self) -> Batch:
+        """As vLLM's runner has them."""
+        count, first_rows = len(self.lengths), np.array(self.first_rows)
+
+        class BatchOfRows(Batch):
+            @property
+            def first_rows(self) -> Any:
+                return first_rows
+
+        blocks, zeros = np.zeros((count, 8), np.int32), np.zeros(count)
+        return BatchOfRows(blocks, zeros[:, None], zeros, np.array(self.lengths), zeros, 32)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(range(len(self.lengths)))
+
+
+@dataclass
+class Step:
+    """Random tensors of a step's rows, and of a context that some of them share."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    context: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def random(
+        cls,
+        rows: int,
+        tokens: int,
+        dtype: torch.dtype,
+        *,
+        heads: int = HEADS,
+        key_heads: int = KEY_HEADS,
+        size: int = SIZE,
+    ) -> Step:
+        torch.manual_seed(tokens)
+        # As vLLM's layers give them: parts of one product.
+        parts = torch.randn(rows, heads + 2 * key_heads, size).to(dtype)
+        query, key, value = parts.split([heads, key_heads, key_heads], dim=1)
+        context = torch.randn(2, tokens, key_heads, size).to(dtype)
+        return cls(query, key, value, (context[0], context[1]))
+
+    @property
+    def scale(self) -> float:
+        return float(self.query.shape[2] ** -0.5)
+
+    def attend(self, attention: Any) -> torch.Tensor:
+        """What the rows of the attention attend to; minus one in all other rows."""
+        rows, *shape = self.query.shape
+        output = torch.full((rows + 3, *shape), -1.0, dtype=self.query.dtype)  # vLLM's is padded
+        attention.attend(self.query, self.key, self.value, self.context, self.scale, output)
+        assert (output[rows:] == -1).all()
+        return output[:rows]
+
+    def plainly(self, requests: Requests) -> torch.Tensor:
+        """The same by plain softmaxes in float64."""
+        output = torch.full(self.query.shape, -1.0, dtype=torch.float64)
+        sharing = self.query.shape[1] // self.key.shape[1]
+        for first, length in zip(requests.first_rows, requests.lengths, strict=True):
+            own = slice(first, first + length)
+            keys = torch.cat([self.context[0], self.key[own]]).double()
+            values = torch.cat([self.context[1], self.value[own]]).double()
+            query = (self.query[own].double() * self.scale).unflatten(1, (-1, sharing))
+            scores = torch.einsum("lhsd,thd->hslt", query, keys)
+            is_later = torch.ones(length, len(keys)).triu(len(keys) - length + 1).bool()
+            weights = scores.masked_fill(is_later, -torch.inf).softmax(-1)
+            output[own] = torch.einsum("hslt,thd->lhsd", weights, values).flatten(1, 2)
+        return output
+
 
 TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
 TYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -137,11 +225,13 @@ def test_a_context_s_nan_reaches_all_its_readers(dtype: torch.dtype, *, is_nativ
 
 
 @TYPES
-def test_any_number_of_threads_gives_the_same_bits(dtype: torch.dtype) -> None:
+def test_any_number_of_threads_gives_the_same_bits(dtype: torch.dtype, threads: list[int]) -> None:
     step = Step.random(130, 333, dtype)
-    attention = attention_of(SEVERAL_TILES)
-    one, *more = [step.attend(attention) for _ in threads_of(1, 2, 3)]
-    assert all(torch.equal(one, output) for output in more)
+    outputs = []
+    for count in threads:
+        torch.set_num_threads(count)
+        outputs.append(step.attend(attention_of(SEVERAL_TILES)))
+    assert all(torch.equal(outputs[0], output) for output in outputs[1:])
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:

@@ -27,8 +27,6 @@ from vllm_alora.low_rank.native import NativeLayer, pieces_of
 from vllm_alora.low_rank.sgmv import LONG, LayerAdapters, know_layer, ranks_of, segments_of
 from vllm_alora.seam import SeamError
 
-from tests.serve.vllm_alora.kv.contexts import threads_of
-
 pytestmark = pytest.mark.slow
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 41
@@ -231,7 +229,9 @@ def test_weights_and_rows_that_lie_otherwise_or_are_not_the_step_s_are_refused()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_threads_share_the_work_and_bits_are_the_same(dtype: torch.dtype) -> None:
+def test_threads_share_the_work_and_bits_are_the_same(
+    dtype: torch.dtype, threads: list[int]
+) -> None:
     """Whoever computes a piece, and whether or not the next one's weights are fetched meanwhile:
     every sum is of one thread. Slices of unlike widths, adapters of unlike ranks, some of none.
     """
@@ -243,7 +243,8 @@ def test_threads_share_the_work_and_bits_are_the_same(dtype: torch.dtype) -> Non
     pieces = pieces_of({slot: list(range(7 * slot, 7 * slot + 7)) for slot in range(slots)})
     x, start = torch.randn(7 * slots, 73).to(dtype), torch.randn(7 * slots, sum(widths)).to(dtype)
     sums = []
-    for _ in threads_of(1, 2, 3):
+    for count in threads:
+        torch.set_num_threads(count)
         sums.append(start.clone())
         layer.add(sums[-1], x, pieces)
     assert not torch.equal(sums[0], start)
