@@ -162,7 +162,7 @@ def cache_state(served: Served) -> tuple[list[int], set[Any]]:
 
 
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(

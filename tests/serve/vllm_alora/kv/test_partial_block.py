@@ -277,6 +277,6 @@ def test_a_partial_block_goes_with_its_conversation_and_the_prefix_cache(
 
 def test_with_too_few_blocks_nobody_waits_for_ever(small: CheckedEngine) -> None:
     prompts = []
-    for number in range(24):
+    for number in range(12):
         prompts.append(small.prompt(3 * BLOCK + 9, 20 + number, seed=90 + number % 3))
-    small.ask(prompts, ["first", "second"] * 12)
+    small.ask(prompts, ["first", "second"] * 6)
