@@ -312,21 +312,16 @@ def test_kernels_metadata_of_the_host_is_the_device_s(slots: list[int], counts: 
             assert ours.dtype == expected.dtype and torch.equal(ours, expected), name
 
 
-@pytest.mark.parametrize(
-    ("mode", "largest"),
-    [(CUDAGraphMode.NONE, 0), (CUDAGraphMode.FULL_AND_PIECEWISE, 512), (CUDAGraphMode.FULL, 512)],
-)
-def test_a_wrapper_knows_the_largest_graph_of_its_engine(
-    mode: CUDAGraphMode, largest: int, monkeypatch: MonkeyPatch
-) -> None:
-    config = SimpleNamespace(
-        compilation_config=SimpleNamespace(cudagraph_mode=mode, max_cudagraph_capture_size=512)
-    )
+def test_a_wrapper_knows_the_largest_graph_of_its_engine(monkeypatch: MonkeyPatch) -> None:
+    compilation = SimpleNamespace(max_cudagraph_capture_size=512)
+    config = SimpleNamespace(compilation_config=compilation)
     monkeypatch.setattr(launch_grid, "KERNELS", ())
     monkeypatch.setattr(launch_grid, "get_current_vllm_config_or_none", lambda: config)
     monkeypatch.setattr(launch_grid, "_graphs", launch_grid.Graphs())
-    launch_grid.init.wrapper(lambda *_: None, object())
-    assert launch_grid._graphs.largest == largest
+    for mode, largest in ((CUDAGraphMode.NONE, 0), (CUDAGraphMode.FULL, 512)):
+        compilation.cudagraph_mode = mode
+        launch_grid.init.wrapper(lambda *_: None, object())
+        assert launch_grid._graphs.largest == largest
 
 
 def test_a_kernel_with_other_parameters_is_refused() -> None:
