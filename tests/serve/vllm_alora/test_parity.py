@@ -51,9 +51,9 @@ def test_base_lora_and_aloras_in_one_batch_answer_as_in_peft(
 ) -> None:
     """Also where the prefill is cut anywhere."""
     checked.served.limit_step(step_tokens)
-    sizes = [(30, 12), (50, 5)]
-    if step_tokens == MAX_STEP_TOKENS:
-        sizes = [(5, 3), (33, 20), (0, 40), (150, 1), (63, 31)]
+    whole = [(5, 3), (33, 20), (0, 40), (150, 1), (63, 31)]
+    of_steps = {MAX_STEP_TOKENS: whole, 1: [(30, 12)]}
+    sizes = of_steps.get(step_tokens, [(30, 12), (50, 5)])
     prompts: list[list[int]] = []
     for seed, (before, after) in enumerate(sizes):
         for kind in KINDS:
